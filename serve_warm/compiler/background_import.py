@@ -2,28 +2,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Background imports that take turns with imports of other threads.
 
-Python locks each module separately, and some modules import one another. If two threads begin to
-import such a group at different modules, the threads wait for each other. Python detects this
-deadlock, and one of the threads gets an error or a half-loaded module. The modules of torch's
-compiler are such a group. Of 24 calls of `torch.compile` during an import of the compiler in
-another thread, 7 failed (torch 2.13, Python 3.11). So a thread that imports a new module first
-waits for the background thread, and only then takes the module's lock. The background thread waits
-until no other thread is importing.
+Python locks each module separately, and some modules import one another. If two threads start to
+import such a group, each with a different module first, they deadlock. Python detects the deadlock,
+and one of the threads gets an error or a half-loaded module. The modules of torch's compiler are
+such a group. In a test, 24 calls of `torch.compile` were made while another thread imported the
+compiler, and 7 of them failed (torch 2.13, Python 3.11). So a thread that imports a new module
+first waits for the background thread, and only then takes the module's lock. The background thread
+waits until no other thread is importing.
 
 A waiting thread may hold another lock that the background thread needs. For example,
 `logging.config.dictConfig` imports handlers while it holds logging's lock, and each
 `logging.getLogger` takes this lock. So a thread stops waiting if the background thread makes no
 progress.
 
-One deadlock remains, as with any two threads of Python. A thread waits forever if it holds such a
-lock and imports the same module as the background thread. A child process also waits forever if its
-parent forked while such a lock was held, and the child imports that module.
+One deadlock remains, and any two Python threads can have it. A thread waits forever if it holds a
+lock that the background thread needs, and imports the same module as the background thread. A child
+process also waits forever if its parent forked while a thread held such a lock, and the child then
+imports that module.
 
 `when_imported` lets a caller act on a module as soon as the module is loaded, without importing it.
 
-Private names of Python in use are the same from 3.10 to 3.14. `importlib._bootstrap._find_and_load`
-runs for each import of a module that is not loaded yet. `_ModuleLockManager` holds the lock of one
-module. https://github.com/python/cpython/blob/v3.11.7/Lib/importlib/_bootstrap.py
+The private names of Python that this module uses are the same from 3.10 to 3.14.
+`importlib._bootstrap._find_and_load` runs for each import of a module that is not loaded yet.
+`_ModuleLockManager` holds the lock of one module.
+https://github.com/python/cpython/blob/v3.11.7/Lib/importlib/_bootstrap.py
 """
 
 from __future__ import annotations
@@ -106,10 +108,10 @@ class Turns:
     def alone(
         self, ready: Callable[[], bool], *, given_up: threading.Event, quiet_s: float = QUIET_S
     ) -> Iterator[bool]:
-        """Wait until `ready()` is true and no thread imports, then keep other imports waiting.
+        """Wait until `ready()` is true and no thread imports; then make other imports wait.
 
-        `quiet_s` is the number of seconds without an import to wait for. Yields whether the caller
-        may import. Once `given_up` is set, this yields False, and the caller must not import.
+        `quiet_s` is the number of seconds without an import to wait for. Yields True if the caller
+        may import. Once `given_up` is set, this yields False.
         """
         with self._changed:
             while (
@@ -135,7 +137,7 @@ class Turns:
                     self._changed.notify_all()
 
     def _wait(self) -> None:
-        """Wait until no other thread is the only importer, or it makes no progress.
+        """Wait until no other thread is the only importer, or that thread makes no progress.
 
         Holds `_changed`.
         """
@@ -220,9 +222,9 @@ def when_imported(name: str, call: Callable[[ModuleType], object]) -> None:
 class _AfterImport:
     """An import finder that never finds a module itself, but reports modules that others find.
 
-    Imports of other modules pay one dict lookup. The finder has no lock, because a fork could leave
-    a lock locked forever. Each change of the finder's dicts is one atomic step under the lock of
-    the module.
+    For other modules, an import costs one more dict lookup. The finder has no lock, because a fork
+    could leave a lock locked forever. Each change of the finder's dicts is one atomic step under
+    the lock of the module.
     """
 
     def __init__(self) -> None:
@@ -288,7 +290,7 @@ class _AfterImport:
 
 
 class _Loader:
-    """A stand-in for the loader that was found, which calls back once the module is loaded."""
+    """Wraps the loader of a module, and makes a call once the module is loaded."""
 
     def __init__(self, spec: ModuleSpec, loader: Any, call_all: Callable[[str], None]) -> None:
         self._spec = spec
@@ -319,7 +321,7 @@ _after_import = _AfterImport()
 
 
 def is_imported() -> bool:
-    """Return whether torch's compiler is loaded; unless it is, nothing can be compiled."""
+    """Return whether torch's compiler is loaded; without it, nothing can be compiled."""
     return any(name in sys.modules for name in COMPILER_MODULES)
 
 

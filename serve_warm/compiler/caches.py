@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Torch's caches of compiled code, with their bytes, folders and precompiled headers.
 
-`torch.compiler.save_cache_artifacts` and `load_cache_artifacts` are public. The names for headers
-are private; each function says in which version of torch they were seen.
+`torch.compiler.save_cache_artifacts` and `load_cache_artifacts` are public. torch's names for
+headers are private; each function says in which version they were seen.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def defer_precompiled_headers() -> None:
     In every process, Inductor preprocesses two headers and precompiles them into the user's folder
     under the temp directory. It does so before checking whether the kernel's library exists. On a
     fresh node, this costs 5 s of g++, even if the artifact has all kernels (torch 2.13,
-    `_precompile_header` of codecache.py). The path of the header is used only in the compiler's
-    command line. So a placeholder replaces the path until a compiler runs.
+    `_precompile_header` of codecache.py). Only the compiler's command line uses the path of the
+    header. So a placeholder replaces the path until a compiler runs.
     """
     when_imported("torch._inductor.codecache", _defer_headers)
 
@@ -66,7 +66,7 @@ def _defer_headers(codecache: Any) -> None:
 
 
 def keep_headers_private(whose: Literal["shared", "own"] = "shared") -> None:
-    """Make torch keep its precompiled headers where no other user can write.
+    """Make torch keep its precompiled headers in a folder that no other user can write to.
 
     With `own`, the folder is new, so other processes of this user cannot have written to it either.
 
@@ -99,10 +99,11 @@ def _move_headers(codecache: ModuleType, find: Callable[[], Path] | None = None)
 def header_directory(base: Path | None = None) -> Path:
     """Return the folder of this user's precompiled headers: `user_folder("headers")`.
 
-    Each user, not each process, has a folder, because precompiling a header costs 5.7 s and saves 1
-    s per kernel. Six kernels on two cores take 3.8 s with the precompiled header, 7.1 s without it,
-    and 10.5 s if it must be made first. If another user could write to the folder or replace it,
-    this returns a new folder of this process instead. With `base`, the folder is below `base`.
+    All processes of a user share the folder, because precompiling a header costs 5.7 s and saves
+    only 1 s per kernel. Six kernels on two cores take 3.8 s with the precompiled header, 7.1 s
+    without it, and 10.5 s if it must be made first. If another user could write to the folder or
+    replace it, this returns a new folder of this process instead. With `base`, the folder is below
+    `base`.
     """
     folder = _private_folders.user_folder("headers")
     if base is not None:
@@ -124,7 +125,7 @@ def _own_header_directory() -> Path:
 
 
 def save_torch_bytes() -> bytes:
-    """Return torch's own cache artifacts of this process, or empty bytes without any.
+    """Return torch's own cache artifacts of this process; empty bytes if there are none.
 
     Call this once per process. If the process compiles more and saves again, loading the second
     save loses the entries of the first (torch 2.13 to 2.15).
@@ -139,9 +140,10 @@ def save_torch_bytes() -> bytes:
 def load_torch_bytes(raw: bytes) -> bool:
     """Load bytes from `save_torch_bytes`; return whether torch accepted the bytes.
 
-    Loading runs code from the bytes, so check the signature first. If this returns False, torch may
-    have written the entries before a bad entry to the cache directory. From 2.14 on, torch does not
-    open entries when loading: an unreadable entry becomes a cache miss when a compile looks it up.
+    Loading runs code from the bytes, so check the signature first. If this returns False, torch has
+    found a bad entry, and may have written the entries before it to the cache directory. From 2.14
+    on, torch does not open entries when loading: an unreadable entry becomes a cache miss when a
+    compile looks it up.
     """
     import torch
     import torch._dynamo
@@ -157,11 +159,11 @@ def load_torch_bytes(raw: bytes) -> bool:
 
 
 def forget_compiled() -> None:
-    """Make torch compile everything again that this process has compiled or loaded.
+    """Make torch recompile everything that this process has compiled or loaded.
 
-    No file is changed. Inductor keeps loaded kernels by source. So without this call, Inductor
-    would use a broken kernel again, regardless of the cache directory. `clear_caches` is private
-    (2.13), and was earlier named `clear_inductor_caches`.
+    No file is changed. Inductor keeps loaded kernels in memory, by their source. So without this
+    call, Inductor would reuse a broken kernel even after the cache directory has changed.
+    `clear_caches` is private (2.13), and was earlier named `clear_inductor_caches`.
     """
     if "torch._dynamo" not in sys.modules:
         return
@@ -177,9 +179,9 @@ def forget_compiled() -> None:
 def private_directory(base: Path | None = None) -> Path:
     """Return a new, empty directory of mode 0700 for the caches of this process.
 
-    The directory is deleted with the process (`_private_folders.process_folder`). `base` defaults
-    to `_private_folders.private_base()`. If other users can write to `base`, the directory is not
-    safe either, and must not receive any part of an artifact.
+    The directory is deleted when the process ends (`_private_folders.process_folder`). `base`
+    defaults to `_private_folders.private_base()`. If other users can write to `base`, the directory
+    is not safe either, and must not receive any part of an artifact.
     """
     cache = _private_folders.process_folder(base) / "cache"
     cache.mkdir(mode=0o700)

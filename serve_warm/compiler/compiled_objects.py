@@ -49,9 +49,9 @@ def _find_dispatcher(value: Any) -> HandedOver | None:
 def compile_arguments(owner: Any) -> dict[str, str]:
     """Return the arguments of each `torch.compile` found in `owner`'s attributes, by attribute.
 
-    This finds compiled attributes and modules compiled in place, but no compiled functions
-    elsewhere. The arguments of such functions are still in torch's own cache keys. If those
-    arguments differ, torch later reports a cache miss, without naming the argument.
+    This finds compiled attributes and modules compiled in place, but does not find compiled
+    functions elsewhere. The arguments of such functions are still in torch's own cache keys. If
+    those arguments differ, torch later reports a cache miss, without naming the argument.
     """
     found = {}
     for name, value in vars(owner).items():
@@ -75,7 +75,7 @@ milliseconds."""
 
 
 def reaches_compiled(owner: Any) -> bool:
-    """Return whether the user's object refers to compiled code, without calling any code of it.
+    """Return whether the user's object refers to compiled code, without running the object's code.
 
     This looks at attributes and their contents, and at the globals that methods use. Unused imports
     do not count, because a router may share its module with a model.
@@ -218,7 +218,7 @@ def _region_of(module: Any) -> Any:
 
 
 def _methods_of(module: Any) -> list[Any]:
-    """Return the compiled functions that replace methods of a module, as guides for decoders do.
+    """Return compiled functions that replace a module's methods, as guides for decoders recommend.
 
     model.forward = torch.compile(model.forward, mode="reduce-overhead")
     """

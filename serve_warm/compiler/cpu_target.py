@@ -26,7 +26,7 @@ def require_compiler(environ: Mapping[str, str]) -> None:
     """Raise `CompilerMissing` unless a C++ compiler can be run.
 
     On CPU, Inductor needs a compiler even if every kernel is in the cache. On a CUDA machine, only
-    CPU kernels need a compiler, so none is required there.
+    CPU kernels need a compiler, so this function does not require a compiler there.
     """
     import torch
 
@@ -51,7 +51,7 @@ def _describe_trouble(program: str) -> str:
 
 
 class IsaChecks:
-    """The results of torch's probe of the CPU's vector ISA, which an equal CPU can reuse.
+    """The results of torch's probe of the CPU's vector ISA, for reuse on equal CPUs.
 
     The probe compiles and loads a small library for each possible ISA. The probe takes 4.5 s in a
     cold start and about 0.8 s in a warm start. The manifest contains the results, which are used
@@ -67,7 +67,7 @@ class IsaChecks:
         self._given = dict(answers)
 
     def hook(self, cpu_vec_isa: Any) -> None:
-        """Replace torch's probe, if this version of torch has the probe that serve_warm knows."""
+        """Replace torch's probe if this version of torch has `check_build`."""
         vec_isa: Any = cpu_vec_isa.VecISA
         original = getattr(vec_isa, "check_build", None)
         if original is None:
@@ -92,7 +92,7 @@ _isa_lock = threading.Lock()
 
 
 def isa_checks() -> IsaChecks:
-    """Return the recorder of ISA probes in this process, which hooks torch as the watch does."""
+    """Return the recorder of ISA probes in this process; it hooks torch as the watch does."""
     global _isa_checks  # noqa: PLW0603  (the probe's cache is process-wide too)
     with _isa_lock:
         if _isa_checks is None:
@@ -107,10 +107,11 @@ PINNED = {"cpp.simdlen": 256, "cpp.march": fingerprint.PORTABLE_MARCH}
 
 
 def pin_portable_cpu() -> Sequence[str]:
-    """Make Inductor compile for every CPU with AVX2, for as long as this process lives.
+    """Make Inductor compile for any CPU with AVX2, until this process ends.
 
     Returns the required features that this CPU lacks. If any feature is missing, this CPU could not
-    run portable kernels. In that case nothing is changed, and torch compiles for this CPU.
+    run portable kernels. In that case this function changes nothing, and torch compiles for this
+    CPU.
 
     Raises:
         ConfigError: this is not Linux on x86-64, or this version of torch cannot be pinned.

@@ -4,12 +4,12 @@
 
 Graphs cannot be cached, so every process captures its own. Inductor's graph trees need two calls of
 a function: the first runs eagerly in the memory pool of the graphs, and the second is captured. The
-eager run compiles nothing. But it is also counted, because later calls behave differently: they
+eager run compiles nothing. It is counted anyway, because later calls behave differently: they
 launch a graph. Libraries (level 3) do not use graph trees: `aoti_graphs` captures their graphs.
 
-If a capture runs out of memory or meets an operation that cannot be captured, torch raises an error
-in every later call of the function. Instead, serve_warm records a skip with the reason, and runs
-the function without a graph from then on.
+If a capture runs out of memory or meets an operation that cannot be captured, torch alone would
+raise an error in every later call of the function. serve_warm records a skip with the reason
+instead, and runs the function without a graph from then on.
 
 Private names of torch (seen in 2.11, 2.13 and 2.15): `CUDAGraphTreeManager` with `record_function`
 and `run_eager`, `get_obj`, `is_cudagraph_capture_sizes`, the state that `_Attempt` and `end_broken`
@@ -65,7 +65,7 @@ def _note(event: CompileEvent) -> None:
 
 
 class _Elsewhere(threading.local):
-    """A flag for each thread: whether the code that makes captures also counts them."""
+    """A flag for each thread: whether the code that makes the captures counts them itself."""
 
     counted = False
 
@@ -81,7 +81,7 @@ def is_under_way() -> bool:
 
 @contextlib.contextmanager
 def count_elsewhere() -> Iterator[None]:
-    """Leave counting the captures in the block to the code in the block."""
+    """Do not count captures in the block, because the code in the block counts them itself."""
     before, _elsewhere.counted = _elsewhere.counted, True
     try:
         yield
@@ -94,7 +94,7 @@ _one_at_a_time = threading.RLock()
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Prevent captures in other threads, which could break a capture of this thread.
+    """Prevent captures in other threads, because these could break a capture in this thread.
 
     From 2.13 on, torch's graph trees have their own lock for this, and take serve_warm's lock after
     their own (`_hook_trees`). A thread that captured before the trees were imported holds only
@@ -107,7 +107,7 @@ def alone() -> Iterator[None]:
 
 
 def _manager_without_some(manager_class: Any) -> type:
-    """Return a manager class for managers with a failed capture.
+    """Return the class of graph managers with a failed capture.
 
     The class runs some functions of such a manager without a graph. It is a subclass, so that
     launches by other managers cost nothing extra.
@@ -361,7 +361,7 @@ def times_short(device: str) -> int:
 
 
 def first_words(error: BaseException, handled: BaseException | None) -> str:
-    """Return the first line of the error that broke a capture, ignoring errors from ending it.
+    """Return the first line of the error that broke a capture, not of later errors from ending it.
 
     `handled` is the exception that the caller was handling when the capture began.
     """
@@ -391,11 +391,11 @@ def _hook_sizes(note: Callable[[CompileEvent], None], trees: ModuleType) -> None
 
 
 def _hook_threads(trees: ModuleType) -> None:
-    """Let each thread capture, as torch itself does if it has `_initialize_tls` (2.13).
+    """Let each thread capture; versions of torch with `_initialize_tls` (2.13) do this themselves.
 
     Earlier versions raise AssertionError in every thread except the thread that imported the module
-    of graph trees. That may be the thread that loaded an artifact. Autograd's threads still use the
-    graphs of only one thread. So the backward pass is not captured for other threads.
+    of graph trees, which may be the thread that loaded an artifact. Autograd's threads still use
+    the graphs of only one thread. So the backward pass is not captured for other threads.
     """
     if hasattr(trees, "_initialize_tls") or not hasattr(trees, "get_obj"):
         return
@@ -419,9 +419,9 @@ def _hook_threads(trees: ModuleType) -> None:
 
 
 def _why_here(captured_by: Mapping[int, str]) -> str:
-    """Return a text that names this thread and others, if only other threads captured before.
+    """Return a text on the threads that captured before, if this thread did not.
 
-    Empty if this thread captured before, or none did.
+    Empty if this thread captured before, or if no thread did.
     """
     if not captured_by or threading.get_native_id() in captured_by:
         return ""

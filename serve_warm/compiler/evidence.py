@@ -1,16 +1,16 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Evidence that an input reached compiled code, namely the compiled calls of each replay.
+"""Evidence that an input reached compiled code: the compiled calls of each replay.
 
 A replay proves an input if it calls compiled code and nothing compiles. Without such a call,
-nothing is proven. A handler that returns early or returns a cached answer also compiles nothing,
-and then the first real request compiles.
+nothing is proven. For example, a handler that returns early or returns a cached answer compiles
+nothing in the replay, but the first real request would compile.
 
 A replay marks its context (`contextvars`). Tasks, `asyncio.to_thread`, AnyIO's threads and the
-model thread copy the context, so calls from these carry the mark. Thread pools, threads that read a
-queue and the task of `@serve.batch` do not copy the context. Calls from those are recorded
-separately, together with calls of unrelated threads. `serve_warm.replica.replay` tells these two
-kinds of calls apart.
+model thread copy the context, so their calls carry the mark. Thread pools, threads that read a
+queue and the task of `@serve.batch` do not copy the context. Their calls are recorded separately,
+together with calls of unrelated threads. `serve_warm.replica.replay` tells calls of the replay and
+calls of unrelated threads apart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextvars import ContextVar
 
 
 class Replayed:
-    """The compiled calls during one replay, as native ids of the threads that made the calls."""
+    """The compiled calls during one replay, stored as the native ids of their threads."""
 
     def __init__(self) -> None:
         self.own: set[int] = set()
@@ -67,8 +67,8 @@ class CompiledCalls:
     def is_outside(self) -> bool:
         """Return whether the caller runs during a replay, but outside the calls of any replay.
 
-        Code of an earlier replay that is still running has the mark of that replay, so it is
-        inside.
+        Code of an earlier replay that is still running counts as inside, because it has that
+        replay's mark.
         """
         return self._replayed is not None and _marked.get() is None
 

@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch's profile of dynamic sizes, and the names under which a later process finds the profile.
 
-With `dynamic=None`, torch compiles a static graph for the first shape, and a graph for all shapes
-at the second shape. Its profile (profile-guided optimisation, `torch._dynamo.pgo`) remembers which
-sizes changed, so that the next process compiles the graph for all shapes at once. The profile is a
-file in the cache directory, and so in the artifact. torch reads and writes this file only if the
-job has an id. torch finds the entry of a function only if both processes give the function the same
-name.
+With `dynamic=None`, torch compiles a static graph for the first shape. At the second shape, it
+compiles a graph for all shapes. Its profile (profile-guided optimisation, `torch._dynamo.pgo`)
+remembers which sizes changed, so that the next process compiles the graph for all shapes at once.
+The profile is a file in the cache directory, so it is part of the artifact. torch reads and writes
+this file only if the job has an id. torch finds the entry of a function only if both processes give
+the function the same name.
 
-Private names of torch in use were seen in 2.13 and 2.11; each function says what differs.
-https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/pgo.py
+The private names of torch that this module uses were seen in 2.13 and 2.11; each function says what
+differs. https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/pgo.py
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Any
 
 
 def keep_profile(deployment: str) -> str:
-    """Make torch keep its profile in the cache directory, for as long as this process lives.
+    """Make torch keep its profile in the cache directory until this process ends.
 
-    Sets the job id from the deployment's name, so that replicas share the builder's profile, unless
-    an id is set already. Imports Dynamo. Returns why this torch cannot keep a profile, or an empty
-    string.
+    Unless a job id is set already, derives the id from the deployment's name, so that replicas
+    share the builder's profile. Imports Dynamo. Returns why this torch cannot keep a profile, or an
+    empty string.
     """
     import torch.compiler.config
     from torch._dynamo import pgo
@@ -55,7 +55,7 @@ def forget_profile() -> None:
 
 
 def begin_anew() -> None:
-    """Make torch compile everything again with the profile, as a new process would do.
+    """Make torch recompile everything with the profile, as a new process would do.
 
     The files in the cache directory stay. No compiled function may be running.
     """

@@ -20,7 +20,7 @@ from serve_warm.compiler.watch import watch_process
 
 @contextlib.contextmanager
 def forbid() -> Iterator[None]:
-    """Make every compile inside the block raise `RuntimeError`, which is the proof.
+    """Make every compile inside the block raise `RuntimeError`, as the proof needs.
 
     Code that reached its recompile limit also raises, instead of silently running eagerly. The
     stance is process-wide, not per thread, and is always restored.
@@ -76,8 +76,8 @@ def run_eagerly() -> Iterator[None]:
 def falls_counted() -> Iterator[None]:
     """Count code that runs eagerly inside the block because it had reached its recompile limit.
 
-    Each function counts once per block, and compiling remains allowed. The proof uses this if an
-    error in one rank would leave other ranks waiting.
+    Each function counts once per block, and compiling remains allowed. The proof uses this instead
+    of `forbid` if an error in one rank would leave other ranks waiting.
     """
     with contextlib.ExitStack() as stack:
         if "torch._dynamo" in sys.modules:
@@ -87,7 +87,7 @@ def falls_counted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _look_at_fallen_again() -> Iterator[None]:
-    """Make Dynamo process calls of frames that have reached their limit. The watch counts them."""
+    """Make Dynamo process calls of code at its recompile limit, so that the watch counts them."""
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
     def treat_fallen(action: _FrameAction) -> None:

@@ -2,16 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts of Triton kernels that are built or autotuned, both Inductor's and hand-written ones.
 
-A built kernel leaves a binary in Triton's cache directory, regardless of which process built it.
-Inductor builds kernels in worker processes, where hooks of this process do not run. So serve_warm
-counts the binaries on disk.
+Each built kernel leaves a binary in Triton's cache directory, whichever process built it. Inductor
+builds kernels in worker processes, where hooks of this process do not run. So serve_warm counts the
+binaries on disk.
 
-Autotuning times several alternatives, in this process or in a helper process. Torch times the
-configurations of a kernel on the first launch, or the templates of a matrix product during the
-compile (`max-autotune`). Autotuning results are also files. Inductor always stores its results.
-Triton since 3.3 stores results if a setting is on, and this module turns that setting on. So the
-cache directory has all results. torch's own counters cannot be used, because for a graph from a
-cache they count the autotuning of the build again (`counter_deltas`).
+Autotuning measures the time of several alternatives, in this process or in a helper process. Torch
+measures the configurations of a kernel on the first launch, or the templates of a matrix product
+during the compile (`max-autotune`). Autotuning results are also files. Inductor always stores its
+results. Since 3.3, Triton stores results if a setting is on, and this module turns that setting on.
+So the cache directory has the results of both. torch's own counters cannot be used: when torch
+loads a graph from a cache, they count the build's autotuning again (`counter_deltas`).
 
 Private names, seen in torch 2.11, 2.13 and 2.15 with Triton 3.6: `CachingAutotuner` of Inductor
 with `bench`, the names in `TUNINGS` and `recheck_autotune_cache`, and `AutotuneCache` with `_read`;
@@ -46,7 +46,7 @@ TUNINGS = ("autotune_to_one_config", "_combo_sequential_autotune", "coordinate_d
 
 
 def observe(note: Callable[[CompileEvent], None]) -> None:
-    """Call `note` after each autotuning from now on, and make torch store and find results.
+    """Call `note` after each autotuning from now on, and make torch store and reuse results.
 
     Call this once per process.
     """
@@ -109,7 +109,7 @@ def _time_tuning(
 def _look_here(tuner: Any) -> None:
     """Make the autotuner of a cached graph use the cache directory of this process.
 
-    The saved graph contains the path of the build, where results are next to the kernel's source.
+    The saved graph contains the path at build time, next to which torch looks for results.
     """
     tuner.filename = _here(tuner.filename)
     keeper = getattr(tuner.save_cache_hook, "__self__", None)
@@ -129,7 +129,7 @@ def _here(path: str | None) -> str | None:
 
 
 def _keep_descended(tuner: Any, found: Sequence[Any], reload_kernel: Callable[[], Any]) -> None:
-    """Use the stored result of a coordinate descent where torch would repeat the descent.
+    """Use the stored result of a coordinate descent if torch would otherwise repeat the descent.
 
     torch 2.11 forgets the result if the descent had only one configuration to begin with, or ended
     where it began.
@@ -148,12 +148,12 @@ def _keep_descended(tuner: Any, found: Sequence[Any], reload_kernel: Callable[[]
 
 
 def _keep_measured(tuner: Any, heuristics: ModuleType, reload_kernel: Callable[[], Any]) -> None:
-    """Use the stored best configuration where torch would time the configurations again.
+    """Use the stored best configuration if torch would otherwise measure all of them again.
 
     After its build, a reduction that needs many registers gets another configuration with half the
     block size (`_dynamic_scale_rblock`). The saved graph does not have this configuration. torch
-    2.11 does not find it again: it halves a different configuration and measures the result. torch
-    2.13 does find it.
+    2.11 does not find this configuration again, but halves a different one and measures that. torch
+    2.13 finds this configuration.
     """
     kept = heuristics.AutotuneCache.create(tuner.inductor_meta, tuner.filename, "")
     best = kept._read() if kept is not None else None
@@ -296,7 +296,7 @@ def relocate(cache_directory: Path) -> None:
 class Built:
     """Counts the kernels built into a cache directory since `look_at`.
 
-    A change of the directory does not reset the count.
+    Changing to another directory does not reset the count.
     """
 
     def __init__(self) -> None:
@@ -307,7 +307,7 @@ class Built:
         self._there = 0
 
     def look_at(self, folder: Path) -> None:
-        """Count kernels that appear in `folder` from now on, not kernels that are already there."""
+        """Count kernels that appear in `folder` from now on, and ignore older kernels."""
         self._before = self.count()
         self._folder, self._seen_ns = folder, -1
         self._at_first = 0

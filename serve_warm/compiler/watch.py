@@ -3,13 +3,13 @@
 """The watch, which counts what this process compiles and why.
 
 One hook is enough. For each call of a compiled function,
-`torch._dynamo.eval_frame._callback_from_stance` returns the callback to run if no compiled variant
-fits (private; seen in torch 2.13.0). The hook wraps that callback. So serve_warm's Python code runs
-only when torch is about to compile; all other calls pay one extra function call (about 1 µs).
-https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/eval_frame.py
+`torch._dynamo.eval_frame._callback_from_stance` returns the callback that runs if no compiled
+variant matches (private; seen in torch 2.13.0). The hook wraps that callback. So serve_warm's
+Python code runs only when torch is about to compile; all other calls pay one extra function call
+(about 1 µs). https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/eval_frame.py
 
-A start at level 3 imports neither Dynamo nor Inductor. So each hook is set when the hooked module
-is imported, before any code can use the module.
+A start at level 3 imports neither Dynamo nor Inductor. So each hook waits for the import of its
+module, and is set before any code can use the module.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ file."""
 
 
 class Watch:
-    """Counts what this process compiles, with reasons; one per process, see `watch_process()`.
+    """Counts what this process compiles, with the reasons.
 
-    Counting never stops. To count a period, call `counts()` before and after it, and subtract.
-    `on_event` is called after each event, in the thread that compiled.
+    `watch_process()` returns the only instance. Counting never stops. To count a period, call
+    `counts()` before and after it, and subtract. `on_event` is called after each event, in the
+    thread that compiled.
     """
 
     def __init__(self) -> None:
@@ -275,10 +276,9 @@ def _hook_dynamo(seen: Watch, eval_frame: Any) -> None:
 
 
 class _Refused:
-    """torch's own callback for `fail_on_recompile`, with a count of each refused compile.
+    """Wraps torch's own callback for `fail_on_recompile`, and counts each refused compile.
 
-    A handler may swallow the exception and return another answer. So each attempt to compile is
-    counted, even if the exception is swallowed.
+    This also counts a compile whose exception a handler swallows to return another answer.
     """
 
     def __init__(self, callback: Any, seen: Watch) -> None:
@@ -322,8 +322,8 @@ def _makes_object(cmd_line: str) -> bool:
 def unwatched_compiles() -> int:
     """Return how many frames this process compiled before the watch began.
 
-    To count a period, subtract an earlier result. This function imports nothing, because without
-    Dynamo nothing was compiled.
+    To count a period, subtract an earlier result. If Dynamo is not imported, nothing was compiled,
+    so this function does not import Dynamo.
     """
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is None:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The active adapters of a model, which may not change while a sequence is generated.
 
-The cache of a sequence holds keys and values that one adapter made. Steps with another adapter
-would continue it with numbers that no model would give.
+The cache of a sequence holds keys and values that one adapter made. If steps with another adapter
+continued the sequence, the logits would match neither adapter.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Adapters:
         self._layer: Any = None
 
     def find(self) -> Active:
-        """Return the active adapters; looks for the layer, since adapters may be added later."""
+        """Find a layer with adapters again, because adapters may be added later, and read it."""
         layers = (part for part in self._model.modules() if _has_adapters(part))
         self._layer = next(layers, None)
         return self.read()
 
     def read(self) -> Active:
-        """Return the active adapters of the layer that was found last, in a microsecond."""
+        """Return the active adapters of the layer that `find` found. Takes about a microsecond."""
         layer = self._layer
         if layer is None:
             return ()
@@ -38,7 +38,7 @@ class Adapters:
         return (*active, *(("merged", name) for name in layer.merged_adapters))
 
     def check(self, began: Active) -> None:
-        """Raise `GenerationRefused` if other adapters are active than when a sequence began."""
+        """Raise `GenerationRefused` if the active adapters differ from those in `began`."""
         now = self.read()
         if now != began:
             raise GenerationRefused(

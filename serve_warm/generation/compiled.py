@@ -30,9 +30,9 @@ def compile_generation(
 
     The cache has `batch` slots of `max_length` tokens each, prompt included. A prompt is padded to
     the next of `prompt_lengths`. Each prompt length is one compiled call, and the decode step,
-    which runs all slots, is one more. Whisper's encoder takes one length, so it needs no
-    `prompt_lengths`. Sampling, stopping and logits processors are not compiled. Other `arguments`
-    go to torch.compile, and `level` is as for `serve_warm.compile`. Declare one input for each
+    which runs all slots, is one more. Whisper's encoder has one fixed input length, so it needs no
+    `prompt_lengths`. Sampling, stopping and logits processors are not compiled. `level` is as for
+    `serve_warm.compile`, and any other `arguments` go to torch.compile. Declare one input for each
     prompt length.
 
     The result shares weights with `model`. Move the model to its device before this call.

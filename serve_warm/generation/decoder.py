@@ -27,12 +27,12 @@ def _no_step(*_arguments: Any) -> Any:
 class CachedDecoder:
     """Runs prefill and decode steps on the slots of one model.
 
-    `decode(tokens, positions)` maps the newest token of each slot, (slots,), to logits of shape
-    (slots, vocabulary). `prefill(tokens, slot, last)` fills one slot with a padded prompt, (1,
-    length), and returns the logits after its last token, (vocabulary,). An encoder-decoder has
-    `encode` and `begin` instead of `prefill`. A slot without a sequence gets the position
-    `idle_position`, by default `max_length`. At this position a step must not change the slot's
-    cache.
+    `decode(tokens, positions)` maps the newest token of each slot, of shape (slots,), to logits of
+    shape (slots, vocabulary). `prefill(tokens, slot, last)` fills one slot with a padded prompt of
+    shape (1, length), and returns the logits after its last token, of shape (vocabulary,). An
+    encoder-decoder has `encode` and `begin` instead of `prefill`. A slot without a sequence gets
+    the position `idle_position`, by default `max_length`. At this position a step must not change
+    the slot's cache.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class CachedDecoder:
         self._free = list(range(slots))
 
     def take(self, count: int) -> list[int]:
-        """Return `count` free slots. Give them back with `release`.
+        """Reserve and return `count` free slots; `release` gives the slots back.
 
         Raises:
             GenerationRefused: too few slots are free.
@@ -123,9 +123,9 @@ class CachedDecoder:
             )
 
     def prefill(self, slot: int, prompt: torch.Tensor) -> torch.Tensor:
-        """Fill a slot with a prompt, and return the logits after it, (vocabulary,).
+        """Fill a slot with a prompt; return the logits after it, of shape (vocabulary,).
 
-        The prompt is tokens, (length,), or embeddings, (length, width).
+        The prompt has tokens, of shape (length,), or embeddings, of shape (length, width).
         """
         length = len(prompt)
         kind = prompt.dtype if prompt.is_floating_point() else torch.int64
@@ -137,7 +137,7 @@ class CachedDecoder:
             return _kept(self._prefill(*self._moved(tokens, torch.tensor([slot]), last)))
 
     def encode(self, inputs: torch.Tensor, *, is_text: bool) -> torch.Tensor:
-        """Return the encoder's states, (1, bucket, width), for one input without a batch."""
+        """Return the encoder's states, of shape (1, bucket, width), for one unbatched input."""
         with self._lock, torch.inference_mode():
             length = len(inputs)
             if is_text:
@@ -155,10 +155,10 @@ class CachedDecoder:
             return _kept(self._begin(*self._moved(states, *rest)))
 
     def decode(self, newest: Mapping[int, tuple[int, int]]) -> torch.Tensor:
-        """Return logits after one more token of some slots, (slots, vocabulary).
+        """Return the logits after one more token of some slots, of shape (slots, vocabulary).
 
-        Pass the newest token and its position for each slot. Other rows of the result have no
-        meaning.
+        `newest` has a token and its position for each of these slots. The rows of other slots have
+        no meaning.
         """
         tokens, positions = [0] * self.slots, [self._idle] * self.slots
         for slot, (token, position) in newest.items():
@@ -183,5 +183,5 @@ class CachedDecoder:
 
 
 def _kept(made: torch.Tensor) -> torch.Tensor:
-    """Return a copy on a GPU, where the next step of a CUDA graph overwrites the result."""
+    """Return a copy of a GPU tensor, because the next run of a CUDA graph would overwrite it."""
     return made.clone() if made.is_cuda else made

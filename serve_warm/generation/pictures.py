@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts with images: the embeddings that a model's own code makes of tokens and pictures.
+"""Prompts with images: embeddings that a model's own code makes from tokens and images.
 
-A model such as LLaVA puts the states of its image encoder in the places of some tokens, and passes
-the result to its text decoder. Everything before this call is the model's own code, run
-eagerly. The prefill step then takes embeddings instead of tokens.
+A model such as LLaVA replaces the embeddings of some tokens with the states of its image encoder,
+and passes the result to its text decoder. serve_warm runs the model's own code eagerly up to the
+call of the decoder, and passes the embeddings to the prefill step instead of tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ first call and passes its states (5.23); a prompt without images has none."""
 
 
 def pictures_in(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call that are images, or the states of images."""
+    """Return those arguments of a call that are images or states of images."""
     found = {name: given.get(name) for name in PICTURES}
     return {
         name: value
@@ -33,7 +33,7 @@ def pictures_in(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def embed(model: Any, tokens: torch.Tensor, pictures: Mapping[str, Any]) -> torch.Tensor:
-    """Return the embeddings of prompts with images, (rows, length, width).
+    """Return the embeddings of prompts with images, of shape (rows, length, width).
 
     Raises:
         GenerationRefused: the decoder of this model takes more than embeddings.
@@ -71,7 +71,7 @@ class _DecoderCalled(Exception):
 
 
 class _Instead(nn.Module):
-    """Replaces a decoder: takes its call, and has its other attributes."""
+    """Replaces a decoder: records the arguments of its call, and has all its other attributes."""
 
     def __init__(self, decoder: Any) -> None:
         super().__init__()

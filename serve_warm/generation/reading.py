@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Finds, by one call, the cache that a model of `transformers` needs.
+"""Finds the cache that a model of `transformers` needs by calling the model once.
 
 The call is eager and takes one token. The dynamic cache of the call shows the heads and widths of
-each layer. No setting of a configuration states these for all models.
+each layer, which no configuration setting gives for all models.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Needs:
 
 
 def read(model: Any, *, max_length: int, prompt_lengths: Sequence[int]) -> Needs:
-    """Return the caches and the form of calls of a model.
+    """Return the caches that a model needs, and the form of its calls.
 
     Raises:
         ConfigError: the model cannot generate, or a layer has no cache of a fixed size.

@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A model of `transformers` whose `generate` runs compiled steps, and the options that it refuses.
+"""A model of `transformers` whose `generate` runs compiled steps, and the options it refuses.
 
-The served model is an object of a subclass of the model's class. It shares modules and weights with
-the model and has its own attributes, so `generate` changes nothing that entries depend on.
-`generate` chooses tokens and stops as before. Only its calls of the model go to the steps.
+The served model is an object of a subclass of the model's class. The served model shares modules
+and weights with the model and has its own attributes, so `generate` changes nothing that entries
+depend on. `generate` chooses tokens and stops as before; only its calls of the model are replaced
+by the compiled steps.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Rows(Cache):
         self.is_open = True
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the tokens of each row, padding included."""
+        """Return the number of tokens of each row, padding included."""
         del layer_idx
         return self.seen
 
@@ -111,12 +112,12 @@ class Rows(Cache):
         return SimpleNamespace(layers=[copy_of(layer) for layer in layers])
 
     def begin(self, count: int, seen: int) -> None:
-        """Take slots for that many rows."""
+        """Take slots for `count` rows."""
         self.slots = self.decoder.take(count)
         self.seen = seen
 
     def step(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Return the logits after one more token of each row, (rows, vocabulary).
+        """Return the logits after one more token of each row, of shape (rows, vocabulary).
 
         Raises:
             GenerationRefused: the adapter of the model changed after the rows began.
@@ -148,7 +149,7 @@ class CompiledGeneration:
     _serve_warm_local: threading.local
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate as the model does, by compiled steps.
+        """Generate as the model does, but with compiled steps.
 
         Raises:
             GenerationRefused: the steps do not support an option, a prompt or a length. Other calls
@@ -208,7 +209,7 @@ class CompiledGeneration:
         return made()
 
     def continuous(self, *, call: Call) -> Slots:
-        """Return continuous batches on all slots. `generate` has no slots from then on.
+        """Return continuous batches on all slots. From then on, no slots are left for `generate`.
 
         Raises:
             GenerationRefused: a batch is running, or all sequences of this model must begin
@@ -219,7 +220,7 @@ class CompiledGeneration:
         return Slots(self._serve_warm_decoder, call=call)
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the encoder. Its calls go to the compiled step."""
+        """Return the encoder, with its calls sent to the compiled step."""
         encoder = super().get_encoder(*args, **kwargs)  # type: ignore[misc]
         return _Encoder(encoder, self._serve_warm_decoder)
 
@@ -229,7 +230,7 @@ class CompiledGeneration:
         rows: Any,
         given: dict[str, Any],
     ) -> Any:
-        """Answer one call of the model, by a compiled step if `generate` makes the call."""
+        """Answer one call of the model; use a compiled step if `generate` makes the call."""
         if rows is None:
             return original(past_key_values=None, **given)  # not called by `generate`
         if not isinstance(rows, Rows) or rows.decoder is not self._serve_warm_decoder:
@@ -277,7 +278,7 @@ class CompiledGeneration:
 
 
 def serve(model: Any, decoder: CachedDecoder, buffers: SlotCache) -> Any:
-    """Return an object like the model whose `generate` uses the steps of `decoder`."""
+    """Return an object like `model`, but with a `generate` that uses the steps of `decoder`."""
     kind = type(model)
     original = kind.forward
 
@@ -302,7 +303,7 @@ def serve(model: Any, decoder: CachedDecoder, buffers: SlotCache) -> Any:
 
 
 class _Encoder:
-    """The encoder with the interface that `generate` calls: rows of inputs to padded states."""
+    """The encoder as `generate` calls it: maps rows of inputs to padded states."""
 
     def __init__(self, encoder: Any, decoder: CachedDecoder) -> None:
         self._encoder, self._decoder = encoder, decoder

@@ -3,7 +3,7 @@
 """Continuous batches: each sequence has one slot of the cache, and a decode step runs all slots.
 
 Nothing runs in the background. A sequence that needs a token runs a step, and a step makes one
-token for every running sequence. So sequences begin and end at any time.
+token for every running sequence. So sequences can begin and end at any time.
 """
 
 from __future__ import annotations

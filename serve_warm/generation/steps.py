@@ -4,12 +4,10 @@
 
 The cache consists of buffers of a module, allocated once at full size. Their shapes and addresses
 never change, and torch treats a buffer like a weight. So every decode step uses the same code and
-the same CUDA graph. While a step is traced, it makes the model's own cache objects from these
-buffers.
-
-A row of the cache is a slot. It holds one sequence without padding, each token at its own position.
-Positions and lengths are tensors, because torch would compile the code again for each value of a
-number.
+the same CUDA graph. While torch traces a step, the step makes the model's own cache objects from
+these buffers. A row of the cache is a slot. Each slot holds one sequence without padding, with each
+token at its own position. Positions and lengths are tensors, because torch would recompile for each
+value of a plain number.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ are checked against this version, because facts never digest the code of this pa
 
 @dataclass(frozen=True, kw_only=True)
 class LayerShape:
-    """The cache of one layer: heads and widths of a token, and the positions that it keeps."""
+    """The shape of one layer's cache: heads, widths and the number of positions kept."""
 
     heads: int
     key_width: int
@@ -64,7 +62,7 @@ class CallForm:
 class LayerCache(nn.Module):
     """Keys and values of one layer, as a ring of `window` positions for each slot.
 
-    Padding and slots without a sequence write behind the ring, where nothing reads.
+    Padding, and slots without a sequence, are written behind the ring, where nothing reads.
     """
 
     keys: torch.Tensor
@@ -117,7 +115,7 @@ def _places(positions: Any, cache: Any, limit: int) -> Any:
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """The object that a layer of the model uses as its cache. Each traced call makes a new one."""
+    """The object that a layer of the model uses as its cache, made anew in each trace."""
 
     is_compileable = True
     is_sliding = False
@@ -125,7 +123,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def __init__(
         self, cache: Any, rows: Any, places: Any, *, seen: Any, is_prompt: bool, kept: Any = None
     ) -> None:
-        """`kept` says which tokens of a prompt are written to places of their own."""
+        """`kept` says which tokens of a prompt are written to positions of their own."""
         self.cache, self.rows, self.places, self.seen = cache, rows, places, seen
         self.is_prompt, self.kept = is_prompt, kept
         self.keys, self.values = cache.keys, cache.values
@@ -176,7 +174,7 @@ class _Step(nn.Module):
             raise AssertionError
 
     def _mask(self, keep: Any) -> Any:
-        """Return a mask in the form that the model's attention takes."""
+        """Return a mask in the form that the model's attention expects."""
         if self.form.has_bool_masks:
             return keep
         low = torch.finfo(self.form.dtype).min
@@ -202,8 +200,9 @@ class _Step(nn.Module):
 class Prefill(_Step):
     """Fills one slot with a prompt and returns the logits after it, of shape (vocabulary,).
 
-    `tokens` has shape (1, bucket): the prompt and any padding after it. Embeddings in their place
-    have shape (1, bucket, width). `slot` and `last`, the prompt's last position, have shape (1,).
+    `tokens` has shape (1, bucket): the prompt and any padding after it. Embeddings instead of
+    tokens have shape (1, bucket, width). `slot` and `last`, the prompt's last position, have shape
+    (1,).
     """
 
     def forward(self, tokens: Any, slot: Any, last: Any) -> Any:
@@ -277,10 +276,10 @@ class Begin(_Step):
 
 @public
 class Decode(_Step):
-    """Makes one more token of every slot: logits of shape (slots, vocabulary).
+    """Returns the logits for the next token of every slot, of shape (slots, vocabulary).
 
     `tokens` and `positions` have shape (slots,). A slot whose position is `max_length` is idle: its
-    cache stays, and its logits have no meaning.
+    cache does not change, and its logits have no meaning.
     """
 
     def forward(self, tokens: Any, positions: Any) -> Any:

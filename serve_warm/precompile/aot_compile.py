@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""torch's ahead-of-time compile of one function for one input; a start only needs `aot_load`.
+"""torch's ahead-of-time compile of one function for one input, for builds; starts use `aot_load`.
 
 `torch.compile(f, fullgraph=True).aot_compile(...)` gives one graph with the bytecode around it and
-a guard check. The result can be pickled without its guards. serve_warm returns the content of the
+a guard check. The result can be pickled without its guards. This module returns the content of the
 guards as facts, which the caller checks (`facts`, `dispatcher`).
 
 Seen in torch 2.13:
@@ -97,7 +97,7 @@ class Captured:
 def capture(
     function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
 ) -> Captured:
-    """Trace `function(callee, *tensors)` and compile its graph, with a `backend` if given.
+    """Trace `function(callee, *tensors)`, and compile its graph with the backend in `arguments`.
 
     Raises whatever torch raises: call it inside `as_reasons()`.
     """
@@ -203,7 +203,7 @@ def _capture(
 
 
 def _aliases(entry: Any) -> dict[str, tuple[str, str]]:
-    """Return module and qualified name of the objects in the globals of compiled code."""
+    """Return the module and qualified name of each object in the globals of compiled code."""
     imported: Mapping[str, str] = entry._artifacts.runtime_env.import_sources
     found = {alias: (name, "") for alias, name in imported.items()}
     for alias, value in entry.fn.__globals__.items():
@@ -236,7 +236,7 @@ CAPTURES = "triton.cudagraphs"
 def _settings_at_load(arguments: Mapping[str, Any]) -> Plan:
     """Return the CUDA-graph setting if it is on, because an entry does not store it.
 
-    torch (2.11 to 2.13) reads it each time it assembles a loaded entry
+    torch (2.11 to 2.13) reads this setting each time it assembles a loaded entry
     (`_functorch/_aot_autograd/aot_autograd_result.py`).
     """
     return {"settings": {CAPTURES: True}} if captures(arguments) else {}
@@ -257,7 +257,7 @@ def _with_filter(arguments: Mapping[str, Any], take_all: Callable[..., Any]) -> 
 
 
 def _references(entry: Any, environment: Any) -> dict[str, tuple[str, str]]:
-    """Return the import places of the globals that torch expects from the loader."""
+    """Return module and qualified name of each global that torch expects from the loader."""
     known = {*environment.import_sources, *environment.used_globals, entry._artifacts.backend_id}
     found = {}
     for name in sorted(set(environment.external_refs) - known):
@@ -272,7 +272,7 @@ def _references(entry: Any, environment: Any) -> dict[str, tuple[str, str]]:
 def _sources(entry: Any, more: Collection[str]) -> dict[str, str]:
     """Return digests of the files of all code in the graph except torch's and Python's own.
 
-    `more` are names of other modules whose code is in it.
+    `more` has the names of other modules whose code is in the graph.
     """
     names = {*more, *(source.module for source in entry.source_info().inlined_sources)}
     files = {name: source_file(name) for name in names}

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads the code that `aot_compile` made.
 
-A separate module, so that a start does not import what only builds need.
+This module is separate, so that a start does not import code that only builds need.
 
 Seen in torch 2.13 (2.11 needs `enable_aot_compile`, which this module sets):
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/aot_compile.py
@@ -35,7 +35,7 @@ unpickling can raise any exception. The call then falls back by a level."""
 
 
 def load(data: bytes, references: Mapping[str, tuple[str, str]], plan: Plan) -> Callable[..., Any]:
-    """Return the function of an entry. Executes `data`: only pass it verified bytes.
+    """Return the function of an entry. Executes `data`: pass only verified bytes.
 
     `references` and `plan` are those of its `Made`.
 
@@ -54,7 +54,7 @@ def load(data: bytes, references: Mapping[str, tuple[str, str]], plan: Plan) -> 
 
 
 def can_precompile() -> str:
-    """Return why this torch lacks the known ahead-of-time compile; empty if it has it."""
+    """Return why this torch has no known ahead-of-time compile; empty if it has one."""
     try:
         from torch._dynamo.aot_compile import AOTCompiledFunction  # noqa: F401
     except ImportError:
@@ -63,7 +63,7 @@ def can_precompile() -> str:
 
 
 def find_changed_sources(sources: Mapping[str, str]) -> list[str]:
-    """Return the Python modules whose files differ from those that an entry was compiled from."""
+    """Return the Python modules whose files have changed since an entry was compiled."""
     return [name for name, digest in sources.items() if file_digest(name) != digest]
 
 
@@ -78,7 +78,7 @@ def as_reasons() -> Iterator[None]:
 
 @contextlib.contextmanager
 def enable_aot_compile() -> Iterator[None]:
-    """Allow torch's ahead-of-time compile in the block, where a setting forbids it (2.11)."""
+    """Allow torch's ahead-of-time compile in the block, even if a setting forbids it (2.11)."""
     config: Any = torch._dynamo.config
     if hasattr(config, "enable_aot_compile"):
         with config.patch(enable_aot_compile=True):
@@ -122,7 +122,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _place(lines: Sequence[str]) -> tuple[str, str]:
-    """Return file and line of the innermost frame that torch quotes, and its code.
+    """Return the file, line and code of the innermost frame that torch quotes.
 
     A frame of torch itself counts only if no other frame is quoted.
     """

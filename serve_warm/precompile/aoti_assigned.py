@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The plan's part about module attributes that a forward assigns.
+"""The part of a plan that lists the module attributes that a forward assigns.
 
 At level 2, the bytecode around the graph assigns these attributes. A library has no such bytecode.
-So the plan says which attribute of which module gets which output, and each call assigns it. A
-forward that changes anything else, such as the items of an existing list, gets no library.
+So the plan maps attributes of modules to outputs, and each call assigns these attributes. A forward
+that changes anything else, such as the items of an existing list, gets no library.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Path = Callable[[str], list[list[Any]]]
 class Assigned:
     """The attributes that the runs of one graph assign.
 
-    `changes` has the names of assigned attributes by the expression of their object; an object
-    without names changed in another way. The mapping grows until the graph is captured.
+    `changes` maps the expression of each changed object to the names of its assigned attributes. An
+    object without names was changed in another way. The mapping grows until the graph is captured.
     """
 
     def __init__(self, changes: Mapping[str, Sequence[str]], callee: Any) -> None:
@@ -41,7 +41,7 @@ class Assigned:
     def refuse_others(self, path_of: Path) -> None:
         """Raise `NoEntry` if the forward changes anything except attributes of modules.
 
-        Call it before the run, because the run makes the changes.
+        Call this before the run, because the run makes the changes.
         """
         others = [path for path, names in self._changes.items() if not names]
         if others:
@@ -62,7 +62,7 @@ class Assigned:
             self._before = [each for each in gc.get_objects() if type(each) is list]
 
     def places(self, path_of: Path) -> list[tuple[list[list[Any]], str, Any]]:
-        """Return the steps to each module, the attribute and its value after the run.
+        """Return each attribute: the steps to its module, its name, its value after the run.
 
         Raises:
             NoEntry: an attribute was deleted.
@@ -78,9 +78,9 @@ class Assigned:
         return found
 
     def refuse_shared(self, values: Sequence[Any], returned: Any) -> None:
-        """Raise `NoEntry` for a list that existed before the run or has two names.
+        """Raise `NoEntry` for an assigned list that existed before the run or has two names.
 
-        Each call makes new lists.
+        A library cannot do the same, because each of its calls makes new lists.
         """
         known = set(map(id, self._before))
         self._before = []

@@ -5,10 +5,10 @@
 The capture is the same as at level 2, so a library depends on the same facts as an entry. Instead
 of Dynamo's bytecode around the graph, a library has a plan. The plan is data that says where each
 input comes from and how the result is built from the outputs. Calls that a plan cannot describe are
-refused: a forward that changes objects other than tensors, or a result whose class cannot be
-rebuilt.
+refused: for example, the forward changes other objects than tensors and attributes of modules, or
+returns an object whose class cannot be rebuilt.
 
-Weights are inputs of the graph, not constants, so that no library holds any
+Weights are inputs of the graph, not constants, so libraries contain no weights
 (`serve_warm.precompile.aoti_library`). Seen in torch 2.11 to 2.13:
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/compile_fx.py
 """
@@ -98,7 +98,7 @@ class LibraryBuild:
         return self._library.captured
 
     def finish(self, callee: Any, tensors: Sequence[Any]) -> aot_compile.Made:
-        """Wait for the C++ compiler, and do the rest of `make` for this call.
+        """Wait for the C++ compiler, then do the remaining work of `make` for this call.
 
         Raises:
             NoEntry: as `make` does.
@@ -166,7 +166,7 @@ class _Library:
 
 
 def _settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Inductor settings that arguments of torch.compile stand for."""
+    """Return the Inductor settings that correspond to arguments of torch.compile."""
     from torch._inductor import config
 
     known: Any = config
@@ -210,7 +210,7 @@ class _Graph:
         self._device = "cpu"
 
     def take(self, graph: Any, _inputs: Sequence[Any], **_: Any) -> Any:
-        """Take a graph from Dynamo, as a backend does. If its sizes are dynamic, compile it."""
+        """Receive a graph from Dynamo, as a backend does. If its sizes are dynamic, compile it."""
         self.assigned.refuse_others(_path_of_module)
         if [*graph.parameters(), *graph.buffers()]:
             raise NoEntry("its graph holds a tensor as a constant")
@@ -238,7 +238,7 @@ class _Graph:
         return callable_once(self._run_eagerly)
 
     def compile(self) -> Callable[[], bytes]:
-        """Compile the graph once; the returned function waits for the C++ compiler."""
+        """Start to compile the graph, once; the returned function waits for the C++ compiler."""
         if self._library is None:
             self._library = aoti_cpp.compile_library(self._generate, compiler=self._compiler)
         return self._library
@@ -260,7 +260,7 @@ class _Graph:
         self._inputs, self._outputs = [], []
 
     def _run_eagerly(self, *inputs: Any) -> list[Any]:
-        """Replace the compiled graph once, inside the bytecode around it."""
+        """Stand in for the compiled graph once, inside the bytecode around the graph."""
         tensors = (value for value in inputs if isinstance(value, torch.Tensor))
         self._inputs = [part for tensor in tensors for part in plain_parts(tensor)]
         copies = copy_tensors(self._inputs, inference=False)
@@ -279,7 +279,7 @@ class _Graph:
         return self._outputs
 
     def plan(self, tensors: Sequence[Any], returned: Any) -> Plan:
-        """Return the plan of a run with this result.
+        """Return the plan of a run that returned `returned`.
 
         Raises:
             NoEntry: no plan can describe a part of it.
@@ -343,14 +343,14 @@ class _Graph:
         return states
 
     def refuse_other_inputs(self, found: Sequence[Any]) -> None:
-        """Raise `NoEntry` if a plan leads to other tensors than the graph was called with."""
+        """Raise `NoEntry` if the plan finds other tensors than the inputs of the run."""
         for place, ours, given in zip(self._places, found, self._inputs, strict=True):
             if ours is not given:
                 where = place.name or place.path or place.index
                 raise NoEntry(f"the {place.kind} {where} is not the tensor that its graph takes")
 
     def refuse_other_aliases(self, native: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
-        """Raise `NoEntry` if the library's outputs share memory differently from eager's."""
+        """Raise `NoEntry` if the outputs of the library and of eager share memory differently."""
         copies = copy_tensors(self._inputs, inference=False)
         with self._same_random_numbers():
             outputs = native(copies)
@@ -379,7 +379,7 @@ class _Graph:
 
 @contextlib.contextmanager
 def _without_foreign() -> Iterator[None]:
-    """Make torch replace operators that have no C interface but an equal one (2.13)."""
+    """Make torch replace operators without a C interface by equal ones that have it (2.13)."""
     from torch._inductor import decomposition
 
     table: Any = decomposition.select_decomp_table()  # a dict that torch keeps
@@ -403,7 +403,7 @@ def _is_on_the_cpu(node: Any) -> bool:
 
 
 def _aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[str]:
-    """Return, for each output, the tensor whose memory it shares, and the offset.
+    """Return the tensor whose memory each output shares, and the output's offset in the memory.
 
     Empty if no output shares memory.
     """
@@ -425,7 +425,7 @@ def _aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[str]:
 
 
 def _place(source: str, callee: Any) -> Input:
-    """Return the place of the object in this expression, in the format of a plan.
+    """Return, in the format of a plan, where to find the object of an expression.
 
     Raises:
         NoEntry: the object is not an argument, and no path in a plan leads from the callee to the
@@ -523,7 +523,7 @@ def _without_defaults(given: Input) -> dict[str, Any]:
 
 
 def _plain(value: Any, known: Mapping[int, list[Any]], *, dynamic: bool) -> list[Any]:
-    """Return the result of a callee in the form that `aoti_library.load` reads."""
+    """Return the form of a callee's result, as `aoti_library.load` reads it."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         if id(value) not in known:

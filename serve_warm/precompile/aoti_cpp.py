@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The C++ of a library: changes its source, and runs the C++ compiler in the background.
+"""The C++ code of libraries: changes the code, and runs the C++ compiler in the background.
 
-The C++ compiler takes most of a library's build time (7 of 11 CPU seconds for a MiniLM). Only
-one thread may trace, but the compiler is a separate process, so it runs while torch traces the next
-graph. serve_warm records the command lines of torch, and torch continues as if each compiler had
-already ended.
+The C++ compiler takes most of a library's build time (7 of 11 CPU seconds for a MiniLM). Only one
+thread may trace, but the compiler is a separate process, so it can run while torch traces the next
+graph. serve_warm records the command lines that torch would run, and lets torch continue as if each
+command had ended.
 
 Seen in torch 2.13:
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codecache.py
@@ -102,11 +102,11 @@ def _note_commands() -> Iterator[Commands]:
 
 @contextlib.contextmanager
 def _wrap_compiler(during: Any) -> Iterator[None]:
-    """Compile libraries in the block so that they print nothing to stderr when a call fails.
+    """Compile libraries in the block so that their failed calls print nothing to stderr.
 
-    Without this, each failure prints 25 lines. A caller cannot prevent this, because the file
-    descriptor belongs to the whole process. Each library contains the source of its C interface.
-    Seen in 2.11, 2.13 and 2.15:
+    Otherwise, each failed call prints 25 lines. A caller cannot prevent this, because the file
+    descriptor belongs to the whole process. The printing code is in the C interface, whose source
+    is part of each library. Seen in 2.11, 2.13 and 2.15:
     https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codegen/aoti_runtime/interface.cpp
     torch compiles each library within `during()`.
     """
@@ -127,7 +127,7 @@ def _wrap_compiler(during: Any) -> Iterator[None]:
 
 
 def without_prints(source: str) -> str:
-    """Return a library's C++ changed to keep the text of a failure without printing it."""
+    """Return a library's C++, changed to store the text of a failure instead of printing it."""
     if not PRINTS.search(source):
         return source
     if "g_aoti_last_error" in source:
@@ -157,7 +157,7 @@ def _refuse_another_runtime(data: bytes) -> None:
 
 
 class Commands:
-    """The command lines that make one library: the compiles of its objects, and the link."""
+    """The command lines that make one library: they compile its objects, and link it."""
 
     def __init__(self) -> None:
         self._open = contextlib.ExitStack()
@@ -170,7 +170,7 @@ class Commands:
         self._library = ""
 
     def note(self, line: str, target: str) -> None:
-        """Record a command line that makes `target`, and make torch assume that it ran.
+        """Record a command line that makes `target`, and make torch assume that the command ran.
 
         Raises:
             RuntimeError: serve_warm does not understand the command line.
@@ -254,9 +254,9 @@ def _noting(commands: Commands) -> Iterator[None]:
 
 @functools.cache
 def _slots() -> threading.BoundedSemaphore:
-    """Return a semaphore that allows as many compilers at once as torch does.
+    """Return a semaphore that limits the compilers that run at once to torch's own limit.
 
-    The number is the number of cores, or the user's setting.
+    The limit is the number of cores, or the user's setting.
     """
     from torch._inductor import config
 
@@ -264,7 +264,7 @@ def _slots() -> threading.BoundedSemaphore:
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raise `NoEntry` if code calls torch's dispatcher. A table of the library shows this."""
+    """Raise `NoEntry` if a library calls torch's dispatcher; torch's table of calls shows this."""
     table = path.with_suffix(".json")
     if table.exists():
         nodes = json.loads(table.read_text())["nodes"]

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """CUDA graphs of libraries (level 3). serve_warm captures them, because Inductor does not.
 
-As in torch's graph trees, each thread captures its own graphs, and the tensors of a call are copied
-to the addresses that the graph reads. Unlike torch's graph trees, this returns a copy of the
-result, so later calls cannot overwrite it.
+As in torch's graph trees, each thread captures its own graphs, and each call copies its tensors to
+the addresses that the graph reads. Unlike in torch's graph trees, a call returns a copy of the
+result, so later calls cannot overwrite the result.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Key = tuple[Any, ...]
 
 
 class _Pool:
-    """Memory that graphs share, and an empty graph that keeps it.
+    """Memory that graphs share, and an empty graph that keeps the memory.
 
     Without the empty graph, torch refuses all captures after the last graph of the pool was freed
     (`use_count > 0`). torch's graph trees keep their pools in the same way (2.11 to 2.15):
@@ -99,10 +99,10 @@ POOLS = Pools()
 class Graphed:
     """Native code that is captured after the first call of each kind, and launched from then on.
 
-    A kind is a stream, the weights' addresses, and sizes and strides of the call's tensors. The
-    first call runs the code directly. This loads and selects kernels, which a capture cannot do,
-    and the call's writes happen only once. Modules of one structure share the code, each with its
-    own weights.
+    A kind consists of a stream, the weights' addresses, and the sizes and strides of the call's
+    tensors. The first call runs the code directly. This loads and selects kernels, which a capture
+    cannot do. The capture itself runs nothing, so the call's writes happen only once. Modules of
+    the same structure share the code, and each call uses its module's weights.
     """
 
     def __init__(
@@ -268,10 +268,10 @@ class _Kept:
 def _make_room(kept: dict[Key, _Kept], key: Key) -> None:
     """Free a graph if the thread has too many.
 
-    Frees a graph whose weights moved, or the least recently launched graph of these weights.
+    Frees the least recently launched graph of the same weights, or a graph whose weights moved.
 
-    Never free a graph of another module. With more modules than allowed graphs, each round of calls
-    would free the graphs that the next round needs.
+    Never frees a valid graph of another module: with more modules than allowed graphs, each round
+    of calls would free the graphs that the next round needs.
     """
     own = [other for other in kept if other[1] == key[1]]
     if len(own) >= MOST_CAPTURES:
@@ -282,6 +282,6 @@ def _make_room(kept: dict[Key, _Kept], key: Key) -> None:
 
 
 def overlaps_itself(tensor: Any) -> bool:
-    """Return whether elements share memory, as in an expanded tensor."""
+    """Return whether elements of a tensor share memory, as after `expand`."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return any(size > 1 and not step for size, step in sizes)

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The inputs of a graph in the form that AOTInductor takes: plain tensors only.
+"""The inputs of a graph in the form that AOTInductor accepts: plain tensors only.
 
-Dynamo's graph may also take sizes, and tensors that are made of other tensors. This module changes
-the graph so that it reads the sizes from its tensors, and takes the parts of such tensors.
+Dynamo's graph may also have sizes as inputs, and tensors that contain other tensors. This module
+changes the graph so that it reads the sizes from its tensors, and has the inner tensors as inputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from serve_warm.precompile.tensor_parts import has_parts, part_names, plain_part
 
 
 def fake_of(node: Any) -> Any:
-    """Return the tensor or the size that Dynamo traced an input with."""
+    """Return the tensor or size that stood for an input while Dynamo traced."""
     return node.meta["example_value"]
 
 
@@ -53,7 +53,7 @@ def read_sizes(graph: Any) -> None:
 
 
 def take_parts(graph: Any, sources: Sequence[str]) -> tuple[Any, list[str]]:
-    """Return a graph that takes the parts of composed tensors, and the sources of all its inputs.
+    """Return a graph whose inputs are parts of composed tensors, and the sources of these inputs.
 
     Raises:
         NoEntry: the graph returns a composed tensor, or has dynamic sizes.

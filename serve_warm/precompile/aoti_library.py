@@ -3,9 +3,10 @@
 """Opens and calls a library of AOTInductor, without Dynamo, Inductor or a compiler.
 
 A library holds machine code and no weights. Each call reads the weights from the callee and passes
-them in with the arguments. So the next call uses weights that were loaded, replaced or moved since,
-and modules of the same structure share a library. Each library has a plan, written by `aoti_build`:
-where the inputs come from, their properties, and how the result is built from the outputs.
+them in with the arguments. So each call uses the current weights, even after they were loaded,
+replaced or moved, and modules of the same structure share a library. Each library has a plan,
+written by `aoti_build`: where the inputs come from, their properties, and how the result is built
+from the outputs.
 
 The library is called through its C interface, without the GIL. torch's own runner would import
 Inductor and probe the CPU. Seen in torch 2.11 to 2.13:
@@ -49,7 +50,7 @@ DAMAGED = (AttributeError, LookupError, TypeError, ValueError, ImportError, OSEr
 
 
 class LibraryFailed(RuntimeError):
-    """A library's code failed. Writes before the failure stay."""
+    """A library's code failed. What it wrote before the failure remains."""
 
 
 class LibraryFailedCleanly(LibraryFailed):
@@ -99,8 +100,8 @@ class Input:
 def load(path: Path, plan: Plan) -> Function:
     """Return a library's function, called as (callee, *tensors). Executes code from the file.
 
-    Only open a verified file. The function raises `NoEntry`, before it computes anything, if
-    tensors or module differ from the build.
+    Open only verified files. If the tensors or the module differ from the build, the function
+    raises `NoEntry` before it computes anything.
 
     Raises:
         NoEntry: the library cannot be opened on this machine.
@@ -130,7 +131,7 @@ def load(path: Path, plan: Plan) -> Function:
 
 
 class Function:
-    """The code of a library, with its inputs from the callee and the builder of its result."""
+    """The code of a library, with functions that read its inputs and build its result."""
 
     def __init__(
         self,
@@ -269,7 +270,7 @@ def describe(tensor: Any, *, free: bool) -> str:
 
 
 def _modules(owners: Sequence[str]) -> tuple[list[tuple[int, str]], dict[str, int]]:
-    """Return a row for each module on the path to an owner, and the row of each path."""
+    """Return a row for each module on the paths to owners, and the row number of each path."""
     rows = {"": 0}
     steps: list[tuple[int, str]] = []
     for owner in owners:
@@ -290,7 +291,7 @@ ORDERED = "ordered"
 
 
 def _assigns(plain: Sequence[Any]) -> tuple[list[Assign], Sequence[Any]]:
-    """Return the attributes that a plan assigns, and the form of its result."""
+    """Return the attributes that a plan assigns, and the form of the call's result."""
     if plain[0] != ASSIGNING:
         return [], plain
     _, assigned, result = plain
@@ -298,7 +299,7 @@ def _assigns(plain: Sequence[Any]) -> tuple[list[Assign], Sequence[Any]]:
 
 
 def assigns(plan: Plan) -> bool:
-    """Return whether calls by a plan assign attributes of modules."""
+    """Return whether a plan assigns attributes of modules."""
     return plan.get("result", [""])[0] == ASSIGNING
 
 
@@ -348,8 +349,8 @@ def _of_class(kind: str, where: Sequence[str], name: str, parts: Sequence[Any]) 
 class Native:
     """One shared library and its models. Each model runs one call at a time.
 
-    It is never closed, because its code may be running, and torch keeps the objects that it
-    registered.
+    The library is never closed, because its code may be running, and torch keeps the objects that
+    the library registered.
     """
 
     def __init__(self, path: Path, *, device: str, inputs: int, outputs: int) -> None:
@@ -450,7 +451,7 @@ class Native:
 class NativeOnGpu(Native):
     """A shared library for a GPU.
 
-    Each of its models is a container of one model, with the kernels inside.
+    Each of its models is a container with one model and its kernels.
 
     Work is queued on the current stream of the calling thread, as in torch.
     """

@@ -90,7 +90,7 @@ class Binding:
 
 
 def _other_state(name: str, now: str, was: str) -> str:
-    """Return a text about a changed part of the state.
+    """Return a text about one changed value of the state.
 
     For a long list, the text shows only the changed items.
     """
@@ -180,7 +180,7 @@ class Binder:
         return any(e.function_key == entry.function_key for e, _ in self.binding.entries)
 
     def forget_calls(self) -> None:
-        """Make the next call of each kind find its code again."""
+        """Forget the code of all kinds of calls; the next call of each kind finds it again."""
         with self.lock:
             for tables in self.binding.states.values():
                 for table in tables:

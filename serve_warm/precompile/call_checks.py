@@ -25,7 +25,7 @@ FP32_PRECISIONS = (
 def tensor_check(
     tensors: Sequence[Any], *, free: Mapping[int, Free] | None = None
 ) -> Callable[..., bool]:
-    """Return a check whether compiled code treats other tensors like these.
+    """Return a function that checks whether compiled code treats other tensors like these.
 
     Compares type, dtype, device, sizes, strides, gradient and dispatch keys (inference mode,
     autocast, functorch), and refuses the same tensor twice. Runs in C++: 0.2 µs for two tensors.
@@ -46,7 +46,7 @@ def tensor_check(
 
 
 def dict_version(mapping: dict[Any, Any]) -> int:
-    """Return a number that differs after each change of a dict (2.0 to 2.15)."""
+    """Return a dict's version: a number that is new after each change of the dict (2.0 to 2.15)."""
     from torch._C._dynamo import guards
 
     return guards.dict_version(mapping)
@@ -60,10 +60,10 @@ def dict_versions(dicts: Sequence[dict[Any, Any]]) -> list[int]:
 
 
 def dicts_check(dicts: Sequence[dict[Any, Any]]) -> Callable[[], bool]:
-    """Return a check whether all these dicts are still unchanged.
+    """Return a function that checks whether all these dicts are still unchanged.
 
-    Runs in C++: 24 ns per dict. Without Dynamo, at level 3, compares versions one by one: four
-    times as slow (2.13).
+    Runs in C++: 24 ns per dict. At level 3, without Dynamo, it compares the versions one by one,
+    which takes four times as long (2.13).
     """
     from torch._C._dynamo import guards
 
@@ -128,10 +128,11 @@ BACKEND_FLAGS: Mapping[str, Callable[[], Any]] = {
 
 
 def state_check() -> Callable[[], bool]:
-    """Return a check whether torch's thread and process state is unchanged.
+    """Return a function that checks whether torch's thread and process state is unchanged.
 
-    Compares grad mode, autocast, default dtype, threads, determinism and matmul precision. Also
-    false if anything intercepts torch's functions, for example a default device.
+    The function compares grad mode, autocast, default dtype, number of threads, determinism and
+    matmul precision. It also returns False if anything intercepts torch's functions, for example a
+    default device.
     """
     from torch._C._dynamo.guards import GlobalStateGuard  # private; 2.1 to 2.15
     from torch.autograd import forward_ad
@@ -155,8 +156,8 @@ def state_check() -> Callable[[], bool]:
 def is_intercepted() -> bool:
     """Return whether anything intercepts calls of torch's functions.
 
-    For example a default device, a mode, a transform of torch.func, forward-mode gradients or jit's
-    tracer.
+    Examples are a default device, a mode, a transform of torch.func, forward-mode gradients and
+    jit's tracer.
     """
     from torch.autograd import forward_ad
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Forms of one call: keyword arguments in another order, or passed by position.
+"""Forms of one call: the same arguments by keyword in another order, or by position.
 
 A function cannot see how its named parameters were passed. So an entry that was made for one form
 also answers the other forms. Arguments in `*args` or `**kwargs` keep their form, because a forward
@@ -41,7 +41,8 @@ class Parameters:
     ) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Return arguments by parameter name, and the arguments that have no parameter.
 
-        Returns None if an argument has no name, two values, or only a place.
+        Returns None if an argument has no name, has two values, or is passed by keyword although
+        its parameter is positional-only.
         """
         if len(args) > len(self.positional):
             return None
@@ -61,9 +62,9 @@ NOTHING_NAMED = Parameters()
 
 
 def parameters_of(callee: Any) -> Parameters:
-    """Return the parameters of the code that a call of `callee` enters first.
+    """Return the parameters of the function that a call of `callee` enters first.
 
-    Empty if the code is not a Python function, or if hooks see the arguments.
+    Empty if this is not a Python function, or if hooks receive the arguments.
     """
     if isinstance(callee, types.MethodType) and callee.__func__ is _CALL_IMPL:
         callee = callee.__self__
@@ -108,7 +109,7 @@ Form = tuple[int, tuple[str, ...]]
 def in_form(
     form: Form, parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]] | None:
-    """Return the arguments of a call in another form; None if it has other arguments."""
+    """Return a call's arguments in another form; None if this form has other arguments."""
     count, names = form
     bound = parameters.bind(args, kwargs)
     if bound is None or count > len(parameters.positional):
@@ -126,7 +127,7 @@ def in_form(
 
 @functools.lru_cache(maxsize=1024)
 def form_of(structure: str) -> Form | None:
-    """Return the form of a signature's structure; None if a keyword is not a valid name."""
+    """Return the form of call that a structure describes; None if a keyword is not a valid name."""
     call = ast.parse(f"f({structure})", mode="eval").body
     assert isinstance(call, ast.Call)  # noqa: S101 - for the type checker
     names = tuple(each.arg for each in call.keywords if each.arg is not None)
@@ -140,7 +141,7 @@ def find_form(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> tuple[Entry, Callable[..., Any], Sequence[Any]] | None:
-    """Return an entry for another form of a call, its code, and the tensors in order."""
+    """Return an entry for another form of a call, its code, and its order of the tensors."""
     parameters = parameters_of(callee)
     calls: dict[Form, tuple[Signature, Sequence[Any]]] = {}
     for entry, fn in entries:
@@ -173,7 +174,7 @@ class Reordered:
 
 
 def order_of(wanted: Sequence[Any], given: Sequence[Any]) -> list[int] | None:
-    """Return each wanted tensor's position among the given; None if the order is the same."""
+    """Return the position of each `wanted` tensor in `given`; None if the order is the same."""
     places = {id(tensor): number for number, tensor in enumerate(given)}
     order = [places[id(tensor)] for tensor in wanted]
     return None if order == list(range(len(given))) else order

@@ -39,7 +39,7 @@ _SCALARS = frozenset({bool, int, str, type(None), torch.dtype})
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """A kind of call: everything about the arguments that compiled code depends on."""
+    """A kind of call: all properties of the arguments that compiled code depends on."""
 
     structure: str
     """The arguments as source code: t0, t1 and so on for tensors, anything else as it is.
@@ -75,8 +75,8 @@ def describe(
 ) -> tuple[Signature, list[Any]]:
     """Return the signature of a call and its tensors.
 
-    With `known`, other strings appear only by kind and length, because no entry exists for them.
-    The same applies to keys and argument names that do not look like names.
+    With `known`, strings outside `known` appear only by kind and length, because no entry exists
+    for them. The same applies to keys and argument names if `is_name` is false for them.
 
     Raises:
         NoEntry: no entry can take an argument of this kind.
@@ -140,7 +140,7 @@ def _source(
 
 
 def _instead_of(kind: type) -> str:
-    """Return what to pass or call where an argument is of a class that no entry takes."""
+    """Return a hint on what to pass or call instead of an argument of an unsupported class."""
     if any(f"{base.__module__}.{base.__name__}" == TRANSFORMERS_CACHE for base in kind.__mro__):
         return "decode with serve_warm.compile_generation, which keeps the cache in the model"
     return "pass plain tensors, finite numbers, strings, or lists, tuples and dicts of these"
@@ -174,7 +174,7 @@ OTHER = "other"
 
 
 def list_known_values(structure: str) -> set[tuple[type, Any]]:
-    """Return numbers, strings and names in a signature's structure, as `key_of` looks them up."""
+    """Return numbers, strings and names in a signature's structure, as `key_of` compares them."""
     call = ast.parse(f"f({structure})", mode="eval").body
     found: set[tuple[type, Any]] = set()
     for node in ast.walk(call):
@@ -200,12 +200,12 @@ def key_of(
     *,
     sizes: bool = True,
 ) -> Any:
-    """Return a key that is equal for calls of one structure with tensors of one shape.
+    """Return a key that is equal for calls with the same structure and the same tensor shapes.
 
     This is the fast half of `describe`; a check in C++ covers the other properties of tensors. All
     numbers and strings outside `known` count as equal, because no entry exists for them, and values
-    of requests must not be kept. The same applies to keys and argument names that do not look like
-    names. Without `sizes` the key is equal for tensors of any shape.
+    of requests must not be kept. The same applies to keys and argument names if `is_name` is false
+    for them. Without `sizes`, tensors of any shape give the same key.
     """
     key: list[Any] = []
     add = key.append
@@ -320,7 +320,7 @@ def module_of(callee: Any) -> torch.nn.Module | None:
 
 
 def state() -> dict[str, str]:
-    """Return the state that compiled code depends on and that no argument shows."""
+    """Return the state, other than arguments, that compiled code depends on."""
     if is_intercepted():
         raise NoEntry("a mode or a default device stands between the call and torch")
     factors = read_app({})

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checks, at each call, whether the places from which facts were read have changed.
+"""Checks at each call whether the sources from which facts were read have changed.
 
-Most places are dicts, whose versions are compared in C++. Sources of `SLOW_KINDS` are compared only
-once a second (`RELOOK_S`), by the next call.
+Most sources are dicts, whose versions are compared in C++. Sources of `SLOW_KINDS` are compared at
+most once a second (`RELOOK_S`), during a call.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class _Groups:
 
 
 class ChangeChecks:
-    """Compares all sources of one watch with their current values.
+    """Compares the known values of all sources of one watch with their current values.
 
-    `clock` is the clock of the looks at `SLOW_KINDS`, in seconds.
+    `clock` returns seconds, and times the comparisons of `SLOW_KINDS`.
     """
 
     def __init__(self, sources: Sources, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -73,9 +73,9 @@ class ChangeChecks:
         self._turn = _Turn()
 
     def find_changed(self) -> list[Source]:
-        """Return the sources that changed since the last look, and remember their new values.
+        """Return the sources that changed since the last call, and remember their new values.
 
-        From now on the check of the last look returns False.
+        From now on, the check that was built after the last call returns False.
         """
         # This comes first, because the last check would compare with the values stored below.
         self._turn.is_over = True
@@ -200,7 +200,7 @@ def never() -> bool:
 
 
 class _Turn:
-    """The time from one look to the next."""
+    """The period from one comparison to the next."""
 
     __slots__ = ("is_over",)
 
@@ -209,7 +209,7 @@ class _Turn:
 
 
 class _Timer:
-    """The time of the next look at the slow sources; shared by all checks of a watch."""
+    """The time of the next comparison of slow sources, shared by all checks of a watch."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock

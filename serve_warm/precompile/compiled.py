@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`serve_warm.compile` and `compile_regions`, and the objects that they return.
 
-Both put a dispatcher before the result of torch.compile. With a loaded artifact, a call that has an
-entry runs this entry, without Dynamo or its guards (level 2). torch.compile runs any other call
-(level 1). The report counts and names such calls; they are not errors. With `level=3` an entry is a
-library made by AOTInductor. Then Dynamo and Inductor are imported only if a call needs level 1.
+Both put a dispatcher in front of the result of torch.compile. If a loaded artifact has an entry for
+a call, the call runs this entry, without Dynamo or its guards (level 2). torch.compile runs all
+other calls (level 1). The report counts and names these calls; they are not errors. With `level=3`,
+an entry is a library made by AOTInductor, and Dynamo and Inductor are imported only if a call needs
+level 1.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from serve_warm.precompile.session import LIBRARY_LEVEL
 def compile(  # noqa: A001 - as in torch
     target: Any = None, /, *, level: int = 2, **arguments: Any
 ) -> Any:
-    """Return `target` compiled by torch.compile, or by a loaded artifact for calls that it covers.
+    """Return `target` compiled by torch.compile; a loaded artifact runs the calls that it covers.
 
-    It takes the arguments of torch.compile and returns the same kind of object: a module for a
-    module, a function for a function, and a decorator without a target.
+    This takes the arguments of torch.compile and returns the same kind of object: a module for a
+    module, a function for a function, and a decorator if there is no target.
 
         self.model = serve_warm.compile(load_model(), dynamic=False)
 
@@ -81,9 +82,10 @@ def compile_regions(
 ) -> Any:
     """Compile the repeated blocks of a model in place, once for all of them, and return the model.
 
-    A block is a module whose class occurs at least twice in a ModuleList or Sequential; `blocks`
-    names classes instead. The code around the blocks stays eager. All layers of the same structure
-    share one compiled block, so the compiler's work does not grow with their number.
+    By default, a block is a module whose class occurs at least twice in a ModuleList or Sequential;
+    to choose other classes, pass their names as `blocks`. The code around the blocks stays eager.
+    All layers of the same structure share one compiled block, so the compiler's work does not grow
+    with their number.
 
         self.model = serve_warm.compile_regions(load_decoder(), dynamic=False)
 
@@ -188,7 +190,7 @@ this attribute, because facts contain the keys of a module's `__dict__`."""
 
 
 def _forward_of(dispatcher: Dispatcher, stock: Any) -> Callable[..., Any]:
-    """Return the function for `model.forward`. Facts see torch's function instead."""
+    """Return the function for `model.forward`, marked so that facts describe torch's function."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         return dispatcher(*args, **kwargs)
@@ -316,7 +318,7 @@ class LightModule(torch.nn.Module):
 
 
 class _WhenCalled:
-    """Runs torch.compile only at the first call of its target, because this imports Dynamo."""
+    """Delays torch.compile until the first call of its target, because it imports Dynamo."""
 
     def __init__(self, target: Any, arguments: Mapping[str, Any]) -> None:
         self.target = target
@@ -345,7 +347,7 @@ class _WhenCalled:
 class _CompiledFunction:
     """A compiled function.
 
-    If it decorates a method in a class, each instance has its own compiled method.
+    If this decorates a method in a class, each instance has its own compiled method.
     """
 
     def __init__(

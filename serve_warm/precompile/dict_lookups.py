@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dicts in which a trace only looks up keys.
 
-Facts about such a dict name the keys, not their numbers.
+Facts about such a dict contain the keys, not their numbers.
 
-If the keys of a dict are not plain constants, or the dict is of a subclass, Dynamo guards the
-number and order of all keys. A registry such as that of transformers grows with each class that a
-process uses, in any order. If a trace only looked up keys, it depends only on the values under
-these keys.
+If some keys of a dict are not plain constants, or the dict is an instance of a subclass, Dynamo
+guards the number and order of all keys. A registry such as that of transformers grows with each
+class that a process uses, in any order. If a trace only looked up keys, it depends only on the
+values under these keys.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ def noting_lookups(
 ) -> Replacements:
     """Note in `found` what a trace reads of each dict, by the dict's path.
 
-    Each read of a dict's items outside `LOOKS_UP` counts as a read of the whole dict. Code of the
-    entry that takes an item by the number of its key counts the same way. `path_of` returns the
-    path of a source, and adds the keys on it that have no usable repr.
+    Each read of a dict's items outside `LOOKS_UP` counts as a read of the whole dict. The same
+    applies to code of the entry that takes an item by the number of its key. `path_of` returns the
+    path of a source, and adds to its second argument the keys on this path that have no usable
+    repr.
     """
     from torch._dynamo import source as sources
     from torch._dynamo.variables import dicts
@@ -92,7 +93,7 @@ def noting_lookups(
 
 
 def _noting_reads(allowed: Collection[Any], note: Callable[[Any], Lookups]) -> property:
-    """Return a replacement for the `items` of Dynamo's dicts that records other readers."""
+    """Return a replacement for the `items` of Dynamo's dicts that records reads by other code."""
 
     def read(variable: Any) -> Any:
         if sys._getframe(1).f_code not in allowed:
@@ -173,7 +174,7 @@ def _is_named(key: Any) -> bool:
 
 
 def _reads_key(path: str, of: str) -> bool:
-    """Return whether a path reads more of a dict's key than its value or its item."""
+    """Return whether a path reads more of a dict's key than the key's value or the key's item."""
     if f"dict.keys({of})" not in path or is_number(path, of):
         return False
     dict_, number = re.escape(of), number_of(of)
@@ -182,7 +183,7 @@ def _reads_key(path: str, of: str) -> bool:
 
 
 def number_of(of: str) -> str:
-    """Return a pattern for the expression of a key by its number."""
+    """Return a pattern for expressions that take a key of this dict by its number."""
     return re.escape(f"list(dict.keys({of}))[") + r"\d+\]"
 
 
@@ -203,7 +204,7 @@ def is_implied(guard: Guard, looked_up: Mapping[str, LookedUp]) -> bool:
 
 
 def with_key(guard: Guard, looked_up: Mapping[str, LookedUp]) -> Guard:
-    """Return a guard that says which key an object is, if its own names the key by its number.
+    """Return a guard that compares an object with a key, if `guard` names this key by its number.
 
     Other guards are returned unchanged.
     """

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The code of tensor subclasses that runs while torch traces a graph below Dynamo.
 
-Dynamo reports the files of the code that it traces, and guards the globals that this code reads. It
-does neither for the hooks of a tensor subclass, which torch calls while it traces the operators of
-a graph. The operators that these hooks call are in the graph, so this module turns the hooks' code
-and globals into facts.
+Dynamo reports the files of the code that it traces, and guards the globals that this code reads.
+Dynamo does neither for the hooks of a tensor subclass, which torch calls while it traces the
+operators of a graph. The operators that these hooks call are in the graph, so this module turns the
+hooks' code and globals into facts.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _plain(space: dict[str, Any], name: str) -> dict[tuple[str, str], Any]:
 
 
 def noting_dispatch(found: Dispatched) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    """Yield replacements of the hooks of classes that record the functions which they run."""
+    """Yield replacements for hooks of tensor subclasses, which record the functions they run."""
     for kind in dict.fromkeys(_subclasses(torch.Tensor)):
         for name, hook in _hooks_of(kind):
             yield kind, name, classmethod(_noting(hook, found))  # type: ignore[misc]

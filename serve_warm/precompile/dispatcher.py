@@ -6,7 +6,7 @@ The dispatcher checks the conditions that Dynamo's guards would check:
 
     each call     structure and scalars of the arguments; tensors' metadata; grad mode, autocast,
                   default dtype, threads and other state that torch keeps per thread or process;
-                  and changes of the places from which facts were read (`module_changes`)
+                  and changes of the sources from which facts were read (`module_changes`)
     each start,   files of the code in the graph; classes of modules; every value, type, function,
     and after     tensor and hook that the graph was built on (`binding`)
     a change
@@ -176,7 +176,7 @@ class Dispatcher(HandedOver):
         return self.binder.has(entry)
 
     def withdraw_changed(self, table: EntryTable) -> None:
-        """Withdraw the entries that this build made for this callable and that no longer fit."""
+        """Withdraw entries that this build made for this callable, if they no longer match it."""
         if self._builder is not None:
             self._builder.withdraw_changed(table)
 
@@ -250,7 +250,7 @@ class Dispatcher(HandedOver):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> tuple[Entry, Callable[..., Any], Sequence[int] | None]:
-        """Return an entry for a call, its code, and its order of the tensors if that differs."""
+        """Return an entry for a call, its code, and the order of its tensors if different."""
         if state["grad_mode"] == "on":
             raise NoEntry("called with grad mode on: use torch.inference_mode()")
         for entry, fn in binding.entries:
@@ -298,7 +298,7 @@ class Dispatcher(HandedOver):
     ) -> None:
         """Store the code for this kind of call under its key.
 
-        Without an entry the call is at level 1.
+        A call without an entry runs at level 1.
         """
         tensors: list[Any] = []
         open_sizes = entry is not None and entry.dynamic.is_open
@@ -346,7 +346,7 @@ class Dispatcher(HandedOver):
     ) -> Any:
         """Run a call with other code after its entry failed.
 
-        Raises the error if the error is the result of the call.
+        If the error is the result of the call, raises the error.
         """
         if isinstance(error, LibraryFailedCleanly):
             # Eager execution raises the error that the user expects, but torch.compile would import
@@ -365,7 +365,7 @@ def _hold_in_order(
 
 
 def _why_not_run(fn: Callable[..., Any], error: BaseException) -> str:
-    """Return why an entry did not run its graph. Raise the error if code may have run."""
+    """Return why an entry did not run its graph. Raise `error` if the graph may have run."""
     if isinstance(error, NoEntry):
         return str(error)
     if not may_run_again(fn, error):

@@ -31,10 +31,10 @@ def difference_from_eager(
 ) -> float:
     """Return the difference between compiled code and eager execution for one call.
 
-    It is relative to the largest value.
+    The difference is relative to the largest value.
 
-    Compares outputs, changed inputs and changed module buffers. Both runs use copies; the module
-    and torch's random numbers are restored.
+    Compares outputs, changed inputs and changed module buffers. Both runs use copies of the
+    tensors. The module and the state of torch's random number generators are restored.
 
     Raises:
         NoEntry: the difference is too large. Such an entry is never published.
@@ -45,7 +45,7 @@ def difference_from_eager(
 
 
 def run_on_copies(callee: Any, function: Callable[..., Any], tensors: Sequence[Any]) -> None:
-    """Run a function on copies of a call's tensors, and restore buffers and random numbers."""
+    """Run a function on copies of a call's tensors; restore buffers and the random state."""
     Kept(callee).run(function, tensors)
 
 
@@ -59,9 +59,9 @@ def difference_in_service(
 ) -> float:
     """Compare in a replica, where errors must not quote values of a request.
 
-    With `restore`, compares buffers too, and restores them and torch's random number states.
-    Without `restore`, leaves both alone, because other threads may use them. This is correct only
-    for calls that change neither.
+    With `restore`, also compares buffers, and restores the buffers and torch's random state.
+    Without `restore`, leaves both alone, because other threads may use them. So pass
+    `restore=False` only for calls that change neither.
 
     Raises:
         NoEntry: the difference is too large, and two eager runs agree.
@@ -94,7 +94,7 @@ def difference_in_service(
 
 
 class NotComparable(Exception):
-    """Eager execution has no reproducible result for a call, so it cannot be compared."""
+    """A call cannot be compared with eager, for example if its result is not reproducible."""
 
 
 def why_not_twice(
@@ -130,7 +130,7 @@ class _Outcome:
 
 
 class Kept:
-    """The state before a run: a module's buffers, and torch's random numbers."""
+    """The state before a run: a module's buffers, and torch's random state."""
 
     def __init__(self, callee: Any, *, restore: bool = True) -> None:
         self._callee = callee
@@ -167,7 +167,7 @@ class Kept:
             self.restore_buffers()
 
     def run_and_keep(self, function: Callable[..., Any], tensors: Sequence[Any]) -> None:
-        """Run a function on copies of the tensors. Restore only torch's random state."""
+        """Run a function on copies of the tensors; restore only torch's random state."""
         random = _random_states()
         try:
             function(self._callee, *copy_tensors(tensors))
@@ -175,7 +175,7 @@ class Kept:
             _restore_random_states(random)
 
     def restore_buffers(self) -> None:
-        """Give the module its buffers of before, with their values."""
+        """Give the module its earlier buffers, with their earlier values."""
         for owner, name, buffer, before in self._buffers:
             if owner.get_buffer(name) is not buffer:
                 setattr(owner, name, buffer)
@@ -232,7 +232,7 @@ def _difference(eager: _Outcome, ours: _Outcome) -> float:
 
 
 def describe_result(value: Any, tensors: list[Any]) -> str:
-    """Return an output as text without its tensors, which are added to `tensors`."""
+    """Return an output as text, without its tensors, and add the tensors to `tensors`."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         tensors.extend(plain_parts(value))
@@ -296,7 +296,7 @@ def _tolerance(tensor: Any) -> float:
 
 
 def copy_tensors(tensors: Sequence[Any], *, inference: bool | None = None) -> list[Any]:
-    """Return copies with the same strides and the same overlaps.
+    """Return copies of tensors, with the same strides and the same overlaps in memory.
 
     If `inference` is given, it says whether all copies are inference tensors. By default, each copy
     is like its original.

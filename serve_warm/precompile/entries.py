@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts `precompiled` and `exported` of an artifact: entries by unit, and their files.
 
-Callables share entries if their units are equal: name, arguments of torch.compile, and the tree of
-modules. Reading the parts executes no code. Loading a function executes its code.
+Callables share entries if their units are equal. A unit consists of a name, the arguments of
+torch.compile, and the tree of modules. Reading the parts executes no code, but loading a function
+from them does.
 """
 
 from __future__ import annotations
@@ -70,9 +71,9 @@ class Entry:
     def function_key(self) -> str:
         """Key that is equal for two entries that share a function.
 
-        The file alone is not enough, because a library contains neither weights nor names. So two
-        methods of the same shape have the same bytes, and only the plan says which weights are
-        used.
+        The file is not a sufficient key, because a library contains neither weights nor names. So
+        the libraries of two similar methods can have the same bytes, and only the plan says which
+        weights each uses.
         """
         return json.dumps(
             [self.file, self.plan, self.references, self.sources, self.state], sort_keys=True
@@ -116,8 +117,8 @@ class NotYet(Exception):
 class EntryTable:
     """Entries by unit, and the functions loaded from them; one per process.
 
-    `clock` is the clock of the watches on its callables, in seconds. `load_library` is
-    `aoti_library.load` by default.
+    `clock` returns seconds, for the watches on the callables. `load_library` is `aoti_library.load`
+    by default.
     """
 
     format = FORMAT
@@ -208,7 +209,7 @@ class EntryTable:
         return self._changed[name] != digest
 
     def add(self, unit: Unit, entry: Entry, data: bytes, fn: Callable[..., Any]) -> None:
-        """Add a new entry; only the table of a build has it."""
+        """Add a new entry; only for the table of a build."""
         with self._lock:
             unit.entries.append(entry)
             self.files[entry.file] = data
@@ -228,7 +229,7 @@ class EntryTable:
             self._functions[entry.function_key] = NoEntry(why)
 
     def withdraw(self, unit: Unit, entry: Entry, why: str) -> None:
-        """Remove an entry that this build made. Its calls are refused with `why`."""
+        """Remove an entry that this build made, and refuse its calls with `why` as the reason."""
         with self._lock:
             unit.entries.remove(entry)
             self.refused[unit.name, str(entry.signature)] = why
@@ -236,13 +237,13 @@ class EntryTable:
                 del self.files[entry.file]
 
     def unit(self, name: str, arguments: str, lines: Sequence[str]) -> Unit:
-        """Return the unit of this structure; a new empty unit if the table has none."""
+        """Return the unit of this structure; add an empty unit if the table has none."""
         new = Unit(name=name, arguments=arguments, tree=lines)
         with self._lock:
             return self.units.setdefault(new.key, new)
 
     def of_other_structures(self, unit: Unit) -> list[Entry]:
-        """Return the entries of the unit's callable that have another structure."""
+        """Return entries that were made for the same callable, but with another structure."""
         kind = (unit.name, unit.arguments)
         with self._lock:
             units = list(self.units.values())
@@ -286,7 +287,7 @@ class EntryTable:
         ]
 
     def nearest(self, unit: Unit) -> str:
-        """Return why a unit has no entries: how it differs from a similar unit with entries."""
+        """Return why a unit has no entries, for example how it differs from a unit with entries."""
         same = [u for u in self.units.values() if u.name == unit.name and u.entries]
         if not same:
             reasons = [why for (name, _), why in self.refused.items() if name == unit.name]
@@ -443,7 +444,7 @@ def plain_values(callee: Any) -> str:
 def tree(callee: Any) -> list[str]:
     """Return a line for each module of the callee, with its path and its class.
 
-    Everything else that compiled code depends on is a fact of an entry, and is watched.
+    Facts of entries cover everything else that compiled code depends on, and are watched.
     """
     root = module_of(callee)
     if root is None:

@@ -4,8 +4,8 @@
 
 Only a build imports this module and the modules that it uses to make entries.
 
-An entry is a plain function of (callee, *tensors) and holds no weights. So modules of one class and
-structure share it, and weights may be loaded or replaced later.
+An entry is a plain function of (callee, *tensors) and holds no weights. So modules of the same
+class and structure share an entry, and weights may be loaded or replaced later.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ROUNDED = (
 
 @dataclass(frozen=True, kw_only=True)
 class NewCall:
-    """A call of a build that has no entry, and where its entry goes."""
+    """A call without an entry during a build, and the place for its entry."""
 
     build: RunningBuild
     unit: Unit
@@ -101,7 +101,7 @@ class EntryBuilder:
         """Advice on which parts to compile if torch cannot trace the whole callable."""
 
     def note_answer(self, entry: Entry) -> None:
-        """Record that an entry ran a call, so the model returns to the entry's state."""
+        """Record that an entry ran a call: the model returns to the entry's state."""
         self._answered.add(id(entry))
 
     def make(self, call: NewCall) -> tuple[Entry, Callable[..., Any]]:
@@ -143,7 +143,7 @@ class EntryBuilder:
         return entry, made.fn
 
     def _with_advice(self, failure: NoEntry, call: NewCall) -> str:
-        """Return a failure's text, with the parts to compile instead if torch could not trace."""
+        """Return the text of a failure; add parts to compile instead if torch could not trace."""
         if not is_of_trace(failure):
             return str(failure)
         if self._advice is None:
@@ -152,7 +152,7 @@ class EntryBuilder:
         return f"{why.rstrip('.')}. {self._advice}" if self._advice else why
 
     def _take_pending(self, call: NewCall) -> PendingEntry | None:
-        """Take the library that was begun for such a call from the table, or return `None`.
+        """Remove and return the library that was begun for calls like this one, if any.
 
         Raises:
             NotYet: the library stays there for a later call.
@@ -204,7 +204,7 @@ class EntryBuilder:
     def _compile(
         self, call: NewCall, pending: PendingEntry | None
     ) -> tuple[aot_compile.Made, Entry]:
-        """Return the code for a call, of the highest requested level that works, and its entry."""
+        """Return the code and the entry for a call, at the highest requested level that works."""
         # Shapes are static by default: torch's own default, None, is neither static nor dynamic.
         arguments = {"dynamic": False, **self._arguments}
         function, tensors = call.function, call.tensors
@@ -257,7 +257,7 @@ class EntryBuilder:
     def _try_library(
         self, call: NewCall, pending: PendingEntry | None, arguments: Mapping[str, Any]
     ) -> tuple[aot_compile.Made, float]:
-        """Return the library for a call, and its error."""
+        """Return the library for a call, and its difference from eager."""
         made = self._library(call, pending, arguments)
         error = self._error(call.function, made, call.tensors)
         if made.plan.get("captures") == "":
@@ -268,7 +268,7 @@ class EntryBuilder:
     def _try_pickle(
         self, call: NewCall, arguments: Mapping[str, Any]
     ) -> tuple[aot_compile.Made, float, Mapping[str, Sequence[str]]]:
-        """Return the pickle for a call, its error, and the objects that the call changes."""
+        """Return the pickle for a call, its difference from eager, and objects the call changes."""
         with side_effects() as changes:
             made = aot_compile.make(call.function, self._callee, call.tensors, arguments)
         return made, self._error(call.function, made, call.tensors), changes
@@ -279,10 +279,10 @@ class EntryBuilder:
         """Return the difference from eager execution. Raise `NoEntry` if it is too large.
 
         Also raises `NoEntry` if the call changes Python values on which its graph depends, such as
-        a counter, a growing list or a value computed once. At the next call the graph would be out
-        of date. The check uses eager execution, because compiled code writes the values of its
-        first call. A call that changes a list or dict argument raises too, because an entry gets
-        other objects.
+        a counter, a growing list or a value computed once. At the next call, the graph would be out
+        of date. The check uses eager execution, because compiled code would write the values from
+        its first call every time. This also raises if the call changes a list or dict argument,
+        because an entry receives other objects.
         """
 
         def eager(callee: Any, *tensors: Any) -> Any:
@@ -305,9 +305,9 @@ class EntryBuilder:
     def withdraw_changed(self, table: EntryTable) -> None:
         """Withdraw entries made here that no longer fit the callable.
 
-        Another kind of call, another callable or the handler changed the callable, and will change
-        it again. An entry that ran another call of the build stays, because the model returns to
-        its state.
+        An entry no longer fits if another kind of call, another callable or the handler changed the
+        callable. The same change would happen in a replica. An entry that ran another call of the
+        build stays, because the model returns to the entry's state.
         """
         with self._lock:
             made, self._made = self._made, []

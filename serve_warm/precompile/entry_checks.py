@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of loaded entries against eager, in the replica that runs them.
 
-Facts and guards find known causes of errors. These checks find others: a kernel that computes wrong
-results, weights that need more precision than the weights of the build, or a missing check. Each
-comparison runs inside a call, so it has the right thread and state. An entry that differs is
+Facts and guards find known causes of errors. These checks find other errors: a kernel that computes
+wrong results, weights that need more precision than the weights of the build, or a missing guard.
+Each comparison runs inside a call, so it has the right thread and state. If an entry differs, it is
 withdrawn, and torch.compile runs its calls.
 """
 
@@ -69,7 +69,7 @@ class Check:
 
     @property
     def may_repeat(self) -> bool:
-        """Whether a second run of a call changes nothing."""
+        """Whether the entry's calls may run twice, because the second run changes nothing."""
         return self.entry.plan.get(ONCE) == ""
 
     @property
@@ -83,7 +83,7 @@ class Check:
 
 @dataclass
 class Tally:
-    """The results of all checks of one start so far. Use it under the lock of the checks."""
+    """The results so far of all checks of one start; use them under the lock of the checks."""
 
     counts: dict[ParityResult, int] = field(default_factory=lambda: dict.fromkeys(ParityResult, 0))
     failures: list[str] = field(default_factory=list)
@@ -143,7 +143,7 @@ class Checks:
     def around(
         self, dispatcher: Dispatcher, entry: Entry, fn: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """Return the function to run for an entry: its own code if no more checks are allowed."""
+        """Return the function to run for an entry: its own code if no more checks are possible."""
         check = self._check_of(dispatcher, entry)
         return _Checked(self, dispatcher, check, fn) if self._may_come(check) else fn
 
@@ -192,7 +192,7 @@ class Checks:
             return list(self._checks[dispatcher].values())
 
     def serve(self) -> None:
-        """Check calls of requests from now on, and stop wrapping entries that need no check."""
+        """From now on, check calls of requests. Stop wrapping entries that need no check."""
         self.phase = Phase.SERVING
         for dispatcher in self._list_seen():
             for check in self._checks_of(dispatcher):
@@ -201,7 +201,7 @@ class Checks:
         self.forget_calls()
 
     def forget_calls(self) -> None:
-        """Make callables run entries directly if no further check is possible."""
+        """Make callables run entries directly if no more checks of these entries are possible."""
         for dispatcher in self._list_seen():
             dispatcher.forget_calls()
 
@@ -220,11 +220,11 @@ class Checks:
             )
 
     def all_checks(self) -> list[Check]:
-        """Return the checks of all called entries. Call it under the lock."""
+        """Return the checks of all called entries. The caller must hold the lock."""
         return [check for found in self._checks.values() for check in found.values()]
 
     def idle_s(self) -> float:
-        """Return the seconds since the last call of an entry that may be checked."""
+        """Return the number of seconds since the last call of an entry that has checks."""
         return time.monotonic() - self._last_call_s
 
     def note_call(self) -> None:
@@ -310,7 +310,7 @@ class Checks:
         fn: Callable[..., Any],
         tensors: Sequence[Any],
     ) -> Any:
-        """Return an entry's answer to a call in traffic after comparing it with eager.
+        """Return an entry's answer to a call of a request, after comparing the answer with eager.
 
         The entry runs only once, because its result may share memory with its inputs.
 

@@ -17,7 +17,7 @@ from serve_warm.precompile.tensor_parts import Whole, has_parts, plain_parts
 
 
 class Plan(TypedDict, total=False):
-    """Data on how to load and call the code of an entry. It is stored with the code."""
+    """Data on how to load and call the code of an entry. The plan is stored with the code."""
 
     once: str
     """Reason why the entry's calls may not run twice; empty if they may."""
@@ -46,7 +46,7 @@ class Plan(TypedDict, total=False):
 class _Graph:
     """The compiled graph of an entry.
 
-    It runs only on tensors that are like the tensors of its first run.
+    The graph runs only on tensors that are like the tensors of its first run.
 
     The dispatcher checks the arguments at each call, but weights only when the callable is bound.
     Later changes of weights may be invisible (`.data =`, `torch.func.functional_call`), and
@@ -144,7 +144,8 @@ def may_run_again(fn: Callable[..., Any], error: BaseException) -> bool:
 
     Before a graph runs, the bytecode around it looks up modules and attributes, which may no longer
     exist. Other code may then run the call. An error of the graph itself is the result of the call.
-    A graph that writes into its inputs may have done this before later code raised an error.
+    If a graph writes into its inputs, other code may not run the call, because the graph may have
+    written before the error.
     """
     if writes(fn):
         return False
@@ -178,11 +179,11 @@ _address_of = torch.Tensor.data_ptr
 
 
 class ApartInMemory:
-    """Refuses tensors of a graph that overlap in memory, and remembers addresses that do not.
+    """Refuses tensors of a graph that overlap in memory, and remembers addresses without overlap.
 
     Overlap depends on addresses, sizes and strides. Other checks of a graph cover sizes and
-    strides, so with fixed sizes the addresses decide. Reading the addresses takes a tenth of the
-    time of `refuse_overlap`, which matters for models with hundreds of weights.
+    strides. So if the sizes are fixed, only the addresses matter. Reading the addresses takes a
+    tenth of the time of `refuse_overlap`, which matters for models with hundreds of weights.
     """
 
     def __init__(self) -> None:
@@ -204,7 +205,7 @@ class ApartInMemory:
 
 
 def refuse_overlap(args: Sequence[Any]) -> None:
-    """Raise `NoEntry` if two tensors share memory. Takes a few µs if they do not."""
+    """Raise `NoEntry` if two tensors share memory. Takes a few µs if no memory is shared."""
     plain = [each for arg in args if isinstance(arg, torch.Tensor) for each in plain_parts(arg)]
     tensors = [each for each in plain if each.numel()]
     spans = []
@@ -234,7 +235,7 @@ def _meet(spans: list[tuple[int, int]]) -> bool:
 
 
 def with_checks(entry: Any, plan: Plan) -> Callable[..., Any]:
-    """Return the function of an entry, with its graph behind the checks above."""
+    """Return the function of an entry, with the checks of `_Graph` before its graph."""
     name = entry._artifacts.backend_id
     compiled = entry.fn.__globals__[name]
     inputs = compiled.compiled_fn.serialize().runtime_metadata.input_info

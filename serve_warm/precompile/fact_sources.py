@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Places from which facts are read: an item of a dict, an attribute, the code of a function.
+"""Sources from which facts are read: an item of a dict, an attribute, the code of a function.
 
-`Sources` records each place that determines a row or a fact, and its value.
+`Sources` records each source that determines a row or a fact, with the source's value.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Methods:
 
 
 class Source:
-    """One place from which rows or facts were read, and the value found there."""
+    """One source from which rows or facts were read, and its value at that time."""
 
     __slots__ = ("base", "kind", "name", "users", "value")
 
@@ -61,7 +61,7 @@ class Source:
         """Numbers of rows, and of facts as `~number`."""
 
     def read(self) -> Any:
-        """Return the current value, `ABSENT` if there is none."""
+        """Return the current value, or `ABSENT` if there is none."""
         try:
             return READ[self.kind](self.base, self.name)
         except UNREADABLE:
@@ -75,13 +75,13 @@ class Source:
             self.value = copy.deepcopy(value)  # metadata may change in place
 
     def is_built_in(self) -> bool:
-        """Return whether the check at each call holds the source's value or place."""
+        """Return whether the check at each call contains the source's value or object."""
         if self.kind == "keys":
             return is_ordered(self.base)  # whose order is checked once there are two keys
         return self.kind in ("attribute", "tensor", "class")
 
     def has_what_is_there(self) -> bool:
-        """Return whether the source has a value that is stored as the object itself."""
+        """Return whether the source exists, and its value is stored as the object itself."""
         return self.kind in ("attribute", "getitem") and self.value is not ABSENT
 
     def is_still(self, value: Any) -> bool:
@@ -147,7 +147,7 @@ READ: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 def class_dicts(kind: type) -> list[dict[str, Any]]:
-    """Return the dicts of those classes in a class's MRO that can be changed."""
+    """Return the dicts of those classes in a class's MRO that can change."""
     return [dict_behind(vars(base)) for base in kind.__mro__ if base.__flags__ & HEAP_TYPE]
 
 
@@ -178,7 +178,7 @@ class Sources:
         self._methods.clear()
 
     def drop_orphans(self) -> None:
-        """Forget the sources that were not used in this look."""
+        """Forget the sources that nothing used since the last comparison."""
         for key, source in self._orphans.items():
             if not source.users:
                 del self.by_key[key]
@@ -274,7 +274,8 @@ class Sources:
     def _note_of_config(self, base: Any, name: str) -> None:
         """Record the sources of an attribute of a configuration of `transformers`.
 
-        A model reads dozens. Each read runs Python functions, and versions of dicts cost nothing.
+        A model reads dozens. Each read runs Python functions, but comparing versions of dicts costs
+        almost nothing.
         """
         renamed = base.attribute_map
         self._note_of_instance(base, type(base), "attribute_map")
@@ -407,7 +408,7 @@ def is_ordered(mapping: Any) -> bool:
 
 
 def _find_defined(kind: type, name: str) -> Any:
-    """Return the attribute that a class or one of its bases defines, else `ABSENT`."""
+    """Return the attribute as defined by a class or one of its bases, or `ABSENT`."""
     return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), ABSENT)
 
 
@@ -431,7 +432,7 @@ def _readers(kind: type) -> list[Any]:
 
 
 def _is_plain_config(base: Any) -> bool:
-    """Return whether an object is a configuration of `transformers` whose layers do not differ."""
+    """Return whether an object is a `transformers` config with the same settings for all layers."""
     own = getattr(base, "__dict__", None)
     return (
         type(own) is dict

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Facts: data about the objects that compiled code was compiled from and relies on.
 
-Dynamo protects compiled code with guards, and evaluates them at each call. Guards of real models
-cannot be written to a file, because closures, decorators and identities do not pickle. A fact says
-the same in a form that can be stored: a path from the compiled callable, or from a Python module,
+Dynamo protects compiled code with guards, which it evaluates at each call. Guards of real models
+cannot be written to a file, because closures, decorators and identities do not pickle. A fact has
+the same content in a form that can be stored: a path from the compiled callable or a Python module
 to an object, and the expected properties of the object. `serve_warm.precompile.guard_facts` makes
 facts from guards at the build; `serve_warm.precompile.module_changes` notices when a fact may no
 longer hold.
@@ -64,7 +64,7 @@ class NoEntry(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Facts about one callable. Immutable; as JSON they are two lists."""
+    """Facts about one callable. Facts are immutable; their JSON has two lists."""
 
     steps: tuple[Step, ...] = ()
     facts: tuple[tuple[int, str, Any], ...] = ()
@@ -109,7 +109,7 @@ class Facts:
     def why_broken(
         self, fact: tuple[int, str, Any], objects: Sequence[Any] | Mapping[int, Any]
     ) -> str:
-        """Return why a fact does not hold for the objects of its rows; nothing if it holds."""
+        """Return why a fact does not hold for the objects of its rows; empty if it holds."""
         row, kind, value = fact
         found = objects[row]
         if isinstance(found, Missing):
@@ -176,8 +176,9 @@ class Facts:
     def with_inputs(self, callee: Any, given: Collection[int]) -> Facts:
         """Return the same facts, with facts about the graph's own tensors marked as inputs.
 
-        `given` has the ids of the tensors. The graph checks its inputs at each call, so no other
-        check is needed. A library takes only the parts of a tensor, without its metadata.
+        `given` has the ids of the tensors. The graph checks its inputs at each call, so these facts
+        need no other check. A library's inputs are the parts of a tensor without its metadata, so
+        the metadata still needs a check.
         """
         objects = self.objects(callee)
 
@@ -193,7 +194,7 @@ class Facts:
 
 @dataclass(kw_only=True)
 class Merged:
-    """The facts of several entries in one table, made once for all callables that share them."""
+    """The facts of several entries, in a table that callables with the same entries share."""
 
     steps: list[Step] = field(default_factory=list)
     facts: list[tuple[int, str, Any]] = field(default_factory=list)
@@ -241,7 +242,7 @@ def _number(value: Any, values: list[Any], known: dict[str, int]) -> int:
 
 
 OF_PARTS = ("parts", "input parts", "input parts alone")
-"""Kinds of facts about the parts of a tensor that is made of other tensors."""
+"""Kinds of facts about the parts of a tensor that contains other tensors."""
 
 
 OF_INPUTS = {"tensor": "input", "parts": "input parts"}
@@ -283,7 +284,7 @@ def take(base: Any, step: str, argument: Any) -> Any:
 
 
 def item(base: Any, key: Any) -> Any:
-    """Return an item as Dynamo reads it: without the `__missing__` of a dict subclass.
+    """Return an item as Dynamo reads it: without calling the `__missing__` of a dict subclass.
 
     Raises:
         LookupError, TypeError: the item does not exist.
@@ -390,7 +391,7 @@ def show_key(plain: Any) -> str:
 
 
 def expect(kind: str, found: Any, value: Any) -> Expected:
-    """Return a fact's statement of this kind about `found`; `value` has its parameters."""
+    """Return what a fact of this kind says about `found`; `value` has the fact's parameters."""
     return kind, READERS[kind](found, value)
 
 
@@ -399,7 +400,7 @@ RELATIONS = ("same", "distinct")
 
 
 def others_of(kind: str, value: Any) -> list[int]:
-    """Return the other rows that a relation is about."""
+    """Return the rows to which a relation compares its own row."""
     return [value] if kind == "same" else list(value)
 
 
@@ -461,7 +462,7 @@ SHOWN = 120
 
 
 def _describe_change(kind: str, now: Any, was: Any) -> str:
-    """Return a text that compares the value of a fact now and at the build."""
+    """Return a text that compares the value of a fact now with the value at the build."""
     if kind in ("attribute", "own", "contains"):
         name = show_key(now[0])
         verb = {"attribute": "attribute", "own": "attribute of its own", "contains": "key"}[kind]

@@ -4,8 +4,8 @@
 
 A guard that cannot become a fact refuses the entry.
 
-The exceptions are few: `CHECKED_ELSEWHERE` lists each kind that may be dropped, with its reason. An
-unknown kind, for example of a newer torch, refuses the entry too.
+The exceptions are in `CHECKED_ELSEWHERE`: kinds of guards that may be dropped, with reasons. A
+guard of an unknown kind, for example of a newer torch, refuses the entry too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from serve_warm.precompile.names import identity, literal, name_of, resolve
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """One guard of Dynamo. The objects that the guard is about still exist."""
+    """One guard of Dynamo. The objects of the guard still exist."""
 
     path: str
     """Python expression over `callee`, the tensors `t0`, `t1` and so on, `G`, the globals of
@@ -108,7 +108,7 @@ IDENTITY = {
 """Guards on the identity of an object."""
 
 OF_PARTS = "TENSOR_SUBCLASS_METADATA_MATCH"
-"""Guard on the metadata of a tensor that is made of other tensors."""
+"""Guard on the metadata of a tensor that contains other tensors."""
 
 FACTS = {
     **dict.fromkeys(VALUES, "value"),
@@ -165,7 +165,7 @@ class _Table:
         return self.rows[key]
 
     def row_of(self, module: str, name: str = "") -> int:
-        """Return the row of a module, or of its object with a qualified name."""
+        """Return the row of a module, or of the object with this qualified name in it."""
         row = self.row(-1, "root", module)
         for part in filter(None, name.split(".")):
             row = self.row(row, "attribute", part)
@@ -183,7 +183,7 @@ class _Table:
             raise NoEntry(str(error)) from error
 
     def of(self, node: ast.expr) -> int:
-        """Return the row of an expression, added if it is new."""
+        """Return the row of an expression; add a row if the expression is new."""
         if isinstance(node, ast.Name) and node.id == CALLEE:
             return self.row(-1, "root", CALLEE)
         if isinstance(node, ast.Attribute):
@@ -275,11 +275,11 @@ def collect(
 ) -> Facts:
     """Return the facts that guards protect.
 
-    `names` has module and qualified name of the objects in the globals, by their alias; `scopes`
-    has the ids of dicts of globals. `marked` returns a key of `OPAQUE` if a mark hides a function
-    from Dynamo. `results` are calls whose result is in the graph: function, arguments, result.
-    `lookups` has the reads of each dict, by its path. `globals_read` has values that no guard
-    protects, by module and name. Each fact holds for `callee` now.
+    `names` has the module and qualified name of each object in the globals, by alias; `scopes` has
+    the ids of dicts of globals. `marked` returns a key of `OPAQUE` if a mark keeps Dynamo from
+    tracing a function. `results` has calls whose result is in the graph: function, arguments,
+    result. `lookups` has the reads of each dict, by path. `globals_read` has unguarded values, by
+    module and name. Each fact holds for `callee` now.
 
     Raises:
         NoEntry: a guard cannot become a fact, or its fact reads differently each time.
@@ -322,7 +322,7 @@ def collect(
 
 
 def _owners(guards: Sequence[Guard], scopes: Mapping[str, int]) -> dict[str, str]:
-    """Return the path of a function for each dict of globals that a function has."""
+    """Return, for each dict of globals, the path of a function that has these globals."""
     owners = {
         id(guard.value.__globals__): guard.path
         for guard in guards
@@ -332,7 +332,7 @@ def _owners(guards: Sequence[Guard], scopes: Mapping[str, int]) -> dict[str, str
 
 
 def conditions_of(guards: Sequence[Guard]) -> list[str]:
-    """Return guards on arguments' attributes as Python source over `L`; it names tensors."""
+    """Return guards on attributes of arguments, as Python source in which `L` has the arguments."""
     found = []
     for guard in guards:
         argument = ARGUMENT.match(guard.path)
@@ -387,7 +387,7 @@ def _of_result(
     kwargs: Mapping[str, Any],
     result: Any,
 ) -> tuple[int, str, Any]:
-    """Return the fact that a function still returns its result of the build."""
+    """Return the fact that a function still returns the same result as at the build."""
     place, said = _place(fn), literal(result)
     name = name_of(fn)
     if place is None or said is None:
@@ -410,7 +410,7 @@ def _of_globals(
 
 
 def _place(fn: Any) -> tuple[str, str] | None:
-    """Return where to find a function or its wrapper, such as `functools.lru_cache`."""
+    """Return module and qualified name of a function or of its wrapper (as by `lru_cache`)."""
     module, name = getattr(fn, "__module__", ""), getattr(fn, "__qualname__", "")
     try:
         found = resolve(module, name)
@@ -433,7 +433,7 @@ def _is_of_argument(guard: Guard) -> bool:
 
 
 def _without_parts(guards: Sequence[Guard]) -> list[Guard]:
-    """Return guards without those that the fact about a tensor with parts implies."""
+    """Return guards, except guards that the fact about a tensor with parts already covers."""
     whole = {guard.path: guard.value for guard in guards if guard.kind == OF_PARTS}
     return [guard for guard in guards if not _is_of_parts(guard, whole)]
 
@@ -456,7 +456,7 @@ def _is_of_parts(guard: Guard, whole: Mapping[str, Any]) -> bool:
 
 
 def _is_one_of_many(value: Any) -> bool:
-    """Return whether a forward may see other objects that it can distinguish from this one."""
+    """Return whether other objects like this one may exist, so that its identity matters."""
     if isinstance(value, (list, dict, set)):
         return True
     if isinstance(value, (torch.Tensor, type, types.ModuleType)):
@@ -465,7 +465,7 @@ def _is_one_of_many(value: Any) -> bool:
 
 
 def _on_paths(table: _Table, callee: Any) -> dict[int, Any]:
-    """Return the objects on paths, guarded or not, that other names may share."""
+    """Return objects on paths, with or without guards, that may have other names too."""
     found = Facts(steps=tuple(table.steps)).objects(callee)
     return {
         row: value
@@ -480,8 +480,7 @@ def _on_paths(table: _Table, callee: Any) -> dict[int, Any]:
 def _partition(objects: Mapping[int, Any]) -> list[tuple[int, str, Any]]:
     """Return facts about which of these rows are the same object, and which are not.
 
-    Dynamo has no guard if two compared objects differ, or if two names could refer to the same
-    list.
+    Dynamo has no guard on two objects that differ, or on two names that may share a list.
     """
     first: dict[int, int] = {}
     facts: list[tuple[int, str, Any]] = []
@@ -498,9 +497,8 @@ def _refuse_bare_identity(
 ) -> None:
     """Raise `NoEntry` for an object that is guarded only by its identity.
 
-    A plain sentinel is allowed, because facts state which rows hold the same object. An object of a
-    C class is refused, because the graph may depend on its whole content, as with a regular
-    expression.
+    A plain sentinel is allowed, because facts state which rows hold the same object. Objects of C
+    classes are refused, because the graph may depend on their content (a regular expression).
     """
     for row in by_identity:
         if len(objects) < 2 or row not in objects or not _is_of_python(type(objects[row])):
@@ -516,9 +514,9 @@ def _is_of_python(kind: type) -> bool:
 
 
 def _of_modules(table: _Table, callee: Any) -> list[tuple[int, str, Any]]:
-    """Return facts on the hooks of each module on a path, and of all modules.
+    """Return facts on the hooks of each module on a path, and on the hooks for all modules.
 
-    Dynamo does not guard empty tables.
+    Dynamo does not guard a table of hooks if the table is empty.
     """
     found = Facts(steps=tuple(table.steps)).objects(callee)
     facts = [
@@ -536,11 +534,11 @@ def _of_modules(table: _Table, callee: Any) -> list[tuple[int, str, Any]]:
 
 
 def _of_lookups(table: _Table, callee: Any) -> list[tuple[int, str, Any]]:
-    """Return facts on attribute lookups, because a path holds only where the lookup ended.
+    """Return facts on where attribute lookups ended; a path is valid only while they end there.
 
     In Dynamo's paths `module.weight` is an item of the module's table of parameters, and a class
     attribute is an item of the base class that defines it. Dynamo does not guard the places that a
-    lookup searches earlier: the same name in the instance or in a subclass.
+    lookup searches earlier: the instance, or a subclass, may get an attribute of the same name.
     """
     steps = tuple(table.steps)
     found = Facts(steps=steps).objects(callee)
@@ -589,7 +587,7 @@ def _find_hidden(
 
 
 def _refuse_unsteady(collected: Facts, callee: Any) -> None:
-    """Raise `NoEntry` if a fact does not hold although nothing has changed since."""
+    """Raise `NoEntry` if a fact does not hold even though nothing has changed since it was made."""
     objects = collected.objects(callee)
     for fact in collected.facts:
         try:

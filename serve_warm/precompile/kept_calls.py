@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that are kept to check their entries when the replica is idle."""
+"""Calls whose inputs are kept, to check their entries when the replica is idle."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class KeptCalls:
         fn: Callable[..., Any],
         tensors: Sequence[Any],
     ) -> None:
-        """Copy the inputs of a call to check its entry later, if they fit."""
+        """Copy the inputs of a call, if memory allows, to check its entry later."""
         if check.kept is not None or check.result is not None or not check.may_repeat:
             return
         storages = [tensor.untyped_storage() for tensor in tensors]
@@ -93,7 +93,7 @@ class KeptCalls:
         )
 
     def waiting(self) -> list[Check]:
-        """Return the checks that have a kept call."""
+        """Return the checks for which a call is kept."""
         with self._lock:
             return [each for each in self._checks.all_checks() if each.kept is not None]
 
@@ -156,7 +156,7 @@ class IdleChecks:
         self._until_s = time.monotonic() + busy_s
 
     def begin(self) -> None:
-        """Schedule a look on the event loop, and repeat it until no call is kept."""
+        """Schedule checks of kept calls on the event loop, until no call is kept."""
         self._loop.call_later(self._idle_s, self._look)
 
     def _look(self) -> None:

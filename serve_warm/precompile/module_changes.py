@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A watch on all places from which facts about one callable were read.
+"""A watch on all sources from which facts about one callable were read.
 
-After facts were checked, library calls may change a model: they switch an adapter, set a config
-value, remove a hook or append a module to a list. `FactWatch` stores the place of each fact, and
-checks at every call whether one of these places has changed. Most places are dicts, whose versions
-are compared in C++ (6 µs for 255 dicts). After a change, `FactWatch` reads only the facts from the
-changed places again.
+After facts were checked, calls of libraries may change a model. For example, they switch an
+adapter, set a config value, remove a hook or append a module to a list. `FactWatch` stores the
+sources of each fact, and checks at every call whether a source has changed. Most sources are dicts,
+whose versions are compared in C++ (6 µs for 255 dicts). After a change, `FactWatch` only rereads
+the facts with changed sources.
 
 Sources of `SLOW_KINDS` are compared only once a second (`RELOOK_S`), by the next call.
 """
@@ -38,8 +38,8 @@ class FactWatch:
     """The facts of some entries about one callable, and which of them are true.
 
     Only one thread at a time may call `refresh` and `why_broken`; any thread may call `unchanged`.
-    As soon as a refresh begins, the previous `unchanged` returns False. `clock` is the clock of the
-    looks at `SLOW_KINDS`, in seconds.
+    As soon as a refresh begins, the previous `unchanged` returns False. `clock` returns seconds,
+    and times the comparisons of `SLOW_KINDS`.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class FactWatch:
                 self._facts_at[each].append(number)
         self._class_names: dict[type, str] = {}
         self._torn: tuple[set[int], set[int]] = (set(), set())
-        """Rows and facts that must be read again, because of a change during the last look."""
+        """Rows and facts that must be read again, because of a change during the last refresh."""
         self._sources = Sources()
         self._checks = ChangeChecks(self._sources, clock=clock)
         self.unchanged: Callable[[], bool] = lambda: False
-        """Returns whether everything is unchanged since the last look; takes a few µs."""
+        """Returns whether everything is unchanged since the last refresh; takes a few µs."""
         self._look_and_compile(set(range(len(merged.steps))), set(range(len(merged.facts))))
 
     def size(self) -> tuple[int, int]:
@@ -77,7 +77,7 @@ class FactWatch:
         return next((broken[n] for n in self._merged.of_table[table] if broken[n]), "")
 
     def refresh(self) -> None:
-        """Read everything that changed since the last look."""
+        """Reread everything that changed since the last refresh."""
         rows, facts = set(self._torn[0]), set(self._torn[1])
         for source in self._checks.find_changed():
             if source.kind in ("code", "class"):
@@ -92,12 +92,12 @@ class FactWatch:
         looked = self._look(rows, facts) if rows or facts else (rows, facts)
         self.unchanged = self._checks.build_question()
         # Another thread may change a value after it was read and before the fact is judged, and
-        # then restore it. So facts of such a look are judged again.
+        # then restore it. So facts of such a refresh are judged again.
         is_torn = self.unchanged is never
         self._torn = looked if is_torn else (set(), set())
 
     def _look(self, rows: set[int], facts: set[int]) -> tuple[set[int], set[int]]:
-        """Walk these rows and all rows after a changed one, and judge their facts again.
+        """Reread these rows and the rows that start from changed rows; check their facts again.
 
         Returns the rows and facts that were read.
         """

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of classes, functions, tensors and plain values that are the same in every process.
 
-A name includes a digest of the code if the result of compiled code depends on it. Names of objects
-of this package have no module and no digest, because artifacts outlive releases.
+If compiled code depends on the code of an object, the object's name includes a digest of that code.
+Names of objects of this package have no module and no digest, because artifacts outlive releases.
 """
 
 from __future__ import annotations
@@ -63,9 +63,10 @@ function, so older artifacts stay valid."""
 
 
 def identity(found: Any) -> str:
-    """Name an object that is unique in a program: a class, function, module or enum member.
+    """Return the name of an object that is unique in a program.
 
-    Returns an empty string for anything else.
+    Such an object is a class, function, module or enum member. Returns an empty string for other
+    objects.
     """
     found = vars(found).get(STANDS_FOR, found) if isinstance(found, types.FunctionType) else found
     if isinstance(found, types.CodeType):
@@ -137,9 +138,9 @@ def under(found: Any) -> list[types.FunctionType]:
 def is_own(found: Any) -> bool:
     """Return whether a callable or class belongs to torch, Python or serve_warm.
 
-    The fingerprint covers torch and Python. For a function, both its module and its globals must
-    belong to these packages: `functools.wraps` gives user code the module of the wrapped function,
-    and a decorator of torch gets the user's module.
+    The fingerprint covers torch and Python. For a function, its module alone is not enough, so its
+    globals must belong to these packages too. `functools.wraps` gives user code the module of the
+    wrapped function, and gives a decorator of torch the user's module.
     """
     if isinstance(found, property):
         found = found.fget
@@ -206,7 +207,7 @@ def _digest(code: types.CodeType) -> str:
 
 
 def name_of(found: Any) -> str:
-    """Return module and qualified name; empty if there are none.
+    """Return the module and qualified name of an object; empty if it has none.
 
     >>> name_of(types.SimpleNamespace)
     'types.SimpleNamespace'
@@ -224,7 +225,7 @@ TORCH_LITERALS = ("dtype", "device", "layout", "memory_format")
 
 
 def literal(value: Any) -> str | None:
-    """Return a text that is equal for equal plain values, and `None` for other values."""
+    """Return a text that is equal for equal plain values; `None` if the value is not plain."""
     kind = type(value)
     text: str | None = None
     if kind in PLAIN:
@@ -254,7 +255,7 @@ def literal(value: Any) -> str | None:
 
 
 def describe_tensor(tensor: Any, *, free: Free = ((), ())) -> str:
-    """Return the properties of a tensor that compiled code relies on, without `free` dimensions.
+    """Return the properties of a tensor that compiled code relies on, except `free` dimensions.
 
     `requires_grad` is not included: entries are for calls without gradients. A forward that reads
     `requires_grad` gets a separate fact.
@@ -268,7 +269,7 @@ def describe_tensor(tensor: Any, *, free: Free = ((), ())) -> str:
 
 
 def source_file(module: str) -> str:
-    """Return the file that a module was loaded from, empty if it has none."""
+    """Return the file that a module was loaded from; empty if there is none."""
     loaded = sys.modules.get(module)
     return str(getattr(loaded, "__file__", "") or "")
 

@@ -35,14 +35,14 @@ class RunningBuild:
         """The entries that it has made."""
         self.make_library = make_library or aoti_build.make
         self.libraries: Literal["made", "begun"] = "made"
-        """If true, a library is only begun at a call, and the next such call finishes it."""
+        """If "begun", a call only begins its library, and the next similar call finishes it."""
         self.pending: list[PendingEntry] = []
         """Entries whose library no call has finished yet."""
         self.tell: Callable[[Literal["trace", "entry", "library"]], None] = lambda _: None
         """Callback with the next step for a call."""
 
     def refuse_pending(self) -> None:
-        """Refuse the calls whose begun libraries no other call has finished."""
+        """Refuse calls whose library was begun, but not finished by another call."""
         for pending in self.pending:
             call = pending.unit.name, str(pending.entry.signature)
             taken = (entry.signature for entry in pending.unit.entries)

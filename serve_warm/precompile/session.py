@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Process-wide state of levels 2 and 3: compiled callables, loaded entries and a running build.
 
-It imports only the standard library, so that a replica can look for compiled callables without
-importing torch.
+This module imports only the standard library, so that a replica can look for compiled callables
+without importing torch.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class Session:
     ) -> str:
         """Load the entries of an artifact, one folder per part, for every callable of the process.
 
-        Executes code from the folders, which must have been verified. Folders of libraries must
-        stay as long as the process. Returns a text on the entries that were not loaded, with the
-        reasons. The text leaves out entries that do not match, because the report names their
-        calls. `clock` and `load_library` are as for `EntryTable`.
+        Executes code from the folders, which must have been verified. Folders with libraries must
+        exist until the process ends. Returns a text that gives reasons why entries were not loaded.
+        The text leaves out entries that do not match, because the report names their calls. `clock`
+        and `load_library` are as for `EntryTable`.
         """
         from serve_warm.precompile.entries import read_parts
 
@@ -96,9 +96,9 @@ class Session:
         can_compile: Callable[[], bool],
         on_failure: Callable[[str], None],
     ) -> Checks | None:
-        """Return checks of all loaded entries; None without entries.
+        """Return checks of all loaded entries; None if no entries are loaded.
 
-        After READY, one call in `one_in` of an entry is checked, or none if it is 0.
+        After READY, every `one_in`-th call of an entry is checked; if `one_in` is 0, no calls are.
         """
         if self.loaded is None or not self.loaded.has_any:
             self.checks = None
@@ -117,7 +117,8 @@ class Session:
 
         Its calls go to torch.compile, with `why` as the reason.
 
-        With `eagerly`, they run eagerly instead, because torch.compile fails without a compiler.
+        Without a C++ compiler, torch.compile would fail; pass `eagerly` to run the calls eagerly
+        instead.
         """
         if self.loaded is not None:
             self.loaded.disable(entry, why)
@@ -129,9 +130,9 @@ class Session:
 
     @contextlib.contextmanager
     def building(self, *, make_library: MakeLibrary | None = None) -> Iterator[RunningBuild]:
-        """Make an entry for every call in the block that can have one, and yield the build.
+        """Make an entry for each call in the block, where possible, and yield the build.
 
-        The new entries answer the calls. Compiles use Inductor's caches, so code that level 1 has
+        The new entries run the calls. Compiles use Inductor's caches, so code that level 1 has
         compiled is not compiled again. `make_library` is as for `RunningBuild`.
         """
         from serve_warm.precompile.running_build import RunningBuild
@@ -159,7 +160,7 @@ class Session:
                 each.restore_counts(before.get(each, {}))
 
     def uses(self) -> tuple[EntryUse, ...]:
-        """Return which level answered the calls of all callables; equal calls are summed."""
+        """Return the level of all calls so far, for all callables; equal calls are added up."""
         counts: dict[tuple[str, str, int, str], int] = {}
         for dispatcher in list(self.dispatchers):
             for use in dispatcher.uses():

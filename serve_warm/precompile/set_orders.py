@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Orders of the sets that a forward iterates over, which differ in each process.
+"""Orders of the sets that a forward iterates over; these orders differ between processes.
 
 An entry is only right if its graph does not depend on these orders. So a build traces such a call
-in several orders, and compares what the graphs compute. Graphs are equal if each result has the
-same expression over the same inputs; the order of independent operations does not matter.
+several times, with its sets in different orders, and compares what the graphs compute. Graphs are
+equal if each result has the same expression over the same inputs; the order of independent
+operations does not matter.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Arrange = Callable[[Sequence[Any], int], Sequence[Any]]
 
 
 class Orders:
-    """The sets that a trace iterates over, and the order that it gives to each."""
+    """The sets that a trace iterates over, and the order of each set."""
 
     def __init__(self, arrange: Arrange | None = None) -> None:
         self._arrange = arrange or (lambda items, _: items)
@@ -49,7 +50,7 @@ class Orders:
         """The sets that have their order, and their items. A set keeps its order."""
 
     def begin(self, variable: Any, tx: Any) -> None:
-        """Arrange a set of Dynamo, an iteration over which begins."""
+        """Set the order of one of Dynamo's sets, before an iteration over the set."""
         items: dict[Any, Any] = variable.items
         if len(items) < 2:
             return
@@ -72,9 +73,9 @@ class Orders:
 
 
 def arrangements(sets: int, largest: int) -> Iterator[Arrange]:
-    """Yield other orders in which to trace a call with so many sets.
+    """Yield functions that arrange the sets of a call in other orders.
 
-    Each two items of a set occur in both orders, and each two sets in orders of their own.
+    Any two items of a set occur in both orders, and any two sets are also arranged differently.
     """
     yield lambda items, _: items[::-1]
     for bit in range((sets - 1).bit_length()):
@@ -117,7 +118,7 @@ Trace = Callable[[Callable[..., Any], Orders], "Captured"]
 def join_orders(
     first: Captured, orders: Orders, trace: Trace, callee: Any, tensors: Sequence[Any]
 ) -> Captured:
-    """Return what Dynamo captured, with the facts that it depends on in any order of its sets.
+    """Return what Dynamo captured, with the facts of all orders in which its sets were traced.
 
     Raises:
         NoEntry: the graph or the result depends on the order.
@@ -161,7 +162,7 @@ class _Backend:
         self._in_order: list[str] = []
 
     def take(self, graph: Any, inputs: Sequence[Any], **_: Any) -> Any:
-        """Take a graph from Dynamo, and read it in the form without changes in place."""
+        """Receive a graph from Dynamo, and read its form without changes in place."""
         from torch._functorch import config
         from torch._functorch._aot_autograd.utils import make_boxed_compiler
         from torch._functorch.aot_autograd import aot_module_simplified
@@ -215,7 +216,7 @@ CACHES = ("enable_autograd_cache", "force_autograd_cache", "bundled_autograd_cac
 
 
 def read_graph(graph: Any, sources: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the expressions of a functional graph's outputs, and all in order if that may matter.
+    """Return the expressions of a graph's outputs, and of all its nodes if their order may matter.
 
     Raises:
         NoEntry: an expression cannot be compared.

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""State that a model makes at its first calls, such as a table or hooks.
+"""State that a model creates at its first calls, such as a table or hooks.
 
-A graph is built on this state, but a new model does not have it yet. So a build makes *settling
-calls*, which run eagerly, until another call changes nothing, and traces again. Its entries are
-marked, and a start makes the same calls first (`settling_calls`).
+A graph depends on this state, but a new model does not have the state yet. So a build runs
+*settling calls* eagerly until another call changes nothing, and then traces again. The build marks
+its entries, and a start makes the same calls first (`settling_calls`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PLAIN = (bool, int, str, bytes, type(None), torch.dtype, torch.device)
 
 
 class ChangedByCall(NoEntry):
-    """A call changes something that its graph is built on."""
+    """A call changes something that its own graph depends on."""
 
     def __init__(self, why: str, facts: Facts) -> None:
         super().__init__(f"its call changes what its graph is built on: {why}")
@@ -51,10 +51,10 @@ class ChangedByCall(NoEntry):
 def settle(
     callee: Any, function: Callable[..., Any], tensors: Sequence[Any], failure: NoEntry
 ) -> bool:
-    """Call a callable until a call changes nothing, and return whether an earlier one did.
+    """Call a callable until a call changes nothing; return whether earlier calls changed something.
 
-    The calls get copies of the tensors, and torch's random numbers are restored. If calls never
-    stop to change something, buffers are restored too.
+    The calls get copies of the tensors, and torch's random state is restored. If the calls never
+    stop changing something, buffers are restored too.
     """
     kept = Kept(callee)
     if _settles(kept, callee, function, tensors, failure):
@@ -97,7 +97,7 @@ def _broken(facts: Facts, callee: Any) -> Iterator[str]:
 def state_of(callee: Any) -> Mapping[str, Any]:
     """Return the Python state of a callable that its calls may change, by path.
 
-    Values of tensors are not in it, because a graph takes them as inputs.
+    The result does not include values of tensors, because these are inputs of a graph.
     """
     found: dict[str, Any] = {}
     seen: set[int] = set()
@@ -138,7 +138,7 @@ def _read(value: Any) -> list[tuple[str, Any]]:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of an object, each with its step in a path. Runs no code of its class."""
+    """Yield the parts of an object, each with its step in a path. Runs no code of the object."""
     kind = type(value)
     if issubclass(kind, (type, types.ModuleType)):
         return
@@ -184,7 +184,7 @@ def _items(value: Any, kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def _globals_of(kind: type) -> Iterator[tuple[str, Any]]:
-    """Yield the plain values and tables among the globals that the methods of a class name."""
+    """Yield plain values, dicts, lists and sets among the globals that methods of a class use."""
     for base in kind.__mro__:
         if is_own_module(base.__module__):
             continue

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The settling calls of a start: a new model makes the state that its entries were built on.
+"""The settling calls of a start, in which a new model creates the state that entries depend on.
 
-A settling call is a call of the user, run eagerly instead of by an entry. So no call runs twice,
-and random numbers and counters are the same as without serve_warm. The replay of the declared
-inputs makes these calls, and repeats until there are none. The build marks the entries that need
-them (`settling`).
+A settling call is a call of user code that runs eagerly instead of by an entry. So no call runs
+twice, and random numbers and counters are the same as without serve_warm. The replay of the
+declared inputs makes these calls, and repeats until there are none. The build marks the entries
+that need settling calls (`settling`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def is_eager() -> bool:
 
 @contextlib.contextmanager
 def eagerly() -> Iterator[None]:
-    """Run new kinds of calls eagerly in the block and this thread, also in other callables."""
+    """Run new kinds of calls of all callables eagerly, in the block and in this thread."""
     before, _of_thread.is_eager = _of_thread.is_eager, True
     try:
         yield
@@ -71,7 +71,7 @@ class SettlingCalls:
     def run_below(
         self, stock: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Run a call at level 1. Look whether the first one changes the callable."""
+        """Run a call at level 1. At the first call, note whether it changes the callable."""
         if self._has_run:
             return stock(*args, **kwargs)
         self._has_run, before = True, state_of(self._callee)
@@ -86,9 +86,9 @@ class SettlingCalls:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> None:
-        """Raise `SettlingCallDue` if an entry for this call may fit after a settling call.
+        """Raise `SettlingCallDue` if an entry for this call may match after a settling call.
 
-        No entry of `binding` takes it now. `call` has the signature, the state and the tensors.
+        No entry of `binding` matches the call now. `call` has the signature, state and tensors.
         """
         table, unit = binding.table, binding.unit
         if table is None or unit is None:
@@ -106,7 +106,7 @@ class SettlingCalls:
         raise SettlingCallDue
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run a call eagerly, with every compiled callable in it."""
+        """Run a call eagerly, including every compiled callable inside it."""
         SESSION.settling_calls += 1
         logger.info("settling call of %s: it makes state that its entries need", self._name)
         with eagerly():

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors made of other tensors, such as quantised weights: their parts and their metadata.
+"""Tensors that contain other tensors, such as quantised weights: their parts and metadata.
 
 torch names the parts of such a tensor by `__tensor_flatten__`, which also returns metadata: a block
-size, a layout, the function that quantises activations. Compiled code depends on all of this, but
-the dtype and shape of the whole tensor do not show it. Seen in torch 2.11 to 2.13:
+size, a layout, the function that quantises activations. Compiled code depends on parts and
+metadata, but the dtype and shape of the whole tensor do not show them. Seen in torch 2.11 to 2.13:
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/_python_dispatch.py
 """
 
@@ -30,7 +30,7 @@ READ_FAILURES = (AttributeError, LookupError, RuntimeError, TypeError, ValueErro
 
 
 def has_parts(value: Any) -> bool:
-    """Return whether a value is a tensor made of other tensors."""
+    """Return whether a value is a tensor that contains other tensors."""
     return type(value) not in PLAIN and is_traceable_wrapper_subclass(value)
 
 
@@ -39,7 +39,7 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def describe_parts(tensor: Any) -> list[str]:
-    """Return all that compiled code relies on in the parts of a tensor, one text for each.
+    """Return what compiled code relies on in the parts of a tensor, as one text for each part.
 
     Raises:
         TypeError: the text of some metadata would differ in each process.
@@ -67,7 +67,7 @@ def _describe(tensor: Any, path: str, depth: int) -> Iterator[str]:
 
 
 def classes_of(tensor: Any) -> list[type]:
-    """Return the class of a tensor, and the classes of its parts that have parts."""
+    """Return the class of a tensor, and the classes of those of its parts that have parts."""
     found = [type(tensor)]
     for name in tensor.__tensor_flatten__()[0]:
         if has_parts(part := getattr(tensor, name)):
@@ -76,7 +76,7 @@ def classes_of(tensor: Any) -> list[type]:
 
 
 def plain_parts(tensor: Any) -> list[Any]:
-    """Return the plain tensors that a tensor is made of: often just the tensor itself."""
+    """Return the plain tensors inside a tensor: often just the tensor itself."""
     if not has_parts(tensor):
         return [tensor]
     parts: list[Any] = []
@@ -93,7 +93,7 @@ def part_names(tensor: Any) -> list[str]:
 
 
 def with_parts(tensor: Any, parts: Sequence[Any]) -> Any:
-    """Return a tensor like the given tensor, but made of other `plain_parts`."""
+    """Return a tensor like `tensor`, but with these `plain_parts`."""
     left = iter(parts)
 
     def make(like: Any) -> Any:
@@ -114,7 +114,7 @@ def read_metadata(tensor: Any) -> list[Any]:
 
 
 def read_parts(tensor: Any) -> list[Any]:
-    """Return the content of `describe_parts` in a form that is fast to compare."""
+    """Return the information of `describe_parts` in a form that is fast to compare."""
     parts: list[Any] = []
     found: list[Any] = []
     _flatten(tensor, parts, found)
@@ -122,7 +122,7 @@ def read_parts(tensor: Any) -> list[Any]:
 
 
 def is_equal(left: Any, right: Any) -> bool:
-    """Return whether two results of a reader are equal; false if they cannot be compared."""
+    """Return whether two results of a function above are equal; False if not comparable."""
     try:
         return bool(left == right)
     except READ_FAILURES:
@@ -141,7 +141,7 @@ def _flatten(tensor: Any, parts: list[Any], metadata: list[Any]) -> None:
 
 
 class Whole:
-    """Tensors, some of which have parts, in the order in which a graph takes them."""
+    """Tensors, with or without parts, in the order of a graph's inputs."""
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         self._places = [place for place, tensor in enumerate(tensors) if has_parts(tensor)]
@@ -177,7 +177,7 @@ class Whole:
 
 
 def steady(value: Any, depth: int = 0) -> str:
-    """Return a text that is equal for equal values, in each process.
+    """Return a text that is the same for equal values in all processes.
 
     Objects are described as pickle sees them: by their class and state.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dependencies of a trace that Dynamo does not guard: changes, hashes and the order of sets.
 
-Each hook uses private code of torch, and names the versions in which it was seen.
+Each hook uses private code of torch, and names the versions in which this code was seen.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ Replacements = Iterator[tuple[Any, str, Callable[..., Any]]]
 
 @contextlib.contextmanager
 def all_guarded(begin_set: Callable[[Any, Any], None]) -> Iterator[Unguarded]:
-    """Make Dynamo guard or report dependencies that it omits but that may change (seen in 2.13).
+    """Make Dynamo guard or report dependencies that it ignores although they may change (2.13).
 
-    `begin_set` is called with each set of a trace before an iteration over it, and the tracer.
+    Before each iteration over a set in a trace, `begin_set` is called with the set and the tracer.
     """
     found = Unguarded()
     with contextlib.ExitStack() as undo:
@@ -77,9 +77,9 @@ def all_guarded(begin_set: Callable[[Any, Any], None]) -> Iterator[Unguarded]:
 
 
 def _put_back(owner: Any, name: str) -> Callable[[], None]:
-    """Return a function that undoes the setting of an attribute.
+    """Return a function that restores an attribute to its present state.
 
-    A base class may define the attribute.
+    If only a base class defines the attribute now, the function deletes it from `owner`.
     """
     if name in vars(owner):
         return functools.partial(setattr, owner, name, vars(owner)[name])
@@ -135,10 +135,10 @@ def _noting_tensors(found: Unguarded) -> Replacements:
 
 
 def _noting_same_objects(found: Unguarded) -> Replacements:
-    """Record two names of one object, one of which is global and the other is not.
+    """Record objects that have two names, one global and one not.
 
-    Dynamo guards the first name only. It adds a guard for the second one if both names are global,
-    or neither (2.11 to 2.15).
+    For such objects, Dynamo guards only the first name. Dynamo guards the second name too if both
+    names are global, or if neither is (2.11 to 2.15).
     """
     from torch._dynamo.variables import builder
 
@@ -159,7 +159,7 @@ def _noting_same_objects(found: Unguarded) -> Replacements:
 
 
 def _sets_of_torch() -> Any:
-    """Return Dynamo's class of sets."""
+    """Return the class that Dynamo uses to represent sets."""
     module: Any
     try:
         from torch._dynamo.variables import sets as module  # from 2.13 on
@@ -201,7 +201,7 @@ def _noting_sets(begin: Callable[[Any, Any], None]) -> Replacements:
 
 
 def _refusing_own_sets(found: Unguarded) -> Replacements:
-    """Refuse what torch computes with a set of its own, whose order is that of this process."""
+    """Refuse computations of torch itself on a set, because they use the order of this process."""
     from torch._dynamo.variables import builtin
 
     of_sets, of_builtins = _sets_of_torch(), builtin.BuiltinVariable
@@ -235,7 +235,7 @@ def _noting_hashes(found: Unguarded) -> Replacements:
     """Record calls of `hash` or `id` in a forward, because their results differ between processes.
 
     Only `inspect.unwrap` is allowed: torch runs it if a forward sets a buffer, and it only compares
-    ids. Other code of torch and Python may act on the user's values: `sum(map(hash, names))`.
+    ids. Other code of torch and Python may use values of the user, as in `sum(map(hash, names))`.
     """
     from torch._dynamo.variables import builtin, constant
 
@@ -269,7 +269,7 @@ def _has_steady_hash(argument: Any) -> bool:
 
 
 def _noting_functions(found: Unguarded) -> Replacements:
-    """Record results of `assume_constant_result`, and guard reads in the module `os`."""
+    """Record results of `assume_constant_result`, and guard values read from the module `os`."""
     from torch._dynamo import symbolic_convert
     from torch._dynamo.variables import functions
 
@@ -296,7 +296,7 @@ compiling some hundred steps takes minutes."""
 
 
 def _limiting_steps(found: Unguarded) -> Replacements:
-    """Refuse long sequences of recurrent layers, for which torch repeats the code of a step.
+    """Refuse recurrent layers on long sequences, because torch repeats the code of a step.
 
     An LSTM on a CPU is one operator of oneDNN. On a GPU, one call of cuDNN is much faster than a
     graph of the steps.
@@ -344,10 +344,10 @@ def mark_of(value: Any) -> str:
 
 @contextlib.contextmanager
 def side_effects() -> Iterator[Mapping[str, Sequence[str]]]:
-    """Yield names of older objects that the code captured in the block changes.
+    """Yield the existing objects that the code captured in the block changes, by name.
 
-    Each comes with the names of the attributes that the code assigns. Without names, the code
-    changes something else.
+    Each object's name is mapped to the names of the attributes that the code assigns. If there are
+    none, the code changes the object in another way.
 
     The mapping grows during the capture, and is complete once the backend is called. It leaves out
     the contents of tensors, which the graph changes. Seen in 2.11 to 2.13.
@@ -383,9 +383,9 @@ def _assigned_names(effects: Any, variable: Any) -> Sequence[str]:
 
 
 def _ends_as_it_was(effects: Any, variable: Any) -> bool:
-    """Return whether an object ends with its original attributes, as after a set and reset.
+    """Return whether an object has its original attributes at the end, as after a set and a reset.
 
-    transformers does this around each forward (`CompileableContextVar`, 5.23).
+    transformers sets and resets attributes around each forward (`CompileableContextVar`, 5.23).
     """
     from torch._dynamo.variables import UserDefinedObjectVariable
 
@@ -403,8 +403,8 @@ def _ends_as_it_was(effects: Any, variable: Any) -> bool:
 def _holds_others(effects: Any, variable: Any) -> bool:
     """Return whether contents of an object other than attributes changed, such as items of a list.
 
-    Up to 2.14 the variable has a method for this, with different names in 2.11 and 2.13. 2.15 has a
-    flag.
+    Up to 2.14, the variable has a method for this, whose name differs between 2.11 and 2.13. 2.15
+    has a flag.
     """
     for name in ("is_base_vt_modified", "is_underlying_vt_modified"):
         modified = getattr(variable, name, None)
@@ -443,9 +443,9 @@ def guard_from(entry: Any) -> Guard:
 
 
 def _of_attribute(entry: Any) -> Guard | None:
-    """Return a 2.11 guard on an attribute's presence in the 2.13 form, on its owner; else `None`.
+    """Return a 2.11 guard on an attribute's presence as a 2.13 guard on its owner, or `None`.
 
-    The attribute may be absent, and then its own path leads nowhere.
+    The guard cannot be on the attribute itself, because the attribute may be absent.
     """
     source = entry.orig_guard.originating_source
     named = "attr" in getattr(entry.orig_guard.create_fn, "keywords", {})
@@ -460,7 +460,7 @@ def _of_attribute(entry: Any) -> Guard | None:
 
 
 def _expression(source: Any, keys: list[Any]) -> str:
-    """Return a source as Python; keys without a usable repr go into `keys` and are named there.
+    """Return a source as Python; add keys without a usable repr to `keys`, and refer to them there.
 
     Sources form a chain: each has a `base`, and its name contains the name of its base.
     """
@@ -497,7 +497,7 @@ def source_of(node: Any) -> str:
 
 
 def callable_once(run: Callable[..., Any]) -> Any:
-    """Wrap `run` in the object that torch expects from a backend here. It is never saved."""
+    """Wrap `run` in an object of the kind that torch expects from a backend. It is never saved."""
     from torch._dynamo.aot_compile_types import SerializableCallable
 
     class Once(SerializableCallable):

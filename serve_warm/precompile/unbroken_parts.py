@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts of a module that torch can trace although it cannot trace the whole module.
 
-If torch could not trace a call, a build looks for such parts, so that the reason names parts to
+If torch could not trace a call, a build looks for such parts, so that the reason can name parts to
 compile instead. This module compiles nothing: torch only traces each kind of part once.
 """
 
@@ -31,7 +31,7 @@ Call = tuple[Sequence[Any], dict[str, Any]]
 
 
 def is_of_trace(failure: NoEntry) -> bool:
-    """Return whether a call has no entry because torch could not trace it to one graph."""
+    """Return whether a call has no entry because torch could not trace it into a single graph."""
     from torch._dynamo.exc import TorchDynamoException
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -109,7 +109,7 @@ def _has_graph(part: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def _without_inner(module: torch.nn.Module, kinds: dict[type, None]) -> list[type]:
-    """Return the classes that do not occur inside another class of the list."""
+    """Return those classes whose objects are not inside objects of another class in `kinds`."""
     inner = {
         type(below)
         for part in module.modules()
