@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Work in a daemon thread, with its result in a future.
+"""Daemon threads whose result is a future.
 
 A process that ends does not wait for a daemon thread, but it does wait for the threads of a pool.
-With a pool, a hanging store would keep a process alive long after its start continued or failed.
+With a pool, a store that hangs would keep the process alive, even if the start of the replica
+failed long ago.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def _run(future: Future[T], work: Callable[[], T]) -> None:
 
 
 class _HandedOver(AbstractContextManager["_HandedOver"]):
-    """Passes every exception to the future only.
+    """Passes every exception to the future, and to nothing else.
 
     Otherwise the waiter would hang, and `threading.excepthook` would print the exception with the
     addresses and headers that a client puts into it. This is not an `except` block, because the

@@ -19,7 +19,7 @@ AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])
 
 
 def public(found: AnyCallable) -> AnyCallable:
-    """Make the package the module of a class or function, so that pickles survive a move.
+    """Set the `__module__` of a class or function to the package, so that pickles survive a move.
 
     Annotations of a class are replaced by the objects that they name. Otherwise
     `typing.get_type_hints` and pydantic would look for these names in the package.

@@ -1,20 +1,21 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Folders that no other user of this machine can change: their checks, and their place.
+"""Folders that no other user of this machine can change: how to check and where to make them.
 
-A folder is only as private as the folders above it: a user who can rename one of them can replace
-it. So the check covers the whole path from the root down. Each step must belong to root or to this
-user, and others may not write to it. A sticky folder such as /tmp is an exception, because a user
-cannot rename another user's files in it. Access lists need no check, because for a file with such a
-list, the group bits show the largest access that the list grants.
+A folder is only as private as the folders above it: a user who can rename a folder above it can
+replace it. So the check covers the whole path from the root down. Each folder on the path must
+belong to root or to this user, and others must not be able to write to it. A sticky folder such as
+/tmp is an exception, because a user cannot rename another user's files in it. Access control lists
+(ACLs) need no check: if a file has an ACL, its group bits show the largest access that the ACL
+grants.
 
 A path that is safe from the root down stays safe, because nobody else can change it.
 
 Python shows neither owners nor modes on Windows, so no folder on Windows counts as safe.
 
-This module also writes small files, whole or not at all, with a mode that no umask changes. A file
-gets its name only when it is complete on the disk, so a full disk or a crash leaves no partial
-file.
+This module also writes small files, whole or not at all, with a mode that does not depend on the
+umask. A file gets its name only when it is complete on the disk, so a full disk or a crash leaves
+no partial file.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def problems(
 ) -> tuple[Problem, ...]:
     """Return all problems of a folder and the folders above it; empty if it is safe.
 
-    A symbolic link anywhere on the path is a problem. `opened` is a descriptor of the folder; with
-    it, the check looks at the open folder and not at its name.
+    A symbolic link anywhere on the path is a problem. If `opened`, a descriptor of the folder, is
+    given, the owner and mode of the open folder are checked, even if the name now leads elsewhere.
 
     Raises:
         OSError: the folder is missing, or this user cannot reach it.
@@ -101,7 +102,7 @@ def problems(
 
 
 def judged(path: Path, status: os.stat_result, *, of: Leaf, user: int) -> Problem | None:
-    """Return the problem of one step of a path by its `lstat`; None if it has no problem."""
+    """Return the problem that the `lstat` of one step of a path shows; None if it shows none."""
     mode = stat.S_IMODE(status.st_mode)
     if stat.S_ISLNK(status.st_mode):
         fix = f"name {os.path.realpath(path)} instead"
@@ -207,7 +208,7 @@ def _writable(path: Path, mode: int, *, fix: str) -> Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class _Step:
-    """One name on the way to a file."""
+    """One component of a path."""
 
     path: Path
     """Its name, below the real path of its parent folder."""
@@ -284,13 +285,13 @@ def make_private(folder: Path) -> None:
 def private_base(*, last: Path = LAST_BASE) -> Path:
     """Return a folder in which this user can make folders that nobody else can replace.
 
-    Candidates are the folder for temporary files, `~/.cache/serve_warm` (in the home that
-    the password database names) and `last`. This returns the first candidate that is safe and
-    writable. So an unsafe `/tmp` does no harm. For example, Kubernetes mounts an emptyDir with
-    mode 0777 and without the sticky bit.
+    Candidates are the folder for temporary files, `~/.cache/serve_warm` (where `~` is the home
+    folder in the password database) and `last`. This returns the first candidate that is safe and
+    writable. So an unsafe `/tmp` does no harm. For example, Kubernetes mounts an emptyDir with mode
+    0777 and without the sticky bit.
 
-    If no candidate is safe, it logs a warning and returns the first candidate. Callers that need a
-    safe folder call `problems`.
+    If no candidate is safe, this function logs a warning and returns the first candidate. Callers
+    that need a safe folder call `problems`.
     """
     temporary = Path(tempfile.gettempdir()).resolve()
     found = _unusable(temporary)
@@ -415,7 +416,7 @@ def process_folder(base: Path | None = None) -> Path:
 def temporary_folder(base: Path | None = None) -> Iterator[Path]:
     """Yield a folder like `process_folder`, and remove it at the end of the block.
 
-    Files that are still being written then are left to a later sweep.
+    A later sweep removes files that are still being written when the block ends.
 
     Raises:
         OSError: the folder cannot be made.
@@ -468,7 +469,7 @@ def _sweep(lock_file: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder, and its lock last, so that a sweep can finish an interrupted removal."""
+    """Remove a folder, then its lock, so that a sweep can finish an interrupted removal."""
     with suppress(OSError):
         for entry in folder.iterdir():
             if entry.name == LOCK_NAME:

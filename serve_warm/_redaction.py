@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Redaction, which keeps credentials and texts of requests out of logs, metrics and errors.
 
-Credentials get into texts in few ways. An SDK puts a signed address or a header into its message,
+Credentials get into texts in two ways: an SDK puts a signed address or a header into its message,
 or a user writes a credential into an address that serve_warm repeats. So every error of serve_warm
 passes its text through `redact`. An SDK's exception is replaced by `tainted` before it becomes a
 cause, because a logged traceback prints the whole chain of causes.
 
-Most credentials can be recognised by their form or by the name before them. A server may return a
-credential without either. So the values of this process' credential variables are hidden as well.
+Most credentials can be recognised by their form or by the name before them. But a server may return
+a credential in any form, with no name before it. So the values of the credential variables in this
+process's environment are hidden as well.
 """
 
 from __future__ import annotations
@@ -122,10 +123,10 @@ def redact(text: str) -> str:
 
 
 def _values_of_credentials() -> list[str]:
-    """Return the values of the credential variables, also as addresses and `repr` write them.
+    """Return the values of credential variables, in all spellings of `_spell`.
 
-    The longest values come first, because a value may be part of another. The variables are read at
-    each call, because credentials are renewed and user code may set them late.
+    The longest values come first, because a value may be part of another. The environment is read
+    at each call, because credentials are renewed and user code may set them late.
     """
     found: set[str] = set()
     for name in list(os.environ):
@@ -137,7 +138,7 @@ def _values_of_credentials() -> list[str]:
 
 @functools.lru_cache(maxsize=64)
 def _spell(value: str) -> frozenset[str]:
-    """Return a credential in the forms that addresses, JSON, XML and byte encodings give it."""
+    """Return a credential as it is spelled in addresses, `repr`, JSON, XML, base64 and hex."""
     import html
 
     quoted = {urllib.parse.quote(value, safe=safe) for safe in ("", "/")}
@@ -160,7 +161,7 @@ def _without_user_and_query(address: re.Match[str]) -> str:
 
 
 class Tainted(Exception):
-    """Replaces an exception of another library, with its type and its redacted text."""
+    """Stands in for an exception of another library, and shows its type and redacted text."""
 
 
 def tainted(error: BaseException) -> Tainted:
@@ -171,8 +172,8 @@ def tainted(error: BaseException) -> Tainted:
 def describe_error(error: BaseException) -> str:
     """Return the type and first line of an exception, redacted: `KeyError: 'no such weights'`.
 
-    If Ray passed on the exception from another replica, type and text are those of its cause,
-    because Ray's text begins with the place where it was raised.
+    If Ray passed on the exception from another replica, this returns the type and text of the
+    exception's cause, because Ray's own text begins with a traceback.
     """
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException) and isinstance(error, type(cause)):
@@ -221,7 +222,8 @@ NAME_CHARS = 40
 def shorten(text: str, most: int = SHOWN) -> str:
     """Return `text` cut to `most` characters, with dots at the end if it was longer.
 
-    Only for texts that serve_warm wrote. Use `excerpt` for texts of errors, servers and machines.
+    Use this function only for texts that serve_warm wrote. Use `excerpt` for texts of errors,
+    servers and machines.
     """
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
@@ -241,7 +243,7 @@ def first_line(text: str, most: int = SHOWN) -> str:
 
 
 def is_name(key: str) -> bool:
-    """Return whether a key reads as a name in code, such as `input_ids`, or as a small index.
+    """Return whether a key looks like a name in code, such as `input_ids`, or like a small index.
 
     >>> [is_name(key) for key in ("input_ids", "0", "a@b.c", "5551234567")]
     [True, True, False, False]
@@ -265,10 +267,10 @@ _ESCAPE = re.compile(r"\\(?:x..|u.{4}|U.{8}|N\{[^}]*\}|[0-7]{1,3}|.)")
 
 
 def hide_texts(source: str) -> str:
-    """Return Python source, or a guard of torch, with each text replaced by its type and length.
+    """Return Python source, or a torch guard, with each string replaced by its type and length.
 
-    Texts that name code stay: subscripts and dict keys that pass `is_name`, and the names that
-    torch puts in quotes (files, functions, classes, tensors).
+    Strings that name code are kept: subscripts and dict keys that pass `is_name`, and the names
+    that torch puts in quotes (files, functions, classes, tensors).
 
     >>> hide_texts("self._modules['encoder'].user == 'a@b.c'")
     "self._modules['encoder'].user == str[5]"

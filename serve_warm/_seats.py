@@ -143,8 +143,8 @@ class SeatFolder:
         """Return the folder of a worker, from the command line that Ray started it with.
 
         None if the process is not a worker. Ray reuses a worker only for the same runtime_env,
-        whose hash is on the command line (2.53 to 2.60). A seat belongs to no job, so exactly the
-        workers that can replace each other share a folder.
+        whose hash is on the command line (2.53 to 2.60). Since a seat belongs to no job, workers
+        share a folder exactly if one can replace another.
         """
         found = dict(
             word[2:].split("=", 1) for word in arguments if word[:2] == "--" and "=" in word
@@ -183,8 +183,8 @@ class SeatFolder:
     def claim(self) -> tuple[str, Wanted] | None:
         """Take a ticket that no other worker took. Return its name and the request.
 
-        Removes tickets older than `TICKET_S`, whose replica has ended, and tickets of other
-        versions of this file.
+        Also removes tickets older than `TICKET_S`, because their replica has ended, and tickets of
+        other versions of this file.
 
         Raises:
             OSError: the folder or the ticket cannot be read.
@@ -208,7 +208,7 @@ class SeatFolder:
         return None
 
     def withdraw(self, ticket: str) -> bool:
-        """Remove a ticket; return whether no worker took it before."""
+        """Remove a ticket; return False if a worker took the ticket first."""
         try:
             (self.path / ticket).unlink()
         except FileNotFoundError:
@@ -259,7 +259,7 @@ def _read_ticket(name: str, data: bytes) -> Wanted | None:
 
 @dataclass(kw_only=True)
 class TicketSearch:
-    """A worker's search for a ticket in one thread, with a time limit in another thread."""
+    """A worker's search for a ticket, which another thread may end as too late."""
 
     is_over: threading.Event = field(default_factory=threading.Event)
     _result: Literal["", "none", "ticket", "late"] = ""
@@ -283,7 +283,7 @@ def lives(seat: Seat) -> bool:
 
 
 def is_taken(seat: Seat) -> bool:
-    """Return whether Ray gave a seat to a deployment that does not remove the seat's file."""
+    """Return whether a seat became the replica of an app that does not remove the seat's file."""
     return seat.is_named_idle and not is_named_idle(seat.pid)
 
 

@@ -46,8 +46,9 @@ def seconds_by_owner(
 ) -> dict[str, float]:
     """Return the seconds of a start by owner, from its first span to `ended_boot_s`.
 
-    `stages` has the seconds of the stages, in lower case. `weights` is `__init__`, a CUDA context
-    included. `ours` are the stages without passes, and `ray` is the rest. Empty without spans.
+    `stages` maps each stage's name, in lower case, to its seconds. `weights` is the time of
+    `__init__`, including the creation of a CUDA context. `ours` is the time of all stages except
+    passes, and `ray` is the rest. Empty without spans.
 
     >>> spans = [Span(name="process", began_boot_s=7.0, seconds=1.5),
     ...          Span(name="imports", began_boot_s=8.5, seconds=2.0),
@@ -80,7 +81,7 @@ def describe(spans: Sequence[Span]) -> str:
     ...           Span(name="imports", began_boot_s=8.5, seconds=2.0)])
     ' 3.5 s after its process began: process 1.5, imports 2.0'
 
-    Work of other threads comes last, with the seconds that ran during `__init__`.
+    The work of other threads comes last. It shows how many of its seconds overlapped `__init__`.
     """
     if all(span.beside for span in spans):
         return ""
@@ -104,7 +105,7 @@ def describe(spans: Sequence[Span]) -> str:
 
 
 def _describe_beside(spans: Sequence[Span]) -> str:
-    """Return the work of other threads, and its seconds that ran during `__init__`."""
+    """Return the work of other threads, and how many of its seconds overlapped `__init__`."""
     init = next((span for span in spans if span.name == "__init__"), None)
     seconds: dict[str, tuple[float, float]] = {}
     for span in spans:
@@ -120,7 +121,7 @@ def _describe_beside(spans: Sequence[Span]) -> str:
 
 
 def _shared_s(span: Span, other: Span | None) -> float:
-    """Return the seconds during which both spans ran; 0 without `other`."""
+    """Return for how many seconds the two spans overlap; 0 without `other`."""
     if other is None:
         return 0.0
     began = max(span.began_boot_s, other.began_boot_s)

@@ -25,14 +25,14 @@ class NodeCollector:
 
         REGISTRY.register(NodeCollector("/run/serve_warm/state"))
 
-    Use it in a process that outlives the replicas and runs as their user. `state_dir` is the folder
-    of their state files. It has the same default as in the replicas.
+    Use the collector in a process that outlives the replicas and runs as their user. `state_dir` is
+    the folder of the replicas' state files. By default, it is the default folder of replicas.
 
     The collector checks neither the raylet nor the proxy, so `serve_warm_node_ready` only reports
     whether the replicas are warm under `policy`. Each collection also includes replicas that ended
     since the last collection, because their files stay for `node.SWEEP_S`. If the directory cannot
-    be read or trusted, a check fails, and nothing is raised. `clock` is the clock of the replicas'
-    heartbeats, in seconds.
+    be read or trusted, the metrics show a failed check; nothing is raised. `clock` is the clock of
+    the replicas' heartbeats, in seconds.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class NodeCollector:
         self._ledger.note(node.judge(self._settings, health={}, clock=clock))
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics as of now. Any thread may call it."""
+        """Yield all metrics as of now. Any thread may call this method."""
         with self._lock:
             readiness = node.judge(self._settings, health={}, clock=self._clock)
             self._ledger.note(readiness)

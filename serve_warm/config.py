@@ -321,7 +321,7 @@ def _laid_over(below: Any, above: Any) -> Any:
 
 
 def _describe(problem: Any, origin: Mapping[str, str]) -> str:
-    """Return a line about one of pydantic's problems with a setting."""
+    """Return a line about one problem that pydantic found in a setting."""
     field, *inner = map(str, problem["loc"])
     if field != "seats":
         inner = []  # the numbers of a list's items say little

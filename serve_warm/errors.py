@@ -37,9 +37,10 @@ from serve_warm._redaction import redact
 
 
 class ServeWarmError(Exception):
-    """Base of all errors. The message says what failed and why; `hint` says what to do.
+    """Base of all errors.
 
-    Credentials are redacted from both (`serve_warm._redaction`). `facts` become attributes.
+    The message says what failed and why; `hint` says what to do. Credentials in both are hidden
+    (`serve_warm._redaction`). `facts` become attributes.
     """
 
     statement: str = ""
@@ -230,7 +231,7 @@ class ReplayFailed(WarmupFailed):
 
 
 class RankFailed(WarmupFailed):
-    """Another rank of the group has failed, has ended, or makes different steps."""
+    """Another rank of the group has failed, has ended, or is at a different step."""
 
 
 class NotProven(WarmupFailed):

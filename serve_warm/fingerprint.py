@@ -162,9 +162,9 @@ class Fingerprint:
     def compare(self, here: Fingerprint) -> tuple[Mismatch, ...]:
         """Return every factor that differs between this fingerprint (of an artifact) and `here`.
 
-        A factor that only one side has counts as a difference. So does a factor that this process
-        could not read. The compiler never differs if the artifact does not need one. Machine
-        factors come first, each group sorted by name.
+        A factor that only one side has counts as a difference. A factor that this process could not
+        read also counts as a difference. The compiler never differs if the artifact does not need
+        one. Machine factors come first, each group sorted by name.
         """
         return tuple(
             Mismatch(group=group, factor=factor, artifact=artifact, here=ours)
@@ -366,8 +366,8 @@ def lacking(isa: str) -> tuple[str, ...]:
 def portable_factors(isa: str, capability: str) -> tuple[str, str]:
     """Return `cpu_isa` and `cpu_capability` of a portable artifact, from the values of a machine.
 
-    A CPU without one of the extensions keeps its factors. So it differs from every portable
-    artifact, and from a machine without another extension.
+    A CPU without one of the extensions keeps its factors. So it matches no portable artifact, and
+    no machine that lacks other extensions.
     """
     if lacking(isa):
         return isa, capability
@@ -475,7 +475,7 @@ def gpu_in_use() -> int:
 
 
 def _device_in_use(visible: Sequence[str], current: int) -> str:
-    """Return the GPU for which kernels are compiled and autotuned, and other visible kinds of GPUs.
+    """Return the GPU that kernels are compiled and autotuned for, and other kinds of visible GPUs.
 
     More GPUs of the same kind do not matter. A GPU of another kind does, because user code may put
     the model on it.
@@ -624,9 +624,10 @@ the mismatch explains why.
 
 
 def torch_environment(environ: Mapping[str, str]) -> str:
-    """Return the variables that affect torch's compiler, sorted, as `NAME=value NAME=value`.
+    """Return the environment variables that affect torch's compiler, as `NAME=value NAME=value`.
 
-    Variables that change no generated code are left out. The result is `none` if none is set.
+    They are sorted by name. Variables that do not change generated code are left out. The result is
+    `none` if no variable is set.
     """
     return _assignments(
         {

@@ -40,7 +40,9 @@ HTTP_ARGUMENTS = frozenset({"json", "body", "headers"})
 
 @public
 class Buckets(Mapping[str, tuple[int, ...]]):
-    """The sizes to compile, by axis. The grid lists them and the handler pads to them.
+    """The sizes to compile, by axis.
+
+    The grid lists these sizes, and the handler pads requests to them.
 
     >>> buckets = Buckets(batch=[1, 8], length=[16, 64, 128])
     >>> buckets.fit(batch=3, length=20)
@@ -179,8 +181,9 @@ class Input:
 def missing_batches(inputs: Sequence[Input], *, largest: int) -> list[Input]:
     """Return an input for each batch size up to `largest` that is not declared yet.
 
-    This includes only targets that have an input with several concurrent calls. Without such
-    targets, it includes all targets. Each new input is a copy of the cheapest call of its target.
+    Only targets that have an input with several concurrent calls are included. If no target has
+    such an input, all targets are included. Each new input is a copy of the cheapest call of its
+    target.
 
     >>> declared = [Input(target="embed", concurrency=size) for size in (4, 2, 1)]
     >>> [item.concurrency for item in missing_batches(declared, largest=4)]
@@ -438,9 +441,10 @@ class InputSignature:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, depth: int = 3) -> InputSignature:
-        """Return the signature of named values. Enters containers up to `depth` levels deep.
+        """Return the signature of named values. Containers are entered up to `depth` levels deep.
 
-        Strings appear as type and length. So do keys of mappings that are not names.
+        Strings appear as type and length. Keys of mappings that are not names also appear as type
+        and length.
         """
         found = (
             entry

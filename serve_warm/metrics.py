@@ -537,9 +537,9 @@ def _values(metric: Metric, samples: Samples) -> dict[str, Any]:
 class RaySink:
     """Exports the table through `ray.serve.metrics`, from a daemon thread.
 
-    It exports only at `changed()` and every `period_s` seconds. The table has some 90 series, and
-    exporting them would slow the thread that serves requests. A compile may also block the user's
-    event loop for minutes.
+    It exports only after a call of `changed()`, and every `period_s` seconds. The table has some 90
+    series, and exporting them would slow the thread that serves requests. A compile may also block
+    the user's event loop for minutes.
     """
 
     def __init__(self, report: Callable[[], Report], *, period_s: float = PERIOD_S) -> None:

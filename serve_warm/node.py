@@ -212,7 +212,7 @@ class StateFile:
             raise
 
     def close(self) -> None:
-        """Free the lock, so that readers count the replica as dead. Its last state is kept."""
+        """Free the lock, so that readers count the replica as dead. The last state is kept."""
         folder, lock = self._folder, self._lock
         self._folder = self._lock = -1
         for opened in (folder, lock):
@@ -334,7 +334,7 @@ def call_in_children(release: Callable[[], None]) -> None:
 
     Otherwise a child would keep an inherited lock after its owner ended.
 
-    `release` is a method. This does not keep its object alive.
+    `release` is a method, whose object is not kept alive.
     """
     import weakref
 
@@ -413,7 +413,7 @@ class Heartbeat:
         self._changed.set()
 
     def flush(self, timeout_s: float) -> bool:
-        """Request a write and wait for it. Return whether the write was tried within the time."""
+        """Request a write and wait for it. Return whether it was tried within `timeout_s`."""
         import threading
 
         written = threading.Event()
@@ -512,7 +512,7 @@ CONDITIONS = ("warm", "warming", "failed", "stale", "unreadable", "dead")
 
 
 class Parsed(NamedTuple):
-    """A state that a look has read, and that the next look may reuse.
+    """A state that a call of `look` has read, and that the next call may reuse.
 
     A replica writes the same heartbeat to its lock and then to its state. While both are equal,
     there is no newer state. The metadata of the file is not enough: after two renames within one
@@ -536,8 +536,8 @@ def look(
 ) -> list[Replica]:
     """Return the replicas of this node that have files in the directory, including dead replicas.
 
-    `parsed` keeps states between two looks, by file name. Concurrent looks may share it. Locks are
-    checked each time. `clock` is the clock to compare heartbeats with, in seconds.
+    `parsed` keeps states for the next call, by file name. Concurrent calls may share it. Each call
+    checks the locks again. `clock` is the clock to compare heartbeats with, in seconds.
 
     Raises:
         PermissionError: as for StateFile. The states are then unknown, not absent.
@@ -638,7 +638,7 @@ class _Lock(NamedTuple):
 
 
 def _lock(stem: str, folder: int) -> _Lock:
-    """Return the state of a lock. A lock counts as free only if it is missing or can be taken."""
+    """Return the state of a lock. A lock counts as held unless it is missing or can be taken."""
     name = f"{stem}.lock"
     try:
         opened = _open_ours(name, folder)
@@ -785,7 +785,7 @@ def _wrong(state: Any) -> str:
 
 
 class _NotOursError(Exception):
-    """A file in the directory that this user did not write."""
+    """The directory contains a file that this user did not write."""
 
 
 def _open_ours(name: str, folder: int) -> int:
@@ -888,11 +888,11 @@ def _existing(path: str) -> str:
 def _problems(directory: str, opened: int) -> Iterator[tuple[str, str]]:
     """Yield each weakness that lets others change a directory's content, with its fix.
 
-    If other users can write to a folder above it, that folder must be sticky, so that they cannot
-    rename the directory. The root of a mounted volume is also accepted, because Kubernetes makes an
-    emptyDir with mode 0777, and only root can change the mode. There, other users could remove the
-    directory, and then nothing would count as warm. They cannot replace it by their own, because
-    its owner is checked.
+    If other users can write to a folder above the directory, that folder must be sticky, so that
+    they cannot rename the directory. The root of a mounted volume is also accepted, because
+    Kubernetes makes an emptyDir with mode 0777, and only root can change the mode. In such a
+    volume, other users could remove the directory, and then nothing would count as warm. They
+    cannot put another directory in its place, because the owner is checked.
     """
     return _faults(directory, os.fstat(opened), mounts="allowed")
 
@@ -1154,7 +1154,7 @@ class Readiness(NamedTuple):
         return not self.reasons
 
     def said(self, *, verbose: bool) -> list[str]:
-        """Return a line for each reason; with `verbose`, for each check and replica."""
+        """Return a line for each reason, or with `verbose`, a line for each check and replica."""
         reasons = [shown(f"{check}: {why}") for check, why in self.reasons]
         return self.lines() if verbose else reasons
 
@@ -1171,9 +1171,9 @@ class Readiness(NamedTuple):
 
 
 def warmth(replicas: Sequence[Replica], policy: Policy) -> tuple[list[str], tuple[Replica, ...]]:
-    """Return why a node with these replicas is not warm, and the replicas that the latch ignores.
+    """Return why a node with these replicas is not warm, and which replicas the latch ignores.
 
-    The latch stores nothing. So it works for a probe, which is a new process each time, and after a
+    The latch stores nothing, so it works in a probe, which is a new process each time, and after a
     restart of the server. A node was warm if at some time all live replicas that had begun were
     ready.
     """
@@ -1216,7 +1216,7 @@ def _lacking(name: str, group: Sequence[Replica], policy: Policy) -> list[str]:
 
 
 def _was_warm(groups: Mapping[str, Sequence[Replica]], at_s: float, policy: Policy) -> bool:
-    """Return whether, at this time, each group had a replica and all its replicas were ready.
+    """Return whether each group had a replica at this time, and all its replicas were ready.
 
     With `allow-idle` a group may be empty.
     """
@@ -1251,7 +1251,7 @@ class Settings(NamedTuple):
         stale_s: float = STALE_S,
         urls: tuple[tuple[str, str], ...] = (),
     ) -> Settings:
-        """Return settings for a directory, or for the default one if it is empty."""
+        """Return settings for a directory, or for the default directory if `state_dir` is empty."""
         state_dir = state_dir or os.environ.get("SERVE_WARM_STATE_DIR", "")
         return cls(state_dir, policy, stale_s, urls, () if state_dir else places())
 
@@ -1272,8 +1272,8 @@ def judge(
 ) -> Readiness:
     """Return whether this node is ready now.
 
-    `health` has the recent problem of each check. Without `health`, all URLs are requested now.
-    `parsed` and `clock` are as for `look`.
+    `health` has the latest result of each check: a problem, or an empty text. Without `health`, all
+    URLs are requested now. `parsed` and `clock` are as for `look`.
     """
     replicas: list[Replica] = []
     excused: tuple[Replica, ...] = ()
@@ -1297,7 +1297,7 @@ def judge(
 
 
 def asked(settings: Settings, *, limit_s: float = CHECK_LIMIT_S) -> dict[str, str]:
-    """Request all health URLs at the same time. Return the problem of each, empty if healthy."""
+    """Request all health URLs at the same time. Return each problem, empty if healthy."""
     import _thread
 
     found = {name: _late(url, limit_s) for name, url in settings.urls}
@@ -1359,7 +1359,7 @@ def _late(url: str, limit_s: float) -> str:
 
 
 def _connected(host: str, port: int, end_s: float) -> Any:
-    """Connect to the first address of a host that accepts."""
+    """Connect to a host, at the first of its addresses that accepts the connection."""
     import _socket  # `socket` without its enums, which are slow to make
 
     # As bytes: for a string, it would import the IDNA codec.
@@ -1537,7 +1537,7 @@ class Ledger:
                 self._expose(application, deployment)
 
     def note(self, readiness: Readiness) -> None:
-        """Record the result of a look."""
+        """Record the replicas that were just read."""
         if readiness.unread:
             return  # a replica that could not be read is not gone
         found = {r.stem: r for r in readiness.replicas}
@@ -1675,7 +1675,7 @@ class _Found:
     def add_written(
         self, name: str, kind: str, text: str, labels: dict[str, str], value: float
     ) -> None:
-        """Add a sample that a replica wrote, unless the server uses its name for another metric."""
+        """Add a sample that a replica wrote, unless another metric of the server has its name."""
         if name not in self._about and not name.startswith(OWN):
             self._about[name] = (kind, _utf8(text))
         if name not in NODE_METRICS and self._about.get(name, ("", ""))[0] == kind:
@@ -1803,8 +1803,8 @@ def _escaped(value: str) -> str:
 class Server:
     """Answers `/livez`, `/readyz` and `/metrics` until `drain` is called.
 
-    Some connections are reserved for `trusted` addresses. `max_connections` limits the connections
-    of all addresses, and `request_s` the seconds of a request. `clock` is as for `look`.
+    Some connections are reserved for `trusted` addresses. `max_connections` limits the number of
+    open connections, and `request_s` the seconds of each request. `clock` is as for `look`.
 
     Raises:
         OSError: the port is taken.
@@ -1900,7 +1900,7 @@ class Server:
     def metrics(self, *, kind: str = TEXT) -> str:
         """Return all metrics as of now, in a format: `TEXT` or `OPENMETRICS`.
 
-        Requests that arrive while a page is made share the next one.
+        Requests that arrive while a page is made share the next page.
         """
         asked_s = time.monotonic()
         health = self._health_now()
@@ -1919,7 +1919,7 @@ class Server:
         return readiness
 
     def _health_now(self) -> dict[str, str]:
-        """Return the health of the last second. If it is older, request it now."""
+        """Return the results of the checks. Check again if they are more than a second old."""
         if time.monotonic() - self._health[0] > CHECK_VALID_S:
             with self._health_lock:  # one thread asks, the others wait for its answer
                 if time.monotonic() - self._health[0] > CHECK_VALID_S:
@@ -1931,7 +1931,7 @@ class Server:
         self._health = (asked_s, asked(self._settings))
 
     def _watch(self) -> None:
-        """Look at the replicas, so that the next scrape includes replicas that ended."""
+        """Read the replicas, so that the next scrape includes those that ended."""
         health = self._health_now()
         with self._ledger_lock:
             readiness = self._noted(health)
@@ -1983,7 +1983,7 @@ def _answer(node: Server, target: str, accept: str = "") -> tuple[int, str, str]
 def _format(accept: str) -> str:
     """Return the format of metrics for an Accept header in lower case.
 
-    It is OPENMETRICS if the client names it and does not prefer TEXT.
+    The result is OPENMETRICS if the client accepts it and does not prefer TEXT.
     """
     wanted: dict[str, float] = {}
     for each in accept.split(","):
@@ -2026,11 +2026,11 @@ class _Client:
 class _Clients:
     """The open connections of a server, limited in number and in time.
 
-    A new connection always gets a place, so that many clients cannot block a probe. Each address
-    has a limit, and some places are reserved for `trusted` addresses. If no place is free, the
-    server drops the oldest slow client, or else the client that has been idle longest. If the new
-    client's address has too many connections, the server drops a connection of this address. It
-    drops trusted clients last.
+    If there are too many connections, a new one replaces an old one, so that many clients cannot
+    block a probe. The server drops the oldest slow client, or else the client that has been idle
+    longest. Each address has a limit: if the new client's address has too many connections, the
+    server drops a connection of this address. Some connections are reserved for `trusted`
+    addresses, and trusted clients are dropped last.
 
     `request_s` is the longest time of a request, in seconds of `clock`.
     """
@@ -2057,7 +2057,7 @@ class _Clients:
         self._lock = threading.Lock()
 
     def admit(self, connection: socket.socket, peer: str) -> bool:
-        """Give a connection a place. If necessary, another connection loses its place.
+        """Accept a connection. If there are too many, drop another connection.
 
         Returns False if too many threads are running.
         """
@@ -2080,7 +2080,7 @@ class _Clients:
             return True
 
     def has(self, connection: socket.socket) -> bool:
-        """Return whether a connection still has its place."""
+        """Return whether a connection is open, that is, not dropped."""
         with self._lock:
             return connection in self._open
 
@@ -2096,7 +2096,7 @@ class _Clients:
         _shut(dropped)
 
     def renew(self, connection: socket.socket) -> None:
-        """Restart the time of a connection whose request was answered."""
+        """Restart the time limit of a connection whose request was answered."""
         with self._lock:
             client = self._open.get(connection)
             if client is not None:
@@ -2113,13 +2113,13 @@ class _Clients:
                 client.since_s = self._clock()
 
     def forget(self, connection: socket.socket) -> None:
-        """Free the place and the thread of a connection. Call it before closing."""
+        """Stop counting a connection and its thread. Call it before closing."""
         with self._lock:
             self._open.pop(connection, None)
             self._with_thread.discard(connection)
 
     def hang_up(self) -> None:
-        """Shut down late connections. Their threads notice, and close them."""
+        """Shut down late connections. Their threads then close them."""
         now = self._clock()
         with self._lock:
             for connection, client in self._open.items():
@@ -2137,7 +2137,10 @@ def _shut(connection: socket.socket) -> None:
 
 
 class _Request(NamedTuple):
-    """The parts of a request that matter. `http.server` would parse headers as e-mail does."""
+    """The parts of a request that the server uses.
+
+    `http.server` would parse the headers as e-mail headers.
+    """
 
     method: str
     target: str

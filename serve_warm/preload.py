@@ -6,10 +6,11 @@ A serving replica asks Ray for workers of its own runtime_env (`replica.seats`),
 for each worker in a folder of this node. Ray runs `run` in each worker as its setup hook. A worker
 that finds a ticket imports the modules on the ticket and waits. A worker without a ticket imports
 nothing, so that a start without a seat is not slower. When Ray makes the worker a replica, `take`
-applies the settings that were unknown during the imports, and reports the result of the seat.
+applies the settings that were unknown during the imports, and reports whether the seat was used.
 
-The hook must not end a worker: it records exceptions of imports, and the start imports again. It
-uses no GPU, because Ray chooses the GPU later. This module imports only the standard library.
+The hook must not end a worker. If an import raises, the hook records the exception, and the
+replica's start imports the module again. It uses no GPU, because Ray chooses the GPU later. This
+module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -164,8 +165,9 @@ def run() -> None:
 def import_now(*names: str) -> None:
     """Import modules in this process before it becomes a replica. Raises nothing.
 
-    Call it in a module of yours that `RAY_preload_python_modules` names in the environment of `ray
-    start`. Every worker of the node is then a seat, with any runtime_env:
+    Call this function in one of your modules, and name that module in the environment variable
+    `RAY_preload_python_modules` of `ray start`. Every worker of the node is then a seat, with any
+    runtime_env:
 
         from serve_warm import preload
 
@@ -375,8 +377,9 @@ def _give_up(current: _Run) -> bool:
     """Let the worker continue although an import hangs, so that a replica imports again.
 
     Returns False if the imports have ended. Ends the process if a module under import cannot be
-    imported twice. An example is torch: its C extensions register operators, and raise the second
-    time. No replica runs in this worker yet. If one is about to, Serve starts another worker.
+    imported twice. For example, torch's C extensions register operators, and raise if they are
+    imported twice. No replica runs in this worker yet. If a replica was about to run here, Serve
+    starts another worker.
     """
     with current.lock:
         if current.is_through:
@@ -433,7 +436,7 @@ def _is_unfinished(module: object) -> bool:
 
 @contextmanager
 def _unless_set(current: _Run, name: str, value: str | None) -> Iterator[None]:
-    """Set a variable until the end of the block or `_give_up`, unless it is set already."""
+    """Set an environment variable, if not set already, until the end of the block or `_give_up`."""
     if value is None or name in os.environ:
         yield
         return
@@ -476,9 +479,9 @@ def _remove_paths(current: _Run) -> None:
 def _without_garbage_collection(current: _Run) -> Iterator[None]:
     """Turn off garbage collection until the end of the block or `_give_up`.
 
-    Full collections visit all objects of earlier imports. They took a third of the CPU time of
-    importing torch, transformers and Ray Serve. `gc.disable()` would hide a call of `gc.disable()`
-    in the app.
+    Full collections visit all objects of earlier imports. Such collections took a third of the CPU
+    time of importing torch, transformers and Ray Serve. The threshold is set to 0, because a call
+    of `gc.disable()` here would hide a call of `gc.disable()` in the app.
     """
     current.thresholds = gc.get_threshold()
     gc.set_threshold(0)
@@ -507,10 +510,10 @@ def _lower_priority() -> dict[int, int]:
 
 
 def _restore_priority(before: Mapping[int, int]) -> int:
-    """Reset the priority of the threads of this process. Return how many stayed low.
+    """Reset the priority of the threads of this process.
 
-    This thread does not count. Its priority is reset if the system allows this, because a thread
-    with a low priority may take long to end on a busy machine.
+    Return how many other threads kept a low priority. This thread's priority is reset too, if the
+    system allows it, because a thread with a low priority may take long to end on a busy machine.
     """
     me, normal = threading.get_native_id(), before.get(os.getpid(), 0)
     refused: set[int] = set()

@@ -142,7 +142,7 @@ class Bounded:
     """Base of records with texts of limited length, for logs and state files."""
 
     def __post_init__(self) -> None:
-        """Cut each text, and each text of a tuple."""
+        """Shorten each field that is a text or a tuple of texts."""
         for name, value in vars(self).items():
             if isinstance(value, str):
                 if len(value) > LONG_SHOWN:
@@ -334,13 +334,13 @@ class ArtifactUse(Bounded):
 
     @property
     def digits(self) -> str:
-        """The first 12 hexadecimal digits of its statement's name, enough to find it."""
+        """The first 12 hexadecimal digits of the statement's name, enough to find the statement."""
         found = re.search(r"/([0-9a-f]{12})[^/]*$", self.statement)
         return found[1] if found else ""
 
     @property
     def created_unix(self) -> float | None:
-        """Time at which it was built, in seconds since the epoch. None if it was not loaded."""
+        """Build time of the artifact, in seconds since the epoch. None if it was not loaded."""
         if not self.created:
             return None
         # Python 3.10 does not parse the Z.

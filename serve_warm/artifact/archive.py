@@ -27,7 +27,7 @@ more."""
 
 
 def is_scratch(name: str) -> bool:
-    """Return whether a path is useless in another cache directory: locks, temporary files, PCHs.
+    """Return whether a path (lock, temporary file, PCH) is useless in another cache directory.
 
     Torch looks for precompiled headers (PCHs) only in its default directory, wherever the cache is.
     Precompiled headers in an artifact would be megabytes that nothing reads.
@@ -41,8 +41,8 @@ def pack_directory(directory: Path, *, skip: Callable[[str], bool] = is_scratch)
     """Return a directory as a tar. Directories with equal names and contents give equal archives.
 
     `skip` is called with each path relative to `directory`, with `/` between names. If `skip`
-    returns True, the archive omits the path and everything below it. Modes and times are not kept:
-    a library loads even without its executable bit.
+    returns True, the archive omits the path and everything below it. Modes and times are not kept,
+    because a library loads even without its executable bit.
 
     Raises:
         BuildFailed: `unpack_directory` would refuse an entry: a link, a device, an unusual name.

@@ -171,9 +171,9 @@ def open_part(part: Part, stored: BinaryIO) -> BinaryIO:
     """Return the raw bytes of a part as an unnamed file, open at offset 0.
 
     `stored` holds the stored bytes. Check the digest of the stored bytes first: only signed bytes
-    may reach the decompressor. Also call `check_caps` first, because this writes up to the size
-    given in the manifest. The file is on disk, and no other process can open it. The caller closes
-    it.
+    may reach the decompressor. Also call `check_caps` first, because this function writes as many
+    bytes as the manifest states. The file is on disk, and no other process can open it. The caller
+    closes it.
 
     Raises:
         ArtifactRefused: `size_mismatch`, `truncated`, `digest_mismatch` or `bad_archive`, for the

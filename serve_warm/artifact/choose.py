@@ -30,7 +30,7 @@ variants."""
 
 @dataclass(frozen=True, kw_only=True)
 class Considered:
-    """A statement that was considered, and whether it was accepted or why not."""
+    """A statement that was considered, and either that it was accepted or why it was not."""
 
     statement: str
     """The key of the statement in the store."""

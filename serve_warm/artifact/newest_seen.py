@@ -90,7 +90,9 @@ class NewestSeen:
         return self.find_created(variant) or ""
 
     def find_created(self, variant: Variant) -> str | None:
-        """Return the time in the mark. Empty without a mark, None if it is gone or not trusted.
+        """Return the time in the mark; empty if no mark was written.
+
+        Return None if the mark was removed or is not trusted.
 
         A mark cannot be trusted if other users could have removed it, written it, or created its
         folder.

@@ -108,9 +108,9 @@ def prune(
 
     `in_use` has the keys of statements that replicas use; these are always kept. Statements are
     removed before blobs, so that a reader never finds a statement without its blobs. A blob is
-    removed when no remaining statement names it. If no removed statement named it either, the blob
-    must also be at least a day old. Signatures are not checked: anyone who may delete from the
-    store may prune it. So artifacts of a withdrawn key can be removed too.
+    removed when no remaining statement names it. A blob that no removed statement named either must
+    also be at least a day old. Signatures are not checked: anyone who may delete from the store may
+    prune it. So artifacts of a withdrawn key can be removed too.
 
     Raises:
         ConfigError: the store has blobs but no statement, so it may not be a serve_warm store.

@@ -280,7 +280,7 @@ def only_libraries(found: Found) -> bool:
 def confirm(
     pulled: Pulled, found: Found, *, fingerprint: Fingerprint, trust: Trust
 ) -> Pulled | None:
-    """Return `pulled` if a full choice among the found statements picks the same one.
+    """Return `pulled` if a full choice among the found statements picks the same artifact.
 
     Return None otherwise, without logging: the pull that follows reports the reason. Also return
     None if unread statements might be newer. The pull that follows knows the fingerprint, and

@@ -224,7 +224,7 @@ def _place(
 
 
 def _find_resigned(key: str, envelope: bytes) -> str:
-    """Return the key for an envelope with the payload of `key` and other signatures."""
+    """Return the key for an envelope with the payload of the one at `key`, signed differently."""
     stem = re.sub(r"(-s[0-9a-f]{8})?" + re.escape(STATEMENT_SUFFIX) + r"\Z", "", key)
     return f"{stem}-s{hashlib.sha256(envelope).hexdigest()[:8]}{STATEMENT_SUFFIX}"
 
@@ -370,7 +370,7 @@ class _Vouched:
 def _all_vouched(
     store: Store, deployment: str | None, trust: Trust
 ) -> tuple[list[_Vouched], set[bytes], list[ArtifactRefused]]:
-    """Return the believed statements, all other envelopes, and why the others are not believed.
+    """Return the believed statements, all other envelopes, and why those are not believed.
 
     A refused envelope gets no reason if another envelope of the same artifact is believed. Such an
     envelope is left from before a key rotation, or was added by someone with write access.

@@ -4,11 +4,13 @@
 
 Anyone with write access to a store can add any number of statements under any names. So listing and
 reading are both bounded. A store of ordinary size is read in full. In a larger store, statements
-named after this machine and app are read first, alternating between the newest and the oldest. Junk
-added later then cannot delay the oldest statements, and junk added earlier cannot delay the newest.
+whose name contains the fingerprint of this machine and app are read first, alternating between the
+newest and the oldest. Junk added later then cannot delay the oldest statements, and junk added
+earlier cannot delay the newest.
 
 Reading ends early once no unread statement can be chosen. A statement cannot be in a store before
-it was signed, so all those written before the best one was signed are older.
+it was signed, so every statement written before the best statement was signed is older than the
+best statement.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class Listing:
 
 
 def list_statements(pages: Pages, deployment: str, *, variant: str | None) -> Listing:
-    """List the statements of a deployment, always including those named after `variant`.
+    """List the statements of a deployment; always include those with `variant` in their name.
 
     Raises:
         StoreError: the store could not be read.
@@ -89,7 +91,8 @@ def _list(pages: Iterable[Sequence[Listed]]) -> Listing:
 class ReadingOrder:
     """The reading order of a listing.
 
-    Call `take`, read the keys and `note` each one, until none are left.
+    Call `take`, read the statements of these keys and call `note` for each, until `take` returns no
+    key.
     """
 
     def __init__(self, listing: Listing, *, variant: str | None) -> None:

@@ -16,8 +16,9 @@ def check_torch_bytes(raw: bytes) -> None:
     """Refuse bytes that would hang torch's reader or make it write outside its cache.
 
     Torch trusts every length in this container. Truncated bytes make torch loop forever, a count of
-    2**60 creates that many objects, and a key such as `../x` becomes a path. This function parses
-    the same format and checks all bounds. It does not check the content of entries. Format:
+    2**60 makes torch create that many objects, and torch uses a key such as `../x` as a path. This
+    function parses the same format and checks all bounds. It does not check the content of entries.
+    Format:
     https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/_appending_byte_serializer.py
 
     Raises:

@@ -254,8 +254,8 @@ def _compare(
 ) -> Literal["none", "current", "supersede"]:
     """Compare the believed artifacts of this variant in the store with a new artifact.
 
-    Return `none` if the store has no such artifact, `supersede` if older rules made the entries of
-    all of them, or else `current`.
+    Return `none` if the store has no such artifact, `supersede` if every such artifact has entries
+    made by older rules, and `current` otherwise.
     """
     found = []
     for key in find_published(target, manifest.deployment, manifest.fingerprint):

@@ -4,10 +4,10 @@
 
 Ray sets a replica's thread count from `num_cpus`, and the thread count is in torch's cache keys. So
 an artifact that was built outside a replica would not fit any replica. The build starts the
-deployment with its own options. A replica warms up and proves itself, and the build packs its
-caches. Before publication, a second, fresh replica must load the artifact and reach the proof
-without a compiler run. If the artifact has ahead-of-time entries or libraries, more fresh replicas
-also prove these.
+deployment with the deployment's own options. A replica warms up and proves itself, and the build
+packs its caches. Before publication, a second, fresh replica must load the artifact and reach the
+proof without a compiler run. If the artifact has ahead-of-time entries or libraries, further fresh
+replicas prove these too.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class _Work:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[Progress]:
-        """Announce a phase, yield a function for its progress, and record its seconds."""
+        """Announce a phase, yield a function that reports its progress, and record its seconds."""
         self._progress(name)
         began = time.perf_counter()
         try:
@@ -244,7 +244,7 @@ def _manifest(
 
 
 def _portable_of(by_rank: Sequence[PackedReplica]) -> list[PackedReplica]:
-    """Return the parts that were also compiled for other CPUs, whose code must be checked."""
+    """Return the packed replicas whose code is for other CPUs too, and so must be checked."""
     return [p for p in by_rank if p["fingerprint"]["app"].get("cpu") == "portable"]
 
 

@@ -120,8 +120,8 @@ def check_keys(target: str, document: Mapping[str, Any]) -> Checked:
     """Return the keys of a Serve YAML that this version of Ray does not know and therefore ignores.
 
     At the top level and in the proxy options, Serve ignores unknown keys on purpose, because a
-    later release may define them. So unknown keys in these two places are warnings. Keys that begin
-    with `x-` are allowed.
+    later release may define them. So an unknown key at the top level or in the proxy options is
+    only a warning. Keys that begin with `x-` are allowed.
     """
     from ray.serve import schema
 
@@ -370,7 +370,7 @@ def to_json(checked: Checked, *, seconds: float) -> dict[str, Any]:
 
 
 def to_lines(found: Iterable[Problem], *, label: str) -> Sequence[str]:
-    """Return the findings as text, with two lines for each."""
+    """Return the findings as text, with two lines for each finding."""
     return [
         line
         for each in found

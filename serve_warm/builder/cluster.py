@@ -255,7 +255,7 @@ class Cluster:
             yield start
 
     def has_room(self, resources: Mapping[str, float]) -> bool:
-        """Return whether these resources are free on all nodes together, by Ray's count.
+        """Return whether all nodes together have these resources free, by Ray's count.
 
         Ray's count is about a second late.
         """
@@ -316,7 +316,7 @@ def open_cluster(
 ) -> Iterator[Cluster]:
     """Yield the cluster at `address`, or a local cluster that ends with the block.
 
-    During the block, SIGTERM ends it like an exception, with exit code 143.
+    During the block, SIGTERM raises an exception that ends the process with exit code 143.
 
     Args:
         address: the address for `ray.init`, for example `auto`.
@@ -388,8 +388,8 @@ class _RayFailure(contextlib.AbstractContextManager["_RayFailure"]):
     """Raises ConfigError with one sentence if Ray or Serve does not start.
 
     This is not an `except` clause, because Ray also raises plain Exception (seen in 2.60: "The
-    current node timed out during startup"). Exceptions of other subclasses, unless they are Ray's,
-    must pass.
+    current node timed out during startup"). `except Exception` would also catch subclasses
+    that Ray does not raise, but these must pass.
     """
 
     def __init__(self, what: str, place: str) -> None:

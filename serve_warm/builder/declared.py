@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inputs that the source of `warmup_inputs` declares, found without running the method.
 
-Only constants, names of the module and attributes of the class are used. Values that `__init__`
-sets or a loop creates are skipped, so the findings are certain.
+Only constants, names of the module and attributes of the class are used. All findings are certain,
+because values that `__init__` sets or a loop creates are skipped.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _X86 = {3, 62}
 
 @dataclass(frozen=True, kw_only=True)
 class Instruction:
-    """One instruction that is not in x86-64-v3, and where it is."""
+    """One instruction that is not in x86-64-v3, and its location."""
 
     kernel: str
     """The path of the library in the cache directory."""
@@ -147,8 +147,8 @@ _PREFIXES = {"26", "2e", "36", "3e", "64", "65", "67"}
 def beyond_avx2(listing: Iterable[str]) -> Iterator[tuple[str, str]]:
     r"""Yield the function and text of each instruction that is not in x86-64-v3.
 
-    AVX-512, AMX and APX are found by registers and encoding, and extensions that are encoded like
-    AVX2 by name.
+    AVX-512, AMX and APX instructions are recognised by their registers and encoding. Extensions
+    with the encoding of AVX2 are recognised by name.
 
     `listing` has the lines of `objdump --disassemble --wide`. Instructions that this objdump does
     not know are also yielded, because they may be newer.

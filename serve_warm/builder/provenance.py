@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The provenance of an artifact in its manifest: the source commit, the image and the builder.
 
-In a CI job, the source and the builder come from variables of the CI system whose meaning is
-certain.
+In a CI job, the source and the builder come from environment variables of the CI system. Variables
+without a certain meaning are not used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_CHARACTERS = 1000
 def read_provenance(
     environ: Mapping[str, str], *, source: str = "", image: str = "", builder: str = ""
 ) -> dict[str, str]:
-    """Return the given values, or else values from the variables of a CI job.
+    """Return the given values, or else values from the environment variables of a CI job.
 
     Unknown values are left out.
 

@@ -65,9 +65,10 @@ class Destination:
         return look
 
     def decide(self, app: App, manifests: Sequence[Manifest], notice: Progress) -> OfPublished:
-        """Return the action for new variants (one for each rank of a gang), given those published.
+        """Return the action for new variants, one for each rank of a gang.
 
-        If nothing is published, the result is `refuse`, which then applies to concurrent writers.
+        If nothing is published, the result is `refuse`, so that the push fails if another writer
+        publishes first.
 
         Raises:
             AlreadyPublished: a variant is published, and `if_published` does not allow it.

@@ -34,8 +34,8 @@ def plan(stored: Mapping[str, bytes], entries: Sequence[Mapping[str, Any]]) -> l
     """Return the round trips that prove an artifact, one per level.
 
     Each level is tested by itself. A call that an entry runs does not test the caches, but a start
-    needs the caches when an entry does not fit. If every call has a library, neither entries nor
-    caches are needed.
+    needs the caches when no entry matches. If every call has a library, neither entries nor caches
+    are needed.
     """
     trips = [RoundTrip(label="round trip", parts=["cache"], level=1)]
     if "precompiled" in stored:
@@ -150,12 +150,12 @@ class _UnderWay:
         return reports
 
     def close(self) -> None:
-        """Delete the trip's application. Calling it again does nothing."""
+        """Delete the trip's application. A second call does nothing."""
         self._open.close()
 
 
 def accept(report: Mapping[str, Any], *, level: int = 1, without_compiler: bool = False) -> None:
-    """Raise unless the round trip was fully warm and `level` ran at least one call."""
+    """Raise unless the round trip was fully warm and at least one call ran at `level`."""
     problems = []
     if report["verdict"] != "full_hit":
         reason = (report["artifact"] or {}).get("reason", "")

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Signing:
-    """Which key signs a build's artifact, when it signs, and which facts of origin it signs."""
+    """The key that signs a build's artifact, when to sign, and the facts of origin to sign."""
 
     key: Ed25519PrivateKey | None = None
     """The signing key. None means the per-user key, created and trusted on first use. The replicas
@@ -81,7 +81,7 @@ folder."""
 def check_key(
     signing: Signing, app: App, on: Cluster, store: Store
 ) -> tuple[Ed25519PrivateKey, Beside]:
-    """Return the key and the location of the copy, if the round trip's replicas trust the key.
+    """Return the key and the location of the copy; raise if the replicas would not trust the key.
 
     Raises:
         ConfigError: the replicas run on this machine, which does not trust the key. This is raised
@@ -127,8 +127,8 @@ def staging(store: Store, beside: Beside) -> Iterator[str]:
     """Yield a store for the round trip that no serving replica reads.
 
     On a local cluster, the store is a temporary folder. On other clusters, all nodes must be able
-    to read the store, and the key may be trusted only for some stores. So the copy is then in the
-    artifact's own store, under keys that no artifact uses.
+    to read the store, and the key may be trusted only for some stores. So on those clusters, the
+    copy is in the artifact's own store, under keys that no artifact uses.
     """
     if beside == "temporary":
         with tempfile.TemporaryDirectory(prefix=_STAGING) as temporary:

@@ -150,7 +150,7 @@ class _ScreenHandler(logging.Handler):
 class _Harmless(logging.Formatter):
     """Formats log lines and tracebacks without credentials and control characters.
 
-    Other packages log too, and their lines may contain both.
+    Log lines of other packages may contain credentials and control characters.
     """
 
     def format(self, record: logging.LogRecord) -> str:

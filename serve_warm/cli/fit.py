@@ -160,7 +160,7 @@ def _compare(considered: choose.Considered, here: Fingerprint) -> _Compared:
 
 
 def _of_artifact(considered: choose.Considered, here: Fingerprint) -> Fingerprint:
-    """Return the fingerprint of an artifact: this machine's with the differences applied."""
+    """Return an artifact's fingerprint: this machine's fingerprint with the differences applied."""
     factors = here.to_json()
     for mismatch in considered.mismatches:
         if mismatch.artifact is None:
@@ -220,7 +220,10 @@ def _show(deployment: str, compared: Sequence[_Compared], *, where: str, show_al
 
 
 def _name_uncompared(compared: _Compared) -> str:
-    """Return the unknown factors as text. Names the threads, because they differ most often."""
+    """Return the unknown factors as text.
+
+    Only the number of threads is named, because it differs most often.
+    """
     count = len(compared.by_replica)
     if not any(factor.factor == "threads" for factor in compared.by_replica):
         return f"{count} factors"

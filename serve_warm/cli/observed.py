@@ -83,12 +83,12 @@ class Observed:
 
     @property
     def ended(self) -> bool:
-        """Whether its process has ended."""
+        """Whether the replica's process has ended."""
         return self.condition == "dead"
 
     @property
     def warm(self) -> bool:
-        """Whether it is ready, and alive as far as the source knows."""
+        """Whether the replica is ready, and alive as far as the source knows."""
         return self.condition == "warm"
 
     @property
@@ -119,7 +119,7 @@ class Look:
         return not self.troubles and bool(living) and all(each.warm for each in living)
 
     def of(self, application: str, deployments: Sequence[str]) -> Look:
-        """Return the part of this look for one application or some deployments.
+        """Return a copy with only the replicas of one application or some deployments.
 
         An empty `application` or no `deployments` means all. A deployment is named as
         `application#Deployment`, or as `Deployment` for any application. `troubles` gets a sentence
@@ -278,7 +278,7 @@ def _figures_of(table: Any, now: float | None) -> dict[tuple[str, str], float]:
 
 
 def metrics_url(text: str) -> str:
-    """Return the address of a page of metrics. `/metrics` is added if it has no path.
+    """Return the address of a page of metrics. `/metrics` is added if the address has no path.
 
     Raises:
         ValueError: it is not an HTTP address.
@@ -376,7 +376,8 @@ def _trouble(source: str, what: str) -> Look:
 def of_page(text: str, *, source: str) -> Look:
     """Return the replicas on a page of metrics, from a node's server or from Ray.
 
-    `troubles` names a page without such metrics, and a page whose node could not read all replicas.
+    `troubles` has a sentence if the page has no such metrics, or if its node could not read all
+    replicas.
     """
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -524,7 +525,8 @@ POOL_BYTES = "serve_warm_graph_pool_bytes"
 def _seats(figures: Mapping[tuple[str, str], float], *, why: str = "") -> str:
     """Return the numbers of wanted and free seats, and whether this start used a seat or why not.
 
-    `why` is the replica's own line, which a page of metrics does not have.
+    `why` is the line about the seat in the replica's state file; a page of metrics has no such
+    line.
     """
     wanted, waiting = (figures.get((f"serve_warm_seats{end}", "")) for end in ("_wanted", ""))
     missed = [r for (name, r), value in figures.items() if (name, value) == (SEAT_MISSES, 1.0)]
@@ -552,7 +554,7 @@ REFUSED = "serve_warm_refused"
 
 
 def _cut_hint(reason: str) -> str:
-    """Return a reason with only the first line of its hint. The other lines are lines to paste."""
+    """Return a reason with only the first line of its hint. The rest is text to paste."""
     what, sep, hint = reason.partition("\nhint: ")
     return what + sep + hint.partition("\n")[0].removesuffix(":")
 

@@ -54,8 +54,8 @@ stdout = Console(highlight=False)
 def progress() -> Iterator[Callable[[str], None]]:
     """Yield a function that shows the current step. It may be called often.
 
-    In a terminal the function updates one line. Elsewhere it writes a line only if more than a
-    counter changed, so that a log shows stages, not every input.
+    In a terminal the function updates one line. Elsewhere it writes no line if only a counter
+    changed, so that a log shows every stage but not every input.
     """
     start = time.monotonic()
     last = ""
@@ -92,7 +92,7 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that shows a transfer: its name, the bytes done, and all bytes.
+    """Yield a function that shows a transfer, given its name, the bytes done and the total bytes.
 
     A terminal shows a bar for the current transfer. Each completed transfer becomes a line, also
     outside a terminal.
@@ -174,7 +174,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def words(header: Sequence[str], rows: Sequence[Sequence[str]], *, indent: int = 0) -> None:
-    """Print a table of words. A terminal folds it to the window; a log does not."""
+    """Print a table of words. In a terminal, the table is folded to the width of the window."""
     drawn = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     for name in header:
         drawn.add_column(name, overflow="fold")
@@ -239,7 +239,7 @@ def end_with_refusals(refused: Sequence[ArtifactRefused]) -> None:
 
 
 def data(value: Any) -> None:
-    """Print JSON on stdout. It escapes characters that a terminal would act on."""
+    """Print JSON on stdout. Characters that a terminal would act on are escaped."""
     click.echo(json.dumps(value, indent=2))
 
 
@@ -255,7 +255,7 @@ def write_json(value: Any, path: Path) -> None:
 
 @contextlib.contextmanager
 def quiet(name: str) -> Iterator[None]:
-    """Hide a logger's lines below ERROR, for commands that show the same in their output."""
+    """Hide a logger's lines below ERROR, for commands whose output shows the same facts."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -231,8 +231,8 @@ def _check_first(
 ) -> None:
     """Fail on the problems that `check` reports, and print its warnings.
 
-    A store that differs from the store of the replicas is only a warning. A build may publish
-    elsewhere, and always does so if the artifact still needs its signature.
+    A store that differs from the store of the replicas is only a warning. A build may publish to a
+    store that replicas do not read. A build with --unsigned always does so.
     """
     from serve_warm.builder import check
 

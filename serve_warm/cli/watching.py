@@ -113,7 +113,7 @@ def status(
 
 
 def show(now: Look, which: Which) -> None:
-    """Print one look: as a table in a terminal, else one line per replica; troubles to stderr."""
+    """Print all replicas: a table in a terminal, else one line each. Troubles go to stderr."""
     if screen.stdout.is_terminal:
         screen.stdout.print(draw(now, which))
     else:
@@ -131,7 +131,7 @@ def _every(period_s: float) -> Iterator[int]:
 
 
 def follow(looks: Iterable[Look], which: Which, *, as_json: bool) -> None:
-    """Show each new look: in place in a terminal, elsewhere one line per change."""
+    """Show the replicas again and again: in place in a terminal, elsewhere one line per change."""
     if as_json:
         for now in looks:
             click.echo(json.dumps(plain(now)))
@@ -156,8 +156,8 @@ def follow(looks: Iterable[Look], which: Which, *, as_json: bool) -> None:
 def choose(now: Look, which: Which) -> list[Observed]:
     """Return the replicas to show: all of them, or without those that have ended.
 
-    A replica that ended recently, before it was ready, is always shown, because Serve has replaced
-    it and the new replica does not mention it.
+    A replica that ended recently, before it was ready, is always shown, because Serve has already
+    replaced this replica, and the new replica does not report its end.
     """
     return [each for each in now.replicas if which == "all" or not each.ended or each.died_young]
 
@@ -226,7 +226,7 @@ def _standing(each: Observed | None) -> tuple[str, ...]:
 
 
 def plain(now: Look) -> dict[str, Any]:
-    """Return a look for JSON, with all replicas and null for unknown facts."""
+    """Return the data for JSON, with all replicas and null for unknown facts."""
     return {
         "ready": now.ready,
         "sources": list(now.sources),

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Age checks of an artifact: whether this node has used a newer artifact, and when it expires."""
+"""Age checks of an artifact: whether this node has used a newer one, and when this one expires."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled calls of each input, which show that the input reached compiled code.
 
-The compiled calls that an input makes prove the input (`serve_warm.compiler.evidence`). If the
+An input is proven by the compiled calls that it makes (`serve_warm.compiler.evidence`). If the
 handler returns early or returns a cached answer, the input does not reach the model. Such an input
 compiles nothing and proves nothing.
 """
@@ -107,8 +107,8 @@ class CallEvidence:
         """Record the threads that make compiled calls between the last pass and the proof.
 
         This waits only if the last pass shows that other threads may make the calls of the proof.
-        The idle time and both passes together show whether a call belongs to a replay, or a thread
-        made it on its own. No extra pass is needed.
+        Together, the idle time and the two passes show whether a call belongs to a replay, or was
+        made by a thread independently. No extra pass is needed.
         """
         self._idle = []
         doubtful = [

@@ -480,7 +480,7 @@ class ShownState:
 
 
 def facts_of(report: Report) -> dict[str, Any]:
-    """Return those facts of a report that the state file contains, as plain data for JSON."""
+    """Return the facts of a report that belong in the state file, as plain data for JSON."""
     return {
         "stage": report.stage.value,
         "verdict": report.verdict.value if report.verdict else None,

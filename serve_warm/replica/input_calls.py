@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 class InputCalls:
     """Replays one input at a time, counts compiles with `seen`, and records results in `progress`.
 
-    Several ranks must agree before `deadline`.
+    If there are several ranks, they must all answer before `deadline`.
     """
 
     def __init__(

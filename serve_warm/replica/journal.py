@@ -347,7 +347,7 @@ class Journal:
 
 
 class _Preparing:
-    """The period before anything is counted; torch is not hooked yet."""
+    """The period before torch is hooked, in which nothing is counted."""
 
     since = traffic = Counts()
     ready_unix = None

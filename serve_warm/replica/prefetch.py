@@ -232,10 +232,10 @@ class Prefetch:
 
     @property
     def set_too_late(self) -> Sequence[str]:
-        """Variables of torch's compiler that `__init__` set after this import.
+        """Environment variables of torch's compiler that `__init__` set after its import.
 
-        torch reads such variables when it is imported. Without the prefetch, this import might have
-        been later.
+        torch reads such variables only when it is imported. Without the prefetch, this import might
+        have come after `__init__` set the variables.
         """
         if self._imported_under is None:
             return ()
@@ -246,10 +246,10 @@ class Prefetch:
     async def taken(
         self, wanted: Wanted, fingerprint: Fingerprint, *, timeout_s: float
     ) -> Taken | None:
-        """Wait for the artifact. Return it if pulling `wanted` would still choose it.
+        """Wait for the artifact. Return the artifact if a pull of `wanted` would still choose it.
 
-        Chooses again among the statements, by all factors of the fingerprint, the deny list and
-        the age. Returns None in every other case, including a timeout.
+        To find out, this chooses again among the statements, by all factors of the fingerprint, the
+        deny list and the age. Returns None in every other case, including a timeout.
         """
         is_there, asked = self._taken.done(), time.perf_counter()
         try:

@@ -71,7 +71,7 @@ class Replay:
     async def until_quiet(self) -> None:
         """Replay all inputs until a whole pass compiles, captures and settles nothing.
 
-        An entry runs from the pass after its settling calls on.
+        An entry is first used in the pass after its settling calls.
 
         Raises:
             ReplayFailed: an input raised, or all inputs ran out of memory.

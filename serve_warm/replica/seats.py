@@ -402,7 +402,7 @@ class SeatKeeper:
         return missing
 
     def _is_fresh(self, seat: Seat) -> bool:
-        """Return whether a seat does not need a replacement yet."""
+        """Return whether a seat is too young to need a replacement."""
         keep_s = self._settings.keep_alive_s
         lead_s = min(RENEW_S, keep_s / 3)
         return self._clock() - seat.began_boot_s < keep_s - lead_s
@@ -474,7 +474,7 @@ def new_keeper(
 
 
 def free_memory_bytes() -> int | None:
-    """Return the free bytes of memory of node or container, the smaller; None if unknown."""
+    """Return the free memory of the node or container in bytes, the smaller; None if unknown."""
     found = []
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

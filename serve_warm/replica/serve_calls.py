@@ -296,7 +296,7 @@ async def call_like_serve(
 
 
 async def consume(result: Any) -> None:
-    """Run a generator to its end: calling it has not run its body."""
+    """Run a generator to its end, because calling a generator function does not run its body."""
     if inspect.isasyncgen(result):
         async for _ in result:
             pass

@@ -5,8 +5,9 @@
 An exception from a signal handler is not a failure of the call.
 
 Code of an artifact can also raise KeyboardInterrupt and SystemExit, but such code must not end a
-replica. Python runs signal handlers only on the main thread, and exceptions from handlers look like
-those from code. So during a call on the main thread, handlers are wrapped to record that they ran.
+replica. Python runs signal handlers only on the main thread, and an exception from a handler looks
+like an exception from the interrupted code. So during a call on the main thread, handlers are
+wrapped to record that they ran.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class TimedCalls:
         return next(late, None)
 
     def require_time(self, item: Input, seconds: float) -> None:
-        """Raise if a replay was late but blocked the loop, so that it was not cancelled."""
+        """Raise if a replay was late but could not be cancelled because it blocked the loop."""
         if seconds > self._input_limit_s:
             raise self._timeout(item, self._input_limit_s)
         if self._deadline.left() < 0:

@@ -113,7 +113,7 @@ class Warmup:
         return self.journal.report()
 
     async def run(self) -> Report:
-        """Warm up, prove the warmth and become ready, or raise as `prove` does."""
+        """Warm up, prove that the replica is warm, and become ready; raise as `prove` does."""
         await self.prove()
         report = self.become_ready()
         if self.checks is not None:

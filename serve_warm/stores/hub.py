@@ -117,9 +117,9 @@ class _Pin:
 class HubStore:
     """The files of a model repository, or of one folder in it.
 
-    A call times out if the Hub sends nothing for `silence_s`. The retries of the client itself are
-    part of this time: six in half a minute. A download may take as long as it needs while data
-    arrives. An upload may take as long as it would at 256 KiB/s.
+    A call times out if the Hub sends nothing for `silence_s`. The client's own retries (six in half
+    a minute) happen within this time. A download may take as long as it needs while data arrives.
+    An upload may take as long as it would at 256 KiB/s.
     """
 
     repository: str

@@ -73,7 +73,7 @@ class Pulse:
 
 
 def explain_failure(error: BaseException) -> tuple[type[StoreError], str, str]:
-    """Return the error class, text and hint for a failure without an HTTP answer of the Hub."""
+    """Return the error class, text and hint for a failure without an HTTP answer from the Hub."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.OfflineModeIsEnabled):

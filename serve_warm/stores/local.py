@@ -354,7 +354,7 @@ def _open_folder(
 ) -> Iterator[int]:
     """Yield a descriptor of the folder `names` below `root`.
 
-    Each name is opened relative to the descriptor before it, so that nobody can insert a link.
+    Each folder is opened relative to its parent's descriptor, so that nobody can insert a link.
 
     Raises:
         _LinkError: one of the names is a link.

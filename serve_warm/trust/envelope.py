@@ -40,7 +40,7 @@ class Signature:
 
 @dataclass(frozen=True, kw_only=True)
 class Envelope:
-    """A parsed DSSE envelope. Do not believe its content before `verify`."""
+    """A parsed DSSE envelope. Do not believe the content before `verify` accepts it."""
 
     payload: bytes
     signatures: tuple[Signature, ...]
@@ -152,7 +152,9 @@ def sign(payload: bytes, *keys: Ed25519PrivateKey) -> bytes:
 
 
 def wrap_unsigned(payload: bytes) -> bytes:
-    """Return the envelope of `payload` without a signature. No policy for keys believes it.
+    """Return the envelope of `payload` without a signature.
+
+    A policy that requires a trusted key never believes it.
 
     Raises:
         BuildFailed: the envelope is larger than any reader accepts.

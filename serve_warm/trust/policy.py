@@ -70,8 +70,8 @@ class UnsignedOk:
 class Trust:
     """A trust policy. An empty policy refuses every artifact.
 
-    `|` combines two policies. The result believes, denies and requires everything that either
-    policy believes, denies or requires. The stricter age limit applies.
+    `|` combines two policies. The combined policy believes, denies and requires everything that
+    either policy believes, denies or requires. The stricter age limit applies.
     """
 
     keys: tuple[TrustedKey, ...] = ()

@@ -5,7 +5,7 @@
 Verification has two steps, because the second step needs the verified payload. `verify` returns the
 payload and why it may be read. `check_age_and_denied` then refuses payloads that are denied, too
 old or dated in the future. `serve_warm.artifact.statements.Believed` is an artifact that passed
-both.
+both steps.
 """
 
 from __future__ import annotations
