@@ -366,7 +366,10 @@ def user_folder(name: str, *, among: Sequence[node.Place] | None = None) -> Path
 
 
 def state_folder(*, among: Sequence[node.Place] | None = None) -> Path:
-    """Return the folder that this user's replicas write to and probes read. Does not create it."""
+    """Return the folder that this user's replicas write to, and that probes read.
+
+    Does not create the folder.
+    """
     return Path(_claim(among).state)
 
 
@@ -504,7 +507,7 @@ def create_file(path: Path, data: bytes, *, mode: int) -> None:
 
 
 def write_beside(path: Path, data: bytes, *, mode: int) -> Path:
-    """Write a new file with a random name in the folder of `path`, and return it, for a rename.
+    """Write a new file with a random name next to `path`; return the new path, for a rename.
 
     Raises:
         OSError: the file cannot be written. No part of the file stays.

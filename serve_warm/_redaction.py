@@ -4,8 +4,8 @@
 
 Credentials get into texts in two ways: an SDK puts a signed address or a header into its message,
 or a user writes a credential into an address that serve_warm repeats. So every error of serve_warm
-passes its text through `redact`. An SDK's exception is replaced by `tainted` before it becomes a
-cause, because a logged traceback prints the whole chain of causes.
+passes its text through `redact`. An SDK's exception is replaced by `tainted` before it becomes the
+cause of an error, because a logged traceback prints the whole chain of causes.
 
 Most credentials can be recognised by their form or by the name before them. But a server may return
 a credential in any form, with no name before it. So the values of the credential variables in this

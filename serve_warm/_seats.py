@@ -283,7 +283,7 @@ def lives(seat: Seat) -> bool:
 
 
 def is_taken(seat: Seat) -> bool:
-    """Return whether a seat became the replica of an app that does not remove the seat's file."""
+    """Return whether Ray used a seat for a deployment that does not remove the seat's file."""
     return seat.is_named_idle and not is_named_idle(seat.pid)
 
 

@@ -81,7 +81,7 @@ def describe(spans: Sequence[Span]) -> str:
     ...           Span(name="imports", began_boot_s=8.5, seconds=2.0)])
     ' 3.5 s after its process began: process 1.5, imports 2.0'
 
-    The work of other threads comes last. It shows how many of its seconds overlapped `__init__`.
+    The work of other threads comes last, with the seconds that it overlapped `__init__`.
     """
     if all(span.beside for span in spans):
         return ""

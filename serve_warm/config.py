@@ -261,7 +261,7 @@ def resolve(
 ) -> WarmupConfig:
     """Return `base`, overridden by the environment and then by `user_config["warmup"]`.
 
-    `section_name` is the prefix of that section's fields in errors.
+    In errors, the prefix `section_name` marks fields of `user_config["warmup"]`.
 
     Raises:
         ConfigError: a field is unknown or its value is out of range. The error names all problems.
@@ -345,8 +345,8 @@ def environment() -> Mapping[str, str]:
 def point_torch_caches_at(directory: Path) -> None:
     """Make torch's compiler and Triton use `directory` from now on.
 
-    Both read these variables at each use. torch writes its default to the environment on first use,
-    so this function overwrites existing values.
+    Both read the environment variables below at each use. torch writes its default to the
+    environment on first use, so this function overwrites existing values.
     """
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(directory / "inductor")
     os.environ["TRITON_CACHE_DIR"] = str(directory / "triton")

@@ -74,7 +74,7 @@ def _rebuild(cls: type[_Error], fields: dict[str, Any]) -> _Error:
 
 
 def reword(error: _Error, message: str, *, hint: str) -> _Error:
-    """Return an error like `error` with another message and hint, and with the same facts."""
+    """Return a copy of `error`, facts included, with another message and hint."""
     fields = {**error.__dict__, "message": redact(message), "hint": redact(hint)}
     copy = _rebuild(type(error), fields)
     copy.__cause__ = error.__cause__

@@ -202,9 +202,9 @@ def read_machine(
     `device` is the index of the GPU in use, by default the GPU of the calling thread. A machine
     with an NVIDIA driver has one of the `driver` paths.
 
-    It reads `ATEN_CPU_CAPABILITY`, `CUDA_VISIBLE_DEVICES`, `CXX` and `PATH` from `environ`. It
-    queries CUDA devices only if torch can see any. The call takes some milliseconds, and runs `g++
-    --version` once per process.
+    This function reads `ATEN_CPU_CAPABILITY`, `CUDA_VISIBLE_DEVICES`, `CXX` and `PATH` from
+    `environ`. It queries CUDA devices only if torch can see any. The call takes some milliseconds,
+    and runs `g++ --version` once per process.
 
     Raises:
         ImportError: torch is not installed, and `on_no_torch` is `raise`.
@@ -367,7 +367,7 @@ def portable_factors(isa: str, capability: str) -> tuple[str, str]:
     """Return `cpu_isa` and `cpu_capability` of a portable artifact, from the values of a machine.
 
     A CPU without one of the extensions keeps its factors. So it matches no portable artifact, and
-    no machine that lacks other extensions.
+    no machine that lacks different extensions.
     """
     if lacking(isa):
         return isa, capability

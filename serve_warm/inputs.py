@@ -520,7 +520,7 @@ def _path(item: Input) -> str:
 
 
 def _as_declared(item: Input) -> list[str]:
-    """Return the declared arguments of an input as code, with `...` for long ones."""
+    """Return the declared arguments of an input as code, with `...` for each long argument."""
     words = []
     for name in ("args", "kwargs", "json", "body", "headers"):
         value = getattr(item, name)

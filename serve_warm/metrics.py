@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of metrics, as data for the node server and as an export through Ray.
 
-Each metric is a pure function of a `Report`, and is exported once it has a value. Ray's path to
-Prometheus sets the rules:
+Each metric is a pure function of a `Report`, and is exported once it has a value. The rules follow
+from how Ray exports metrics to Prometheus:
 
 - A gauge that is set once disappears after about 20 s, so all gauges are set every `PERIOD_S`.
 - Ray rebuilds histogram sums from bucket midpoints, so exact seconds are gauges. Only the node's

@@ -702,7 +702,7 @@ def _file(name: str, folder: int) -> tuple[int, ...]:
 
 
 def _state(stem: str, folder: int) -> tuple[dict[str, Any] | None, str]:
-    """Return the state in a file, and its problem.
+    """Return the state in a file, and the file's problem.
 
     Both are empty if the file does not exist yet.
     """
@@ -863,7 +863,7 @@ def _not_private(directory: str, found: Sequence[tuple[str, str]]) -> Permission
 
 
 def _check_above(directory: str) -> None:
-    """Refuse a missing directory that this user could not create as a private one.
+    """Refuse a missing directory that this user could not create as a private directory.
 
     Raises:
         PermissionError: as for StateFile. No replica can write to such a directory, so missing

@@ -9,8 +9,8 @@ nothing, so that a start without a seat is not slower. When Ray makes the worker
 applies the settings that were unknown during the imports, and reports whether the seat was used.
 
 The hook must not end a worker. If an import raises, the hook records the exception, and the
-replica's start imports the module again. It uses no GPU, because Ray chooses the GPU later. This
-module imports only the standard library.
+replica's start imports the module again. The hook uses no GPU, because Ray chooses the GPU later.
+This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ def _import(current: _Run, names: Sequence[str]) -> EarlyImports | None:
 
 
 def _import_one(current: _Run, name: str) -> str:
-    """Import one module. Return the text of its exception, or ""."""
+    """Import one module. Return the text of the exception that it raised, or ""."""
     try:
         importlib.import_module(name)
     except BaseException as error:  # noqa: BLE001 - an app's module may do anything, even sys.exit()

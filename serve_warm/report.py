@@ -532,7 +532,8 @@ class Report(Bounded):
 def settle(verdict: str, stage: str) -> str:
     """Return a verdict if it is decided, else an empty text.
 
-    Some releases wrote `off` or `full_hit` from the beginning, so these count only in stage READY.
+    Some releases wrote `off` or `full_hit` from the beginning of a start, so these two verdicts
+    count only in stage READY.
 
     >>> settle("off", "FAILED"), settle("off", "READY"), settle("miss", "REPLAYING")
     ('', 'off', 'miss')

@@ -27,7 +27,7 @@ more."""
 
 
 def is_scratch(name: str) -> bool:
-    """Return whether a path (lock, temporary file, PCH) is useless in another cache directory.
+    """Return whether a path is a lock, temporary file or PCH, which only its own directory needs.
 
     Torch looks for precompiled headers (PCHs) only in its default directory, wherever the cache is.
     Precompiled headers in an artifact would be megabytes that nothing reads.
@@ -166,7 +166,7 @@ def _members_in(raw: BinaryIO, check_wanted: Callable[[], None]) -> Iterator[tar
 
 
 class _Headers(io.RawIOBase):
-    """A view of an archive for tarfile that allows only small headers inside the file.
+    """A view of an archive that lets tarfile read only small headers within the file.
 
     tarfile trusts headers. It allocates as many bytes as a header claims for a long name (Python
     3.14.8 reads in pieces instead), and seeks to whatever offset a size implies.

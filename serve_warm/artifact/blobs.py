@@ -255,7 +255,7 @@ def receive_unnamed(digest: str, size_bytes: int, fill: Callable[[Sink], None]) 
 
 
 def receive(file: BinaryIO, digest: str, size_bytes: int, fill: Callable[[Sink], None]) -> None:
-    """Have `fill` write a blob into an empty file, hash it on arrival, and rewind the file.
+    """Have `fill` write a blob into an empty file, hash the blob on arrival, and rewind the file.
 
     Raises:
         ArtifactRefused: `digest_mismatch`.

@@ -30,7 +30,7 @@ variants."""
 
 @dataclass(frozen=True, kw_only=True)
 class Considered:
-    """A statement that was considered, and either that it was accepted or why it was not."""
+    """A statement that was considered, whether it was accepted, and the reason."""
 
     statement: str
     """The key of the statement in the store."""

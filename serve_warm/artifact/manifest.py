@@ -315,7 +315,7 @@ def check_caps(
     max_stored_bytes: int = MAX_STORED_BYTES,
     max_raw_bytes: int = MAX_RAW_BYTES,
 ) -> None:
-    """Refuse a part whose manifest states sizes above the limits, in bytes.
+    """Refuse a part if the manifest states a size above the limits, which are in bytes.
 
     Raises:
         ArtifactRefused: `too_large`.

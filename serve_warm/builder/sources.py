@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Facts about a deployment's class, without an instance: its routes, and whether it compiles.
 
-Private names of Ray Serve in use, seen in 2.60: the class that `@serve.ingress` makes has an
-`__init__` that closes over `frozen_app_or_func`. Without that closure, routes are unknown.
+This module uses private names of Ray Serve, seen in 2.60: the class that `@serve.ingress` makes has
+an `__init__` that closes over `frozen_app_or_func`. Without that closure, routes are unknown.
 """
 
 from __future__ import annotations

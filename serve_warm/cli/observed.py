@@ -259,7 +259,7 @@ def _why(replica: node.Replica, now: float) -> str:
 def _figures_of(table: Any, now: float | None) -> dict[tuple[str, str], float]:
     """Return the metrics in a replica's state file, as values by name and label.
 
-    `now` is the current time for a running replica, and brings growing intervals up to date.
+    For a running replica, `now` is the current time, which brings growing intervals up to date.
     """
     figures: dict[tuple[str, str], float] = {}
     for row in _list(table):

@@ -30,7 +30,7 @@ class Row:
 
 
 def of_replicas() -> list[Row]:
-    """Return the metrics of each replica, which Ray and the node's server export."""
+    """Return the metrics that exist for each replica. Ray and the node's server export them."""
     rows = []
     for metric in METRICS:
         name = _exported(metric.name, metric.kind)
@@ -48,7 +48,7 @@ def of_replicas() -> list[Row]:
 
 
 def of_nodes() -> list[Row]:
-    """Return the metrics of a node, which only its server exports."""
+    """Return the metrics that exist for each node. Only the node's server exports them."""
     return [
         Row(
             ray="",

@@ -113,7 +113,7 @@ def status(
 
 
 def show(now: Look, which: Which) -> None:
-    """Print all replicas: a table in a terminal, else one line each. Troubles go to stderr."""
+    """Print the replicas: a table in a terminal, else one line each. Troubles go to stderr."""
     if screen.stdout.is_terminal:
         screen.stdout.print(draw(now, which))
     else:

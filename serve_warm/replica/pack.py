@@ -48,7 +48,7 @@ async def pack(
 
     If `serve_warm.compile` was used, this replays the inputs again and makes an entry for each kind
     of call. `report` is the report of the proof; `new_replay` returns a replay of the same inputs.
-    Works once per process, because torch cannot fully load the bytes of a second save. `say`
+    Works only once per process, because torch cannot fully load the bytes of a second save. `say`
     receives the current step.
     """
     facts = dict(build_facts(report))

@@ -11,7 +11,7 @@ The store needs no GPU, does not interfere with the collectives of the model, an
 has not answered. A rank that fails writes its error to the store. The other ranks also notice a
 rank that ends without a message.
 
-Private name of torch in use: `distributed_c10d._get_default_store` (seen in 2.13).
+This module uses a private name of torch: `distributed_c10d._get_default_store` (seen in 2.13).
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/distributed/distributed_c10d.py
 """
 

@@ -60,7 +60,7 @@ class Readahead:
         self._free_bytes = free_bytes
 
     def begin(self) -> None:
-        """Ask the kernel for the files in a thread, and return at once."""
+        """Start a thread that asks the kernel for the files, and return at once."""
         threading.Thread(target=self.run, name="serve_warm-readahead", daemon=True).start()
 
     def run(self) -> None:
@@ -109,7 +109,7 @@ class Readahead:
 
 
 def _ask_for(ask: Ask, path: Path, most: int | None) -> int:
-    """Ask for up to `most` bytes of a file, and return the number of bytes. Raises OSError."""
+    """Ask the kernel for up to `most` bytes of a file; return the number. Raises OSError."""
     # A pipe with such a name must not block.
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:

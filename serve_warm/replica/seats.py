@@ -119,7 +119,7 @@ class Raylet:
             raise SeatsUnavailable(f"Ray {ray.__version__} names no raylet: {error}") from error
 
     def ask(self, many: int, *, keep_alive_s: float) -> None:
-        """Start workers of this runtime_env and of no job."""
+        """Start workers that have this runtime_env and belong to no job."""
         try:
             grpc: Any = importlib.import_module("grpc")
             utils: Any = importlib.import_module("ray._private.grpc_utils")
@@ -474,7 +474,7 @@ def new_keeper(
 
 
 def free_memory_bytes() -> int | None:
-    """Return the free memory of the node or container in bytes, the smaller; None if unknown."""
+    """Return the free bytes of the node's memory, or the container's if fewer; None if unknown."""
     found = []
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

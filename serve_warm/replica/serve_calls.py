@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of the user's object, made as Ray Serve makes them: methods, routes, generators.
 
-Private names of Ray Serve in use, each seen in 2.60 and checked by the tests:
+This module uses private names of Ray Serve, each seen in 2.60 and checked by the tests:
 `ASGIAppReplicaWrapper` (whether a class is an ASGI app), `_serve_request_context` (the multiplexed
 model id of a replayed call) and `RAY_SERVE_RUN_SYNC_IN_THREADPOOL` (where sync handlers run).
 """

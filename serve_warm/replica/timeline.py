@@ -26,7 +26,7 @@ imports the app. A worker that Ray started in advance waits before creating this
 def spans_before(created_boot_s: float, *, seat: bool = False) -> tuple[Span, ...]:
     """Return the parts of this process's life before the replica's object was created.
 
-    `process` lasts until Ray makes the process an actor, and `imports` follows. If Ray's thread is
+    `process` lasts until Ray makes the process an actor. Then `imports` begins. If Ray's thread is
     not found, the two are one part. With `seat`, the first part was over before the start of the
     replica, so it is left out.
     """

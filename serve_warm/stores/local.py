@@ -50,7 +50,7 @@ Times = Literal["all", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class LocalStore:
-    """A folder whose files are the objects. The first `create` makes a missing folder.
+    """A folder whose files are the objects. If the folder is missing, the first `create` makes it.
 
     On Windows, where folders cannot be opened, a store is read-only. Links below the root are
     followed only for reading, and links to folders are not listed. Nothing is created or deleted
@@ -218,7 +218,7 @@ def _check_writable() -> None:
 
 
 class _LinkError(OSError):
-    """A link stands where the store needs a folder."""
+    """There is a link where the store needs a folder."""
 
     def __init__(self, folder: str) -> None:
         super().__init__(errno.ELOOP, f"{folder!r} is a link, and links are not followed")

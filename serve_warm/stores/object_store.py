@@ -210,10 +210,11 @@ class ObjectStore:
         return data
 
     def download(self, found: Object, sink: Sink) -> None:
-        """Pass an object to `sink`, with one GET up to `ONE_GET_BYTES`, or else with ranged GETs.
+        """Pass an object to `sink`: with one GET if at most `ONE_GET_BYTES`, else with ranged GETs.
 
-        `PARTS_AT_ONCE` threads read the ranges, and have ended when this returns. If a thread fails
-        or `sink` raises, the other threads end at their next piece or at the end of their request.
+        `PARTS_AT_ONCE` threads read the ranges. All of them have ended when this method returns. If
+        a thread fails or `sink` raises, the other threads end at their next piece or at the end of
+        their request.
         """
         # Without an ETag, ranges of different objects could be mixed.
         if found.size_bytes <= ONE_GET_BYTES or not found.version:

@@ -6,7 +6,7 @@ The tests need `pytest`, and a subclass with two fixtures:
 
     class TestMyStore(StoreContract):
         @pytest.fixture
-        def store(self) -> MyStore: ...  # an empty one
+        def store(self) -> MyStore: ...  # an empty store
 
         @pytest.fixture
         def raw(self) -> Raw: ...  # the same objects, read and written without the store
@@ -52,7 +52,7 @@ BAD_KEYS = (
 
 
 class Raw(Protocol):
-    """The objects of a store, accessed without the store."""
+    """Direct access to the objects of a store, without the code of the store."""
 
     def read(self, key: str) -> bytes:
         """Return the bytes under a key."""
