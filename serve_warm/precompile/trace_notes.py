@@ -483,8 +483,11 @@ def path_of(source: Any) -> str | None:
     """Return the Python expression of a Dynamo source, if it has one."""
     if source is None:
         return None
-    name = source.name  # a method up to 2.11
-    return str(name() if callable(name) else name)
+    try:
+        name = source.name  # a method up to 2.11
+        return str(name() if callable(name) else name)
+    except NotImplementedError:  # a bare `Source`, of an object that the trace has created
+        return None
 
 
 def source_of(node: Any) -> str:

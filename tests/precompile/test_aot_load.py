@@ -19,7 +19,7 @@ from models import one_watch  # noqa: F401 - a fixture
 from serve_warm.precompile.aot_compile import RESTARTS, capture
 from serve_warm.precompile.aot_load import as_reasons
 from serve_warm.precompile.facts import NoEntry
-from serve_warm.precompile.trace_notes import callable_once
+from serve_warm.precompile.trace_notes import callable_once, path_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -122,3 +122,10 @@ def test_a_call_that_torch_cannot_trace_says_where_and_what_to_do(
         table = build(tmp_path, lambda: model(torch.linspace(-1, 1, 12).view(3, 4)))
 
     assert re.search(reason, next(iter(table.refused.values())))
+
+
+def test_a_source_without_an_expression_has_no_path():
+    """Dynamo's bare `Source` stands for an object that the trace has created (2.13)."""
+    from torch._guards import Source
+
+    assert path_of(Source()) is None
