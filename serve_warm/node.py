@@ -54,7 +54,7 @@ else:
             by_place = dict(zip(cls._fields[: len(values)], values, strict=True))
             given = {**cls._defaults, **by_place, **named}
             if given.keys() != set(cls._fields):
-                raise TypeError(f"{cls.__name__} is made of {', '.join(cls._fields)}")
+                raise TypeError(f"{cls.__name__} needs exactly the fields {', '.join(cls._fields)}")
             return tuple.__new__(cls, [given[name] for name in cls._fields])
 
         def _replace(self, **named: object) -> NamedTuple:
@@ -447,7 +447,7 @@ class Heartbeat:
             # Other threads change the report while it is read, sizes of dicts too.
             except (RuntimeError, ValueError, TypeError) as error:
                 text = str(error) or type(error).__name__
-                trouble = f"cannot build this replica's state, and tries again: {text}"
+                trouble = f"cannot build this replica's state, so it will be built again: {text}"
             self._say(trouble)
             for written in waiting:
                 written.set()
@@ -459,7 +459,7 @@ class Heartbeat:
         if trouble and not self._trouble:
             self._logger.warning("%s", trouble)
         elif self._trouble and not trouble:
-            self._logger.info("this replica writes its state again")
+            self._logger.info("this replica can write its state again")
         self._trouble = trouble
 
 
@@ -1131,7 +1131,7 @@ class Policy(NamedTuple):
         if word == "min" and equals and number.isascii() and number.isdigit() and int(number):
             return cls("min", int(number), tuple(deployments), latch)
         raise ValueError(
-            f"{expect!r} is not valid: use all, allow-idle or min=N, where N is at least 1"
+            f"{expect!r} is not valid: use 'all', 'allow-idle' or 'min=N', where N is at least 1"
         )
 
 
@@ -1394,7 +1394,9 @@ def split_url(url: str) -> tuple[str, int, str]:
     name, _, port = host.rpartition(":")
     digits = port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16
     if scheme != "http" or not name or not digits or not url.isprintable() or " " in url:
-        raise ValueError(f"{url!r} is neither a URL like http://127.0.0.1:8000/-/healthz nor none")
+        raise ValueError(
+            f"{url!r} is neither a URL such as http://127.0.0.1:8000/-/healthz nor 'none'"
+        )
     return name.strip("[]"), int(port), slash + path or "/"
 
 

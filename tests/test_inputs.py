@@ -387,7 +387,11 @@ def test_names_become_unique():
     ("declared", "message", "hint"),
     [
         (None, "Embedder.warmup_inputs() returned NoneType", "return a list of Input"),
-        ([], "Embedder.warmup_inputs() returned no inputs", "user_config.warmup.enabled: false"),
+        (
+            [],
+            "Embedder.warmup_inputs() returned no inputs",
+            "`enabled: false` in user_config.warmup",
+        ),
         ([EMBEDDER.embed], "returned a method among its inputs", "Input(target=self.method"),
         ({"target": "embed"}, "returned a str among its inputs", "or use shape_grid"),
     ],

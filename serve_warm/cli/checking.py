@@ -28,7 +28,7 @@ from serve_warm.errors import ServeWarmError
     "--json",
     "json_file",
     type=click.Path(path_type=Path),
-    help="Write the findings to this file as JSON; - for stdout, instead of the text.",
+    help="File to write the findings to as JSON; - prints JSON instead of text.",
 )
 def check(*, app: str, store: str | None, deployment: str | None, json_file: Path | None) -> None:
     """Look for mistakes in an application, in seconds and without starting Ray.

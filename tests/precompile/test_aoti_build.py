@@ -384,7 +384,7 @@ def test_weights_of_a_module_in_a_closure_are_found():
 )
 def test_tensors_that_differ_are_not_computed_with(perceptron, x):
     """Native code checks no strides, sizes or types; they are checked before it runs."""
-    with pytest.raises(NoEntry, match="a tensor that its graph takes is"):
+    with pytest.raises(NoEntry, match="an input tensor of its graph is"):
         run(perceptron.made.fn, perceptron.model, x)
 
 
