@@ -306,7 +306,7 @@ max by ({WHO}) (
         f"{OF} has been starting for {{{{ $value | humanizePercentage }}}} of deadline_s",
         "The percentage includes __init__, but deadline_s counts only from the end of __init__ to "
         "READY. After deadline_s the start fails. With on_deadline: serve, the replica serves "
-        "unproven instead.",
+        "without proof instead.",
     ),
     alert(
         "ServeWarmCompilesAfterReady",

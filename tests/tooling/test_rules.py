@@ -863,7 +863,7 @@ TEXTS = {
         (
             "The percentage includes __init__, but deadline_s counts only from the end of "
             "__init__ to READY. After deadline_s the start fails. With on_deadline: serve, the "
-            "replica serves unproven instead."
+            "replica serves without proof instead."
         ),
     ),
     "ServeWarmCapturesAfterReady": (
