@@ -150,7 +150,7 @@ class Fingerprint:
             ValueError: `data` has the wrong form; the message says where.
         """
         if not isinstance(data, dict) or data.keys() != {"machine", "app"}:
-            raise ValueError("a fingerprint is an object with exactly the members machine and app")
+            raise ValueError("a fingerprint must have exactly the members `machine` and `app`")
         for group, factors in data.items():
             if not isinstance(factors, dict):
                 raise ValueError(f"fingerprint: {group} is not an object")  # noqa: TRY004  (as documented)

@@ -62,7 +62,7 @@ class Buckets(Mapping[str, tuple[int, ...]]):
             if not sizes or any(type(size) is not int or size < 1 for size in sizes):
                 raise InputError(
                     f"Buckets axis {name!r} has sizes {sizes or given!r}",
-                    hint=f"pass a list of whole numbers from 1: Buckets({name}=[1, 8])",
+                    hint=f"pass a list of positive whole numbers: Buckets({name}=[1, 8])",
                 )
             self._axes[name] = tuple(sorted(set(sizes)))
 
@@ -158,7 +158,7 @@ class Input:
                 )
         elif not callable(self.target):
             raise InputError(
-                f"target of an input is {type(self.target).__name__}, not a method",
+                f"the target of an input is {type(self.target).__name__}, not a method",
                 hint='pass a bound method, its name, or "POST /path"',
             )
         if not self.name:
@@ -304,10 +304,7 @@ def shape_grid(
     if concurrency is not None and concurrency not in buckets:
         raise InputError(
             f"concurrency={concurrency!r} is not an axis of {buckets!r}",
-            hint=(
-                "pass the name of one of its axes; for a fixed number of calls use "
-                "Input(concurrency=)"
-            ),
+            hint=("pass the name of an axis; for a fixed number of calls, use Input(concurrency=)"),
         )
     if make is not None and fields is not None:
         raise InputError("shape_grid got make= and fields=", hint="pass one of them")
@@ -355,7 +352,7 @@ def _check_axes(fields: Mapping[str, Field], buckets: Buckets, concurrency: str 
             if isinstance(axis, str) and (axis not in buckets or axis == concurrency):
                 raise InputError(
                     f"field {name!r} names {axis!r}, which is not a dimension of {buckets!r}",
-                    hint="name its axes, or give sizes; the concurrency axis is not a dimension",
+                    hint="use sizes or names of axes; the concurrency axis is not a dimension",
                 )
 
 
@@ -365,15 +362,15 @@ def _check_made(made: Any, *, is_http: bool) -> None:
         found = sorted(map(str, made)) if isinstance(made, Mapping) else type(made).__name__
         raise InputError(
             f"make= returned {found}",
-            hint="return a mapping: json, body or headers for a request, keyword arguments for a "
-            "method",
+            hint="return a mapping: json, body or headers for a request, or keyword arguments for "
+            "a method",
         )
 
 
 def _list_required(target: Callable[..., Any] | str) -> list[str]:
     if isinstance(target, str):
         raise InputError(
-            f"shape_grid cannot find out the arguments of {target!r}, a name",
+            f"shape_grid cannot find out the arguments of {target!r} from its name",
             hint="pass make= or fields=, or the method itself (self.embed)",
         )
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -408,8 +405,8 @@ def sort_by_size(declared: Any, *, of: str) -> list[Input]:
     if not inputs:
         raise InputError(
             f"{of}.warmup_inputs() returned no inputs",
-            hint="declare at least one, because without inputs nothing can be proven; or set "
-            "user_config.warmup.enabled: false",
+            hint="declare at least one input, because without inputs nothing can be proven; or set "
+            "`enabled: false` in user_config.warmup",
         )
     wrong = [item for item in inputs if not isinstance(item, Input)]
     if wrong:

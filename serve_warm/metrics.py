@@ -148,7 +148,7 @@ METRICS = (
         while_alive=True,
         absent_after=True,
         says_ready=((),),
-        help="1 if the replica is ready but was late, has unproven inputs, or withdrew entries.",
+        help="1 if a ready replica missed its deadline, has unproven inputs, or withdrew entries.",
         read=_one(lambda r: r.stage is Stage.READY and bool(r.degraded)),
     ),
     Metric(
@@ -207,7 +207,7 @@ METRICS = (
         kind="gauge",
         zeros=False,
         labels=("stage",),
-        help="Seconds of each stage that ran during __init__, so they did not delay the start.",
+        help="Seconds that each stage ran in parallel with __init__, without delaying the start.",
         read=_hidden,
     ),
     Metric(
@@ -225,7 +225,7 @@ METRICS = (
     Metric(
         name="serve_warm_inputs_done",
         kind="gauge",
-        help="Inputs that the current pass has replayed. After warm-up: the last pass.",
+        help="Inputs that the current pass has replayed, or the last pass after warm-up.",
         read=_one(lambda r: r.inputs_done),
     ),
     Metric(
@@ -407,7 +407,7 @@ METRICS = (
     Metric(
         name="serve_warm_forbidden_after_ready",
         kind="counter",
-        help="Requests answered with HTTP 503 by after_ready: forbid, because they would compile.",
+        help="Requests refused with HTTP 503 because they would compile (after_ready is 'forbid').",
         read=_one(lambda r: r.after_ready.forbidden),
     ),
     Metric(
@@ -589,7 +589,7 @@ class RaySink:
 
 
 def _declare() -> Sequence[tuple[Metric, Any]]:
-    """Declare the table to Ray, and return each row with its Ray metric."""
+    """Declare all metrics to Ray, and return each row of the table with its Ray metric."""
     from ray.serve import metrics  # not at the top: commands read the table without Ray
 
     kinds: dict[str, Any] = {"gauge": metrics.Gauge, "counter": metrics.Counter}

@@ -54,7 +54,7 @@ else:
             by_place = dict(zip(cls._fields[: len(values)], values, strict=True))
             given = {**cls._defaults, **by_place, **named}
             if given.keys() != set(cls._fields):
-                raise TypeError(f"{cls.__name__} is made of {', '.join(cls._fields)}")
+                raise TypeError(f"{cls.__name__} needs exactly the fields {', '.join(cls._fields)}")
             return tuple.__new__(cls, [given[name] for name in cls._fields])
 
         def _replace(self, **named: object) -> NamedTuple:
@@ -86,7 +86,7 @@ GRACE_S = 0.5
 compile."""
 CHECK_VALID_S = 1.0
 CHECK_PERIOD_S = 0.5
-"""Seconds between two checks. Even a slow answer arrives before the last one expires."""
+"""Seconds between two checks. Even a slow answer arrives before the previous answer expires."""
 PORT = 8099
 DRAIN_S = 5.0
 MAX_CONNECTIONS = 256
@@ -94,7 +94,7 @@ KEPT_CONNECTIONS = 64
 """Number of connections reserved for probes, which come from this machine and its kubelet.
 """
 PEER_CONNECTIONS = 32
-"""Largest number of connections from one address. A kubelet or Prometheus has a few."""
+"""Limit on connections from one address. A kubelet or Prometheus uses a few."""
 MAX_THREADS = 320
 """Largest number of connections with a thread, including dropped connections whose answer is not
 finished. Above this number, connections from untrusted addresses are closed at once."""
@@ -109,9 +109,9 @@ IDLE_S = 5.0
 REQUEST_S = 10.0
 """Longest time in seconds for one request and its answer, even with a slow client."""
 MAX_HEAD_BYTES = 1 << 14
-"""Largest request head. Probes and Prometheus send less."""
+"""Limit in bytes for a request head. Probes and Prometheus send smaller heads."""
 REMEMBERED = 100
-"""Largest number of dead replicas whose last figures the server still exports."""
+"""Limit on dead replicas for which the server still exports the last figures."""
 
 
 def boot_s() -> float:
@@ -268,10 +268,10 @@ NEEDED = (
     *("inputs_expected", "inputs_done", "loop_boot_s", "began_boot_s", "ready_boot_s"),
     *("stage_boot_s", "heartbeat_boot_s", "updated_unix"),
 )
-"""Facts that readiness depends on. They are kept in a state that is too large."""
+"""Facts that readiness depends on. These facts stay even if the state is too large."""
 
 TEXT_CHARS = 1000
-"""Length to which texts are cut in a state that would be too large."""
+"""Maximum length of each text in a state that would otherwise be too large."""
 
 
 def _cut(value: Any) -> Any:
@@ -409,7 +409,7 @@ class Heartbeat:
         self._thread.start()
 
     def changed(self) -> None:
-        """Ask for a write now. Returns at once."""
+        """Request a write now. Returns at once."""
         self._changed.set()
 
     def flush(self, timeout_s: float) -> bool:
@@ -447,7 +447,7 @@ class Heartbeat:
             # Other threads change the report while it is read, sizes of dicts too.
             except (RuntimeError, ValueError, TypeError) as error:
                 text = str(error) or type(error).__name__
-                trouble = f"cannot build this replica's state, and tries again: {text}"
+                trouble = f"cannot build this replica's state, so it will be built again: {text}"
             self._say(trouble)
             for written in waiting:
                 written.set()
@@ -459,7 +459,7 @@ class Heartbeat:
         if trouble and not self._trouble:
             self._logger.warning("%s", trouble)
         elif self._trouble and not trouble:
-            self._logger.info("this replica writes its state again")
+            self._logger.info("this replica can write its state again")
         self._trouble = trouble
 
 
@@ -485,7 +485,7 @@ class Replica(NamedTuple):
 
     stem: str
     names: tuple[str, str, str]
-    """Application, deployment and replica; empty until they are known."""
+    """Names of application, deployment and replica; empty until known."""
     condition: str
     """One of CONDITIONS."""
     why: str
@@ -508,7 +508,7 @@ class Replica(NamedTuple):
 
 
 CONDITIONS = ("warm", "warming", "failed", "stale", "unreadable", "dead")
-"""Conditions of a replica. All but the last hold their lock."""
+"""Conditions of a replica. In all conditions except `dead`, the replica holds its lock."""
 
 
 class Parsed(NamedTuple):
@@ -521,9 +521,9 @@ class Parsed(NamedTuple):
     """
 
     heartbeat_s: float
-    """The heartbeat in both the lock and the state."""
+    """The heartbeat that the lock and the state agreed on."""
     file: tuple[int, ...]
-    """Device, inode, time of the last change to it in nanoseconds, size."""
+    """Device, inode, time of the last inode change (in nanoseconds), and size."""
     state: dict[str, Any]
 
 
@@ -910,7 +910,7 @@ def _faults(
     """
     user, device, path = os.geteuid(), -1, ""
     if os.pardir in directory.split("/"):
-        yield f"the path {directory} contains ..", f"name {os.path.realpath(directory)} instead"
+        yield f"the path {directory} contains '..'", f"name {os.path.realpath(directory)} instead"
         return
     for part in directory.rstrip("/").split("/"):
         path = f"{path.rstrip('/')}/{part}"
@@ -960,7 +960,7 @@ LAST_BASE = "/var/tmp"  # noqa: S108 - its safety is checked
 
 
 class Place(NamedTuple):
-    """A place for a user's private folders."""
+    """A possible location of a user's private folders."""
 
     folder: str
     """`<base>/serve_warm-<uid>`."""
@@ -970,7 +970,7 @@ class Place(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The place that was chosen for this user's folders."""
+    """The location that was chosen for this user's folders."""
 
     place: Place
     passed: tuple[str, ...]
@@ -1131,7 +1131,7 @@ class Policy(NamedTuple):
         if word == "min" and equals and number.isascii() and number.isdigit() and int(number):
             return cls("min", int(number), tuple(deployments), latch)
         raise ValueError(
-            f"{expect!r} is not valid: use all, allow-idle or min=N, where N is at least 1"
+            f"{expect!r} is not valid: use 'all', 'allow-idle' or 'min=N', where N is at least 1"
         )
 
 
@@ -1297,7 +1297,7 @@ def judge(
 
 
 def asked(settings: Settings, *, limit_s: float = CHECK_LIMIT_S) -> dict[str, str]:
-    """Request all health URLs at the same time. Return each problem, empty if healthy."""
+    """Request all health URLs in parallel. Return the problem of each; empty if healthy."""
     import _thread
 
     found = {name: _late(url, limit_s) for name, url in settings.urls}
@@ -1359,7 +1359,7 @@ def _late(url: str, limit_s: float) -> str:
 
 
 def _connected(host: str, port: int, end_s: float) -> Any:
-    """Connect to a host, at the first of its addresses that accepts the connection."""
+    """Connect to the first address of a host that accepts a connection."""
     import _socket  # `socket` without its enums, which are slow to make
 
     # As bytes: for a string, it would import the IDNA codec.
@@ -1394,7 +1394,9 @@ def split_url(url: str) -> tuple[str, int, str]:
     name, _, port = host.rpartition(":")
     digits = port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16
     if scheme != "http" or not name or not digits or not url.isprintable() or " " in url:
-        raise ValueError(f"{url!r} is neither a URL like http://127.0.0.1:8000/-/healthz nor none")
+        raise ValueError(
+            f"{url!r} is neither a URL such as http://127.0.0.1:8000/-/healthz nor 'none'"
+        )
     return name.strip("[]"), int(port), slash + path or "/"
 
 
@@ -1458,7 +1460,7 @@ NODE_METRICS = {
         ("application", "deployment", "outcome"),
         (
             "Duration of starts that ended while this server ran, from creation to READY or "
-            "FAILED. If the replica died: to its last written state."
+            "FAILED. If the replica died, to its last written state."
         ),
     ),
     "serve_warm_stage_duration_seconds": (
@@ -1474,7 +1476,7 @@ NODE_METRICS = {
 `metrics` (`serve_warm.metrics.as_data`)."""
 
 OWN = tuple(f"{name}_" for name in NODE_METRICS)
-"""Prefixes of the series of the server's own metrics."""
+"""Name prefixes of all series that belong to the server's own metrics."""
 
 BUCKETS = (
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0),
@@ -1519,7 +1521,7 @@ class _Histogram:
 
 
 class Ledger:
-    """A server's record of the replicas on its node. `clock` is as for `look`."""
+    """A server's record of the replicas on its node. `clock` has the same meaning as in `look`."""
 
     def __init__(
         self, deployments: Iterable[str] = (), *, clock: Callable[[], float] = boot_s
@@ -1537,7 +1539,7 @@ class Ledger:
                 self._expose(application, deployment)
 
     def note(self, readiness: Readiness) -> None:
-        """Record the replicas that were just read."""
+        """Record the replicas that one look at the state directory found."""
         if readiness.unread:
             return  # a replica that could not be read is not gone
         found = {r.stem: r for r in readiness.replicas}
@@ -1650,7 +1652,7 @@ STAGES = (
 
 
 class _Found:
-    """Samples grouped by metric, so that each family is in one piece and has each series once."""
+    """Samples by metric, so that each family is written once and has no duplicate series."""
 
     def __init__(self) -> None:
         self._about = {name: (kind, text) for name, (kind, _, text) in NODE_METRICS.items()}
@@ -1773,7 +1775,7 @@ def _written_openmetrics(family: Family) -> str:
 
 
 UNITS = ("seconds", "bytes")
-"""Suffixes of names whose values have a unit."""
+"""Suffixes of metric names that give the unit of the value."""
 
 
 def _written_samples(family: Family) -> str:
@@ -1836,7 +1838,7 @@ class Server:
         self._ledger = Ledger(settings.policy.deployments, clock=clock)
         self._ledger_lock = threading.Lock()
         self._pages: dict[str, tuple[float, str]] = {}
-        """The last page of metrics and the time at which it was begun, by format."""
+        """The last page of metrics in each format, and the time when building the page began."""
         self._health_lock = threading.Lock()
         self._health: tuple[float, dict[str, str]] = (-CHECK_VALID_S, {})
         self._parsed: dict[str, Parsed] = {}
@@ -1919,7 +1921,7 @@ class Server:
         return readiness
 
     def _health_now(self) -> dict[str, str]:
-        """Return the results of the checks. Check again if they are more than a second old."""
+        """Return health that is at most a second old; request it now if necessary."""
         if time.monotonic() - self._health[0] > CHECK_VALID_S:
             with self._health_lock:  # one thread asks, the others wait for its answer
                 if time.monotonic() - self._health[0] > CHECK_VALID_S:
@@ -2080,7 +2082,7 @@ class _Clients:
             return True
 
     def has(self, connection: socket.socket) -> bool:
-        """Return whether a connection is open, that is, not dropped."""
+        """Return whether a connection is still open."""
         with self._lock:
             return connection in self._open
 
@@ -2113,13 +2115,13 @@ class _Clients:
                 client.since_s = self._clock()
 
     def forget(self, connection: socket.socket) -> None:
-        """Stop counting a connection and its thread. Call it before closing."""
+        """Stop counting a connection and its thread. Call this before closing the connection."""
         with self._lock:
             self._open.pop(connection, None)
             self._with_thread.discard(connection)
 
     def hang_up(self) -> None:
-        """Shut down late connections. Their threads then close them."""
+        """Shut down late connections. The thread of each connection then closes it."""
         now = self._clock()
         with self._lock:
             for connection, client in self._open.items():
@@ -2139,7 +2141,7 @@ def _shut(connection: socket.socket) -> None:
 class _Request(NamedTuple):
     """The parts of a request that the server uses.
 
-    `http.server` would parse the headers as e-mail headers.
+    `http.server` is not used, because it parses headers with the rules of e-mail.
     """
 
     method: str
@@ -2302,8 +2304,8 @@ OPTIONS: dict[str, tuple[str, str, str]] = {
         "DIR",
         "",
         (
-            "State directory of the replicas. Default: SERVE_WARM_STATE_DIR, or the default of "
-            "replicas."
+            "State directory of the replicas. Default: SERVE_WARM_STATE_DIR, or else the "
+            "directory that replicas use by default."
         ),
     ),
     "--expect": (
@@ -2328,8 +2330,8 @@ DEPLOYMENT_HELP = (
     "Check only this deployment, named [APP#]NAME. Each given deployment must be warm. Repeatable."
 )
 HOST_IP_HELP = (
-    "Address of the kubelet (status.hostIP). Connections are reserved for it and for this "
-    "machine. Repeatable, or several addresses separated by commas."
+    "Address of the kubelet (status.hostIP). Connections are reserved for the kubelet and "
+    "this machine. Repeatable, or several addresses separated by commas."
 )
 LATCH_HELP = "An added replica makes a warm node unready until the replica is warm."
 

@@ -306,7 +306,7 @@ def test_a_grid_over_its_budget_is_an_error_and_not_cut():
             EMBEDDER.embed,
             {"concurrency": "batches"},
             "'batches' is not an axis",
-            "pass the name of one of its",
+            "pass the name of an axis",
         ),
         (EMBEDDER.embed, {"make": dict, "fields": {}}, "got make= and fields=", "pass one"),
         ("POST /embed", {}, "'POST /embed' needs make=", "make=lambda"),
@@ -317,7 +317,7 @@ def test_a_grid_over_its_budget_is_an_error_and_not_cut():
             EMBEDDER.embed,
             {"fields": {"ids": Field(axes=("batch", "size"))}},
             "field 'ids' names 'size', which is not a dimension of Buckets(batch=[1])",
-            "name its axes",
+            "use sizes or names of axes",
         ),
         (
             EMBEDDER.embed,
@@ -387,7 +387,11 @@ def test_names_become_unique():
     ("declared", "message", "hint"),
     [
         (None, "Embedder.warmup_inputs() returned NoneType", "return a list of Input"),
-        ([], "Embedder.warmup_inputs() returned no inputs", "user_config.warmup.enabled: false"),
+        (
+            [],
+            "Embedder.warmup_inputs() returned no inputs",
+            "`enabled: false` in user_config.warmup",
+        ),
         ([EMBEDDER.embed], "returned a method among its inputs", "Input(target=self.method"),
         ({"target": "embed"}, "returned a str among its inputs", "or use shape_grid"),
     ],

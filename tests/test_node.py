@@ -839,7 +839,9 @@ def test_a_record_is_made_of_its_fields():
     for wrong in ((), ("a", "b", "c", "d", "e", None, 0.0, 1)):
         with pytest.raises((TypeError, ValueError)):
             Replica(*wrong)
-    with pytest.raises(TypeError, match="Policy is made of expect, at_least, deployments, latch"):
+    with pytest.raises(
+        TypeError, match="Policy needs exactly the fields expect, at_least, deployments, latch"
+    ):
         Policy(atleast=2)
     with pytest.raises(AttributeError):
         made.latch = "on"
@@ -1003,7 +1005,7 @@ def test_a_read_only_directory_is_said_once(small: Path, caplog: pytest.LogCaptu
     said, meanwhile = caplog.text.count("cannot write this replica's state"), conditions(small)
     subprocess.run(["mount", "-o", "remount,rw", str(small)], check=True)
     beat.changed()
-    wait_until("it says so", lambda: "writes its state again" in caplog.text)
+    wait_until("it says so", lambda: "can write its state again" in caplog.text)
     after = conditions(small)
     beat.stop()
 
@@ -1047,7 +1049,10 @@ def test_a_heartbeat_survives_whatever_a_report_raises(tmp_path: Path, caplog):
     beat.stop()
 
     assert (
-        caplog.text.count("cannot build this replica's state, and tries again: changed size") == 1
+        caplog.text.count(
+            "cannot build this replica's state, so it will be built again: changed size"
+        )
+        == 1
     )
 
 
@@ -1308,7 +1313,7 @@ def test_policies(policy: Policy, replicas: list[Replica], ready: bool, excused:
 )
 def test_other_policies_are_refused(text: str):
     """A typing error is not a policy, and the message lists the policies."""
-    with pytest.raises(ValueError, match="not one of all, allow-idle and min=N"):
+    with pytest.raises(ValueError, match="is not valid: use 'all', 'allow-idle' or 'min=N'"):
         Policy.of(text)
 
 

@@ -257,16 +257,16 @@ def test_verbose_shows_what_was_checked(probe, replica, health):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--expect", "some"], "'some' is not valid: use all, allow-idle or min=N"),
-        (["--expect", "min=0"], "min=N, where N is at least 1"),
+        (["--expect", "some"], "'some' is not valid: use 'all', 'allow-idle' or 'min=N'"),
+        (["--expect", "min=0"], "'min=N', where N is at least 1"),
         (
             ["--raylet", "localhost:52365"],
-            "is neither a URL like http://127.0.0.1:8000/-/healthz nor none",
+            "is neither a URL such as http://127.0.0.1:8000/-/healthz nor 'none'",
         ),
-        (["--proxy", "https://127.0.0.1:8000/"], "is neither a URL like http://"),
-        (["--proxy", "http://127.0.0.1/"], "is neither a URL like http://"),
-        (["--proxy", "http://127.0.0.1:99999/"], "is neither a URL like http://"),
-        (["--proxy", "http://h:1/ HTTP/1.1\r\nX: y"], "is neither a URL like http://"),
+        (["--proxy", "https://127.0.0.1:8000/"], "is neither a URL such as http://"),
+        (["--proxy", "http://127.0.0.1/"], "is neither a URL such as http://"),
+        (["--proxy", "http://127.0.0.1:99999/"], "is neither a URL such as http://"),
+        (["--proxy", "http://h:1/ HTTP/1.1\r\nX: y"], "is neither a URL such as http://"),
         (["--stale-s", "0"], "0.0 is not a number of seconds above 0"),
         (["--stale-s", "nan"], "is not a number of seconds above 0"),
         (["--stale-s", "soon"], "soon"),

@@ -200,7 +200,7 @@ LATE_HEARTBEAT_S = 30.0
 ALERTS = Panel(
     kind="alerts",
     title="Firing alerts",
-    description="Alerts of the chart's rules. Click one to open its runbook.",
+    description="Alerts of the chart's rules. Click an alert to open its runbook.",
     unit="short",
     queries=(
         Query(
@@ -240,8 +240,8 @@ NUMBERS = (
     ),
     number(
         "Cold share",
-        "Share of replicas that started cold although an artifact is configured. They found no "
-        "matching artifact (miss), or refused to load it (refused).",
+        "Share of replicas that started cold although an artifact is configured. These replicas "
+        "found no matching artifact (miss), or refused to load it (refused).",
         "percentunit",
         # A dead replica exports only its last verdict, and this can be a different one.
         f"(sum({over_range('verdict', COLD)} and on ({REPLICA}) {CONFIGURED}) "
@@ -822,8 +822,8 @@ ON_THE_GPU = Row(
             title="Memory of CUDA graphs",
             description=(
                 "GPU memory reserved for the CUDA graphs of each live replica. Other tensors "
-                "cannot use this memory. Replicas measure it after warm-up, and again after later "
-                "captures."
+                "cannot use this memory. Replicas measure this memory after warm-up, and again "
+                "after later captures."
             ),
             unit="bytes",
             empty="no live replica has measured a GPU",
@@ -889,7 +889,7 @@ OF_ONE_DEPLOYMENT = Row(
             title="Proven share of inputs",
             description=(
                 "Share of declared inputs that passed the proof, in which compiling is "
-                "forbidden. The second line is the share that the current or last pass has "
+                "forbidden. The second line shows the share that the current or last pass has "
                 "replayed."
             ),
             unit="percentunit",
@@ -944,7 +944,7 @@ OF_ONE_REPLICA = Row(
             kind="bars",
             title="Work done during __init__",
             description=(
-                "Seconds of each stage that ran during __init__, so they did not delay the start."
+                "Seconds that each stage ran in parallel with __init__, without delaying the start."
             ),
             unit="s",
             empty="no work was finished when an __init__ ended",

@@ -155,7 +155,7 @@ def _members_in(raw: BinaryIO, check_wanted: Callable[[], None]) -> Iterator[tar
             check_wanted()
             headers.begin()
             if count > MAX_MEMBERS:
-                raise ValueError(f"it has more than {MAX_MEMBERS} members")
+                raise ValueError(f"the archive has more than {MAX_MEMBERS} members")
             # tarfile copies global headers into every member, so every copy takes memory.
             said = archive.pax_headers.keys() or member.pax_headers.keys() - PAX_KEYS
             if said:
@@ -184,7 +184,7 @@ class _Headers(io.RawIOBase):
 
     def read(self, size: int = -1, /) -> bytes:
         if not 0 <= size <= self._left:
-            raise ValueError(f"a header of more than {_CHUNK_BYTES} bytes")
+            raise ValueError(f"a header has more than {_CHUNK_BYTES} bytes")
         self._left -= size
         return self._raw.read(size)
 

@@ -115,8 +115,8 @@ def _room_for(part: Part) -> Iterator[None]:
     except OSError as error:
         raise StoreError(
             f"part {part.name} cannot be written to {tempfile.gettempdir()}: {error.strerror}",
-            hint="free as much space there as the unpacked artifact takes, or set TMPDIR to "
-            "another folder",
+            hint="free enough disk space for the unpacked artifact, or set TMPDIR to another "
+            "folder",
         ) from error
 
 
@@ -210,7 +210,7 @@ def _unpack(part: Part, stored: BinaryIO, raw: BinaryIO) -> None:
 def _decompress(part: Part, stored: BinaryIO) -> Iterator[bytes]:
     what = f"part {part.name}"
     wrong_size = ArtifactRefused(
-        f"{what} does not unpack to the {part.raw_bytes} bytes of the manifest",
+        f"{what} does not unpack to {part.raw_bytes} bytes, as the manifest says",
         reason="size_mismatch",
     )
     stored.seek(0)

@@ -137,7 +137,7 @@ class Manifest:
         if not self.deployment or not self.deployment.isprintable():
             raise ValueError(f"not a deployment name: {self.deployment!r}")
         if self.format != FORMAT:
-            raise ValueError(f"format {self.format} cannot be written, only {FORMAT}")
+            raise ValueError(f"cannot write format {self.format}, only format {FORMAT}")
         if not _CREATED.fullmatch(self.created):
             raise ValueError(f"`created` is not a time: {self.created!r}")
         datetime.strptime(self.created, _CREATED_FORMAT).replace(tzinfo=timezone.utc)
@@ -187,7 +187,7 @@ class Manifest:
         raise ArtifactRefused(
             f"the artifact has no part {name!r}, only {', '.join(p.name for p in self.parts)}",
             reason="missing_part",
-            hint=f"build it with {name}, or load only the parts that it has",
+            hint=f"build the artifact with {name}, or load only the parts in the artifact",
         )
 
     def to_statement(self) -> bytes:
@@ -287,7 +287,7 @@ def _read_statement(statement: Any) -> Manifest:
         for item in predicate["parts"]
     )
     if statement["subject"] != [_subject(part) for part in parts]:
-        raise ValueError("the subjects differ from the parts")
+        raise ValueError("the subjects of the statement differ from its parts")
     return Manifest(
         format=predicate["format"],
         deployment=predicate["deployment"],
@@ -327,6 +327,6 @@ def check_caps(
     ):
         if size > limit:
             raise ArtifactRefused(
-                f"part {part.name} has {size} bytes {label}, the limit is {limit}",
+                f"part {part.name} has {size} bytes {label}, but the limit is {limit}",
                 reason="too_large",
             )

@@ -142,8 +142,8 @@ class NodeCache:
             return receive_unnamed(digest, size_bytes, fill)
         except OSError as error:
             raise StoreError(
-                f"the node cache {self.root} cannot be written, nor can "
-                f"{tempfile.gettempdir()}: {error.strerror}",
+                f"cannot write to the node cache {self.root} or to {tempfile.gettempdir()}: "
+                f"{error.strerror}",
                 hint="free disk space, or set node_cache_dir and TMPDIR to other folders",
             ) from error
 
@@ -289,8 +289,8 @@ def _check_own(root: Path, descriptor: int) -> None:
                 raise ArtifactRefused(
                     f"the node cache {root} contains a foreign file: {entry.name!r}",
                     reason="unsafe_directory",
-                    hint="set node_cache_dir to a folder used for nothing else: old files there "
-                    "are removed",
+                    hint="set node_cache_dir to a folder with no other use, because serve_warm "
+                    "removes old files from this folder",
                 )
 
 
@@ -298,7 +298,7 @@ def _check_own(root: Path, descriptor: int) -> None:
 def _warn_once(root: Path, why: str) -> None:
     # Log each cause only once. Otherwise every part of every artifact would log it.
     logger.warning(
-        "the node cache %s cannot be written: %s; each process downloads for itself. Free disk "
+        "cannot write to the node cache %s: %s. So each process downloads its own copy. Free disk "
         "space, or set node_cache_dir to another folder",
         root,
         why,

@@ -121,8 +121,8 @@ def prune(
     if not statements and store.list(BLOBS):
         raise ConfigError(
             f"{store.uri} has blobs but no statement, so it may not be a store of serve_warm",
-            hint="nothing was removed; check the address; if it is right, delete the folder or "
-            "prefix",
+            hint="nothing was removed; check the address, and if the address is right, delete the "
+            "folder or prefix yourself",
         )
     entries, unreadable, foreign = _entries(store, statements)
     kept = set(in_use)

@@ -300,10 +300,10 @@ def sign(
 
 def _refuse_unsigned(each: _Vouched) -> ArtifactRefused:
     unsigned = ArtifactRefused(
-        "it is trusted only because unsigned_ok names its store, but a signature would make it "
-        "trusted everywhere",
+        "this artifact is trusted only because unsigned_ok names its store, but with a signature "
+        "it would be trusted everywhere",
         reason="untrusted",
-        hint=f'to sign it anyway, pin it: pinned = ["sha256:{each.verified.digest}"]',
+        hint=f'to sign the artifact anyway, pin it: pinned = ["sha256:{each.verified.digest}"]',
     )
     return with_trace(unsigned, each.key, ())
 

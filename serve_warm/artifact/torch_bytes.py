@@ -90,5 +90,5 @@ class _Reader:
 
     def _advance(self, size: int) -> None:
         if size > self.left:
-            raise ValueError(f"it announces {size} bytes, but only {self.left} are left")
+            raise ValueError(f"expected {size} more bytes, but only {self.left} are left")
         self._at += size

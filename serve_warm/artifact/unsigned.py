@@ -218,11 +218,11 @@ def _read_unsigned(
     manifest = _with_origin(Manifest.from_statement(found.payload), provenance)
     if manifest.created_unix > time.time() + CLOCK_SKEW_S:
         raise ArtifactRefused(
-            f"its build time {manifest.created} is in the future by this machine's clock",
+            f"the build time {manifest.created} is in the future by this machine's clock",
             reason="bad_statement",
             hint=(
-                "until that time replicas would prefer it to newer builds; correct the clock of "
-                "the build machine"
+                "until that time, replicas would prefer this artifact to newer builds; correct "
+                "the clock of the build machine, and build again"
             ),
         )
     # Verify the statement as if its digest were pinned: limits still apply, but no signature is

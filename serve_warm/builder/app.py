@@ -260,7 +260,7 @@ def read_document(target: str) -> dict[str, Any]:
     if ":" in target:
         return {"applications": [{"import_path": target}]}
     raise ConfigError(
-        f"{target!r} is neither a Serve YAML nor module:app",
+        f"{target!r} is neither a Serve YAML file nor of the form module:app",
         hint="for example serve.yaml, or deployments.text_embedder.app:embedder",
     )
 
@@ -343,7 +343,7 @@ def _import_bound(config: Mapping[str, Any]) -> Any:
     except TypeError as error:
         raise ConfigError(
             f"import_path {config['import_path']!r} names no application: {error}",
-            hint="bind the deployment, app = TextEmbedder.bind(), and name the result",
+            hint="bind the deployment (app = TextEmbedder.bind()), and name app in import_path",
         ) from error
     except ValueError as error:  # also pydantic's, if the argument's type rejects the args
         if not args and not hasattr(error, "errors"):

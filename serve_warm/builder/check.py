@@ -337,7 +337,7 @@ def ask_store(uri: str, deployment: str, *, limit_s: float = STORE_LIMIT_S) -> l
     store = open_store(uri)
     missing = find_missing_folder(store)
     if missing is not None and missing.is_file:
-        raise StoreError(f"{missing}, but a store is a folder", hint="name a folder")
+        raise StoreError(f"{missing}, but a store must be a folder", hint="name a folder")
     answers: list[list[str] | StoreError] = []
 
     def ask() -> None:

@@ -406,8 +406,8 @@ class _RayFailure(contextlib.AbstractContextManager["_RayFailure"]):
         raise ConfigError(
             f"{self._what} could not start {self._place}: {text}",
             hint=(
-                "read session_latest/logs in Ray's temporary folder (/tmp/ray); usually the "
-                "machine has no free memory, disk space or process ids"
+                "read session_latest/logs in Ray's temporary folder (/tmp/ray); the machine "
+                "usually has too little memory or disk space, or too few process ids"
             ),
         ) from error
 

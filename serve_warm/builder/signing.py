@@ -58,15 +58,15 @@ def check_place(destination: Destination, signing: Signing) -> None:
     store = destination.store
     if folder_of(store.uri) is None:
         raise ConfigError(
-            f"an unsigned artifact cannot be published in {store.uri}, because replicas read from "
-            "there",
+            f"an unsigned artifact cannot be published in {store.uri}, because replicas read "
+            "this store",
             hint="build it into a folder, then publish it with: serve-warm sign FOLDER --unsigned "
             f"--deployment NAME --key FILE --publish {store.uri}",
         )
     if destination.if_published == "keep":
         raise ConfigError(
-            "keep cannot be combined with --unsigned: it would prove an artifact that is already "
-            "published",
+            "--if-published keep cannot be combined with --unsigned: keep checks a published "
+            "artifact and builds no unsigned one",
             hint="pass --if-published keep to serve-warm sign",
         )
 
@@ -104,7 +104,7 @@ def check_key(
         check_required(trust | load_trust().limits, signing.provenance)
     except ArtifactRefused as refusal:
         raise ConfigError(
-            f"no replica on this machine would load it: {refusal.message}"
+            f"no replica on this machine would load the artifact: {refusal.message}"
         ) from refusal
     temporary = f"{Path(tempfile.gettempdir()).as_uri()}/{_STAGING}"
     if any(each.covers(deployment=app.deployment, store=temporary) for each in entries):
@@ -117,7 +117,7 @@ def check_key(
         f"the artifact of {app.deployment!r} in {store.uri}",
         hint=(
             "extend `deployments` or `stores` of the key in the trust file; the copy for the "
-            f"round trip is in a folder of the store, so {store.uri}* covers it"
+            f"round trip is in a folder of the store, so use {store.uri}* to include the copy"
         ),
     )
 

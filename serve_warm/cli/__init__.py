@@ -116,14 +116,14 @@ def check_system(name: str, *, anywhere: Collection[str] = ANYWHERE) -> None:
     system = system_name()
     if name not in WHERE_OWNERS_ARE_KNOWN:
         raise ServeWarmError(
-            f"serve-warm {name} works only on Linux, and this is {system}: replicas and their "
+            f"serve-warm {name} works only on Linux, but this is {system}: replicas and their "
             "state files need Linux",
-            hint="run it where the replicas run",
+            hint="run the command on a machine with replicas",
         )
     if not CAN_CHECK:
         raise ServeWarmError(
-            f"serve-warm {name} does not work on {system}: serve_warm cannot check there who may "
-            "change keys, trust files and stores",
+            f"serve-warm {name} does not work on {system}: on {system}, serve_warm cannot check "
+            "who may change keys, trust files and stores",
             hint="use Linux, macOS or WSL",
         )
 

@@ -81,8 +81,8 @@ def verify(*, store: str, deployment: str | None, as_json: bool) -> None:
     downloaded and deleted again. Nothing is loaded. Run diff to see whether an artifact fits a
     machine.
 
-    Ends with exit code 3 if an artifact is refused, for example because no key is trusted, or if
-    there is no artifact.
+    Ends with exit code 3 if an artifact is refused (for example because no key is trusted), or if
+    no artifact exists.
     """
     opened = open_existing_store(store)
     with screen.bars() as progress:
@@ -214,10 +214,10 @@ if_published = click.option(
 def push(
     *, folder: str, store: str, deployment: str | None, on_taken: OnTaken, as_json: bool
 ) -> None:
-    """Publish the artifacts of FOLDER in STORE, and verify each one first.
+    """Verify the artifacts of FOLDER, and publish them in STORE.
 
-    A published artifact is never replaced. With --if-published supersede the new artifact of a
-    variant is added, and the old one is kept. Replicas use the one that was created last.
+    A published artifact is never replaced. With --if-published supersede, push adds the new
+    artifact of a variant and keeps the old one. Replicas use the newest artifact.
     """
     _copy(folder, store, deployment, on_taken, as_json=as_json)
 
@@ -231,7 +231,7 @@ def push(
 def pull(
     *, store: str, folder: str, deployment: str | None, on_taken: OnTaken, as_json: bool
 ) -> None:
-    """Copy the artifacts of STORE into FOLDER, and verify each one first.
+    """Verify the artifacts of STORE, and copy them into FOLDER.
 
     Use this for mirrors and images. Replicas pull the matching artifact themselves.
     """

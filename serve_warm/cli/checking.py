@@ -21,14 +21,14 @@ from serve_warm.errors import ServeWarmError
 @click.argument("app")
 @click.option(
     "--store",
-    help="The store that build will publish to; check compares it with the store of the app.",
+    help="Store that build will publish to, for a comparison with the store of the app.",
 )
 @click.option("--deployment", help="Check only this deployment, which must use WarmupMixin.")
 @click.option(
     "--json",
     "json_file",
     type=click.Path(path_type=Path),
-    help="Write the findings to this file as JSON; - for stdout, instead of the text.",
+    help="File to write the findings to as JSON; - prints JSON instead of text.",
 )
 def check(*, app: str, store: str | None, deployment: str | None, json_file: Path | None) -> None:
     """Look for mistakes in an application, in seconds and without starting Ray.

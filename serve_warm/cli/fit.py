@@ -43,12 +43,12 @@ BY_REPLICA = "set by the replica"
 def diff(
     *, store: str, deployment: str | None, against: Path | None, show_all: bool, as_json: bool
 ) -> None:
-    """Show, factor by factor, why the artifacts of STORE fit this machine or not.
+    """Show which factors of the artifacts in STORE match this machine, and which differ.
 
     Needs neither torch nor ray. Factors that a replica sets (threads, grad mode, arguments of
-    torch.compile) are unknown here and do not count, unless --against names a file that has them.
+    torch.compile) are unknown here and do not count, unless the file of --against contains them.
 
-    Ends with exit code 3 if no artifact of a deployment fits, or if there is no artifact.
+    Ends with exit code 3 if no artifact of a deployment fits, or if no artifact exists.
     """
     opened = open_existing_store(store)
     here = _this_machine() if against is None else _read_described(against)
@@ -262,7 +262,7 @@ def _fingerprint_in(data: Any) -> Any:
     """Return the fingerprint in the JSON that a command or a replica wrote."""
     if isinstance(data, list):
         if len(data) != 1:
-            raise ValueError(f"it is a list of {len(data)} entries, but must have exactly one")
+            raise ValueError(f"the list has {len(data)} entries, but must have exactly one")
         data = data[0]
     for _ in range(2):
         if not isinstance(data, Mapping):

@@ -36,7 +36,7 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
     """
     name = file.stem if name is None else name
     if not name or not name.isprintable():
-        raise click.UsageError(f"{name!r} cannot be the name of a key; give another with --name")
+        raise click.UsageError(f"{name!r} cannot be the name of a key; pass another --name")
     key = write_key_pair(file)
     lines = trust_lines(key.public, name=name)
     if as_json:
@@ -82,7 +82,7 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
     is_flag=True,
     help=(
         "Sign artifacts that have no signature, such as those from serve-warm build --unsigned. "
-        "Anyone who can write to STORE could have put them there."
+        "Anyone who can write to STORE can create such artifacts."
     ),
 )
 @click.option(
@@ -124,16 +124,16 @@ def sign(
     on_taken: OfPublished | None,
     as_json: bool,
 ) -> None:
-    """Sign the artifacts of STORE again, without uploading a part.
+    """Sign the artifacts of STORE again, without uploading their parts.
 
-    Use it to rotate keys: each artifact gets a new statement with its old and new signatures.
-    Artifacts that this machine does not trust yet are skipped, because a signature vouches for a
-    whole artifact. The exit code is then 3.
+    Use sign to rotate keys: each artifact gets a new statement with its old and new signatures.
+    Artifacts that this machine does not trust are skipped, because a signature vouches for a whole
+    artifact. If an artifact is skipped, the exit code is 3.
 
-    With --unsigned it makes the first signature of an artifact that was built without one. It
-    checks the parts first and loads nothing, so the code of the model never runs in a process with
-    the key. The build could have written anything, so pass the deployment and the origin as
-    options.
+    With --unsigned, sign adds the first signature to artifacts that were built without a signature.
+    sign checks the parts first and loads nothing, so the code of the model never runs in a process
+    with the key. An unsigned artifact can contain false claims, so pass the deployment and the
+    origin as options.
     """
     if not unsigned and (target or on_taken or source_commit or image or builder):
         raise click.UsageError(

@@ -297,7 +297,7 @@ def metrics_url(text: str) -> str:
     if not text.isprintable() or " " in text:
         raise ValueError(like)
     if parts.username is not None or parts.query or parts.fragment:
-        raise ValueError(f"{like}: it has a user, a query or a fragment")
+        raise ValueError(f"{like} without a user, a query or a fragment")
     return text if parts.path.strip("/") else f"{text.rstrip('/')}/metrics"
 
 

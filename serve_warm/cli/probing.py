@@ -39,11 +39,12 @@ def probe(
     verbose: bool,
     as_json: bool,
 ) -> None:
-    """Report whether this node is ready: its replicas warm, its raylet and proxy healthy.
+    """Report whether this node's replicas are warm, and its raylet and proxy are healthy.
 
-    Ends with exit code 0 if it is ready. Otherwise it prints one reason per line and ends with 1.
-    For a Kubernetes probe, run only the file node.py, which takes some hundredths of a second:
-    python -I -S .../serve_warm/node.py probe. It has the same options, except --json.
+    The exit code is 0 if the node is ready. Otherwise probe prints one reason per line, and the
+    exit code is 1. For a Kubernetes probe, run only the file node.py, which takes some hundredths
+    of a second: python -I -S .../serve_warm/node.py probe. node.py probe has the same options,
+    except --json.
     """
     configured = resolve(WarmupConfig()).state_dir
     try:

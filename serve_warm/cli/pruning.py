@@ -113,9 +113,10 @@ def prune(
 ) -> None:
     """Remove artifacts from STORE by age, size or version of torch.
 
-    Without a rule, prune removes only parts that no artifact names. These parts must be a day old,
-    because a push may still be running. prune keeps artifacts that this user's replicas on this
-    machine use, and artifacts that --in-use files name. It cannot see replicas on other machines.
+    Without a rule, prune removes only parts that no artifact names. These parts must be at
+    least a day old, because newer parts may belong to a push that is still running. prune keeps
+    artifacts in use by this user's replicas on this machine, and artifacts listed in --in-use
+    files. prune cannot see replicas on other machines.
     """
     if keep_newest is not None and older_than is None and max_size is None:
         raise click.UsageError(

@@ -105,7 +105,7 @@ TITLES = {
 @click.option("--markdown", "form", flag_value="markdown", help="Print tables for a document.")
 @click.option("--json", "form", flag_value="json", help="Print JSON on stdout.")
 def metrics(*, form: str | None) -> None:
-    """Print every metric: its name at Ray's endpoint and at a node's, type, labels, unit, meaning.
+    """Print the name, type, labels, unit and meaning of every metric.
 
     Ray's endpoint has the metrics of replicas, with extra labels that a query should sum away. The
     server of a node (node.py serve) has all metrics.

@@ -72,11 +72,11 @@ class Start:
     "--state-dir",
     metavar="DIR",
     default="",
-    help="State directory of the replicas on this node. Default: the directory that they use.",
+    help="State directory of the replicas on this node. Default: the one that replicas use.",
 )
 @click.option(
     "--address",
-    help="Read reports from the replicas of this running Ray cluster instead; auto finds one.",
+    help="Running Ray cluster whose replicas to ask for reports; auto finds a cluster.",
 )
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON here."
@@ -90,7 +90,7 @@ class Start:
 def report(
     *, state_dir: str, address: str | None, json_file: Path | None, trace_file: Path | None
 ) -> None:
-    """Show the parts of each start with their times, and the levels of calls.
+    """Show how long each phase of every start took, and the levels of calls.
 
     The output includes ended replicas of this node as long as their files are kept.
     """
@@ -126,7 +126,7 @@ def of_node(directory: str) -> list[Start]:
     except OSError as error:
         raise StoreError(
             f"the state directory {directory} cannot be read: {error.strerror or error}",
-            hint="run it as the user of the replicas, or pass --state-dir",
+            hint="run the command as the user of the replicas, or pass --state-dir",
         ) from error
     starts = [
         _start(replica.names, replica.state, ended=replica.condition == "dead")
@@ -136,7 +136,7 @@ def of_node(directory: str) -> list[Start]:
     if not starts:
         raise StoreError(
             f"no replica has written to {directory}",
-            hint="run it as the user of the replicas, or pass --state-dir or --address",
+            hint="run the command as the user of the replicas, or pass --state-dir or --address",
         )
     return sorted(starts, key=lambda s: (s.application, s.deployment, s.replica))
 

@@ -31,7 +31,7 @@ APP_HELP = "APP is a Serve YAML with one application, or module:app."
 
 address_option = click.option(
     "--address",
-    help="Address of a running Ray cluster, or auto to find one; default: a new local one.",
+    help="Address of a running Ray cluster, or auto to find one; default: a new local cluster.",
 )
 working_dir_option = click.option(
     "--working-dir",
@@ -95,8 +95,8 @@ working_dir_option = click.option(
     default="refuse",
     show_default=True,
     help="What to do if the store already has this variant. refuse: fail. keep: prove the "
-    "published artifact instead. supersede: publish the new one as well; replicas then use the "
-    "new one.",
+    "published artifact instead. supersede: publish the new artifact as well; replicas then "
+    "use the new artifact.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 def build(
@@ -118,8 +118,8 @@ def build(
 ) -> None:
     """Build, prove, sign and publish the artifact of a deployment.
 
-    First build looks for the mistakes that check finds, and stops at a problem. Then build starts
-    the deployment with its configured resources, replays its inputs and packs its caches. It
+    First, build looks for the mistakes that check finds, and stops at a problem. Then build starts
+    the deployment with its configured resources, replays its inputs and packs its caches. build
     publishes the artifact only after a second, fresh replica has loaded it and proven every input
     without running a compiler.
     """
@@ -211,9 +211,7 @@ def _build_each(
 
 def _show_result(app: App, built: Built | NothingToBuild, *, unsigned: bool) -> None:
     if built.published == "nothing":
-        click.echo(
-            f"nothing compiles in {app.deployment}: it needs no artifact, so none is published"
-        )
+        click.echo(f"{app.deployment} compiles nothing and needs no artifact, so none is published")
         _show_warnings(built.warnings)
     else:
         _show_built(built, unsigned=unsigned)
@@ -286,7 +284,7 @@ def _show_built(built: Built, *, unsigned: bool) -> None:
     if portable:
         click.echo(f"  portable    {built.portable_libraries} libraries, none needs more than AVX2")
     if unsigned:
-        click.echo("it is unsigned, so no replica loads it; sign it with")
+        click.echo("the artifact is unsigned, so no replica loads it; sign it with")
         name = built.statement.split("/")[1]
         click.echo(f"  serve-warm sign {built.store} --unsigned --deployment {name} \\")
         click.echo("    --key FILE --publish STORE")
@@ -294,9 +292,9 @@ def _show_built(built: Built, *, unsigned: bool) -> None:
     cpu_setting = ", cpu: portable" if portable else ""
     click.echo(f"use it: user_config: {{warmup: {{artifact: {built.store}{cpu_setting}}}}}")
     if portable:
-        click.echo("only replicas that also set cpu: portable can load it")
+        click.echo("only replicas that also set `cpu: portable` can load this artifact")
     if built.trust:
-        click.echo("replicas of other users or machines trust it if these lines are in")
+        click.echo("replicas of other users or machines trust this artifact if these lines are in")
         click.echo("/etc/serve_warm/trust.toml:")
     for line in built.trust.splitlines():
         click.echo(f"  {line}")
@@ -333,7 +331,7 @@ def _describe_seconds(report: Mapping[str, Any]) -> str:
     "--json",
     "json_file",
     type=click.Path(path_type=Path),
-    help="Write the results to this file as JSON; - for stdout, instead of the table.",
+    help="File to write the results to as JSON; - prints JSON instead of a table.",
 )
 @click.option(
     "--deployment", help="Measure this deployment, if several deployments use WarmupMixin."
@@ -361,7 +359,7 @@ def bench(
     repeats: int,
     request_count: int,
 ) -> None:
-    """Compare cold starts, torch's own cache bytes and serve_warm, each in fresh processes."""
+    """Compare cold starts, starts with torch's own cache bytes, and starts with the artifact."""
     _check_working_dir(address, working_dir)
     need_ray("bench")
     from serve_warm.builder import bench as bench_

@@ -44,8 +44,8 @@ replicas."""
     metavar="DIR",
     default="",
     help=(
-        "State directory of the replicas on this node. Default: the directory that they use, or "
-        "none with --url."
+        "State directory of the replicas on this node. Default: the directory that replicas "
+        "use; with --url: no directory."
     ),
 )
 @click.option("--app", "application", default="", help="Only this application.")
@@ -83,8 +83,8 @@ def status(
 ) -> None:
     """Show the replicas of this node, or of other nodes with --url.
 
-    Ends with exit code 0 if all live replicas are ready. Ends with 1 if a replica is not ready, if
-    no replica exists, or if a source could not be read.
+    The exit code is 0 if all live replicas are ready. It is 1 if a replica is not ready, if no
+    replica exists, or if a source could not be read.
     """
     try:
         pages = tuple(dict.fromkeys(observed.metrics_url(url) for url in urls))
@@ -167,7 +167,7 @@ def troubles(now: Look) -> list[str]:
     if now.troubles or now.living:
         return list(now.troubles)
     where = " and ".join(now.sources)
-    advice = "run it as the user of the replicas, or pass --state-dir or --url"
+    advice = "run the command as the user of the replicas, or pass --state-dir or --url"
     return [f"there is no replica: looked at {where}; {advice}"]
 
 

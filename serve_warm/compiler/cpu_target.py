@@ -119,8 +119,8 @@ def pin_portable_cpu() -> Sequence[str]:
     found = f"{platform.system()} {platform.machine()}"
     if found != "Linux x86_64":
         raise ConfigError(
-            f"cpu: portable works only on Linux x86_64, but this is {found}",
-            hint="remove cpu: portable; artifacts work on machines with the same kind of CPU",
+            f"`cpu: portable` works only on Linux x86_64, but this is {found}",
+            hint="remove this setting; each artifact then works only on the same kind of CPU",
         )
     lacking = fingerprint.lacking(fingerprint.read_cpu_isa())
     if not lacking:
@@ -145,8 +145,8 @@ def force_setting(config: ModuleType, name: str, *, value: object) -> None:
         import torch
 
         raise ConfigError(
-            f"torch {torch.__version__} has no setting {name} that can be pinned",
-            hint="use torch 2.13, which supports it, or remove cpu: portable",
+            f"torch {torch.__version__} cannot pin its setting {name}, which `cpu: portable` needs",
+            hint="use torch 2.13, or remove `cpu: portable`",
         )
     entry.env_value_force = value
 

@@ -283,7 +283,7 @@ def relocate(cache_directory: Path) -> None:
             raise ArtifactRefused(
                 f"{group.parent.name}/{group.name} does not list a kernel's files",
                 reason="bad_archive",
-                hint="build the artifact again; no known Triton writes such a file",
+                hint="build the artifact again; no known Triton version writes such a file",
             ) from error
         listed = {"child_paths": {name: str(group.parent / name) for name in names}}
         # Write a new file and rename it, so that nothing is ever written through a link to a stored

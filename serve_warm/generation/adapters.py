@@ -43,7 +43,7 @@ class Adapters:
         if now != began:
             raise GenerationRefused(
                 f"The adapter changed from {_name(began)} to {_name(now)} during this generation, "
-                "and the cache was made with the first."
+                "but the cache was made with the first adapter."
             )
 
 

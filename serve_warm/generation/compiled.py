@@ -97,7 +97,7 @@ def _check_numbers(batch: int, max_length: int, prompt_lengths: Sequence[int]) -
     ):
         if not isinstance(number, int) or number < 1:
             raise ConfigError(
-                f"compile_generation got {name} with {number!r}", hint="pass whole numbers from 1"
+                f"compile_generation got {name} with {number!r}", hint="pass positive whole numbers"
             )
 
 
@@ -123,6 +123,6 @@ def _check_lengths(
         )
     if not model.config.is_encoder_decoder and max(prompt_lengths) >= max_length:
         raise ConfigError(
-            f"the prompt length {max(prompt_lengths)} leaves no token of max_length={max_length}",
+            f"the prompt length {max(prompt_lengths)} fills max_length={max_length}",
             hint="pass a larger max_length or shorter prompt_lengths",
         )

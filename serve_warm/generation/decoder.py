@@ -119,7 +119,7 @@ class CachedDecoder:
         if length > self.max_length:
             raise GenerationRefused(
                 f"A sequence of {length} tokens, prompt included, does not fit into a cache of "
-                f"{self.max_length}."
+                f"{self.max_length} tokens."
             )
 
     def prefill(self, slot: int, prompt: torch.Tensor) -> torch.Tensor:

@@ -50,13 +50,13 @@ def embed(model: Any, tokens: torch.Tensor, pictures: Mapping[str, Any]) -> torc
     except _DecoderCalled as called:
         given = called.given
     else:
-        raise _refused(name, "it does not call its decoder with them")
+        raise _refused(name, "the model does not pass them to its decoder")
     embedded: torch.Tensor | None = given.pop("inputs_embeds", None)
     if embedded is None:
-        raise _refused(name, "it gives its decoder no embeddings")
+        raise _refused(name, "the model passes no embeddings to its decoder")
     more = sorted(key for key, value in given.items() if isinstance(value, NEVER_IGNORED))
     if more:
-        raise _refused(name, f"it gives its decoder {' and '.join(more)}, too")
+        raise _refused(name, f"the model also passes {' and '.join(more)} to its decoder")
     return embedded
 
 
@@ -90,7 +90,7 @@ def _holder_of(model: Any, decoder: Any, name: str) -> tuple[Any, str]:
         for key, child in parent._modules.items():
             if child is decoder and parent is not model:
                 return parent, key
-    raise _refused(name, "it has no text decoder apart from the part that takes images")
+    raise _refused(name, "the model has no text decoder that is separate from its image input")
 
 
 def _refused(name: str, why: str) -> GenerationRefused:

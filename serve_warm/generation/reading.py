@@ -96,7 +96,7 @@ def _check_kind(model: Any) -> None:
     if model.training:
         raise ConfigError(
             f"compile_generation got a {name} in training mode",
-            hint="call model.eval() first: with dropout every answer is different",
+            hint="call model.eval() first, because with dropout every answer is different",
         )
     if getattr(model, "hf_device_map", None) and len(set(model.hf_device_map.values())) > 1:
         raise ConfigError(
@@ -170,8 +170,8 @@ def _windows(
         has_keys = isinstance(layer, DynamicLayer) and layer.keys is not None
         if kind not in (*SLIDING, *FULL) or not has_keys:
             raise ConfigError(
-                f"layer {number} of {type(model).__name__} has no static cache of keys and values: "
-                f"it is {kind.replace('_', ' ')}, with a {type(layer).__name__}",
+                f"layer {number} of {type(model).__name__} has no static key-value cache: "
+                f"its kind is {kind.replace('_', ' ')}, and its cache is a {type(layer).__name__}",
                 hint="full and sliding-window attention are supported",
             )
         found.append(min(window, max_length) if kind in SLIDING and window else max_length)

@@ -380,7 +380,7 @@ def _lengths_of(encoded: Any, mask: torch.Tensor | None) -> list[int]:
     lengths: list[int] = mask.sum(1).tolist()
     for row, length in zip(mask, lengths, strict=True):
         if not bool(row[:length].all()):
-            raise _refused("encoder_outputs=", "their padding must be on the right")
+            raise _refused("encoder_outputs=", "the padding of these outputs must be on the right")
     return lengths
 
 
@@ -429,7 +429,7 @@ def _check_given(given: Mapping[str, Any]) -> None:
             )
     mask = given.get("decoder_attention_mask")
     if mask is not None and not bool(mask.all()):
-        raise _refused("decoder_attention_mask=", "prompts of a decoder have no padding")
+        raise _refused("decoder_attention_mask=", "the prompts of a decoder must have no padding")
 
 
 def _check_positions(

@@ -144,7 +144,7 @@ def _restarting(
             return _capture(function, callee, tensors, arguments, orders)
         except RestartAnalysis as restart:
             why = restart.restart_reason or type(restart).__name__
-    raise RuntimeError(f"trace restarted {RESTARTS} times: {why}")
+    raise RuntimeError(f"the trace restarted {RESTARTS} times: {why}")
 
 
 def _capture(

@@ -48,7 +48,7 @@ class Assigned:
             raise NoEntry(f"it changes {', '.join(others)}, which a library cannot do")
         for source in self._changes:
             if not isinstance(self._owner(path_of(source)), torch.nn.Module):
-                raise NoEntry(f"it changes {source}, which is no module: a library cannot do that")
+                raise NoEntry(f"it changes {source}, and a library can change only modules")
 
     def _owner(self, steps: list[list[Any]]) -> Any:
         owner = self._callee
@@ -86,7 +86,7 @@ class Assigned:
         self._before = []
         for each in (container for value in values for container in _containers(value)):
             if type(each) is not list or id(each) in known:
-                raise NoEntry("it assigns a list or dict that also has another name")
+                raise NoEntry("it assigns a dict or set, or a list that has another reference")
             known.add(id(each))
         if known & set(map(id, _containers(returned))) and values:
             raise NoEntry("it assigns a list that it returns")

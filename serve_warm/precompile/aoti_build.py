@@ -223,7 +223,7 @@ class _Graph:
         kind = self._device.partition(":")[0]
         if len(devices) > 1 or kind not in DEVICES:
             raise NoEntry(
-                f"it takes tensors on {' and '.join(devices)}, and a library is for one device, "
+                f"it takes tensors on {' and '.join(devices)}, but a library uses only one device: "
                 f"{' or '.join(DEVICES)}"
             )
         if kind == "cuda":
@@ -359,7 +359,7 @@ class _Graph:
         for eager, ours, output in zip(self._aliases, found, self._outputs, strict=True):
             if eager != ours and id(output) not in given:
                 raise NoEntry(
-                    f"its output shares memory with {ours}, and eager's shares it with {eager}"
+                    f"its output shares memory with {ours}, but the eager output with {eager}"
                 )
 
     def refuse_other_result(
@@ -373,7 +373,7 @@ class _Graph:
                 raise NoEntry(f"the value assigned to {name} cannot be rebuilt from its parts")
         if not _same(function.result(*given), returned):
             raise NoEntry(
-                f"the {type(returned).__qualname__} it returns differs from one built of its parts"
+                f"the returned {type(returned).__qualname__} cannot be rebuilt from its parts"
             )
 
 
@@ -534,7 +534,7 @@ def _plain(value: Any, known: Mapping[int, list[Any]], *, dynamic: bool) -> list
             raise NoEntry(f"it returns the number {value}")
         return ["plain", value]
     if kind in (int, float):
-        raise NoEntry("it returns a number, which may depend on a size that is dynamic")
+        raise NoEntry("it returns a number that may depend on a dynamic size")
     if kind in (list, tuple):
         return [kind.__name__, [_plain(item, known, dynamic=dynamic) for item in value]]
     if kind in (dict, OrderedDict) and all(type(key) in (str, int, bool) for key in value):

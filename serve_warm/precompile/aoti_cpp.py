@@ -177,7 +177,7 @@ class Commands:
         """
         words = shlex.split(line)
         if words.count(target) != 1 or self._library:
-            raise RuntimeError(f"not a command line that makes {target} of a library: {line}")
+            raise RuntimeError(f"not a command line that builds {target} for a library: {line}")
         file = Path(target)
         self._places[target] = str(self._folder / f"{len(self._places)}{file.suffix}")
         self._lines.append(words)
@@ -201,7 +201,7 @@ class Commands:
             RuntimeError: no recorded command makes that path.
         """
         if returned != self._library or Path(returned).exists():
-            raise RuntimeError(f"torch has made {returned} in an unknown way")
+            raise RuntimeError(f"torch built {returned} in an unknown way")
         self.has_begun = True
         return _daemon_threads.begin(self._run, name=THREAD)
 

@@ -63,7 +63,7 @@ def take_parts(graph: Any, sources: Sequence[str]) -> tuple[Any, list[str]]:
         return graph, list(sources)
     if any(isinstance(size, torch.SymInt) for fake in fakes for size in fake.shape):
         raise NoEntry(
-            "its sizes are dynamic, and its graph takes a tensor that is made of other tensors"
+            "its sizes are dynamic, and an input of its graph is composed of other tensors"
         )
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -78,7 +78,7 @@ def take_parts(graph: Any, sources: Sequence[str]) -> tuple[Any, list[str]]:
         ]
         found = graph(*wholes)
         if any(map(has_parts, torch.utils._pytree.tree_leaves(found))):
-            raise NoEntry("it returns a tensor that is made of others")
+            raise NoEntry("it returns a tensor that is composed of other tensors")
         return found
 
     with flat[0].fake_mode, torch.no_grad():

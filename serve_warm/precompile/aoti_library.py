@@ -93,7 +93,7 @@ class Input:
         unknown = {self.kind} - {*KINDS} | {kind for kind, _ in self.path} - {*STEPS}
         if unknown:
             raise ValueError(
-                f"an input of a library is found by {min(unknown)!r}, which is unknown"
+                f"the path to an input of a library has the unknown step {min(unknown)!r}"
             )
 
 
@@ -195,7 +195,9 @@ class Function:
         try:
             return [walk(callee) for walk, _, _ in self.assigns]
         except (AttributeError, LookupError, TypeError) as error:
-            raise NoEntry(f"its module differs from the build: it has no {error}") from error
+            raise NoEntry(
+                f"its module is not the same as at build time; missing: {error}"
+            ) from error
 
     def inputs(self, callee: Any, tensors: Sequence[Any]) -> list[Any]:
         """Return the tensors that the native code computes with in a call.
@@ -220,18 +222,20 @@ class Function:
                 else:
                     inputs.append(walk(callee))
         except (AttributeError, LookupError, TypeError) as error:
-            raise NoEntry(f"its module differs from the build: it has no {error}") from error
+            raise NoEntry(
+                f"its module is not the same as at build time; missing: {error}"
+            ) from error
         return inputs
 
     def _learn(self, inputs: Sequence[Any]) -> None:
         """Compare tensors with those of the build, and create a C++ check for later calls."""
         for number, (tensor, was) in enumerate(zip(inputs, self._said, strict=True)):
             if not isinstance(tensor, torch.Tensor):
-                raise NoEntry(f"its graph takes a tensor, but found {tensor!r:.40}")
+                raise NoEntry(f"its graph needs a tensor, but got {tensor!r:.40}")
             refuse_unusual(tensor)
             now = describe(tensor, free=number in self._free)
             if now != was:
-                raise NoEntry(f"a tensor that its graph takes is {now}, but was {was}")
+                raise NoEntry(f"an input tensor of its graph is {now}, but was {was} in the build")
         # The check distinguishes inference tensors from others, but the code treats both the same.
         every = {n: (range(inputs[n].dim()), range(inputs[n].dim())) for n in self._free}
         self._checks = (tensor_check(inputs, free=every), *self._checks[:3])
@@ -331,7 +335,7 @@ def _result(plain: Sequence[Any]) -> Build:
 def _of_class(kind: str, where: Sequence[str], name: str, parts: Sequence[Any]) -> Build:
     found: Any = resolve(where[0], where[1])
     if name_of_class(found) != name:
-        raise ValueError(f"{where[1]} is not the same class as at the build")
+        raise ValueError(f"{where[1]} is not the same class as at build time")
     make: Callable[..., Any] = found
     if kind == "fields" and dataclasses.is_dataclass(found):
         fields = {field: _result(item) for field, item in parts}
@@ -340,7 +344,7 @@ def _of_class(kind: str, where: Sequence[str], name: str, parts: Sequence[Any]) 
         items = [_result(item) for item in parts]
         make = getattr(found, "_make", make)  # named tuples take items as separate arguments
         return lambda *given: make([item(*given) for item in items])
-    raise ValueError(f"kind {kind!r} cannot build a {where[1]}")
+    raise ValueError(f"a {where[1]} cannot be built as {kind!r}")
 
 
 # The C interface ------------------------------------------------------------------------------
@@ -372,7 +376,7 @@ class Native:
         self._count_outputs(model, ctypes.byref(found))
         if found.value != self._outputs._length_:
             self._delete(model)
-            raise NoEntry(f"its library has {found.value} outputs")
+            raise NoEntry(f"its library has {found.value} outputs, not {self._outputs._length_}")
         return model
 
     def _create(self, model: Any) -> int:
@@ -468,7 +472,7 @@ class NativeOnGpu(Native):
                 self._short = cuda_graphs.times_short(self.device)
                 return int(create(model, 1, self.device.encode(), None))
         except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for CUDA
-            raise NoEntry(f"its library is for {self.device}: {error}") from error
+            raise NoEntry(f"its library cannot run on {self.device}: {error}") from error
 
     def _count_outputs(self, model: ctypes.c_void_p, found: Any) -> None:
         self._library.AOTInductorModelContainerGetNumOutputs(model, found)

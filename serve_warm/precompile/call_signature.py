@@ -322,6 +322,6 @@ def module_of(callee: Any) -> torch.nn.Module | None:
 def state() -> dict[str, str]:
     """Return the state, other than arguments, that compiled code depends on."""
     if is_intercepted():
-        raise NoEntry("a mode or a default device stands between the call and torch")
+        raise NoEntry("a torch mode or a default device intercepts the call")
     factors = read_app({})
     return {**{name: factors[name] for name in STATE}, "backends": backend_flags()}

@@ -273,7 +273,7 @@ def _distance(eager: Any, ours: Any) -> float:
         eager, ours = torch.view_as_real(eager), torch.view_as_real(ours)
     left, right = eager.double(), ours.double()
     if not torch.equal(torch.isfinite(left), torch.isfinite(right)):
-        raise NoEntry("other values than in the eager result are finite")
+        raise NoEntry("its infinite or NaN values are in other places than in the eager result")
     finite = torch.isfinite(left)
     if not torch.equal(left[~finite].nan_to_num(), right[~finite].nan_to_num()):
         raise NoEntry("it differs from eager in infinite or NaN values")

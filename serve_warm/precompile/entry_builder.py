@@ -290,7 +290,7 @@ class EntryBuilder:
             before = call_signature.contents(args, kwargs)
             out = callee(*args, **kwargs)
             if call_signature.contents(args, kwargs) != before:
-                raise NoEntry("its call changes a list or dict that it is given")
+                raise NoEntry("the call changes a list or dict in its arguments")
             why = made.facts.broken(callee)
             if why:
                 raise ChangedByCall(why, made.facts)

@@ -95,12 +95,12 @@ class _Graph:
         whole = Whole(tensors)
         if dynamic and whole.parts:
             raise NoEntry(
-                "its sizes are dynamic, and its graph takes a tensor that is made of other tensors"
+                "its sizes are dynamic, and an input of its graph is composed of other tensors"
             )
         for part in whole.parts:
             refuse_unusual(part)
         if len({id(part) for part in whole.parts}) < len(whole.parts):
-            raise NoEntry("two tensors of its graph share a part")
+            raise NoEntry("two tensors of its graph contain the same inner tensor")
         texts = (describe_tensor(t, free=free) for t, free in zip(tensors, every, strict=True))
         try:
             said = (*texts, *whole.describe(tensors))
@@ -109,7 +109,7 @@ class _Graph:
         if self._known and said not in self._known:
             pairs = zip(said, self._known[0])  # noqa: B905 - lengths differ if a tensor is gone
             now, was = next((pair for pair in pairs if pair[0] != pair[1]), (said, self._known[0]))
-            raise NoEntry(f"a tensor that its graph reads is {now}, but was {was}")
+            raise NoEntry(f"a tensor that its graph reads is {now}, but was {was} in the build")
         self._known = [said]
         self.input_ids = frozenset(map(id, tensors))
         # The check distinguishes inference tensors from others, but the code treats both the same.
@@ -222,7 +222,7 @@ def refuse_overlap(args: Sequence[Any]) -> None:
         start = tensor.data_ptr()
         spans.append((start, start + (last + 1) * tensor.element_size()))
     if _meet(spans):
-        raise NoEntry("it writes into a tensor that overlaps another one in memory")
+        raise NoEntry("it writes to a tensor that overlaps another tensor in memory")
 
 
 def _meet(spans: list[tuple[int, int]]) -> bool:

@@ -85,14 +85,14 @@ class Facts:
         found = tuple((int(f[0]), str(f[1]), f[2]) for f in plain["facts"])
         rows = range(len(steps))
         if any(start not in range(-1, row) for row, (start, _, _) in enumerate(steps)):
-            raise ValueError("a step does not start from an earlier one")
+            raise ValueError("a step does not start from an earlier step")
         if any(row not in rows for row, _, _ in found):
             raise ValueError("a fact is about a row that does not exist")
         if any(step not in STEPS for _, step, _ in steps):
-            raise ValueError("a step of an unknown kind")
+            raise ValueError("a step has an unknown kind")
         for _, kind, value in found:
             if kind not in KINDS:
-                raise ValueError(f"a fact of an unknown kind: {kind}")
+                raise ValueError(f"a fact has an unknown kind: {kind}")
             if kind in RELATIONS and any(other not in rows for other in others_of(kind, value)):
                 raise ValueError("a fact compares with a row that does not exist")
         return cls(steps=steps, facts=found)
@@ -345,7 +345,7 @@ def encode_key(key: Any) -> Any:
         plain = ["name", *place]
     else:
         raise NoEntry(
-            f"a {kind.__qualname__} as a key, which can be recognized only by its identity"
+            f"a key of class {kind.__qualname__}, which can be recognized only by its identity"
         )
     return plain
 

@@ -49,7 +49,7 @@ def describe_parts(tensor: Any) -> list[str]:
 
 def _describe(tensor: Any, path: str, depth: int) -> Iterator[str]:
     if depth > DEPTH:
-        raise TypeError(f"its parts are nested over {DEPTH} deep")
+        raise TypeError(f"its parts are nested more than {DEPTH} levels deep")
     names, metadata = tensor.__tensor_flatten__()
     yield f"{path}class: {name_of_class(type(tensor))}"
     if type(metadata) is dict:
@@ -186,13 +186,13 @@ def steady(value: Any, depth: int = 0) -> str:
         class.
     """
     if depth > DEPTH:
-        raise TypeError(f"its metadata is nested over {DEPTH} deep")
+        raise TypeError(f"its metadata is nested more than {DEPTH} levels deep")
     text = literal(value)
     if text is not None:
         return text
     kind = type(value)
     if isinstance(value, (torch.Tensor, torch.nn.Module, types.ModuleType)):
-        raise TypeError(f"its metadata has a {kind.__qualname__}")
+        raise TypeError(f"its metadata contains a {kind.__qualname__}")
     if kind in (list, tuple):
         return f"{kind.__name__} ({', '.join(steady(each, depth + 1) for each in value)})"
     if kind is dict:
@@ -213,7 +213,7 @@ def _steady_function(function: types.FunctionType, depth: int) -> str:
             values.append(cell.cell_contents)
     name = identity(function)
     if not name:
-        raise TypeError("its metadata has a function without a name")
+        raise TypeError("its metadata contains a function without a name")
     return f"function {name} {steady(values, depth + 1)}"
 
 
@@ -221,7 +221,7 @@ def _steady_object(value: Any, depth: int) -> str:
     try:
         reduced = value.__reduce_ex__(2)
     except TypeError as error:
-        raise TypeError(f"its metadata has a {type(value).__qualname__}: {error}") from error
+        raise TypeError(f"its metadata contains a {type(value).__qualname__}: {error}") from error
     if isinstance(reduced, str):
         return f"{name_of_class(type(value))} {reduced}"
     make, arguments, *state = reduced

@@ -54,7 +54,7 @@ def check_time(pulled: Pulled, wanted: Wanted, warn: Callable[[str], object]) ->
             refusal = ArtifactRefused(
                 found,
                 reason="rollback",
-                hint="build and push again. To go back on purpose, remove "
+                hint="build and push again. To roll back on purpose, remove "
                 f"{seen.folder / variant.file_name} and "
                 f"{seen.node_cache / variant.record_name}, or set rollback to warn in the trust "
                 "file",
@@ -71,13 +71,13 @@ def _refuse_without_mark(seen: NewestSeen, variant: Variant) -> ArtifactRefused:
         return ArtifactRefused(
             f"this node's record of newer artifacts was removed: {seen.folder}",
             reason="rollback",
-            hint="keep this folder on the volume of the node cache. If you removed it on purpose, "
-            f"remove {seen.node_cache / variant.record_name} too",
+            hint="keep this folder on the volume of the node cache. If you removed this folder "
+            f"on purpose, remove {seen.node_cache / variant.record_name} too",
         )
     return ArtifactRefused(
         f"this node's record of newer artifacts cannot be read or trusted: {seen.folder}",
         reason="rollback",
-        hint="make that folder private to this user, or set a private node_cache_dir. If "
-        f"{variant.file_name} in it is damaged, remove it and "
+        hint="make that folder private to this user, or set a private node_cache_dir. If its "
+        f"file {variant.file_name} is damaged, remove this file and "
         f"{seen.node_cache / variant.record_name}",
     )

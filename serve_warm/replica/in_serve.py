@@ -251,7 +251,7 @@ class ServeReplica(ServeCalls):
         old, new = self._config.model_dump(), later.model_dump()
         changed = [name for name in new if new[name] != old[name]]
         if changed:
-            logger.warning("takes effect at the next start of a replica: %s", ", ".join(changed))
+            logger.warning("takes effect only in new replicas: %s", ", ".join(changed))
 
     async def _users_reconfigure(self, user_config: Any, rank: Any) -> None:
         method = getattr(type(self.owner), "reconfigure", None)

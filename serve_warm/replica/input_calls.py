@@ -145,7 +145,7 @@ class InputCalls:
                 stage=Stage.REPLAYING.value,
                 input=item.name,
             )
-        logger.warning("left out input=%r because memory ran out: %s", item.name, why)
+        logger.warning("skipped input=%r because memory ran out: %s", item.name, why)
 
 
 def describe_counts(change: Counts) -> str:

@@ -180,7 +180,7 @@ class Loading:
             error = self._missed(miss)
             loaded = self._put_aside(Verdict.MISS, error)
             if compiles_with == "nothing":
-                logger.info("no artifact, but the app also compiles nothing: %s", error.message)
+                logger.info("no artifact found, but the app compiles nothing: %s", error.message)
                 missing = self._failure(Verdict.MISS, error, self._config.on_missing)
                 return replace(loaded, missing=missing)
             self._start_cold(Verdict.MISS, error, self._config.on_missing)

@@ -77,8 +77,8 @@ def refuse_broken(what: str, statement: str, trace: Sequence[Considered] = ()) -
     refusal = ArtifactRefused(
         what,
         reason="broken",
-        hint="build it again with this version of the app and of torch; `denied` in a trust file "
-        "keeps other replicas from trying this artifact",
+        hint="build the artifact again with this version of the app and of torch; to keep other "
+        "replicas from trying this artifact, list its digest under `denied` in a trust file",
     )
     return with_trace(refusal, statement, tuple(trace))
 

@@ -368,7 +368,7 @@ class Prefetch:
             found, fingerprint=self._here(), trust=wanted.trust, unknown=NOT_YET_KNOWN
         )
         if isinstance(chosen, str):
-            logger.info("nothing in %s is fetched during __init__: %s", store.uri, chosen)
+            logger.info("fetched nothing from %s during __init__: %s", store.uri, chosen)
             return None
         with wanted.node_cache() as cache:
             pulled = pull.take(
@@ -450,12 +450,12 @@ def unpack(
     except OSError as error:
         raise StoreError(
             f"the artifact could not be written to {directory}: {error}",
-            hint="the folder for temporary files must have room for it",
+            hint="the folder for temporary files must have space for the unpacked artifact",
         ) from error
 
 
 def _log(error: ServeWarmError) -> None:
-    logger.info("not done during __init__, trying again after it: %s", error.message)
+    logger.info("fetch failed during __init__, retrying after __init__: %s", error.message)
 
 
 def _discard_in_background(taken: Future[Taken | None]) -> None:

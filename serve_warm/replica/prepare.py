@@ -149,7 +149,7 @@ class Preparation:
         lacking = pin_portable_cpu() if self._config.cpu == "portable" else ()
         if lacking:
             self._journal.warn(
-                "cpu: portable needs AVX2 (x86-64-v3), but this CPU does not have "
+                "`cpu: portable` needs AVX2 (x86-64-v3), but this CPU does not have "
                 f"{' '.join(lacking)}: no portable artifact fits, so this replica compiles for "
                 "its own CPU"
             )
@@ -183,14 +183,14 @@ class Preparation:
         if on:
             self._journal.warn(
                 f"{', '.join(on)}: torch loads from its remote cache without checking any "
-                "signature; turn it off if you use artifacts"
+                "signature; turn this cache off if you use artifacts"
             )
 
     def _warn_of_no_group(self) -> None:
         if self._config.ranks == "together" and read_rank() is None:
             self._journal.warn(
-                "ranks: together does nothing here: this process has no process group of several "
-                "ranks. Call torch.distributed.init_process_group in __init__"
+                "`ranks: together` has no effect, because this process has no process group of "
+                "several ranks. Call torch.distributed.init_process_group in __init__"
             )
 
     async def _ask_inputs(self, deadline: Deadline) -> Any:
@@ -214,9 +214,9 @@ class Preparation:
         """Check that all ranks replay the same inputs the same number of times."""
         if ranks.size > 1 and self._config.after_ready == "forbid":
             raise ConfigError(
-                "after_ready: forbid does not work with ranks that compute together: if one rank "
+                "`after_ready: forbid` does not work with ranks that compute together: if one rank "
                 "refuses a request, the other ranks wait for it",
-                hint="use after_ready: count, which counts compiles after READY",
+                hint="use `after_ready: count`, which counts compiles after READY",
             )
         plan = {
             "inputs": [item.name for item in inputs],
@@ -248,15 +248,15 @@ async def prepare_compiler(start: Start) -> None:
     late = start.prefetched.set_too_late if start.prefetched is not None else ()
     if late:
         start.journal.warn(
-            f"__init__ set {', '.join(late)} after torch's compiler had read its variables. With "
-            "an artifact, serve_warm imports the compiler while __init__ runs. Set these "
-            "variables in runtime_env, or above the class"
+            f"__init__ set {', '.join(late)} after torch's compiler had read its environment "
+            "variables. If there is an artifact, serve_warm imports the compiler while __init__ "
+            "runs. Set these variables in runtime_env, or before the class definition"
         )
     if start.config.pgo == "on":
         why = pgo.keep_profile(start.replica.deployment)
         start.caches.has_profile = not why
         if why:
-            start.journal.warn(f"pgo: on does nothing here: {why}")
+            start.journal.warn(f"`pgo: on` has no effect: {why}")
 
 
 def only_libraries(arguments: Mapping[str, str]) -> bool:

@@ -159,9 +159,9 @@ class ServeCalls:
             context = replica_context()
             if context is not None and context.servable_object is None:
                 raise InputError(
-                    f"input {item.name!r} is a route, but the app is not up inside __init__",
+                    f"input {item.name!r} is a route, but the app starts only after __init__",
                     hint=(
-                        "do not start the warm-up in __init__: serve_warm runs it after the app's "
+                        "do not start the warm-up in __init__: serve_warm warms up after the app's "
                         "lifespan start"
                     ),
                 )

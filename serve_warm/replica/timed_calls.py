@@ -205,7 +205,7 @@ class TimedCalls:
             except (SystemExit, KeyboardInterrupt) as raised:
                 if signals.any:
                     raise
-                raise RuntimeError(f"it ends the process: {raised!r}") from raised
+                raise RuntimeError(f"the call tried to end the process: {raised!r}") from raised
 
     def _timeout(self, item: Input, limit_s: float) -> WarmupTimeout:
         progress = self._progress

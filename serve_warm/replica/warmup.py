@@ -150,7 +150,9 @@ class Warmup:
                 if not self._serves_late():
                     raise
                 self._mark_late(error)
-                logger.warning("the replica serves late, because of on_deadline: serve: %s", error)
+                logger.warning(
+                    "the replica serves after its deadline, as on_deadline says: %s", error
+                )
             journal.to_proof_s = time.perf_counter() - start
         finally:
             if self._prefetched is not None:
@@ -284,7 +286,7 @@ class Warmup:
         continues.
         """
         if self._serves_late():
-            logger.warning("late, and the event loop is blocked in %s", where)
+            logger.warning("the deadline has passed, and the event loop is blocked in %s", where)
             return
         self.journal.fail(
             WarmupTimeout(
@@ -449,8 +451,8 @@ class Proof:
         self._journal.warn(
             f"{len(found_sizes)} batch size{many} not declared: traffic will compile for {them}, "
             f"batches of {sizes} requests to {targets}. @serve.batch forms every size up to "
-            f"{largest}: declare each, Input(..., concurrency=size) for size in "
-            f"range(1, {largest + 1}), or pad inside the batch to declared sizes"
+            f"{largest}: declare each size with Input(..., concurrency=size) for size in "
+            f"range(1, {largest + 1}), or pad each batch to a declared size"
         )
 
     # The verdict -------------------------------------------------------------------------------

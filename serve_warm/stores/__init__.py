@@ -176,7 +176,7 @@ def open_existing_store(uri: str) -> Store:
     missing = find_missing_folder(store)
     if missing is not None:
         raise StoreError(
-            f"{missing}, and a store is a folder",
+            f"{missing}, but a store must be a folder",
             hint=missing.near or "check the path; build makes the folder",
         )
     return store
@@ -259,7 +259,7 @@ def _open_installed(name: str, uri: str) -> Store:
         raise ConfigError(
             f"{found.value}, which opens {name}:// stores, returned a {type(store).__name__} "
             f"without {', '.join(missing)}",
-            hint="return a store: serve_warm.testing.StoreContract tests one",
+            hint="return a complete store; serve_warm.testing.StoreContract tests a store",
         )
     opened: Store = store
     return opened

@@ -137,7 +137,7 @@ class ObjectStore:
         if not _BUCKET.fullmatch(bucket) or ".." in bucket:
             raise ConfigError(
                 f"{scheme}:// is not followed by a bucket name",
-                hint="3 to 63 lower-case letters, digits, hyphens, dots and underscores, as in "
+                hint="use 3 to 63 lower-case letters, digits, hyphens, dots and underscores, as in "
                 f"{scheme}://bucket/prefix",
             )
         if prefix:

@@ -54,7 +54,7 @@ class Envelope:
         """
         if len(data) > MAX_ENVELOPE_BYTES:
             raise ArtifactRefused(
-                f"the envelope has {len(data)} bytes, the limit is {MAX_ENVELOPE_BYTES}",
+                f"the envelope has {len(data)} bytes, but the limit is {MAX_ENVELOPE_BYTES}",
                 reason="too_large",
             )
         try:
@@ -72,7 +72,7 @@ class Envelope:
             raise ValueError(f"payloadType is not {PAYLOAD_TYPE}")
         signatures = fields.get("signatures")
         if not isinstance(signatures, list) or len(signatures) > MAX_SIGNATURES:
-            raise ValueError(f"signatures is not a list of at most {MAX_SIGNATURES}")
+            raise ValueError(f"`signatures` is not a list of at most {MAX_SIGNATURES} objects")
         return cls(
             payload=_base64(fields.get("payload"), what="payload"),
             signatures=tuple(cls._signature(item) for item in signatures),
@@ -81,7 +81,7 @@ class Envelope:
     @staticmethod
     def _signature(item: Any) -> Signature:
         if not isinstance(item, dict) or not isinstance(item.get("keyid", ""), str):
-            raise ValueError("a signature is not an object with sig and keyid")  # noqa: TRY004
+            raise ValueError("a signature is not an object with `sig` and `keyid`")  # noqa: TRY004
         return Signature(key_id=item.get("keyid", ""), value=_base64(item.get("sig"), what="sig"))
 
     def signers(self, keys: Iterable[TrustedKey]) -> tuple[TrustedKey, ...]:
@@ -204,7 +204,7 @@ def _to_bytes(payload: bytes, signatures: Sequence[Signature]) -> bytes:
     envelope = json.dumps(fields, separators=(",", ":"), sort_keys=True).encode()
     if len(envelope) > MAX_ENVELOPE_BYTES:
         raise BuildFailed(
-            f"the signed statement has {len(envelope)} bytes, the limit is {MAX_ENVELOPE_BYTES}",
+            f"the signed statement has {len(envelope)} bytes; the limit is {MAX_ENVELOPE_BYTES}",
             hint="record fewer facts about the build",
         )
     return envelope

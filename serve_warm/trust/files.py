@@ -185,7 +185,7 @@ def _to_trust(fields: Mapping[str, Any], path: Path) -> Trust:
 def _parse_require(table: Any, path: Path) -> frozenset[tuple[str, str]]:
     if not isinstance(table, dict):
         raise ConfigError(
-            f"{path}: require is not a table",
+            f"{path}: `require` is not a table",
             hint='for example require = {builder = "https://github.com/acme/*"}',
         )
     return frozenset(
@@ -197,7 +197,7 @@ def _parse_require(table: Any, path: Path) -> frozenset[tuple[str, str]]:
 def _parse_age(days: Any, path: Path) -> float:
     # type() instead of isinstance, which accepts true as a number. TOML also has inf and nan.
     if type(days) not in (int, float) or not 0 < days * 86400 < math.inf:
-        raise ConfigError(f"{path}: max_age_days is not a number above 0: {days!r}")
+        raise ConfigError(f"{path}: `max_age_days` is not a number above 0: {days!r}")
     return float(days * 86400)
 
 

@@ -48,7 +48,7 @@ class TrustedKey:
 
     def __post_init__(self) -> None:
         if len(self.raw) != 32:
-            raise ConfigError(f"key {self.name!r} has {len(self.raw)} bytes, Ed25519 has 32")
+            raise ConfigError(f"key {self.name!r} has {len(self.raw)} bytes, but Ed25519 needs 32")
         for store in self.stores:
             if "://" not in store:
                 raise ConfigError(
@@ -74,7 +74,7 @@ class TrustedKey:
         except (ValueError, UnsupportedAlgorithm) as error:
             raise ConfigError(
                 f"key {name!r} is not a PEM public key",
-                hint="it begins with -----BEGIN PUBLIC KEY-----",
+                hint="such a key begins with -----BEGIN PUBLIC KEY-----",
             ) from error
         if not isinstance(key, Ed25519PublicKey):
             raise _not_ed25519(name)
@@ -183,7 +183,7 @@ def load_signing_key(path: Path) -> Ed25519PrivateKey:
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(
             f"{path} is not an unencrypted PEM private key",
-            hint="name a key of serve-warm keygen: a PEM file that begins with BEGIN PRIVATE KEY",
+            hint="pass a key from serve-warm keygen: a PEM file that begins with BEGIN PRIVATE KEY",
         ) from error
     if not isinstance(key, Ed25519PrivateKey):
         raise _not_ed25519(str(path))

@@ -42,6 +42,6 @@ def read_patterns(given: Any, *, where: str) -> tuple[str, ...]:
     if not patterns or not all(isinstance(p, str) and p and p.isprintable() for p in patterns):
         raise ConfigError(
             f"{where} is not a list of names, or it is empty: {given!r}",
-            hint='for example ["Embedder", "text/*"]; leave it out to mean all',
+            hint='for example ["Embedder", "text/*"]; omit the list to allow all names',
         )
     return patterns

@@ -96,18 +96,18 @@ class Trust:
             bad = sorted(digest for digest in digests if not _HEX_64.fullmatch(digest))
             if bad:
                 raise ConfigError(
-                    f"{label} digests that are not 64 hex digits: {', '.join(map(repr, bad))}"
+                    f"`{label}` has digests that are not 64 hex digits: {', '.join(map(repr, bad))}"
                 )
         if self.max_age_s is not None and not 0 < self.max_age_s < math.inf:
             raise ConfigError(f"the age limit is not a positive number: {self.max_age_s}")
         unknown = sorted({name for name, _ in self.require} - set(FACTS))
         if unknown:
             raise ConfigError(
-                f"require: artifacts have no fact {unknown[0]!r}",
+                f"`require` names {unknown[0]!r}, which is not a fact of artifacts",
                 hint=f"the facts are {', '.join(FACTS)}",
             )
         if self.rollback not in ("warn", "refuse"):
-            raise ConfigError(f"rollback must be warn or refuse: {self.rollback!r}")
+            raise ConfigError(f"rollback must be 'warn' or 'refuse': {self.rollback!r}")
 
     @property
     def limits(self) -> Trust:
@@ -268,5 +268,5 @@ def parse_digest(text: Any, *, where: str) -> str:
     """
     digest = text.removeprefix("sha256:") if isinstance(text, str) else ""
     if text == digest or not _HEX_64.fullmatch(digest):
-        raise ConfigError(f"{where}: {text!r} is not sha256: and 64 hex digits")
+        raise ConfigError(f"{where}: {text!r} is not 'sha256:' followed by 64 hex digits")
     return digest

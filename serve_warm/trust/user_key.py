@@ -34,8 +34,8 @@ def user_key(directory: Path | None = None) -> Ed25519PrivateKey:
     directory = directory or files.user_directory()
     if directory is None:
         raise ConfigError(
-            f"user id {os.geteuid()} has no entry in the password database, so it has no home for "
-            "a key",
+            f"user id {os.geteuid()} has no entry in the password database, so it has no home "
+            "directory for a key",
             hint="pass a key file",
         )
     try:

@@ -164,8 +164,8 @@ def check_age_and_denied(
     age_s = _age_s(created, time.time() if now_unix is None else now_unix)
     if age_s < -MAX_CLOCK_SKEW_S:
         raise ArtifactRefused(
-            f"it was created at {created}, which is {_show_age(-age_s)} in the future by this "
-            "machine's clock",
+            f"the artifact was created at {created}, which is {_show_age(-age_s)} in the future "
+            "by this machine's clock",
             reason="expired",
             hint=(
                 "correct the clock of this machine or of the build machine; if the build machine "
@@ -176,7 +176,7 @@ def check_age_and_denied(
         is_default = trust.max_age_s is None
         set_by = "the default" if is_default else trust.max_age_set_by
         raise ArtifactRefused(
-            f"it was created at {created}, {_show_age(age_s)} ago, but the limit is "
+            f"the artifact was created at {created}, {_show_age(age_s)} ago, but the limit is "
             f"{_show_age(trust.age_limit_s)} ({set_by})",
             reason="expired",
             hint="build again with --if-published supersede, or "
@@ -199,9 +199,9 @@ def _age_s(created: str, now_unix: float) -> float:
     try:
         created_at = datetime.fromisoformat(created.replace("Z", "+00:00"))
     except ValueError as error:
-        raise ArtifactRefused("created is not a time", reason="bad_statement") from error
+        raise ArtifactRefused("`created` is not a time", reason="bad_statement") from error
     if created_at.tzinfo is None:
-        raise ArtifactRefused("created is a time without a zone", reason="bad_statement")
+        raise ArtifactRefused("`created` has no time zone", reason="bad_statement")
     return now_unix - created_at.timestamp()
 
 
@@ -235,8 +235,8 @@ def check_required(trust: Trust, said: Mapping[str, Any]) -> None:
             raise ArtifactRefused(
                 f"the artifact {says}, but {pattern!r} is required here",
                 reason="untrusted",
-                hint="build it with --source-commit, --image and --builder values that match "
-                "`require` in the trust file",
+                hint="build an artifact with --source-commit, --image and --builder values that "
+                "match `require` in the trust file",
             )
 
 

@@ -536,7 +536,7 @@ def test_a_full_disk_leaves_nothing(root: Path):
         [sys.executable, "-c", FULL, str(root)], capture_output=True, text=True, check=True
     )
 
-    assert done.stdout.startswith(f"StoreError the node cache {root} cannot be written, nor can ")
+    assert done.stdout.startswith(f"StoreError cannot write to the node cache {root} or to ")
     assert "node_cache_dir" in done.stdout
     assert names(root) == set()
 

@@ -451,7 +451,7 @@ def test_a_store_that_cannot_be_read_is_a_problem(written, tmp_path):
     where, what, _ = one_problem(written(user_config=warmup(artifact=f"file://{tmp_path}/file")))
 
     assert where == f"Scorer: artifact file://{tmp_path}/file"
-    assert what == f"{tmp_path}/file is a file, but a store is a folder"
+    assert what == f"{tmp_path}/file is a file, but a store must be a folder"
 
 
 @pytest.mark.slow
@@ -617,7 +617,7 @@ def test_a_build_warns_of_another_store_and_needs_its_own(written, tmp_path):
 
     assert ran.returncode == 1
     assert "warning: Scorer: artifact s3://bucket/scorer: --store differs: " in ran.stderr
-    assert "taken is a file, but a store is a folder" in ran.stderr
+    assert "taken is a file, but a store must be a folder" in ran.stderr
     assert "starting Ray" not in ran.stderr
 
 

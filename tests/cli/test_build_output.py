@@ -48,7 +48,7 @@ def built(cold: dict[str, Any], warm: dict[str, Any]) -> Built:
 
 def test_a_build_prints_each_warning_of_its_replicas_once(capsys: pytest.CaptureFixture[str]):
     """The number of threads in a warning about a sync handler differs from start to start."""
-    cold = report("calls from 2 threads", "pgo: on does nothing here", to_proof_s=9.0)
+    cold = report("calls from 2 threads", "`pgo: on` has no effect", to_proof_s=9.0)
     warm = report("calls from 3 threads", to_proof_s=1.0)
     made = built(cold, warm)
 
@@ -57,7 +57,7 @@ def test_a_build_prints_each_warning_of_its_replicas_once(capsys: pytest.Capture
     told = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
     assert told == [
         "  warning     calls from 3 threads",
-        "  warning     pgo: on does nothing here",
+        "  warning     `pgo: on` has no effect",
     ]
     assert dataclasses.asdict(made)["warnings"] == made.warnings
 

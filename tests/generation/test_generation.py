@@ -210,7 +210,11 @@ SIZES = {"batch": 2, "max_length": 32, "prompt_lengths": [16]}
         (lambda: load("llama"), {"max_length": 65}, "max_length=65 is beyond the 64 positions"),
         (lambda: load("whisper"), {"max_length": 65}, "max_length=65 is beyond the 64 positions"),
         (lambda: load("llama"), {"prompt_lengths": []}, "got no prompt_lengths"),
-        (lambda: load("llama"), {"prompt_lengths": [32]}, "leaves no token of max_length=32"),
+        (
+            lambda: load("llama"),
+            {"prompt_lengths": [32]},
+            "the prompt length 32 fills max_length=32",
+        ),
         (lambda: load("llama"), {"batch": 0}, "got batch with 0"),
         (lambda: load("llama"), {"prompt_lengths": [4, "8"]}, "got prompt_lengths with '8'"),
     ],

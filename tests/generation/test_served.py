@@ -188,7 +188,9 @@ def test_states_of_the_encoder_may_be_handed_over(pads: str):
         }
 
     if pads == "left":
-        with pytest.raises(GenerationRefused, match="their padding must be on the right"):
+        with pytest.raises(
+            GenerationRefused, match="the padding of these outputs must be on the right"
+        ):
             best(model, given)
     else:
         assert best(model, given, max_new_tokens=8) == best(eager, batch, max_new_tokens=8)
@@ -469,7 +471,7 @@ def test_a_decoder_that_takes_more_than_embeddings_is_refused():
     inner.__class__ = Deeper
     model = serve_warm.compile_generation(model, batch=2, max_length=60, prompt_lengths=[16])
 
-    with pytest.raises(GenerationRefused, match="it gives its decoder deepstack, too"):
+    with pytest.raises(GenerationRefused, match="the model also passes deepstack to its decoder"):
         draw(model, batch_of("llava"))
 
 

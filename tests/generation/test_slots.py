@@ -195,6 +195,6 @@ def test_a_changed_adapter_ends_the_sequences_that_began_before():
     alone.lm_head.name = "b"
     assert made == best(alone, batch_of("llama", (9,)), max_new_tokens=COUNT)[0]
     assert why == (
-        "The adapter changed from 'a' to 'b' during this generation, and the cache was made with "
-        "the first."
+        "The adapter changed from 'a' to 'b' during this generation, but the cache was made with "
+        "the first adapter."
     )

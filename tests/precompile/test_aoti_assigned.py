@@ -107,11 +107,11 @@ class OwnDict(Assigning):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (OldList, "it assigns a list or dict that also has another name"),
+        (OldList, "it assigns a dict or set, or a list that has another reference"),
         (Appending, "which a library cannot do"),
         (Returning, "it assigns a list that it returns"),
-        (Twice, "it assigns a list or dict that also has another name"),
-        (OwnDict, "it assigns a list or dict that also has another name"),
+        (Twice, "it assigns a dict or set, or a list that has another reference"),
+        (OwnDict, "it assigns a dict or set, or a list that has another reference"),
     ],
 )
 @torch.inference_mode()

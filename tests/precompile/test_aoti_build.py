@@ -384,7 +384,7 @@ def test_weights_of_a_module_in_a_closure_are_found():
 )
 def test_tensors_that_differ_are_not_computed_with(perceptron, x):
     """Native code checks no strides, sizes or types; they are checked before it runs."""
-    with pytest.raises(NoEntry, match="a tensor that its graph takes is"):
+    with pytest.raises(NoEntry, match="an input tensor of its graph is"):
         run(perceptron.made.fn, perceptron.model, x)
 
 
@@ -865,7 +865,9 @@ def test_a_library_for_a_gpu_that_is_not_there_has_no_entry(
     path.write_bytes(perceptron.made.data)
     monkeypatch.setattr(torch.cuda, "device", device)
 
-    with pytest.raises(NoEntry, match="its library is for cuda:1: CUDA error: invalid device"):
+    with pytest.raises(
+        NoEntry, match="its library cannot run on cuda:1: CUDA error: invalid device"
+    ):
         aoti_library.load(path, {**perceptron.made.plan, "device": "cuda:1"})
 
 

@@ -245,7 +245,7 @@ def test_ranks_without_a_process_group_are_warned_of():
     asked = warm_up(StandIn(), ranks="together").report()
     not_asked = warm_up(StandIn()).report()
 
-    assert [w for w in asked.warnings if w.startswith("ranks: together does nothing here")]
+    assert [w for w in asked.warnings if w.startswith("`ranks: together` has no effect")]
     assert asked.stage is Stage.READY
     assert not [w for w in not_asked.warnings if "ranks" in w]
 
@@ -256,6 +256,6 @@ def test_a_torch_without_profiles_is_warned_of_once(monkeypatch: pytest.MonkeyPa
 
     report = warm_up(StandIn(), pgo="on").report()
 
-    assert [w for w in report.warnings if w.startswith("pgo: on does nothing here: torch 2.")]
+    assert [w for w in report.warnings if w.startswith("`pgo: on` has no effect: torch 2.")]
     assert len(report.warnings) == 1
     assert report.stage is Stage.READY

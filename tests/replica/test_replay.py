@@ -769,7 +769,7 @@ def test_a_target_that_ends_the_process_is_a_failure_of_its_input():
 
     error = failure(ReplayFailed, replay([shape(2)], call))
 
-    assert "input 'size 2' raised RuntimeError: it ends the process" in error.message
+    assert "input 'size 2' raised RuntimeError: the call tried to end the process" in error.message
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit])
