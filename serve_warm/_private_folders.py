@@ -86,7 +86,7 @@ def problems(
     user, found = os.geteuid(), []
     if ".." in folder.parts:
         fix = f"name {os.path.realpath(folder)} instead"
-        return (Problem(what=f"the path {folder} contains ..", fix=fix),)
+        return (Problem(what=f"the path {folder} contains '..'", fix=fix),)
     for step in _way(folder.absolute()):
         link = stat.S_ISLNK(step.status.st_mode)
         status = step.status

@@ -910,7 +910,7 @@ def _faults(
     """
     user, device, path = os.geteuid(), -1, ""
     if os.pardir in directory.split("/"):
-        yield f"the path {directory} contains ..", f"name {os.path.realpath(directory)} instead"
+        yield f"the path {directory} contains '..'", f"name {os.path.realpath(directory)} instead"
         return
     for part in directory.rstrip("/").split("/"):
         path = f"{path.rstrip('/')}/{part}"

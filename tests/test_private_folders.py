@@ -288,7 +288,7 @@ def test_dots_are_not_resolved(tmp_path: Path):
 
     (problem,) = problems(tmp_path / "folder" / ".." / "folder")
 
-    assert "contains .." in problem.what
+    assert "contains '..'" in problem.what
     assert str(folder) in problem.fix
 
 

@@ -305,8 +305,8 @@ max by ({WHO}) (
 """,
         f"{OF} has been starting for {{{{ $value | humanizePercentage }}}} of deadline_s",
         "The percentage includes __init__, but deadline_s counts only from the end of __init__ to "
-        "READY. After deadline_s the start fails. With on_deadline: serve, the replica serves "
-        "without proof instead.",
+        "READY. After deadline_s the start fails. If on_deadline is set to serve, the replica "
+        "serves without proof instead.",
     ),
     alert(
         "ServeWarmCompilesAfterReady",

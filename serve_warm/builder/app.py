@@ -260,7 +260,7 @@ def read_document(target: str) -> dict[str, Any]:
     if ":" in target:
         return {"applications": [{"import_path": target}]}
     raise ConfigError(
-        f"{target!r} is neither a Serve YAML nor module:app",
+        f"{target!r} is neither a Serve YAML file nor of the form module:app",
         hint="for example serve.yaml, or deployments.text_embedder.app:embedder",
     )
 

@@ -375,7 +375,7 @@ class Native:
         self._count_outputs(model, ctypes.byref(found))
         if found.value != self._outputs._length_:
             self._delete(model)
-            raise NoEntry(f"its library has {found.value} outputs")
+            raise NoEntry(f"its library has {found.value} outputs, not {self._outputs._length_}")
         return model
 
     def _create(self, model: Any) -> int:
@@ -471,7 +471,7 @@ class NativeOnGpu(Native):
                 self._short = cuda_graphs.times_short(self.device)
                 return int(create(model, 1, self.device.encode(), None))
         except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for CUDA
-            raise NoEntry(f"its library is for {self.device}: {error}") from error
+            raise NoEntry(f"its library cannot run on {self.device}: {error}") from error
 
     def _count_outputs(self, model: ctypes.c_void_p, found: Any) -> None:
         self._library.AOTInductorModelContainerGetNumOutputs(model, found)

@@ -345,7 +345,7 @@ def conditions_of(guards: Sequence[Guard]) -> list[str]:
 def _fact(guard: Guard, table: _Table) -> tuple[int, str, Any]:
     if guard.kind not in FACTS:
         # From a newer torch, or about an object that no entry takes: its meaning is unknown.
-        raise NoEntry(f"{guard.path} has a guard of kind {guard.kind}, which is unknown")
+        raise NoEntry(f"{guard.path} has a guard of the unknown kind {guard.kind}")
     kind = FACTS[guard.kind]
     try:
         row = table.read(guard.path, guard.keys)

@@ -451,8 +451,8 @@ class Proof:
         self._journal.warn(
             f"{len(found_sizes)} batch size{many} not declared: traffic will compile for {them}, "
             f"batches of {sizes} requests to {targets}. @serve.batch forms every size up to "
-            f"{largest}: declare each, Input(..., concurrency=size) for size in "
-            f"range(1, {largest + 1}), or pad inside the batch to declared sizes"
+            f"{largest}: declare each size with Input(..., concurrency=size) for size in "
+            f"range(1, {largest + 1}), or pad each batch to a declared size"
         )
 
     # The verdict -------------------------------------------------------------------------------

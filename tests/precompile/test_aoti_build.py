@@ -865,7 +865,9 @@ def test_a_library_for_a_gpu_that_is_not_there_has_no_entry(
     path.write_bytes(perceptron.made.data)
     monkeypatch.setattr(torch.cuda, "device", device)
 
-    with pytest.raises(NoEntry, match="its library is for cuda:1: CUDA error: invalid device"):
+    with pytest.raises(
+        NoEntry, match="its library cannot run on cuda:1: CUDA error: invalid device"
+    ):
         aoti_library.load(path, {**perceptron.made.plan, "device": "cuda:1"})
 
 
