@@ -407,7 +407,7 @@ METRICS = (
     Metric(
         name="serve_warm_forbidden_after_ready",
         kind="counter",
-        help="Requests refused with HTTP 503 because they would compile (after_ready is 'forbid').",
+        help="Requests refused with HTTP 503, because they would compile (after_ready: forbid).",
         read=_one(lambda r: r.after_ready.forbidden),
     ),
     Metric(

@@ -862,8 +862,8 @@ TEXTS = {
         "shop#Gone has been starting for 100% of deadline_s",
         (
             "The percentage includes __init__, but deadline_s counts only from the end of "
-            "__init__ to READY. After deadline_s the start fails. If on_deadline is set to serve, "
-            "the replica serves without proof instead."
+            "__init__ to READY. After deadline_s the start fails. If on_deadline is set to "
+            "serve, the replica serves without proof instead."
         ),
     ),
     "ServeWarmCapturesAfterReady": (
