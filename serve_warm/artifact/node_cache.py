@@ -298,8 +298,8 @@ def _check_own(root: Path, descriptor: int) -> None:
 def _warn_once(root: Path, why: str) -> None:
     # Log each cause only once. Otherwise every part of every artifact would log it.
     logger.warning(
-        "cannot write to the node cache %s: %s. So each process downloads its own copy. Free disk "
-        "space, or set node_cache_dir to another folder",
+        "the node cache %s cannot be written: %s. So each process downloads its own copy. Free "
+        "disk space, or set node_cache_dir to another folder",
         root,
         why,
     )
