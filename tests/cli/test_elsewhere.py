@@ -164,7 +164,7 @@ def test_status_is_of_pages_alone() -> None:
     here = elsewhere(MACOS, "status")
     page = elsewhere(WINDOWS, "status", "--url", "http://127.0.0.1:9")
 
-    assert here.err.startswith("error: serve-warm status works only on Linux, and this is macOS")
+    assert here.err.startswith("error: serve-warm status works only on Linux, but this is macOS")
     assert page.err.startswith("http://127.0.0.1:9/metrics cannot be reached")
 
 
