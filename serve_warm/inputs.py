@@ -352,7 +352,8 @@ def _check_axes(fields: Mapping[str, Field], buckets: Buckets, concurrency: str 
             if isinstance(axis, str) and (axis not in buckets or axis == concurrency):
                 raise InputError(
                     f"field {name!r} names {axis!r}, which is not a dimension of {buckets!r}",
-                    hint="use sizes or names of axes; the concurrency axis is not a dimension",
+                    hint="give each dimension as a number or as the name of an axis; "
+                    "the concurrency axis cannot be a dimension",
                 )
 
 

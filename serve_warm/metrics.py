@@ -245,7 +245,7 @@ METRICS = (
         kind="gauge",
         zeros=False,
         labels=("level",),
-        help="Kinds of calls to functions compiled with serve_warm.compile, by level.",
+        help="Number of kinds of calls to functions compiled with serve_warm.compile, by level.",
         read=lambda r: {(level,): float(count) for level, count in r.levels.items()},
     ),
     Metric(
@@ -464,7 +464,7 @@ METRICS = (
         kind="gauge",
         while_alive=True,
         absent_after=True,
-        help="Seats that the settings tell the deployment to keep on each of its nodes.",
+        help="Number of seats that the deployment is configured to keep on each of its nodes.",
         read=_one(lambda r: r.seat.count if r.seat is not None else None),
     ),
     Metric(

@@ -1113,7 +1113,8 @@ class Policy(NamedTuple):
     """Names as `Deployment` or `application#Deployment`. Only these deployments count, and each
     must pass."""
     latch: str = "on"
-    """With `on`, an added replica of a warm node does not count until it is ready."""
+    """With `on`, a replica added to a warm node does not affect the node's readiness until the
+    replica itself is ready."""
 
     @classmethod
     def of(cls, expect: str, *, deployments: Iterable[str] = (), latch: str = "on") -> Policy:
@@ -1297,7 +1298,7 @@ def judge(
 
 
 def asked(settings: Settings, *, limit_s: float = CHECK_LIMIT_S) -> dict[str, str]:
-    """Request all health URLs in parallel. Return the problem of each; empty if healthy."""
+    """Request all health URLs in parallel. Return each URL's problem; empty if it is healthy."""
     import _thread
 
     found = {name: _late(url, limit_s) for name, url in settings.urls}
@@ -2331,7 +2332,7 @@ DEPLOYMENT_HELP = (
 )
 HOST_IP_HELP = (
     "Address of the kubelet (status.hostIP). Connections are reserved for the kubelet and "
-    "this machine. Repeatable, or several addresses separated by commas."
+    "this machine. Can be given several times, or once with several addresses separated by commas."
 )
 LATCH_HELP = "An added replica makes a warm node unready until the replica is warm."
 
@@ -2471,7 +2472,9 @@ def addresses(text: str) -> tuple[str, ...]:
         try:
             found.append(_socket.inet_ntop(family, _socket.inet_pton(family, each)))
         except (OSError, UnicodeError):
-            raise ValueError(f"{each!r} is not an IP address such as status.hostIP") from None
+            raise ValueError(
+                f"{each!r} is not an IP address; use, for example, the value of status.hostIP"
+            ) from None
     return tuple(found)
 
 

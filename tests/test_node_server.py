@@ -1096,7 +1096,7 @@ def test_a_host_ip_that_is_none_is_wrong_usage(alone, directory, said):
     )
 
     assert ended.returncode == 2
-    assert "is not an IP address such as status.hostIP" in ended.stderr
+    assert "is not an IP address; use, for example, the value of status.hostIP" in ended.stderr
 
 
 def test_empty_lines_between_requests_are_none():

@@ -430,8 +430,8 @@ and on ({TARGET})
 max by ({TARGET}) (max_over_time(serve_warm_node_ready[1d]))
 """,
         "The node server at {{ $labels.instance }} does not answer Prometheus",
-        "The node server answered within the last day. If the readiness probe asks this server, "
-        "the node is not ready.",
+        "The node server answered within the last day. If the node's readiness probe "
+        "queries this server, the probe fails, and the node counts as not ready.",
         lasting="5m",
     ),
     alert(

@@ -359,7 +359,7 @@ def copy(
 
 @dataclass(frozen=True, kw_only=True)
 class _Vouched:
-    """A believed statement with its envelope."""
+    """A statement that was accepted as trusted, with its envelope."""
 
     key: str
     envelope: bytes
@@ -370,14 +370,14 @@ class _Vouched:
 def _all_vouched(
     store: Store, deployment: str | None, trust: Trust
 ) -> tuple[list[_Vouched], set[bytes], list[ArtifactRefused]]:
-    """Return the believed statements, all other envelopes, and why those are not believed.
+    """Return the trusted statements, all other envelopes, and why these envelopes are refused.
 
-    A refused envelope gets no reason if another envelope of the same artifact is believed. Such an
+    A refused envelope gets no reason if another envelope of the same artifact is trusted. Such an
     envelope is left from before a key rotation, or was added by someone with write access.
 
     Raises:
         ArtifactNotFound: there are no statements.
-        ArtifactRefused: no statement is believed.
+        ArtifactRefused: no statement is trusted.
     """
     found, refused = [], []
     for key in _some_statements(store, deployment):

@@ -122,8 +122,8 @@ def check_system(name: str, *, anywhere: Collection[str] = ANYWHERE) -> None:
         )
     if not CAN_CHECK:
         raise ServeWarmError(
-            f"serve-warm {name} does not work on {system}: on {system}, serve_warm cannot check "
-            "who may change keys, trust files and stores",
+            f"serve-warm {name} does not work on {system}, because serve_warm cannot check there "
+            "who may change stores, keys and trust files",
             hint="use Linux, macOS or WSL",
         )
 

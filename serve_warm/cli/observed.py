@@ -54,7 +54,7 @@ class Observed:
     """Share of the start's compiled calls that were traced: `none`, `some` or `all`; empty before
     READY."""
     levels: dict[str, int] = field(default_factory=dict)
-    """Kinds of calls by level; empty if nothing uses `serve_warm.compile`."""
+    """Number of kinds of calls by level; empty if nothing uses `serve_warm.compile`."""
     inputs_done: int | None = None
     """Inputs replayed in the current or last pass."""
     inputs_expected: int | None = None

@@ -208,7 +208,7 @@ class Dispatcher(HandedOver):
     def _choose(
         self, binding: Binding, args: Sequence[Any], kwargs: Mapping[str, Any], *, building: bool
     ) -> tuple[Callable[..., Any] | None, Use, Sequence[Any]]:
-        """Return the code that runs a call, how the call is counted, and its tensors."""
+        """Return the code that runs a call, the key for counting it, and the call's tensors."""
         table = binding.table
         call = "(...)"
         if table is None:

@@ -162,7 +162,10 @@ class Whole:
         return tuple(text for place in self._places for text in describe_parts(tensors[place]))
 
     def read_same(self, tensors: Sequence[Any]) -> list[Any] | None:
-        """Return the plain parts of other tensors; `None` if their metadata differs."""
+        """Return the plain parts of `tensors`, which are like the tensors given to `__init__`.
+
+        Returns `None` if the metadata of `tensors` differs from the metadata of the given tensors.
+        """
         if not self._places:
             return []
         metadata: list[Any] = []

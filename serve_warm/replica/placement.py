@@ -73,7 +73,7 @@ def put_in_place(
 
 
 def refuse_broken(what: str, statement: str, trace: Sequence[Considered] = ()) -> ArtifactRefused:
-    """Return the error that refuses an artifact whose code raised."""
+    """Return the error for an artifact that is refused because its code raised an exception."""
     refusal = ArtifactRefused(
         what,
         reason="broken",

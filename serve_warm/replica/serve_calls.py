@@ -159,7 +159,8 @@ class ServeCalls:
             context = replica_context()
             if context is not None and context.servable_object is None:
                 raise InputError(
-                    f"input {item.name!r} is a route, but the app starts only after __init__",
+                    f"input {item.name!r} is an HTTP route, which cannot be called during "
+                    "__init__: the app starts only after __init__",
                     hint=(
                         "do not start the warm-up in __init__: serve_warm warms up after the app's "
                         "lifespan start"

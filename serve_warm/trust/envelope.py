@@ -165,9 +165,9 @@ def wrap_unsigned(payload: bytes) -> bytes:
 def add_signatures(envelope: bytes, *keys: Ed25519PrivateKey) -> bytes:
     """Return the envelope with signatures by `keys` added, for key rotation.
 
-    The payload and all existing signatures are kept, even invalid ones, without duplicates. A key
-    that has already signed adds nothing. This function checks nothing. Verify the envelope first,
-    because a signature vouches for the whole payload.
+    Keeps the payload and all existing signatures, including invalid ones, and removes duplicates. A
+    key that has already signed adds nothing. This function checks nothing. Verify the envelope
+    first, because a signature vouches for the whole payload.
 
     Raises:
         ArtifactRefused: `too_large` or `bad_statement`: not an envelope.

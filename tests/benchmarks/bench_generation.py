@@ -10,7 +10,7 @@ stays unless `--again` is given, so a run that was stopped goes on.
 
     tokens_equal  32 drawn tokens of each prompt are those of the eager model in the same process
     compiles      compiles after loading; compiler_processes likewise
-    to_proof_s    seconds from loading entries to the end of a pass that may not compile
+    to_proof_s    seconds from loading entries to the end of a pass in which compiling is forbidden
     to_proof_cpu_s  the same in CPU seconds
     torch_s       the same with torch.compile alone, torch's caches empty; torch_cpu_s likewise
     dispatch_us   CPU time of serve_warm in one decode step, without the code that it dispatches to

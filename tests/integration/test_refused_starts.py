@@ -88,7 +88,8 @@ def test_routes_cannot_be_replayed_inside_init(refused):
         pytest.skip("this Ray does not await the constructor of an ingress (2.53)")
     message = refused["too early"].failed()
 
-    assert "input 'GET /embed' is a route, but the app starts only after __init__" in message
+    assert "input 'GET /embed' is an HTTP route, which cannot be called during __init__" in message
+    assert "the app starts only after __init__" in message
     assert "do not start the warm-up in __init__" in message
 
 

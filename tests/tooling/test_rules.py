@@ -918,8 +918,8 @@ TEXTS = {
         16,
         "The node server at n1:8099 does not answer Prometheus",
         (
-            "The node server answered within the last day. If the readiness probe asks this "
-            "server, the node is not ready."
+            "The node server answered within the last day. If the node's readiness probe "
+            "queries this server, the probe fails, and the node counts as not ready."
         ),
     ),
     "ServeWarmNodeServerAbsent": (
