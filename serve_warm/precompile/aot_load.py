@@ -136,7 +136,7 @@ def _place(lines: Sequence[str]) -> tuple[str, str]:
 
 KNOWN = (
     (
-        re.compile(r"^trace restarted"),
+        re.compile(r"^the trace restarted"),
         "torch restarted its trace each time, and did not finish",
         "Compile a smaller part of the model, by its name",
     ),

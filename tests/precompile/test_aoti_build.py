@@ -174,7 +174,7 @@ def test_weights_for_one_call_are_seen(perceptron):
     [
         (lambda model: model.double(), "float64"),
         (lambda model: setattr(model.first, "weight", torch.nn.Parameter(torch.ones(9, 8))), "9"),
-        (lambda model: setattr(model, "first", torch.nn.Identity()), "differs from the build"),
+        (lambda model: setattr(model, "first", torch.nn.Identity()), "not the same as at build time"),
         (lambda model: setattr(model.second, "bias", None), "None"),
     ],
 )
@@ -357,7 +357,7 @@ def test_tensors_in_lists_dicts_and_plain_objects_are_found(tmp_path):
         torch.testing.assert_close(run(fn, model, x), run(lambda m, x: m(x), model, x))
         changed_deeply(model)
     del model.keyed["a"]
-    with pytest.raises(NoEntry, match="differs from the build: it has no 'a'"):
+    with pytest.raises(NoEntry, match="not the same as at build time; missing: 'a'"):
         run(fn, model, x)
 
 

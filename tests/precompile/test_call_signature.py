@@ -301,7 +301,7 @@ def test_what_stands_between_a_call_and_torch_has_no_entry(under: str):
             return function(*args, **(kwargs or {}))
 
     def read(x: torch.Tensor) -> torch.Tensor:
-        with pytest.raises(NoEntry, match="stands between"):
+        with pytest.raises(NoEntry, match="intercepts the call"):
             call_signature.state()
         return x
 

@@ -170,8 +170,8 @@ def test_another_call_is_level_1_with_the_right_numbers(scaled: tuple[Path, Any]
         pytest.param(
             lambda: torch.autocast("cpu", dtype=torch.bfloat16), "autocast is", id="autocast"
         ),
-        pytest.param(lambda: torch.device("cpu"), "stands between", id="default device"),
-        pytest.param(Under, "stands between", id="function mode"),
+        pytest.param(lambda: torch.device("cpu"), "intercepts the call", id="default device"),
+        pytest.param(Under, "intercepts the call", id="function mode"),
     ],
 )
 @pytest.mark.parametrize("known", [False, True], ids=["first call", "known call"])
@@ -222,7 +222,7 @@ def set_back(setter: Any, value: Any, before: Any) -> Any:
             id="deterministic",
         ),
         pytest.param(
-            lambda: set_back(torch.set_default_device, "cpu", None), "stands between", id="device"
+            lambda: set_back(torch.set_default_device, "cpu", None), "intercepts the call", id="device"
         ),
     ],
 )
