@@ -299,6 +299,7 @@ def test_torch_is_asked_about_avx2_only(portable: Started):
     assert not any(word.startswith("-mavx512") for line in portable.command_lines for word in line)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @needs_cpu_kernels
 def test_a_portable_artifact_is_warm_on_a_lesser_cpu(lesser: Started):

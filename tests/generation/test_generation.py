@@ -202,7 +202,11 @@ SIZES = {"batch": 2, "max_length": 32, "prompt_lengths": [16]}
     ("make", "sizes", "message"),
     [
         (mamba, {}, "something other than a key-value cache"),
-        (llama4, {}, "layer 0 of Llama4ForCausalLM has no static cache .* chunked attention"),
+        (
+            llama4,
+            {},
+            "layer 0 of Llama4ForCausalLM has no static key-value cache.*chunked attention",
+        ),
         (lambda: torch.nn.Linear(2, 2), {}, r"a Linear, which has no generate\(\)"),
         (lambda: load("llama").model, {}, r"a LlamaModel, which has no generate\(\)"),
         (lambda: load("llama").train(), {}, "in training mode"),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.ray
 
 BAD_INPUTS = {
-    "raising": ("BadInputs.warmup_inputs() raised KeyError: 'weights'", "hint: fix it"),
+    "raising": ("BadInputs.warmup_inputs() raised KeyError: 'weights'", "hint: fix this method"),
     "empty": (
         "BadInputs.warmup_inputs() returned no inputs",
         "hint: declare at least one",
@@ -31,7 +31,7 @@ BAD_INPUTS = {
     ),
     "raising handler": (
         "input 'broken' raised ValueError: the weights are missing",
-        "or fix warmup_inputs()",
+        "if the input is wrong, fix warmup_inputs()",
     ),
 }
 

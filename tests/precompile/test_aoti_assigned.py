@@ -46,6 +46,7 @@ def x(rows: int = 3) -> torch.Tensor:
     return torch.linspace(-1, 1, rows * 4).view(rows, 4)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @torch.inference_mode()
 def test_a_library_assigns_what_its_forward_assigns(tmp_path: Path):
@@ -136,6 +137,7 @@ class Counting(Assigning):
         return self.linear(given) * self.rows
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @torch.inference_mode()
 def test_a_number_that_a_forward_reads_and_assigns_has_no_entry(tmp_path: Path):

@@ -174,7 +174,10 @@ def test_weights_for_one_call_are_seen(perceptron):
     [
         (lambda model: model.double(), "float64"),
         (lambda model: setattr(model.first, "weight", torch.nn.Parameter(torch.ones(9, 8))), "9"),
-        (lambda model: setattr(model, "first", torch.nn.Identity()), "not the same as at build time"),
+        (
+            lambda model: setattr(model, "first", torch.nn.Identity()),
+            "not the same as at build time",
+        ),
         (lambda model: setattr(model.second, "bias", None), "None"),
     ],
 )
@@ -211,6 +214,7 @@ class Named(torch.nn.Module):
         return self.layer(x) * self.mask
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_tensor_is_taken_by_the_name_that_the_forward_takes_it_by():
     """Another name of it is no matter: a new tensor under it, or under this one, changes that."""

@@ -227,7 +227,7 @@ class Total(nn.Module):
 
 @pytest.mark.slow
 @torch.inference_mode()
-@pytest.mark.parametrize("level", [2, 3])
+@pytest.mark.parametrize("level", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_tensors_at_known_addresses_are_not_compared_in_memory_again(level: int, tmp_path: Path):
     """A step with hundreds of weights compares only weights that moved."""
     model = serve_warm.compile(Total().eval(), dynamic=False, level=level)

@@ -222,7 +222,9 @@ def set_back(setter: Any, value: Any, before: Any) -> Any:
             id="deterministic",
         ),
         pytest.param(
-            lambda: set_back(torch.set_default_device, "cpu", None), "intercepts the call", id="device"
+            lambda: set_back(torch.set_default_device, "cpu", None),
+            "intercepts the call",
+            id="device",
         ),
     ],
 )

@@ -532,5 +532,5 @@ def test_a_guard_of_an_unknown_kind_stops_the_entry():
     """The meaning of a new guard kind is unknown, and could be the value of a number."""
     guard = Guard(path="L['callee'].mode", kind="SOMETHING_NEW_MATCH", value=3)
 
-    with pytest.raises(NoEntry, match="guard of kind SOMETHING_NEW_MATCH"):
+    with pytest.raises(NoEntry, match="guard of the unknown kind SOMETHING_NEW_MATCH"):
         collect([guard], SimpleNamespace(mode=3), names={})

@@ -385,8 +385,8 @@ def test_a_library_that_returns_such_a_tensor_says_so(tmp_path: Path):
     ("metadata", "reason"),
     [
         ({"form": Layout(factor=1.0, names=threading.Lock())}, "lock"),  # type: ignore[arg-type]
-        ({"form": Layout(names=(torch.ones(1),))}, "has a Tensor"),  # type: ignore[arg-type]
-        ({"form": Layout(names=(nn.Identity(),))}, "has a Identity"),  # type: ignore[arg-type]
+        ({"form": Layout(names=(torch.ones(1),))}, "contains a Tensor"),  # type: ignore[arg-type]
+        ({"form": Layout(names=(nn.Identity(),))}, "contains a Identity"),  # type: ignore[arg-type]
     ],
     ids=["lock", "tensor", "module"],
 )
@@ -443,7 +443,7 @@ def test_two_tensors_that_share_a_part_have_no_entry(tmp_path: Path):
 
     table = build(tmp_path, lambda: model(x()))
 
-    assert "share a part" in next(iter(table.refused.values()))
+    assert "contain the same inner tensor" in next(iter(table.refused.values()))
 
 
 @pytest.mark.parametrize(

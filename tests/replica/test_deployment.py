@@ -125,7 +125,7 @@ def test_a_failed_warm_up_fails_whoever_asks_again():
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ({"deadline_s": 5, "after_ready": "forbid"}, "next start of a replica: "),
+        ({"deadline_s": 5, "after_ready": "forbid"}, "takes effect only in new replicas: "),
         ({"deadlin_s": 5}, "user_config.warmup is ignored"),
     ],
 )

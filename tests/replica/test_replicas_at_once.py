@@ -21,6 +21,7 @@ PROGRAM = Path(__file__).parents[1] / "gpu" / "eight_replicas.py"
 REPLICAS = 3
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.slow,
     pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu has it for GPUs"),
 ]

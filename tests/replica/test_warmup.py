@@ -514,7 +514,7 @@ def test_an_input_that_lacks_memory_costs_its_proof_and_no_replica(
     assert why.startswith("uncovered: 1 of 3 inputs are not proven warm; 'size 9' left out because")
     [metric] = [metric for metric in METRICS if metric.name == "serve_warm_inputs_left_out"]
     assert metric.read(report) == {(): 1.0}
-    assert "left out input='size 9'" in caplog.text
+    assert "skipped input='size 9'" in caplog.text
     assert "not proven: size 9: left out" in report.text()
 
 

@@ -143,8 +143,8 @@ def test_whoever_is_best_is_named_with_the_reason():
     assert "| least memory | aotinductor, 0 MB |" in text
     assert "- aotinductor (smallest artifact; least memory): aotinductor builds no model" in text
     assert (
-        "- On MiniLM, 6 inputs, eager is ready after 2.5 s, and serve_warm level 3 is ready after "
-        "3.1 s" in text
+        "- With MiniLM (6 inputs), eager is ready after 2.5 s, and serve_warm level 3 is ready "
+        "after 3.1 s" in text
     )
 
 
