@@ -127,7 +127,7 @@ def test_a_member_without_an_artifact_keeps_the_gang_cold(
     first, second = told(warm)
 
     assert [first["verdict"], second["verdict"]] == ["miss", "miss"]
-    assert "because rank 1 of 2 has none" in first["artifact"]["reason"]
+    assert "because rank 1 of 2 has no artifact" in first["artifact"]["reason"]
     assert first["came"]
     assert not second["came"]
     assert first["passes"] == second["passes"]

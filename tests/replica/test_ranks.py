@@ -313,7 +313,7 @@ def test_all_ranks_load_or_none_does(built: Built, tmp_path: Path):
     first, second = built.started(tmp_path / "store")
 
     assert [said["report"]["verdict"] for said in (first, second)] == ["miss", "miss"]
-    assert "because rank 1 of 2 has none: " in first["report"]["artifact"]["reason"]
+    assert "because rank 1 of 2 has no artifact: " in first["report"]["artifact"]["reason"]
     assert "rank: artifact 0 of 2, here 1 of 2" in second["report"]["artifact"]["reason"]
     for said in (first, second):
         assert said["report"]["stage"] == "READY"
