@@ -105,7 +105,7 @@ def test_an_input_that_a_guard_clause_answers_can_fail_the_start(apps):
     message = apps["guarded, fail"].failed()
 
     assert "'length=1' makes no compiled call" in message
-    assert "do not declare it" in message
+    assert "do not declare this input" in message
 
 
 def test_a_handler_with_a_thread_pool_is_proven_beside_a_busy_thread(apps):

@@ -226,7 +226,7 @@ SHAPES: dict[str, tuple[type, int]] = {
 NOT_DECLARED = ("one of two models",)
 """Shapes whose first request goes where no declared input goes, to a callable of its own."""
 
-NOTHING = "there was nothing to prove"
+NOTHING = "this process has no compiled code"
 """What a warning says of an application in which nothing is compiled."""
 
 
