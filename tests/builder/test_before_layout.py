@@ -121,6 +121,7 @@ def test_what_was_built_before_starts_warm_today(
     check_answers(started)
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("names", APPS)
 def test_what_is_built_today_is_right_before(
     machines: Machines, names: Sequence[str], tmp_path: Path

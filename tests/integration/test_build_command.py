@@ -80,7 +80,7 @@ def start_build(
     )
 
 
-@pytest.mark.long
+@pytest.mark.stress
 @pytest.mark.usefixtures("cluster")
 def test_each_deployment_of_a_composition_is_built(tmp_path: Path):
     """`--all` builds one after the other, and the nodes get the code from `--working-dir`."""

@@ -254,7 +254,7 @@ def test_a_killed_controller_costs_no_cold_request(cluster, start, clients):
 # --- metrics ----------------------------------------------------------------------------------
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_the_ready_gauge_is_exported_for_as_long_as_the_replica_lives(cluster, apps):
     """Ray drops a gauge that is set once after 20 to 30 s: ours is still there much later."""
     app = apps["exported"].ready()

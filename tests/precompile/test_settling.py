@@ -374,7 +374,7 @@ def calls():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("level", [2, 3])
+@pytest.mark.parametrize("level", [2, pytest.param(3, marks=pytest.mark.stress)])
 def test_a_fresh_process_makes_the_settling_calls(level: int, tmp_path: Path):
     """Nothing compiles, and the answers are torch.compile's."""
     (tmp_path / "app.py").write_text(APP.replace("LEVEL", str(level)))
