@@ -421,7 +421,7 @@ READERS = frozenset(
         "AmbiguousGlobalPerLayerAttributeError",
     }
 )
-"""Names that `__getattribute__` of configurations uses (transformers 4.40 to 5.23). With no others,
+"""Names that `__getattribute__` of configurations uses (seen in transformers 5.23). With no others,
 an attribute depends only on the instance, its classes and their `attribute_map`."""
 
 

@@ -271,8 +271,8 @@ def test_new_code_of_a_class_is_a_miss(folder: Path, monkeypatch: pytest.MonkeyP
 
 
 @torch.inference_mode()
-def test_the_file_of_a_dispatch_is_known_where_torch_found_the_graph_in_its_cache(tmp_path: Path):
-    """A second build runs no code of the class, unless the cache is bypassed."""
+def test_the_file_of_a_dispatch_is_known_in_each_build_of_a_process(tmp_path: Path):
+    """The second build has the same graph, and its entry also depends on the file of the class."""
     found = []
     for number in range(2):
         torch._dynamo.reset()
