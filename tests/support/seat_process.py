@@ -102,6 +102,15 @@ def facts() -> dict[str, Any]:
     }
 
 
+def priorities() -> set[int]:
+    """Return the nice values of this process's threads. A thread may end while they are read."""
+    found = set()
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):
+            found.add(os.getpriority(os.PRIO_PROCESS, int(thread.name)))
+    return found
+
+
 def main() -> None:
     question = json.loads(sys.argv[1])
     if question["seat"]:
@@ -138,9 +147,7 @@ def main() -> None:
         with contextlib.suppress(Exception, SystemExit):
             importlib.import_module(name)
     answer["then"] = [name for name in question["imports"] if name in sys.modules]
-    answer["nice"] = sorted(
-        {os.getpriority(os.PRIO_PROCESS, int(t.name)) for t in Path("/proc/self/task").iterdir()}
-    )
+    answer["nice"] = sorted(priorities())
     answer["paths"] = sys.path
     answer["maps"] = Path("/proc/self/maps").read_text()
     if question.get("facts"):
