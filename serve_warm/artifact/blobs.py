@@ -322,7 +322,7 @@ class _Landing:
             self.received_bytes += len(view)
             if max(self.received_bytes, offset + len(view)) > self._size_bytes:
                 raise StoreError(
-                    f"received more than the {self._size_bytes} bytes of a blob",
+                    f"received more data than the {self._size_bytes} bytes of the blob",
                     hint="the store sent a piece twice, or sent another object",
                 )
         written = 0

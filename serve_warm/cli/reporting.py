@@ -127,7 +127,7 @@ def of_node(directory: str) -> list[Start]:
     except OSError as error:
         raise StoreError(
             f"the state directory {directory} cannot be read: {error.strerror or error}",
-            hint="run the command as the user of the replicas, or pass --state-dir",
+            hint="run as the user that runs the replicas, or pass --state-dir",
         ) from error
     starts = [
         _start(replica.names, replica.state, ended=replica.condition == "dead")
@@ -137,7 +137,7 @@ def of_node(directory: str) -> list[Start]:
     if not starts:
         raise StoreError(
             f"no replica has written to {directory}",
-            hint="run the command as the user of the replicas, or pass --state-dir or --address",
+            hint="run as the user that runs the replicas, or pass --state-dir or --address",
         )
     return sorted(starts, key=lambda s: (s.application, s.deployment, s.replica))
 

@@ -167,7 +167,7 @@ def troubles(now: Look) -> list[str]:
     if now.troubles or now.living:
         return list(now.troubles)
     where = " and ".join(now.sources)
-    advice = "run the command as the user of the replicas, or pass --state-dir or --url"
+    advice = "run as the user that runs the replicas, or pass --state-dir or --url"
     return [f"there is no replica: looked at {where}; {advice}"]
 
 

@@ -59,8 +59,8 @@ class UnsignedOk:
             raise ConfigError(
                 f"unsigned_ok for {self.store!r} has no reason",
                 hint=(
-                    "add a reason: why may everyone who can write to this store run code on this "
-                    "machine?"
+                    "add a reason that explains why everyone who can write to this store may run "
+                    "code on this machine"
                 ),
             )
         _check_exact(self.store)

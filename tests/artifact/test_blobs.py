@@ -92,7 +92,7 @@ def test_hashed_bytes_cannot_be_exchanged_afterwards():
     """Bytes that overwrite hashed bytes are refused: the file would differ from the digest."""
     evil = b"evil" + DATA[4:1000]
 
-    with pytest.raises(StoreError, match="received more than"):
+    with pytest.raises(StoreError, match="received more data than"):
         received([(0, DATA[:1000]), (1000, DATA[1000:]), (0, evil)])
 
 
