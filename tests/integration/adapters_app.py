@@ -26,7 +26,10 @@ BATCH = 4
 
 
 class Adapted(nn.Module):
-    """A layer with the adapter that is active. Another one is another structure."""
+    """A layer with the adapter that is active. Another one is another structure.
+
+    The scales of its outputs are made at the first call, as some models make tables of positions.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,12 +40,15 @@ class Adapted(nn.Module):
             for name, (rank, _) in ADAPTERS.items()
         }
         self.set_adapter("formal")
+        self.scales: torch.Tensor | None = None
 
     def set_adapter(self, name: str) -> None:
         self.active, self.scale = self.kept[name], ADAPTERS[name][1]
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
-        return torch.add(self.base(given), self.active(given), alpha=self.scale)
+        if self.scales is None:
+            self.scales = torch.linspace(0.5, 1.5, 8)
+        return torch.add(self.base(given), self.active(given), alpha=self.scale) * self.scales
 
 
 @serve.deployment(

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""On real Ray: a server of two adapters, each of which has an entry of its own."""
+"""On real Ray: a server of two adapters, each with its own entry, and a table made at first use."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def expected() -> dict[str, torch.Tensor]:
 
 
 def test_requests_that_name_one_adapter_or_the_other_compile_nothing(cluster: Cluster):
-    """Built by `serve-warm build`, proven for both, and then served in any order."""
+    """Built by `serve-warm build`, proven for both, and then served in any order.
+
+    Entries match only after the replay has made the model's table.
+    """
     right = expected()
     with pytest.MonkeyPatch.context() as patch:
         # The builder's folder for temporary files is that of the replicas.
