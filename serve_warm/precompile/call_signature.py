@@ -263,6 +263,14 @@ _names: set[str] = set()
 """Argument names that passed the check for names. A new check costs 1 µs per call."""
 
 
+_NAME = re.compile(r"(?<![\w.'])[A-Za-z_]\w*")
+
+_COMPUTED_WITH = frozenset(
+    {*keyword.kwlist, "L", "math", "torch", "abs", "float", "int", "max", "min", "round"}
+)
+"""The names that a condition on sizes can use."""
+
+
 _VALUES = frozenset({int, float, str})
 """Kinds of arguments that can have a new value in each request."""
 
@@ -279,6 +287,8 @@ class Dynamic:
         for condition in self.conditions:
             if "L['" not in condition or re.search(r"L\['(?!t\d+'\])", condition):
                 raise NoEntry(f"a size in its graph depends on more than the input: {condition}")
+            if unknown := set(_NAME.findall(condition)) - _COMPUTED_WITH:
+                raise NoEntry(f"a size in its graph is computed with {', '.join(sorted(unknown))}")
 
     def free(self, index: int) -> Free:
         """Return the dimensions of a tensor that the conditions mention."""
@@ -295,11 +305,15 @@ class Dynamic:
 
     def holds(self, tensors: Sequence[Any]) -> bool:
         """Return whether all conditions hold for these tensors."""
-        names = {"L": {f"t{index}": tensor for index, tensor in enumerate(tensors)}, "math": math}
+        of_call = {f"t{index}": tensor for index, tensor in enumerate(tensors)}
+        names = {"L": of_call, "math": math, "torch": torch}
         try:
             # torch wrote the conditions at the build, and they are signed with the entry.
             return bool(eval(self._code, names))  # noqa: S307
-        except AttributeError:  # a condition reads a view's base, and this tensor is no view
+        # A condition reads a view's base, and this tensor is not a view.
+        except AttributeError:
+            return False
+        except (ArithmeticError, ValueError):  # such as a remainder by a size of 0
             return False
 
     @functools.cached_property

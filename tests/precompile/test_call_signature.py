@@ -400,3 +400,34 @@ def test_a_condition_on_what_a_view_is_of_does_not_hold_for_others():
 
     assert dynamic.holds([view])
     assert not dynamic.holds([t(4, 2)])
+
+
+@pytest.mark.parametrize(
+    ("condition", "sizes"),
+    [
+        ("math.ceil((torch.sym_float(L['t0'].size()[0] // 2) - 0.5) / 1.0) == 3", (6, 8)),
+        ("math.floor(torch._sym_sqrt(L['t0'].size()[0])) == 3", (9, 16)),
+        ("(L['t0'].size()[0] if L['t0'].size()[0] > 2 else 0) >= 3", (3, 2)),
+        ("max(1, min(5, abs(-L['t0'].size()[0]))) == 4 and not False", (4, 5)),
+        ("8 % (L['t0'].size()[0] - 1) == 0", (5, 1)),
+        ("2.0 ** (L['t0'].size()[0] ** 2) < 1e9", (5, 40)),
+    ],
+)
+def test_a_condition_is_computed_as_torch_writes_it(condition: str, sizes: tuple[int, int]):
+    """The second size does not fit, or the condition cannot be computed for it."""
+    dynamic = call_signature.Dynamic(conditions=(condition,))
+
+    assert [dynamic.holds([t(rows)]) for rows in sizes] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("condition", "name"),
+    [
+        ("IsNonOverlappingAndDenseIndicator(L['t0'].size()[0], 1) == 1", "IsNonOverlapping"),
+        ("L['t0'].size()[0] == s58", "s58"),
+    ],
+)
+def test_a_condition_that_needs_an_unknown_name_is_refused_at_the_build(condition: str, name: str):
+    """A request must not be what finds out that the name is missing."""
+    with pytest.raises(NoEntry, match=f"computed with {name}"):
+        call_signature.Dynamic(conditions=(condition,))

@@ -404,6 +404,29 @@ def test_a_dynamic_entry_serves_other_sizes_and_not_all(tmp_path: Path):
         close(result.value, model._orig_mod(x(n, 4)))
 
 
+class Patches(nn.Module):
+    """Computes positions from a size, as vision models do: torch then rounds floats of sizes."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        middles = torch.arange(0.5, image.shape[1] // 2, dtype=image.dtype)
+        return image[:, ::2] * (middles / middles.shape[0])
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_a_dynamic_size_that_is_computed_with_floats_is_served(tmp_path: Path):
+    """Its conditions use functions of torch, such as `torch.sym_float`."""
+    model = serve_warm.compile(Patches().eval(), dynamic=True)
+    build(tmp_path, lambda: model(x(3, 16)))
+
+    with started(tmp_path), eager_below():
+        several = {n: served(lambda n=n: model(x(3, n))) for n in (16, 24)}
+
+    assert [s.level for s in several.values()] == [2, 2]
+    for n, result in several.items():
+        close(result.value, model._orig_mod(x(3, n)))
+
+
 # --- threads ----------------------------------------------------------------------------------
 
 
