@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The table of metrics, as data for the node server and as an export through Ray.
+"""The table of metrics: data for the node server, and an export through Ray.
 
-Each metric is a pure function of a `Report`, and is exported once it has a value. The rules follow
-from how Ray exports metrics to Prometheus:
+Each metric is a pure function of a `Report`, and is exported as soon as it has a value. These rules
+follow from how Ray exports metrics to Prometheus:
 
-- A gauge that is set once disappears after about 20 s, so all gauges are set every `PERIOD_S`.
-- Ray rebuilds histogram sums from bucket midpoints, so exact seconds are gauges. Only the node's
+- A gauge that is set only once disappears after about 20 s, so all gauges are set every `PERIOD_S`.
+- Ray rebuilds histogram sums from bucket midpoints, so exact seconds are gauges. Only the node
   server has histograms.
 - A counter cannot be incremented by 0.
 

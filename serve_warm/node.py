@@ -964,7 +964,7 @@ LAST_BASE = "/var/tmp"  # noqa: S108 - its safety is checked
 
 
 class Place(NamedTuple):
-    """A possible location of a user's private folders."""
+    """A possible location for a user's private folders."""
 
     folder: str
     """`<base>/serve_warm-<uid>`."""
@@ -1235,7 +1235,7 @@ def _was_warm(groups: Mapping[str, Sequence[Replica]], at_s: float, policy: Poli
 
 
 class Settings(NamedTuple):
-    """The checks of a probe or a server."""
+    """The settings for the checks that a probe or a server makes."""
 
     state_dir: str
     """The directory with state files. If empty, the directory that this user's first replica

@@ -278,7 +278,7 @@ NUMBERS = (
     ),
     number(
         "Oldest artifact",
-        "Age of the oldest artifact that a live replica uses. Orange from 30 days on, the default "
+        "Age of the oldest artifact in use by a live replica. Orange from 30 days on, the default "
         "artifactMaxAgeDays.",
         "s",
         f"max({living('time() - ' + each('artifact_created_timestamp_seconds'))}) "
@@ -445,7 +445,7 @@ ARTIFACT = Row(
             kind="lines",
             title="Artifact age",
             description=(
-                "For each deployment, the age of the oldest artifact that a live replica uses."
+                "For each deployment, the age of the oldest artifact in use by a live replica."
             ),
             unit="s",
             empty="no live replica runs an artifact",
