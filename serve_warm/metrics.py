@@ -278,7 +278,7 @@ METRICS = (
     Metric(
         name="serve_warm_parity_worst_error",
         kind="gauge",
-        help="Largest accepted difference from eager execution, relative to the largest value.",
+        help="Largest accepted difference from eager, relative to the largest eager value.",
         read=_one(lambda r: r.parity.worst_error if r.parity is not None else None),
     ),
     Metric(

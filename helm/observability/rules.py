@@ -369,7 +369,7 @@ unless on ({WHO}) {STARTING}
 """,
         f"{OF} has no ready replica, and no replica is starting",
         "In the last hour, {{ $value }} start(s) ended before the replica was ready. No new start "
-        "has begun for 5 minutes, so Serve may have given up.",
+        "has begun for 5 minutes, so Serve might have given up.",
         lasting="5m",
     ),
     alert(
