@@ -297,7 +297,7 @@ def _stem(*names: str) -> str:
     from urllib.parse import quote
 
     stem = "#".join(quote(name.encode(errors="surrogatepass"), safe="") for name in names)
-    if len(stem) > 200:  # a file name may have 255 bytes, and suffixes follow
+    if len(stem) > 200:  # a file name can have 255 bytes, and suffixes follow
         import hashlib
 
         stem = f"{stem[:100]}-{hashlib.sha256(stem.encode()).hexdigest()}"
@@ -310,7 +310,7 @@ def _start_ticks() -> int:
     This time distinguishes processes that use the same pid one after the other.
     """
     with open("/proc/self/stat", "rb") as file:
-        # The program name in parentheses may hold anything. Field 22 of proc(5).
+        # The program name in parentheses can contain anything. Field 22 of proc(5).
         return int(file.read().rpartition(b")")[2].split()[19])
 
 
@@ -1959,7 +1959,7 @@ class Server:
             try:
                 what()
             except (OSError, RuntimeError):
-                pass  # out of threads or descriptors: the next turn may have them
+                pass  # out of threads or descriptors: the next turn might have them
 
 
 def _log(text: str) -> None:
@@ -2220,7 +2220,7 @@ def _converse(node: Server, clients: _Clients, connection: socket.socket) -> Non
             if not received:
                 return
             clients.hear(connection)
-            # A request typed by hand may lack carriage returns.
+            # A request typed by hand might lack carriage returns.
             data = (data + received).replace(b"\r\n", b"\n").lstrip(b"\n")
         head, _, data = data.partition(b"\n\n")
         data = data.lstrip(b"\n")

@@ -87,7 +87,7 @@ def _styled(built: Any, panel: Panel) -> None:
         # Color the whole tile, because people look at it first.
         built.color_mode(common_models.BigValueColorMode.BACKGROUND_SOLID)
         built.graph_mode(common_models.BigValueGraphMode.NONE)
-        # Without this, a tile without data has the color of the lowest limit, which may be green.
+        # Without this, a tile without data has the color of the lowest limit, which can be green.
         none = models.DashboardSpecialValueMapOptions(
             match=models.SpecialValueMatch.NULL_AND_NAN,
             result=models.ValueMappingResult(text=panel.empty, color=NEITHER, index=0),
