@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A `prometheus_client` collector that adds a node's metrics to an existing registry.
 
-The node's server exports the same metrics, from the same table and state files. Use this collector
-if you already run an exporter and do not want a second port.
+The node server exports the same metrics, from the same table and state files. Use this collector if
+you already run an exporter and do not want to open a second port.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ class NodeCollector:
 
         REGISTRY.register(NodeCollector("/run/serve_warm/state"))
 
-    Use the collector in a process that outlives the replicas and runs as their user. `state_dir` is
-    the folder of the replicas' state files. By default, it is the default folder of replicas.
+    Use the collector in a process that outlives the replicas and runs as the same user. `state_dir`
+    is the folder with the replicas' state files. By default, it is the folder that replicas use by
+    default.
 
     The collector checks neither the raylet nor the proxy, so `serve_warm_node_ready` only reports
     whether the replicas are warm under `policy`. Each collection also includes replicas that ended
-    since the last collection, because their files stay for `node.SWEEP_S`. If the directory cannot
-    be read or trusted, the metrics show a failed check; nothing is raised. `clock` is the clock of
-    the replicas' heartbeats, in seconds.
+    since the last collection, because the files of ended replicas are kept for `node.SWEEP_S`
+    seconds. If the directory cannot be read or trusted, the metrics show a failed check, and no
+    exception is raised. `clock` returns the current time in seconds, on the clock that replicas use
+    for heartbeats.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class NodeCollector:
         self._ledger.note(node.judge(self._settings, health={}, clock=clock))
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics as of now. Any thread may call this method."""
+        """Yield all current metrics. Any thread can call this method."""
         with self._lock:
             readiness = node.judge(self._settings, health={}, clock=self._clock)
             self._ledger.note(readiness)

@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The table of metrics, as data for the node server and as an export through Ray.
+"""The table of metrics: data for the node server, and an export through Ray.
 
-Each metric is a pure function of a `Report`, and is exported once it has a value. The rules follow
-from how Ray exports metrics to Prometheus:
+Each metric is a pure function of a `Report`, and is exported as soon as it has a value. These rules
+follow from how Ray exports metrics to Prometheus:
 
-- A gauge that is set once disappears after about 20 s, so all gauges are set every `PERIOD_S`.
-- Ray rebuilds histogram sums from bucket midpoints, so exact seconds are gauges. Only the node's
+- A gauge that is set only once disappears after about 20 s, so all gauges are set every `PERIOD_S`.
+- Ray rebuilds histogram sums from bucket midpoints, so exact seconds are gauges. Only the node
   server has histograms.
 - A counter cannot be incremented by 0.
 
@@ -30,8 +30,8 @@ from serve_warm.report import TRACED, Counts, DeviceMemory, ParityResult, Report
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 5.0
-"""Seconds between exports. Ray exports values of the last 10 s, and its node agent forgets them
-after two periods."""
+"""Seconds between exports. Ray exports the values of the last 10 s, and Ray's node agent drops
+these values after two such periods."""
 
 LAYERS = ("fx", "aot")
 """torch's two caches: `fx` for Inductor graphs, `aot` for AOTAutograd."""
@@ -39,7 +39,7 @@ LAYERS = ("fx", "aot")
 RESULTS = ("hit", "miss", "bypass")
 
 Samples = Mapping[tuple[str, ...], float]
-"""The value for each combination of labels. Empty if nothing was recorded yet."""
+"""A value for each combination of label values. Empty if nothing has been recorded yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,19 +47,19 @@ class Metric:
     """One row of the table."""
 
     name: str
-    """The name without Ray's prefix `ray_`, and without the `_total` of exported counters."""
+    """The name without Ray's prefix `ray_`, and without the suffix `_total` of counters."""
     kind: str
     """`gauge` or `counter`."""
     help: str
     labels: tuple[str, ...] = ()
-    """Labels, without the labels that the sink adds. The set of values is fixed, except in metrics
-    whose name ends in `_info`. Such a metric has one series per replica."""
+    """Labels, except those that the sink adds. The set of label values is fixed, except in metrics
+    whose name ends in `_info`. Those metrics have one series per replica."""
     while_alive: bool = False
     """Whether the metric describes the live replica. Such a metric ends with the replica. Other
     metrics describe the start."""
     absent_after: bool = False
-    """If true, the metric has no value after the replica ended. If false, it is 0 then. A date or
-    an age of 0 would be wrong, and other metrics would keep a series for each ended replica."""
+    """If true, the metric has no value after the replica has ended. If false, the value is then 0,
+    which would be wrong for a date or an age, and would keep a series for each ended replica."""
     zeros: bool = True
     """Whether the node server exports values of 0. If not, reasons or levels that do not apply have
     no series. Ray always exports zeros, because it repeats the last value."""
@@ -68,8 +68,8 @@ class Metric:
     if the probe does not count the replica as ready, for example because it hangs."""
     read: Callable[[Report], Samples]
     since: Callable[[Report], float | None] = lambda _: None
-    """Start of the measured interval by CLOCK_BOOTTIME while the interval grows, else None. Readers
-    of a state file use it to compute the current value."""
+    """The CLOCK_BOOTTIME at which the measured interval began, or None if the interval is not
+    growing. Readers of a state file use this time to compute the current value."""
 
 
 def _one(value: Callable[[Report], float | None]) -> Callable[[Report], Samples]:
@@ -131,7 +131,7 @@ METRICS = (
         while_alive=True,
         absent_after=True,
         labels=("version", "ray_version", "torch_version"),
-        help="Always 1. The labels name the replica's versions of serve_warm, Ray and torch.",
+        help="Always 1. The labels give the replica's serve_warm, Ray and torch versions.",
         read=_build,
     ),
     Metric(
@@ -139,7 +139,7 @@ METRICS = (
         kind="gauge",
         while_alive=True,
         says_ready=((),),
-        help="1 if the replica is proven warm, or if a policy lets it serve. 0 if it hangs.",
+        help="1 if the replica is proven warm or a policy lets it serve. 0 if the replica is hung.",
         read=_one(lambda r: r.stage is Stage.READY),
     ),
     Metric(
@@ -158,8 +158,8 @@ METRICS = (
         says_ready=((Stage.READY.value.lower(),),),
         labels=("stage",),
         help=(
-            "1 for the current stage of the start, 0 for others. All stages are 0 if a ready "
-            "replica hangs."
+            "1 for the current stage of the start, 0 for the other stages. All stages are 0 if a "
+            "ready replica is hung."
         ),
         read=lambda r: {(s.value.lower(),): float(r.stage is s) for s in Stage},
     ),
@@ -167,7 +167,7 @@ METRICS = (
         name="serve_warm_verdict",
         kind="gauge",
         labels=("verdict",),
-        help="1 for the verdict of this start about its artifact, 0 for the other verdicts.",
+        help="1 for this start's verdict on its artifact, 0 for the other verdicts.",
         read=lambda r: {(v.value,): float(r.verdict is v) for v in Verdict},
     ),
     Metric(
@@ -186,13 +186,13 @@ METRICS = (
         kind="gauge",
         while_alive=True,
         absent_after=True,
-        help="1 while the replica uses an untrusted artifact, which unsigned_ok allows.",
+        help="1 while the replica uses an untrusted artifact that unsigned_ok allows.",
         read=_one(lambda r: r.artifact is not None and r.artifact.believed == "unsigned_ok"),
     ),
     Metric(
         name="serve_warm_downloaded_bytes",
         kind="gauge",
-        help="Artifact bytes that this start downloaded. 0 if the node had them in its cache.",
+        help="Artifact bytes that this start downloaded. 0 if the node's cache had the artifact.",
         read=_one(lambda r: r.artifact.downloaded_bytes if r.artifact is not None else 0),
     ),
     Metric(
@@ -225,13 +225,13 @@ METRICS = (
     Metric(
         name="serve_warm_inputs_done",
         kind="gauge",
-        help="Inputs that the current pass has replayed, or the last pass after warm-up.",
+        help="Inputs that the current pass has replayed; after warm-up, those of the last pass.",
         read=_one(lambda r: r.inputs_done),
     ),
     Metric(
         name="serve_warm_inputs_proven",
         kind="gauge",
-        help="Inputs that passed the proof, in which compiling is forbidden.",
+        help="Inputs that passed the proof, during which compiling is forbidden.",
         read=_one(lambda r: r.covered.proven),
     ),
     Metric(
@@ -245,7 +245,7 @@ METRICS = (
         kind="gauge",
         zeros=False,
         labels=("level",),
-        help="Number of kinds of calls to functions compiled with serve_warm.compile, by level.",
+        help="Different kinds of calls to functions compiled with serve_warm.compile, by level.",
         read=lambda r: {(level,): float(count) for level, count in r.levels.items()},
     ),
     Metric(
@@ -253,32 +253,32 @@ METRICS = (
         kind="gauge",
         zeros=False,
         labels=("traced",),
-        help="1 for the label that applies: Dynamo traced none, some or all compiled calls.",
+        help="1 for the share of compiled calls that Dynamo traced: 'none', 'some' or 'all'.",
         read=lambda r: {(traced,): float(r.traced == traced) for traced in TRACED},
     ),
     Metric(
         name="serve_warm_calls_without_entry",
         kind="counter",
-        help="Calls that torch.compile ran because no entry of the artifact matched.",
+        help="Calls that torch.compile ran because no entry in the artifact matched.",
         read=_one(lambda r: sum(use.calls for use in r.entries if use.level == 1)),
     ),
     Metric(
         name="serve_warm_parity_checks",
         kind="counter",
         labels=("result",),
-        help="Comparisons of an entry with eager execution, by result. Includes skipped ones.",
+        help="Checks of an entry against eager execution, by result, including skipped checks.",
         read=_parity_checks,
     ),
     Metric(
         name="serve_warm_parity_failures",
         kind="counter",
-        help="Entries withdrawn because they differ from eager execution. Should stay 0.",
+        help="Entries withdrawn because they differ from eager execution. Should stay at 0.",
         read=_one(lambda r: r.parity.failed if r.parity is not None else 0),
     ),
     Metric(
         name="serve_warm_parity_worst_error",
         kind="gauge",
-        help="Largest accepted difference from eager execution, relative to the largest value.",
+        help="Largest accepted difference from eager, relative to the largest eager value.",
         read=_one(lambda r: r.parity.worst_error if r.parity is not None else None),
     ),
     Metric(
@@ -302,7 +302,7 @@ METRICS = (
     Metric(
         name="serve_warm_capture_seconds",
         kind="gauge",
-        help="Wall seconds of CUDA graph captures during warm-up. Includes first launches.",
+        help="Wall seconds spent on CUDA graph captures during warm-up, including first launches.",
         read=_one(lambda r: r.warmup.capture_s),
     ),
     Metric(
@@ -335,7 +335,7 @@ METRICS = (
         while_alive=True,
         absent_after=True,
         labels=("device",),
-        help="GPU memory that CUDA graph pools reserve in the ready replica.",
+        help="GPU memory reserved by CUDA graph pools in the ready replica.",
         read=_memory(lambda m: m.pool_bytes),
     ),
     Metric(
@@ -344,7 +344,7 @@ METRICS = (
         while_alive=True,
         absent_after=True,
         labels=("device",),
-        help="GPU memory that torch reserves in the ready replica. Includes graph pools.",
+        help="GPU memory reserved by torch in the ready replica. Includes CUDA graph pools.",
         read=_memory(lambda m: m.reserved_bytes),
     ),
     Metric(
@@ -353,43 +353,43 @@ METRICS = (
         while_alive=True,
         absent_after=True,
         labels=("device",),
-        help="Peak of the GPU memory that torch has reserved since the start.",
+        help="Peak GPU memory reserved by torch since the start of the replica.",
         read=_memory(lambda m: m.reserved_peak_bytes),
     ),
     Metric(
         name="serve_warm_compiles_after_ready",
         kind="counter",
-        help="Frames that Dynamo compiled after the replica was ready. Should stay 0.",
+        help="Frames that Dynamo compiled after the replica was ready. Should stay at 0.",
         read=_one(lambda r: r.after_ready.compiles),
     ),
     Metric(
         name="serve_warm_captures_after_ready",
         kind="counter",
-        help="CUDA graphs captured after the replica was ready. Should stay 0.",
+        help="CUDA graphs captured after the replica was ready. Should stay at 0.",
         read=_one(lambda r: r.after_ready.captures),
     ),
     Metric(
         name="serve_warm_capture_after_ready_seconds",
         kind="counter",
-        help="Wall seconds of CUDA graph captures after the replica was ready.",
+        help="Wall seconds spent on CUDA graph captures after the replica was ready.",
         read=_one(lambda r: r.after_ready.capture_s),
     ),
     Metric(
         name="serve_warm_graph_skips_after_ready",
         kind="counter",
-        help="CUDA graphs that torch skipped after the replica was ready. Should stay 0.",
+        help="CUDA graphs that torch skipped after the replica was ready. Should stay at 0.",
         read=_one(lambda r: r.after_ready.graph_skips),
     ),
     Metric(
         name="serve_warm_kernels_built_after_ready",
         kind="counter",
-        help="Triton kernels built after the replica was ready. Should stay 0.",
+        help="Triton kernels built after the replica was ready. Should stay at 0.",
         read=_one(lambda r: r.after_ready.kernels),
     ),
     Metric(
         name="serve_warm_tunings_after_ready",
         kind="counter",
-        help="Triton kernels and templates autotuned after the replica was ready. Should stay 0.",
+        help="Triton kernels and templates autotuned after READY. Should stay at 0.",
         read=_one(lambda r: r.after_ready.tunings),
     ),
     Metric(
@@ -401,13 +401,13 @@ METRICS = (
     Metric(
         name="serve_warm_eager_falls_after_ready",
         kind="counter",
-        help="Functions that permanently fell back to eager after READY. Should stay 0.",
+        help="Functions that permanently fell back to eager after READY. Should stay at 0.",
         read=_one(lambda r: r.after_ready.eager_falls),
     ),
     Metric(
         name="serve_warm_forbidden_after_ready",
         kind="counter",
-        help="Requests refused with HTTP 503, because they would compile (after_ready: forbid).",
+        help="Requests refused with HTTP 503 because they would compile (after_ready: forbid).",
         read=_one(lambda r: r.after_ready.forbidden),
     ),
     Metric(
@@ -421,7 +421,7 @@ METRICS = (
     Metric(
         name="serve_warm_deadline_seconds",
         kind="gauge",
-        help="The setting deadline_s: the limit for the time from the end of __init__ to READY.",
+        help="The deadline_s setting: the time limit from the end of __init__ to READY.",
         read=_one(lambda r: r.deadline_s or None),
     ),
     Metric(
@@ -429,14 +429,14 @@ METRICS = (
         kind="gauge",
         while_alive=True,
         absent_after=True,
-        help="Seconds since the replica was created. The value stops at READY or FAILED.",
+        help="Seconds since the replica was created. Stops increasing at READY or FAILED.",
         read=_one(lambda r: r.elapsed_s),
         since=lambda r: None if r.ended else r.created_boot_s,
     ),
     Metric(
         name="serve_warm_ready_seconds",
         kind="gauge",
-        help="Seconds from the replica's creation, before __init__, to READY.",
+        help="Seconds from the replica's creation (before __init__) to READY.",
         read=_one(lambda r: r.elapsed_s if r.stage is Stage.READY else None),
     ),
     Metric(
@@ -456,7 +456,7 @@ METRICS = (
         kind="gauge",
         while_alive=True,
         absent_after=True,
-        help="Free seats on this node. Only the replica that keeps the seats reports them.",
+        help="Free seats on this node. Only the replica that keeps the seats reports this number.",
         read=_one(lambda r: r.seat.waiting if r.seat is not None else None),
     ),
     Metric(
@@ -470,14 +470,14 @@ METRICS = (
     Metric(
         name="serve_warm_seat_hits",
         kind="counter",
-        help="Starts on a seat. A seat is a worker that has already finished its imports.",
+        help="Starts that used a seat. A seat is a worker that has already finished its imports.",
         read=_one(lambda r: r.seat is not None and r.seat.hit),
     ),
     Metric(
         name="serve_warm_seat_misses",
         kind="counter",
         labels=("reason",),
-        help="Starts that used no seat although seats are configured, by reason.",
+        help="Starts that did not use a seat although seats are configured, by reason.",
         read=_seat_misses,
     ),
     Metric(
@@ -486,7 +486,7 @@ METRICS = (
         while_alive=True,
         absent_after=True,
         labels=("source", "statement", "created"),
-        help="Always 1. Labels of the artifact in use: kind of store, statement, build day.",
+        help="Always 1. The labels give the artifact's store kind, statement and build date.",
         read=_artifact,
     ),
     Metric(
@@ -503,9 +503,9 @@ METRICS = (
 def as_data(report: Report) -> list[dict[str, Any]]:
     """Return all rows with their values, for a replica's state file.
 
-    `serve_warm.node` exports these rows unchanged. It does not use this table, so a server can be
-    older or newer than the replicas of its node. Rows with several labels have no `values`, so that
-    a server that does not know such rows skips them.
+    `serve_warm.node` exports these rows unchanged. The node server does not use this table, so it
+    can be older or newer than the replicas on its node. Rows with several labels have no `values`,
+    so that servers that do not know such rows skip them.
     """
     return [
         {
@@ -537,9 +537,9 @@ def _values(metric: Metric, samples: Samples) -> dict[str, Any]:
 class RaySink:
     """Exports the table through `ray.serve.metrics`, from a daemon thread.
 
-    It exports only after a call of `changed()`, and every `period_s` seconds. The table has some 90
-    series, and exporting them would slow the thread that serves requests. A compile may also block
-    the user's event loop for minutes.
+    It exports every `period_s` seconds, and after each call to `changed()`. The table has about 90
+    series; exporting them in the thread that serves requests would slow that thread. A compile can
+    also block the user's event loop for minutes.
     """
 
     def __init__(self, report: Callable[[], Report], *, period_s: float = PERIOD_S) -> None:
@@ -552,7 +552,7 @@ class RaySink:
         threading.Thread(target=self._repeat, name="serve_warm-metrics", daemon=True).start()
 
     def changed(self) -> None:
-        """Ask for an export now. Returns at once."""
+        """Request an export now. Returns at once."""
         self._changed.set()
 
     def _repeat(self) -> None:
@@ -562,8 +562,8 @@ class RaySink:
             trouble = ""
             try:
                 self._export(self._report())
-            # Ray raises these without an agent, or while a node shuts down. The next export may
-            # work. Other threads can change the report and its dicts while it is read.
+            # Ray raises these without an agent, or while a node shuts down. The next export might
+            # work. Other threads can change the report and its dicts while it is being read.
             except (OSError, RuntimeError, ValueError, TypeError) as error:
                 trouble = f"{type(error).__name__}: {error}"
                 if trouble != self._trouble:
@@ -574,7 +574,7 @@ class RaySink:
 
     def _export(self, report: Report) -> None:
         """Set the gauges, and increment counters by their growth since the last export."""
-        # Declared here and not in the constructor, so that an error of Ray cannot fail the start.
+        # Declared here and not in the constructor, so that an error in Ray cannot fail the start.
         self._series = self._series or _declare()
         for metric, series in self._series:
             for key, value in metric.read(report).items():
@@ -589,7 +589,7 @@ class RaySink:
 
 
 def _declare() -> Sequence[tuple[Metric, Any]]:
-    """Declare all metrics to Ray, and return each row of the table with its Ray metric."""
+    """Register all metrics with Ray, and return each row of the table with its Ray metric."""
     from ray.serve import metrics  # not at the top: commands read the table without Ray
 
     kinds: dict[str, Any] = {"gauge": metrics.Gauge, "counter": metrics.Counter}

@@ -2,23 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state files of this node's replicas, and the probe and server that read these files.
 
-Serve sends no request to a replica that is still starting, so a request cannot find out its state.
-Instead each replica writes a small JSON file, and holds a lock while its process is alive. Each
-replica has two files in a directory of its user:
+Serve sends no request to a replica that is still starting, so a request cannot reveal that
+replica's state. Instead, each replica writes a small JSON file, and holds a lock while its process
+is alive. Each replica has two files in a directory that its user owns:
 
     <replica>.json   its state, replaced as a whole at each write
     <replica>.lock   locked (`flock`) while the process lives; its heartbeat and its names
 
 The lock is a separate file because each write replaces the inode of the state. The kernel frees the
-lock when the process ends, for any reason. Readers in another process namespace (a sidecar) also
-see this, although they cannot use process ids. The heartbeat is overwritten in place, which works
-on a full disk.
+lock when the process ends, for any reason. Readers in another process namespace (such as a sidecar)
+also notice this, although they cannot use process ids. The heartbeat is overwritten in place, which
+works even on a full disk.
 
 This file runs without the rest of the package: `python -I -S node.py probe`, or `serve`. A probe
 runs every few seconds, so it imports very few modules. Modules that are slow to import (`json`,
-`socket`, `argparse`, `typing`, `contextlib`) are avoided, or imported only where a probe does not
-need them. Times that several processes use come from CLOCK_BOOTTIME, because this clock cannot be
-set and continues during suspend.
+`socket`, `argparse`, `typing`, `contextlib`) are avoided, or imported only in code that a probe
+does not run. Times that several processes use come from CLOCK_BOOTTIME, because this clock cannot
+be set and keeps running during suspend.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ STATE_SCHEMA = 2
 MAX_STATE_BYTES = 1 << 20
 
 HEARTBEAT_S = 5.0
-"""Seconds between two writes of a replica while nothing changes."""
+"""Seconds between two writes by a replica while nothing changes."""
 STALE_S = 30.0
-"""Seconds without a heartbeat after which a replica does not count as warm. This is six missed
+"""Seconds without a heartbeat after which a replica no longer counts as warm. This is six missed
 heartbeats."""
 SWEEP_S = 600.0
 """Seconds for which the files of a dead replica are kept, so that its last figures can be exported.
@@ -82,11 +82,12 @@ RAYLET = "http://127.0.0.1:52365/api/healthz"
 PROXY = "http://127.0.0.1:8000/-/healthz"
 CHECK_LIMIT_S = 0.5
 GRACE_S = 0.5
-"""Extra seconds in which a thread must report its answer, because all cores of the node may
-compile."""
+"""Extra seconds for a thread to report its answer, because all cores of the node might be busy
+compiling."""
 CHECK_VALID_S = 1.0
 CHECK_PERIOD_S = 0.5
-"""Seconds between two checks. Even a slow answer arrives before the previous answer expires."""
+"""Seconds between two checks, short enough that even a slow answer arrives before the previous
+answer expires."""
 PORT = 8099
 DRAIN_S = 5.0
 MAX_CONNECTIONS = 256
@@ -94,28 +95,28 @@ KEPT_CONNECTIONS = 64
 """Number of connections reserved for probes, which come from this machine and its kubelet.
 """
 PEER_CONNECTIONS = 32
-"""Limit on connections from one address. A kubelet or Prometheus uses a few."""
+"""Limit on connections from one address. A kubelet or Prometheus uses only a few."""
 MAX_THREADS = 320
-"""Largest number of connections with a thread, including dropped connections whose answer is not
-finished. Above this number, connections from untrusted addresses are closed at once."""
+"""Limit on connections with a thread, including dropped connections whose answer is not finished.
+At this limit, new connections from untrusted addresses are closed at once."""
 SLOW_S = 1.0
 """Seconds without a request after which a client counts as slow. A probe sends its request at once.
 """
 LOOPBACK = frozenset(("127.0.0.1", "::1"))
 BACKLOG = 1024
-"""Number of connections that may wait to be accepted, if the kernel allows so many."""
+"""Number of connections that can wait to be accepted, if the kernel allows that many."""
 IDLE_S = 5.0
 """Seconds after which a client that sends nothing is disconnected."""
 REQUEST_S = 10.0
-"""Longest time in seconds for one request and its answer, even with a slow client."""
+"""Time limit in seconds for one request and its answer, even if the client is slow."""
 MAX_HEAD_BYTES = 1 << 14
 """Limit in bytes for a request head. Probes and Prometheus send smaller heads."""
 REMEMBERED = 100
-"""Limit on dead replicas for which the server still exports the last figures."""
+"""Maximum number of dead replicas whose last figures the server still exports."""
 
 
 def boot_s() -> float:
-    """Return CLOCK_BOOTTIME in seconds, which all processes of a machine share."""
+    """Return the seconds of CLOCK_BOOTTIME, a clock that all processes on a machine share."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -123,10 +124,10 @@ def boot_s() -> float:
 
 
 class StateFile:
-    """One replica's state and its lock, held until the process ends or `close()`.
+    """One replica's state, and a lock that is held until the process ends or calls `close()`.
 
-    `began_s` is the CLOCK_BOOTTIME at which the replica began, if it began before this call.
-    `clock` is the clock of its heartbeats, in seconds.
+    `began_s` is the CLOCK_BOOTTIME at which the replica began, if that was before this call.
+    `clock` returns the current time in seconds, for heartbeats.
 
     Raises:
         PermissionError: another user owns the directory, can write to it, or can replace it because
@@ -162,7 +163,7 @@ class StateFile:
     def write(self, facts: Mapping[str, Any]) -> None:
         """Replace the file. A reader sees either the complete old state or the complete new one.
 
-        If files or the directory were removed, this creates them again.
+        If the files or the directory have been removed, this method creates them again.
 
         Raises:
             OSError: the state cannot be written. On a full disk the heartbeat can still be written.
@@ -212,7 +213,7 @@ class StateFile:
             raise
 
     def close(self) -> None:
-        """Free the lock, so that readers count the replica as dead. The last state is kept."""
+        """Release the lock, so that readers count the replica as dead. The last state is kept."""
         folder, lock = self._folder, self._lock
         self._folder = self._lock = -1
         for opened in (folder, lock):
@@ -227,7 +228,7 @@ class StateFile:
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self._lock = os.open(f"{self._stem}.lock", flags, 0o600, dir_fd=self._folder)
             _take(self._lock)
-            # Before the first state, a reader needs the names and the time of the start.
+            # Before the first state is written, a reader needs the names and the start time.
             begun = _encoded({**self._names, "began_boot_s": self._began_s})
             os.pwrite(self._lock, _heartbeat(self._clock()) + begun, 0)
         except OSError:
@@ -251,7 +252,7 @@ def _encoded(state: Mapping[str, Any]) -> bytes:
 def _fitting(state: Mapping[str, Any]) -> bytes:
     """Return a state as JSON that is small enough for readers.
 
-    Readers skip a larger file, so a long text would make a warm node unready. Texts are cut first.
+    Readers skip larger files, so a long text would make a warm node unready. Texts are cut first.
     If this is not enough, only the facts that readiness depends on are kept.
     """
     data = _encoded(state)
@@ -268,7 +269,7 @@ NEEDED = (
     *("inputs_expected", "inputs_done", "loop_boot_s", "began_boot_s", "ready_boot_s"),
     *("stage_boot_s", "heartbeat_boot_s", "updated_unix"),
 )
-"""Facts that readiness depends on. These facts stay even if the state is too large."""
+"""Facts that readiness depends on. These facts are kept even if the state is too large."""
 
 TEXT_CHARS = 1000
 """Maximum length of each text in a state that would otherwise be too large."""
@@ -296,7 +297,7 @@ def _stem(*names: str) -> str:
     from urllib.parse import quote
 
     stem = "#".join(quote(name.encode(errors="surrogatepass"), safe="") for name in names)
-    if len(stem) > 200:  # a file name may have 255 bytes, and suffixes follow
+    if len(stem) > 200:  # a file name can have 255 bytes, and suffixes follow
         import hashlib
 
         stem = f"{stem[:100]}-{hashlib.sha256(stem.encode()).hexdigest()}"
@@ -304,12 +305,12 @@ def _stem(*names: str) -> str:
 
 
 def _start_ticks() -> int:
-    """Return the time at which this process began, in clock ticks since boot.
+    """Return the time at which this process started, in clock ticks since boot.
 
-    It distinguishes processes with a reused pid.
+    This time distinguishes processes that use the same pid one after the other.
     """
     with open("/proc/self/stat", "rb") as file:
-        # The program name in parentheses may hold anything. Field 22 of proc(5).
+        # The program name in parentheses can contain anything. Field 22 of proc(5).
         return int(file.read().rpartition(b")")[2].split()[19])
 
 
@@ -332,9 +333,9 @@ def _take(lock: int) -> None:
 def call_in_children(release: Callable[[], None]) -> None:
     """Call `release` in forked children.
 
-    Otherwise a child would keep an inherited lock after its owner ended.
+    Otherwise, a child would keep an inherited lock after the owner of the lock ended.
 
-    `release` is a method, whose object is not kept alive.
+    `release` must be a method. Its object is not kept alive.
     """
     import weakref
 
@@ -374,9 +375,10 @@ def _sweep(folder: int) -> None:
 class Heartbeat:
     """Writes a replica's state when it changes, and also every few seconds.
 
-    It uses a daemon thread, so that neither requests nor the start wait for a disk. A failed write
-    is logged once, and the replica serves without a state file. `began_s` is as for StateFile.
-    `period_s` is the time in seconds between two writes while nothing changes.
+    It uses a daemon thread, so that neither requests nor the start wait for a disk. If writing
+    fails, this is logged once, and the replica serves without a state file. `began_s` has the same
+    meaning as in StateFile. `period_s` is the time in seconds between two writes while nothing
+    changes.
     """
 
     def __init__(
@@ -395,8 +397,8 @@ class Heartbeat:
 
         self._names = {"application": application, "deployment": deployment, "replica": replica}
         self.directory = directory
-        # This is not the time of the file. If the directory was unusable at first, the replica
-        # would otherwise look as if it was added later.
+        # This is not the time at which the file is created. If the directory was unusable at first,
+        # the replica would otherwise look as if it was added later.
         self._began_s = boot_s() if began_s is None else began_s
         self._facts = facts
         self._period_s = period_s
@@ -422,7 +424,7 @@ class Heartbeat:
         return written.wait(timeout_s)
 
     def stop(self) -> None:
-        """Stop writing and free the lock."""
+        """Stop writing and release the lock."""
         self._stopped = True
         self._changed.set()
         self._thread.join(timeout=1.0)
@@ -444,7 +446,7 @@ class Heartbeat:
                 trouble = ""
             except OSError as error:
                 trouble = _describe_unwritten(os.fspath(self.directory), error)
-            # Other threads change the report while it is read, sizes of dicts too.
+            # Other threads change the report, and the sizes of its dicts, while it is being read.
             except (RuntimeError, ValueError, TypeError) as error:
                 text = str(error) or type(error).__name__
                 trouble = f"cannot build this replica's state, so it will be built again: {text}"
@@ -464,7 +466,7 @@ class Heartbeat:
 
 
 def _describe_unwritten(directory: str, error: OSError) -> str:
-    """Return why a state cannot be written, the effect of this, and what to do."""
+    """Return why a state cannot be written, what follows from this, and what to do."""
     text = error.strerror or str(error)
     is_told = directory in text  # by `_not_private`, with what to do
     where = "" if is_told else f" to {directory}"
@@ -489,7 +491,7 @@ class Replica(NamedTuple):
     condition: str
     """One of CONDITIONS."""
     why: str
-    """A sentence on why the replica is not warm; empty if it is warm."""
+    """A sentence that says why the replica is not warm; empty if it is warm."""
     state: dict[str, Any] | None
     heartbeat_s: float = 0.0
     """Time of the last heartbeat, by CLOCK_BOOTTIME."""
@@ -498,7 +500,7 @@ class Replica(NamedTuple):
 
     @property
     def ready_s(self) -> float | None:
-        """Time at which the replica became ready; None before."""
+        """Time at which the replica became ready; None before that."""
         return _number(self.state, "ready_boot_s")
 
     def __str__(self) -> str:
@@ -512,16 +514,16 @@ CONDITIONS = ("warm", "warming", "failed", "stale", "unreadable", "dead")
 
 
 class Parsed(NamedTuple):
-    """A state that a call of `look` has read, and that the next call may reuse.
+    """A state that a call to `look` has read, and that the next call can reuse.
 
     A replica writes the same heartbeat to its lock and then to its state. While both are equal,
-    there is no newer state. The metadata of the file is not enough: after two renames within one
-    clock tick, the first inode may be used again. The metadata is also compared, to detect changes
-    by other processes.
+    there is no newer state. The file's metadata does not prove this: after two renames within one
+    clock tick, the first inode can be in use again. The metadata is still compared, to detect
+    changes by other processes.
     """
 
     heartbeat_s: float
-    """The heartbeat that the lock and the state agreed on."""
+    """The heartbeat that was the same in the lock and in the state."""
     file: tuple[int, ...]
     """Device, inode, time of the last inode change (in nanoseconds), and size."""
     state: dict[str, Any]
@@ -536,8 +538,9 @@ def look(
 ) -> list[Replica]:
     """Return the replicas of this node that have files in the directory, including dead replicas.
 
-    `parsed` keeps states for the next call, by file name. Concurrent calls may share it. Each call
-    checks the locks again. `clock` is the clock to compare heartbeats with, in seconds.
+    `parsed` keeps states for the next call, by file name. Concurrent calls can share `parsed`. Each
+    call checks the locks again. `clock` returns the current time in seconds, to compare heartbeats
+    with.
 
     Raises:
         PermissionError: as for StateFile. The states are then unknown, not absent.
@@ -613,10 +616,10 @@ def _replica(
 
 
 def _loop_age_s(state: dict[str, Any]) -> float:
-    """Return the seconds for which the serving event loop had not run when the state was written.
+    """Return for how many seconds the event loop had not run when the state was written.
 
-    Time since then does not count, because a state that cannot be written says nothing about the
-    loop. 0 if unknown.
+    The time since that write does not count, because failed writes say nothing about the loop. The
+    result is 0 if unknown.
     """
     loop_s, written_s = _number(state, "loop_boot_s"), _number(state, "heartbeat_boot_s")
     return 0.0 if loop_s is None or written_s is None else written_s - loop_s
@@ -629,7 +632,7 @@ class _Lock(NamedTuple):
     trouble: str = ""
 
     def begun(self) -> dict[str, Any]:
-        """Return the names and the start time; nothing before the first write."""
+        """Return the names and the start time; empty before the first write."""
         try:
             found = _decoded(self.rest)
         except (ValueError, RecursionError):
@@ -652,8 +655,8 @@ def _lock(stem: str, folder: int) -> _Lock:
     except _NotOursError as error:
         return _Lock(held=True, trouble=str(error))
     except OSError as error:
-        # For example, this process has no free descriptors. Then the state is unknown, and "dead"
-        # would be wrong.
+        # For example, this process has no free file descriptors. Then the state of the lock is
+        # unknown, and "dead" would be wrong.
         return _Lock(held=True, trouble=f"cannot check {name}: {error.strerror}")
     try:
         heartbeat_s = float(data[:HEARTBEAT_BYTES])
@@ -678,7 +681,7 @@ def _current(
 ) -> tuple[dict[str, Any] | None, str]:
     """Return the same as `_state`, but skip the read if the heartbeat in the lock has not changed.
 
-    `heartbeat_s` was read from the lock just before.
+    `heartbeat_s` was just read from the lock.
     """
     file = _file(f"{stem}.json", folder)
     known = parsed.get(stem)
@@ -728,16 +731,16 @@ def _state(stem: str, folder: int) -> tuple[dict[str, Any] | None, str]:
 
 
 def _read(opened: int) -> bytes:
-    """Return the content of a file, up to the largest size of a state."""
+    """Return the content of a file, up to the maximum size of a state."""
     data = b""
-    # In pieces, because allocating the largest size takes longer than reading a usual state.
+    # In pieces, because allocating the maximum size takes longer than reading a typical state.
     while len(data) <= MAX_STATE_BYTES and (piece := os.read(opened, 1 << 16)):
         data += piece
     return data
 
 
 def _decoded(data: bytes) -> Any:
-    """Parse JSON with the C scanner under `json.loads`, if this Python has it.
+    """Parse JSON with the C scanner that `json.loads` uses, if this Python has the scanner.
 
     Raises:
         ValueError: the data is not JSON.
@@ -763,7 +766,7 @@ def _decoded(data: bytes) -> Any:
 
 
 class _Scanning:
-    """The settings of `json.JSONDecoder()`, which the scanner reads."""
+    """The settings that the scanner reads, with the values that `json.JSONDecoder()` has."""
 
     strict = True
     object_hook = object_pairs_hook = None
@@ -890,7 +893,7 @@ def _problems(directory: str, opened: int) -> Iterator[tuple[str, str]]:
 
     If other users can write to a folder above the directory, that folder must be sticky, so that
     they cannot rename the directory. The root of a mounted volume is also accepted, because
-    Kubernetes makes an emptyDir with mode 0777, and only root can change the mode. In such a
+    Kubernetes creates an emptyDir with mode 0777, and only root can change the mode. In such a
     volume, other users could remove the directory, and then nothing would count as warm. They
     cannot put another directory in its place, because the owner is checked.
     """
@@ -903,7 +906,8 @@ def _faults(
     """Yield each weakness that lets others change a directory's content, with its fix.
 
     `own` is the status of the directory, which this user must own. Without `own`, `directory` is a
-    parent folder: root may own it, and anybody may write to it if it is sticky.
+    parent folder. Root is allowed to own a parent folder, and a sticky parent folder is allowed to
+    be writable for all users.
 
     Raises:
         OSError: the directory is missing, or this user may not enter a parent folder.
@@ -938,8 +942,8 @@ def _faults(
 
 
 _names_of_users: dict[int, str] = {}
-"""Texts of user ids. Cached, because a server looks every second, and a directory service may be
-slow."""
+"""The text for each user id. Cached, because a server reads the directory every second, and a
+lookup in a directory service can be slow."""
 
 
 def with_name(user: int) -> str:
@@ -960,13 +964,13 @@ LAST_BASE = "/var/tmp"  # noqa: S108 - its safety is checked
 
 
 class Place(NamedTuple):
-    """A possible location of a user's private folders."""
+    """A possible location for a user's private folders."""
 
     folder: str
     """`<base>/serve_warm-<uid>`."""
     state: str
-    """The folder of state files. In a home folder it includes the host name, because machines may
-    share it."""
+    """The folder for state files. In a home folder, its name includes the host name, because
+    several machines can share a home folder."""
 
 
 class Choice(NamedTuple):
@@ -983,8 +987,8 @@ def places() -> tuple[Place, ...]:
     """Return the places for this user's folders, in the order in which they are tried.
 
     They are below the folder for temporary files, in `~/.cache/serve_warm`, and below `/var/tmp`.
-    Replicas, probes and servers are started in different ways but must choose the same place. So
-    the choice ignores `$HOME`, `$XDG_RUNTIME_DIR` and the free space of a disk. The home folder
+    Replicas, probes and servers are started in different ways but must choose the same place.
+    Therefore, the choice ignores `$HOME`, `$XDG_RUNTIME_DIR` and free disk space. The home folder
     comes from the password database.
     """
     import pwd
@@ -1015,8 +1019,8 @@ def choose_place(among: Sequence[Place]) -> Choice:
     """Return the place that replicas use, or that the first replica will use.
 
     The first place with a live replica wins, so that new replicas use the same place as running
-    ones, even if an earlier place has become usable. Without a live replica, the first usable place
-    wins. If no place is usable, the result is the first place, marked as unusable.
+    replicas, even if an earlier place has become usable. Without a live replica, the first usable
+    place wins. If no place is usable, the result is the first place, marked as unusable.
     """
     passed: list[str] = []
     usable = None
@@ -1031,10 +1035,10 @@ def choose_place(among: Sequence[Place]) -> Choice:
 
 
 def claim_place(among: Sequence[Place]) -> Choice:
-    """Choose a place and make its folder, so that nobody else can take it.
+    """Choose a place and create its folder, so that nobody else can take the place.
 
-    If the folder cannot be made (the disk is full, or another user was faster), tries a later
-    place.
+    If the folder cannot be created (the disk is full, or another user was faster), this function
+    tries a later place.
     """
     left = tuple(among)
     passed: tuple[str, ...] = ()
@@ -1085,7 +1089,7 @@ def _troubles(folder: str) -> list[str]:
 
 
 def _barred(folder: str) -> list[str]:
-    """Return why this user cannot make a folder that nobody else can replace."""
+    """Return why this user cannot create a folder that nobody else can replace."""
     above = _existing(folder)
     try:
         found = [f"{what} ({fix})" for what, fix in _faults(above, None)]
@@ -1106,8 +1110,8 @@ class Policy(NamedTuple):
     """The condition under which this node counts as warm."""
 
     expect: str = "all"
-    """`all`: there are replicas, and all are warm. `min`: at least `at_least` are warm.
-    `allow-idle`: all are warm, or there are none."""
+    """`all`: at least one replica exists, and all replicas are warm. `min`: at least `at_least`
+    replicas are warm. `allow-idle`: all replicas are warm, or no replica exists."""
     at_least: int = 1
     deployments: tuple[str, ...] = ()
     """Names as `Deployment` or `application#Deployment`. Only these deployments count, and each
@@ -1155,7 +1159,7 @@ class Readiness(NamedTuple):
         return not self.reasons
 
     def said(self, *, verbose: bool) -> list[str]:
-        """Return a line for each reason, or with `verbose`, a line for each check and replica."""
+        """Return a line for each reason, or, with `verbose`, a line for each check and replica."""
         reasons = [shown(f"{check}: {why}") for check, why in self.reasons]
         return self.lines() if verbose else reasons
 
@@ -1174,9 +1178,9 @@ class Readiness(NamedTuple):
 def warmth(replicas: Sequence[Replica], policy: Policy) -> tuple[list[str], tuple[Replica, ...]]:
     """Return why a node with these replicas is not warm, and which replicas the latch ignores.
 
-    The latch stores nothing, so it works in a probe, which is a new process each time, and after a
-    restart of the server. A node was warm if at some time all live replicas that had begun were
-    ready.
+    The latch stores nothing, so it works after a server restart, and in a probe, which is a new
+    process each time. A node has been warm if, at some time, all live replicas that had begun by
+    then were ready.
     """
     alive = [r for r in replicas if r.condition != "dead"]
     groups = {name: [r for r in alive if _is_of(name, r)] for name in policy.deployments}
@@ -1217,9 +1221,9 @@ def _lacking(name: str, group: Sequence[Replica], policy: Policy) -> list[str]:
 
 
 def _was_warm(groups: Mapping[str, Sequence[Replica]], at_s: float, policy: Policy) -> bool:
-    """Return whether each group had a replica at this time, and all its replicas were ready.
+    """Return whether each group had a replica at this time, and all of these replicas were ready.
 
-    With `allow-idle` a group may be empty.
+    With `allow-idle`, a group is allowed to be empty.
     """
     for group in groups.values():
         begun = [r for r in group if r.began_s <= at_s]
@@ -1231,7 +1235,7 @@ def _was_warm(groups: Mapping[str, Sequence[Replica]], at_s: float, policy: Poli
 
 
 class Settings(NamedTuple):
-    """The checks of a probe or a server."""
+    """The settings for the checks that a probe or a server makes."""
 
     state_dir: str
     """The directory with state files. If empty, the directory that this user's first replica
@@ -1273,8 +1277,8 @@ def judge(
 ) -> Readiness:
     """Return whether this node is ready now.
 
-    `health` has the latest result of each check: a problem, or an empty text. Without `health`, all
-    URLs are requested now. `parsed` and `clock` are as for `look`.
+    `health` contains the latest result of each check: a problem, or an empty text. Without
+    `health`, all URLs are requested now. `parsed` and `clock` have the same meaning as in `look`.
     """
     replicas: list[Replica] = []
     excused: tuple[Replica, ...] = ()
@@ -1298,7 +1302,7 @@ def judge(
 
 
 def asked(settings: Settings, *, limit_s: float = CHECK_LIMIT_S) -> dict[str, str]:
-    """Request all health URLs in parallel. Return each URL's problem; empty if it is healthy."""
+    """Request all health URLs in parallel. Return each URL's problem; empty if healthy."""
     import _thread
 
     found = {name: _late(url, limit_s) for name, url in settings.urls}
@@ -1315,7 +1319,7 @@ def asked(settings: Settings, *, limit_s: float = CHECK_LIMIT_S) -> dict[str, st
         ended.acquire()
         _thread.start_new_thread(ask, (name, url, ended))
         asking.append(ended)
-    # DNS has no timeout, so `get` may be late. Then its thread continues, and its answer is
+    # DNS has no timeout, so `get` can be late. Then its thread continues, and its answer is
     # ignored.
     end_s = time.monotonic() + limit_s + GRACE_S
     for ended in asking:
@@ -1324,9 +1328,9 @@ def asked(settings: Settings, *, limit_s: float = CHECK_LIMIT_S) -> dict[str, st
 
 
 def get(url: str, *, limit_s: float = CHECK_LIMIT_S) -> str:
-    """Return why a URL is not healthy. Empty if it answers 200 in time.
+    """Return why a URL is not healthy; empty if it answers 200 in time.
 
-    It uses a socket, because importing `urllib.request` would be too slow for a probe.
+    This function uses a socket, because importing `urllib.request` would be too slow for a probe.
     """
     host, port, path = split_url(url)
     end = time.monotonic() + limit_s
@@ -1363,7 +1367,7 @@ def _connected(host: str, port: int, end_s: float) -> Any:
     """Connect to the first address of a host that accepts a connection."""
     import _socket  # `socket` without its enums, which are slow to make
 
-    # As bytes: for a string, it would import the IDNA codec.
+    # As bytes: for a string, `getaddrinfo` would import the IDNA codec.
     name = host.encode("ascii" if host.isascii() else "idna")
     trouble = OSError(errno.EADDRNOTAVAIL, f"{host} has no address")
     for family, kind, protocol, _, address in _socket.getaddrinfo(
@@ -1419,27 +1423,27 @@ NODE_METRICS = {
     "serve_warm_node_check": (
         "gauge",
         ("check",),
-        "1 if this check of /readyz passes: warm, raylet or proxy.",
+        "1 if this /readyz check (warm, raylet or proxy) passes.",
     ),
     "serve_warm_node_replicas": (
         "gauge",
         ("condition",),
-        "Replicas on this node, by condition. Dead replicas count for a limited time.",
+        "Replicas on this node, by condition. Dead replicas are included for a limited time.",
     ),
     "serve_warm_node_states_readable": (
         "gauge",
         (),
-        "1 while the state directory is readable. 0 means that metrics of replicas are stale.",
+        "1 while the state directory is readable. 0 means that the replicas' metrics are stale.",
     ),
     "serve_warm_node_excused": (
         "gauge",
         (),
-        "Unready replicas that do not count yet, because they joined a warm node.",
+        "Unready replicas that do not count yet, because they were added to a warm node.",
     ),
     "serve_warm_replica_alive": (
         "gauge",
         WHO,
-        "1 while the replica's process is alive, 0 after the process ended.",
+        "1 while the replica's process is alive, 0 after the process has ended.",
     ),
     "serve_warm_heartbeat_age_seconds": (
         "gauge",
@@ -1449,27 +1453,27 @@ NODE_METRICS = {
     "serve_warm_stage_age_seconds": (
         "gauge",
         WHO,
-        "Seconds since a live replica entered its stage.",
+        "Seconds since a live replica entered its current stage.",
     ),
     "serve_warm_starts": (
         "counter",
         ("application", "deployment", "outcome"),
-        "Starts that ended while this server ran. The outcome is the verdict, failed or died.",
+        "Starts that ended while this server was running, by outcome: a verdict, failed or died.",
     ),
     "serve_warm_start_duration_seconds": (
         "histogram",
         ("application", "deployment", "outcome"),
         (
-            "Duration of starts that ended while this server ran, from creation to READY or "
-            "FAILED. If the replica died, to its last written state."
+            "Seconds from a replica's creation to READY or FAILED, for starts that ended while "
+            "this server was running. If the replica died, seconds to its last written state."
         ),
     ),
     "serve_warm_stage_duration_seconds": (
         "histogram",
         ("application", "deployment", "stage", "outcome"),
         (
-            "Seconds in each stage, for starts that ended while this server ran. No series before "
-            "the first such start."
+            "Seconds in each stage, for starts that ended while this server was running. No "
+            "series until such a start has ended."
         ),
     ),
 }
@@ -1491,7 +1495,7 @@ class Family(NamedTuple):
     """All samples of one metric."""
 
     name: str
-    """Without the suffix `_total` of a counter's samples."""
+    """The name without the suffix `_total`, which a counter's samples have."""
     kind: str
     text: str
     samples: tuple[tuple[str, dict[str, str], float], ...]
@@ -1540,7 +1544,7 @@ class Ledger:
                 self._expose(application, deployment)
 
     def note(self, readiness: Readiness) -> None:
-        """Record the replicas that one look at the state directory found."""
+        """Record the replicas that were found by one look at the state directory."""
         if readiness.unread:
             return  # a replica that could not be read is not gone
         found = {r.stem: r for r in readiness.replicas}
@@ -1575,8 +1579,8 @@ class Ledger:
         if stem in self._counted or not (ended or replica.condition == "dead"):
             return
         if not (ended or self._first) and self._clock() - replica.heartbeat_s <= STALE_S:
-            # A replica whose lock was removed has another one by then. If the node itself ends, so
-            # does this server.
+            # A replica whose lock was removed has another lock by then. If the node itself ends,
+            # this server ends too.
             return
         self._counted.add(stem)
         if self._first:
@@ -1625,8 +1629,8 @@ class Ledger:
         alive = replica.condition != "dead"
         found.add_own("serve_warm_replica_alive", replica.names, float(alive))
         if alive:
-            # The heartbeat of the state, because on a full disk only the heartbeat of the lock
-            # continues.
+            # The heartbeat in the state file, because on a full disk only the heartbeat in the lock
+            # file continues.
             written_s = _number(replica.state, "heartbeat_boot_s") or replica.heartbeat_s
             age_s = max(0.0, now - written_s)
             found.add_own("serve_warm_heartbeat_age_seconds", replica.names, age_s)
@@ -1639,7 +1643,7 @@ class Ledger:
             found.add_written(name, kind, text, {**who, **labels}, value)
 
     def exposition(self, readiness: Readiness, *, kind: str = TEXT) -> str:
-        """Return all metrics in a format: `TEXT` or `OPENMETRICS`."""
+        """Return all metrics in the given format, `TEXT` or `OPENMETRICS`."""
         if kind == TEXT:
             return "".join(map(_written, self.families(readiness)))
         return "".join([*map(_written_openmetrics, self.families(readiness)), "# EOF\n"])
@@ -1649,7 +1653,7 @@ STAGES = (
     *("pending", "pulling", "verifying", "loading", "replaying", "proving", "parity", "ready"),
     "failed",
 )
-"""`serve_warm.report.Stage` in lower case, as in labels."""
+"""The values of `serve_warm.report.Stage` in lower case, as in labels."""
 
 
 class _Found:
@@ -1678,7 +1682,7 @@ class _Found:
     def add_written(
         self, name: str, kind: str, text: str, labels: dict[str, str], value: float
     ) -> None:
-        """Add a sample that a replica wrote, unless another metric of the server has its name."""
+        """Add a sample that a replica wrote, unless another server metric has the same name."""
         if name not in self._about and not name.startswith(OWN):
             self._about[name] = (kind, _utf8(text))
         if name not in NODE_METRICS and self._about.get(name, ("", ""))[0] == kind:
@@ -1692,7 +1696,7 @@ class _Found:
 def _own_rows(
     replica: Replica, now: float, *, alive: bool
 ) -> Iterator[tuple[str, str, str, dict[str, str], float]]:
-    """Yield name, kind, help, labels and value of each sample that a replica wrote."""
+    """Yield the name, kind, help, labels and value of each sample that a replica wrote."""
     import re
 
     table = (replica.state or {}).get("metrics")
@@ -1724,7 +1728,7 @@ def _own_rows(
 
 
 def _own_samples(row: dict[str, Any]) -> Iterator[tuple[dict[str, str], float]]:
-    """Yield labels and value of each sample of a row; nothing for a malformed row."""
+    """Yield the labels and value of each sample in a row; nothing for a malformed row."""
     import re
 
     labels: Any = row.get("labels")
@@ -1753,7 +1757,7 @@ def _own_samples(row: dict[str, Any]) -> Iterator[tuple[dict[str, str], float]]:
 
 
 def _seconds(value: Any) -> float | None:
-    """Return a finite number from 0 to 1e9, or None, because NaN would make every sum NaN."""
+    """Return a number from 0 to below 1e9, or else None: a NaN would make every sum NaN."""
     ok = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9
     return float(value) if ok else None
 
@@ -1765,9 +1769,9 @@ def _written(family: Family) -> str:
 
 
 def _written_openmetrics(family: Family) -> str:
-    """Return a family in OpenMetrics 1.0, without the optional `_created`.
+    """Return a family in OpenMetrics 1.0 format, without the optional `_created` samples.
 
-    Prometheus would store `_created` as one more series for each counter and histogram.
+    Prometheus would store `_created` as an additional series for each counter and histogram.
     """
     name = family.name
     lines = [f"# HELP {name} {_escaped(family.text)}\n# TYPE {name} {family.kind}\n"]
@@ -1776,7 +1780,7 @@ def _written_openmetrics(family: Family) -> str:
 
 
 UNITS = ("seconds", "bytes")
-"""Suffixes of metric names that give the unit of the value."""
+"""Metric name suffixes that give the unit of the value."""
 
 
 def _written_samples(family: Family) -> str:
@@ -1792,7 +1796,7 @@ def _labels(names: Iterable[str], values: Iterable[str]) -> dict[str, str]:
 
 
 def _utf8(value: str) -> str:
-    # Half of a surrogate pair has no UTF-8, and scrapers read nothing else.
+    # Half of a surrogate pair cannot be encoded in UTF-8, and scrapers read only UTF-8.
     return value if value.isascii() else value.encode(errors="replace").decode()
 
 
@@ -1807,7 +1811,8 @@ class Server:
     """Answers `/livez`, `/readyz` and `/metrics` until `drain` is called.
 
     Some connections are reserved for `trusted` addresses. `max_connections` limits the number of
-    open connections, and `request_s` the seconds of each request. `clock` is as for `look`.
+    open connections, and `request_s` limits the seconds of each request. `clock` has the same
+    meaning as in `look`.
 
     Raises:
         OSError: the port is taken.
@@ -1833,8 +1838,8 @@ class Server:
         self._clock = clock
         self.draining = False
         """Whether the server is draining."""
-        # Not an Event: a signal handler that interrupts its `set` or `wait` would deadlock on its
-        # lock.
+        # Not an Event: a signal handler that interrupts `set` or `wait` would deadlock on the
+        # Event's lock.
         self._told: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ledger = Ledger(settings.policy.deployments, clock=clock)
         self._ledger_lock = threading.Lock()
@@ -1861,8 +1866,8 @@ class Server:
         serving = threading.Thread(target=self._http.serve_forever, daemon=True)
         serving.start()
         self._wait(float("inf"))
-        # Endpoints take a moment to drop this node. Until then it answers "not ready"; a second
-        # signal skips the wait.
+        # Endpoints take a moment to drop this node. Until then, the server answers "not ready"; a
+        # second signal skips the wait.
         self._wait(self._drain_s)
         self._http.shutdown()
         self._http.server_close()
@@ -1880,11 +1885,11 @@ class Server:
         return None
 
     def drain(self) -> None:
-        """Answer "not ready" from now on, and end after `drain_s`.
+        """Answer "not ready" from now on, and end the server after `drain_s`.
 
         A second call ends the server at once.
 
-        Safe in a signal handler, even one that interrupts another.
+        This method is safe in a signal handler, even in a handler that interrupts another handler.
         """
         self.draining = True
         self._told.put(None)
@@ -1901,9 +1906,9 @@ class Server:
         return readiness
 
     def metrics(self, *, kind: str = TEXT) -> str:
-        """Return all metrics as of now, in a format: `TEXT` or `OPENMETRICS`.
+        """Return all current metrics in the given format, `TEXT` or `OPENMETRICS`.
 
-        Requests that arrive while a page is made share the next page.
+        Requests that arrive while a page is being built share the next page.
         """
         asked_s = time.monotonic()
         health = self._health_now()
@@ -1922,7 +1927,7 @@ class Server:
         return readiness
 
     def _health_now(self) -> dict[str, str]:
-        """Return health that is at most a second old; request it now if necessary."""
+        """Return health results that are at most a second old; request new ones if necessary."""
         if time.monotonic() - self._health[0] > CHECK_VALID_S:
             with self._health_lock:  # one thread asks, the others wait for its answer
                 if time.monotonic() - self._health[0] > CHECK_VALID_S:
@@ -1934,7 +1939,7 @@ class Server:
         self._health = (asked_s, asked(self._settings))
 
     def _watch(self) -> None:
-        """Read the replicas, so that the next scrape includes those that ended."""
+        """Read the replicas' states, so that the next scrape includes replicas that have ended."""
         health = self._health_now()
         with self._ledger_lock:
             readiness = self._noted(health)
@@ -1954,7 +1959,7 @@ class Server:
             try:
                 what()
             except (OSError, RuntimeError):
-                pass  # out of threads or descriptors: the next turn may have them
+                pass  # out of threads or descriptors: the next turn might have them
 
 
 def _log(text: str) -> None:
@@ -1966,7 +1971,7 @@ PLAIN = "text/plain; charset=utf-8"
 
 
 def _answer(node: Server, target: str, accept: str = "") -> tuple[int, str, str]:
-    """Return status, content type and body for a path and an Accept header."""
+    """Return the status, content type and body for a path and an Accept header."""
     path, _, query = target.partition("?")
     if path == "/livez":
         return 200, PLAIN, "ok\n"
@@ -1984,9 +1989,9 @@ def _answer(node: Server, target: str, accept: str = "") -> tuple[int, str, str]
 
 
 def _format(accept: str) -> str:
-    """Return the format of metrics for an Accept header in lower case.
+    """Return the metrics format for an Accept header in lower case.
 
-    The result is OPENMETRICS if the client accepts it and does not prefer TEXT.
+    The format is OPENMETRICS if the client accepts OPENMETRICS and does not prefer TEXT.
     """
     wanted: dict[str, float] = {}
     for each in accept.split(","):
@@ -1998,7 +2003,7 @@ def _format(accept: str) -> str:
         if name == OPENMETRICS.partition(";")[0] and given.get("version", "1.0.0") != "1.0.0":
             continue
         wanted[name] = max(wanted.get(name, 0.0), _weight(given.get("q", "1")))
-    # The most specific range counts: a type before its wildcard.
+    # The most specific media range counts: a type before its wildcard.
     text = next((wanted[n] for n in ("text/plain", "text/*", "*/*") if n in wanted), 0.0)
     asked = wanted.get(OPENMETRICS.partition(";")[0], 0.0)
     return OPENMETRICS if asked > 0 and asked >= text else TEXT
@@ -2021,21 +2026,21 @@ class _Client:
     def __init__(self, peer: str, since_s: float, end_s: float) -> None:
         self.peer = peer
         self.answered = False
-        """Whether the last request was answered and the next has not begun."""
+        """Whether the last request has been answered and no new one has begun."""
         self.since_s = since_s
         self.end_s = end_s
 
 
 class _Clients:
-    """The open connections of a server, limited in number and in time.
+    """The open connections of a server, with limits on their number and time.
 
-    If there are too many connections, a new one replaces an old one, so that many clients cannot
-    block a probe. The server drops the oldest slow client, or else the client that has been idle
-    longest. Each address has a limit: if the new client's address has too many connections, the
-    server drops a connection of this address. Some connections are reserved for `trusted`
-    addresses, and trusted clients are dropped last.
+    If there are too many connections, a new connection replaces an old one, so that many clients
+    cannot block a probe. The server drops the oldest slow client, or, if no client is slow, the
+    client that has been idle longest. Each address has a limit: if the new client's address has too
+    many connections, the server drops another connection from this address. Some connections are
+    reserved for `trusted` addresses, and trusted clients are dropped last.
 
-    `request_s` is the longest time of a request, in seconds of `clock`.
+    `request_s` is the time limit for a request, in seconds. `clock` measures this time.
     """
 
     def __init__(
@@ -2099,7 +2104,7 @@ class _Clients:
         _shut(dropped)
 
     def renew(self, connection: socket.socket) -> None:
-        """Restart the time limit of a connection whose request was answered."""
+        """Restart the time limit of a connection whose request has been answered."""
         with self._lock:
             client = self._open.get(connection)
             if client is not None:
@@ -2108,7 +2113,7 @@ class _Clients:
                 client.answered = True
 
     def hear(self, connection: socket.socket) -> None:
-        """Note that the next request of a connection has begun."""
+        """Note that the next request on a connection has begun."""
         with self._lock:
             client = self._open.get(connection)
             if client is not None and client.answered:
@@ -2122,7 +2127,7 @@ class _Clients:
             self._with_thread.discard(connection)
 
     def hang_up(self) -> None:
-        """Shut down late connections. The thread of each connection then closes it."""
+        """Shut down connections that exceed their time limit. Their threads then close them."""
         now = self._clock()
         with self._lock:
             for connection, client in self._open.items():
@@ -2142,7 +2147,7 @@ def _shut(connection: socket.socket) -> None:
 class _Request(NamedTuple):
     """The parts of a request that the server uses.
 
-    `http.server` is not used, because it parses headers with the rules of e-mail.
+    `http.server` is not used, because it parses headers by the rules for email.
     """
 
     method: str
@@ -2151,11 +2156,11 @@ class _Request(NamedTuple):
     """Whether the connection ends after the answer, because the client asks for this or sends a
     body. The server does not read bodies, so a body would look like the next request."""
     accept: str = ""
-    """The values of its Accept headers, in lower case, joined by commas."""
+    """The values of the request's Accept headers, in lower case, joined by commas."""
 
 
 def _request(head: bytes) -> _Request | None:
-    """Parse a request head; None if it is not HTTP/1."""
+    """Parse a request head; return None if it is not HTTP/1."""
     line, *lines = head.decode("latin-1").split("\n")
     words = line.split()
     if len(head) > MAX_HEAD_BYTES or len(words) != 3 or not words[2].startswith("HTTP/1."):
@@ -2181,7 +2186,7 @@ REASONS = {
 
 
 def _reply(node: Server, head: bytes) -> tuple[bytes, bool]:
-    """Return the answer to a request, and whether it ends the connection."""
+    """Return the answer to a request, and whether to end the connection after it."""
     request = _request(head)
     known = request is not None and request.method in ("GET", "HEAD")
     last = request is None or request.last or not known or node.draining
@@ -2207,7 +2212,7 @@ def _reply(node: Server, head: bytes) -> tuple[bytes, bool]:
 
 
 def _converse(node: Server, clients: _Clients, connection: socket.socket) -> None:
-    """Answer requests until the client or an answer ends the connection."""
+    """Answer requests until the client ends the connection, or an answer is the last one."""
     data, last = b"", False
     while not last:
         while b"\n\n" not in data and len(data) <= MAX_HEAD_BYTES:
@@ -2215,7 +2220,7 @@ def _converse(node: Server, clients: _Clients, connection: socket.socket) -> Non
             if not received:
                 return
             clients.hear(connection)
-            # A request typed by hand may lack carriage returns.
+            # A request typed by hand might lack carriage returns.
             data = (data + received).replace(b"\r\n", b"\n").lstrip(b"\n")
         head, _, data = data.partition(b"\n\n")
         data = data.lstrip(b"\n")
@@ -2305,7 +2310,7 @@ OPTIONS: dict[str, tuple[str, str, str]] = {
         "DIR",
         "",
         (
-            "State directory of the replicas. Default: SERVE_WARM_STATE_DIR, or else the "
+            "The replicas' state directory. Default: SERVE_WARM_STATE_DIR if set, otherwise the "
             "directory that replicas use by default."
         ),
     ),
@@ -2313,28 +2318,32 @@ OPTIONS: dict[str, tuple[str, str, str]] = {
         "POLICY",
         "all",
         (
-            "all: at least one replica exists, and all are warm. min=N: N replicas are warm. "
-            "allow-idle: all replicas are warm, or none exists."
+            "all: at least one replica exists, and all are warm. min=N: at least N replicas are "
+            "warm. allow-idle: all replicas are warm, or no replica exists."
         ),
     ),
-    "--raylet": ("URL", RAYLET, "Health URL of the local raylet; none skips the check."),
-    "--proxy": ("URL", PROXY, "Health URL of the local Serve proxy; none skips the check."),
+    "--raylet": ("URL", RAYLET, "Health URL of the local raylet; pass 'none' to skip the check."),
+    "--proxy": (
+        "URL",
+        PROXY,
+        "Health URL of the local Serve proxy; pass 'none' to skip the check.",
+    ),
     "--stale-s": (
         "SECONDS",
         f"{STALE_S:g}",
         "Seconds without a heartbeat after which a replica counts as hung.",
     ),
 }
-"""Metavar, default and help by option. `serve-warm probe` has these options and `--json`."""
+"""Metavar, default and help of each option. `serve-warm probe` has these options and `--json`."""
 
 DEPLOYMENT_HELP = (
     "Check only this deployment, named [APP#]NAME. Each given deployment must be warm. Repeatable."
 )
 HOST_IP_HELP = (
-    "Address of the kubelet (status.hostIP). Connections are reserved for the kubelet and "
-    "this machine. Can be given several times, or once with several addresses separated by commas."
+    "Address of the kubelet (status.hostIP). Some connections are reserved for the kubelet and "
+    "this machine. Repeatable, or give several addresses separated by commas."
 )
-LATCH_HELP = "An added replica makes a warm node unready until the replica is warm."
+LATCH_HELP = "Count a warm node as unready when a replica is added, until that replica is warm."
 
 
 COMMANDS = {
@@ -2348,11 +2357,11 @@ class _Given(NamedTuple):
 
     command: str
     options: dict[str, Any]
-    """Options by their argparse names."""
+    """Option values by argparse name."""
 
 
 def _plain(arguments: Sequence[str]) -> _Given | None:
-    """Parse a simple command line of `probe`; None if it needs argparse."""
+    """Parse a simple `probe` command line; return None if it needs argparse."""
     if arguments[:1] != ["probe"]:
         return None
     options: dict[str, Any] = {_name(name): default for name, (_, default, _) in OPTIONS.items()}
@@ -2456,7 +2465,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def addresses(text: str) -> tuple[str, ...]:
-    """Split and normalise IP addresses that are separated by commas.
+    """Split comma-separated IP addresses, and normalize each address.
 
     Raises:
         ValueError: one of the texts is not an IP address.

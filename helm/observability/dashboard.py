@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Grafana dashboard "Warm start": converts its panels to Grafana's JSON.
 
-`python -m helm.observability.dashboard` writes `dashboards/warm-start.json` to the chart. It uses
-the classic model (schema version 42), which Grafana 10 and newer import and sidecars load. Tests
-evaluate each expression on a real Prometheus; the dashboard has not been tried in Grafana yet.
+`python -m helm.observability.dashboard` writes `dashboards/warm-start.json` to the chart. The file
+uses the classic model (schema version 42), which Grafana 10 and newer can import and sidecars can
+load. Tests evaluate each expression on a real Prometheus; the dashboard has not been tried in
+Grafana yet.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from helm.observability.panels import (
 FILE = Path(__file__).parents[1] / "serve-warm" / "dashboards" / "warm-start.json"
 UID = "serveWarmStart"
 NEITHER = "#6e6e6e"
-"""The colour of a missing number, which is neither good nor bad."""
+"""The color of a missing number, which is neither good nor bad."""
 RUNBOOKS = rules.DEFAULTS["runbookUrl"]
 RAY_DASHBOARDS = {
     "rayServeDashboard": "Ray: Serve",
@@ -86,7 +87,7 @@ def _styled(built: Any, panel: Panel) -> None:
         # Color the whole tile, because people look at it first.
         built.color_mode(common_models.BigValueColorMode.BACKGROUND_SOLID)
         built.graph_mode(common_models.BigValueGraphMode.NONE)
-        # Without this, a tile without data has the color of the lowest limit, which may be green.
+        # Without this, a tile without data has the color of the lowest limit, which can be green.
         none = models.DashboardSpecialValueMapOptions(
             match=models.SpecialValueMatch.NULL_AND_NAN,
             result=models.ValueMappingResult(text=panel.empty, color=NEITHER, index=0),
@@ -129,7 +130,7 @@ def _styled(built: Any, panel: Panel) -> None:
 
 
 def _colored(built: Any, panel: Panel) -> None:
-    """Set the limits of good and bad values, and the fixed colours of series."""
+    """Set the limits between good and bad values, and the fixed colors of series."""
     base = "green" if panel.limits else "blue"
     steps = [models.Threshold(color=base, value=None)]
     steps += [models.Threshold(color=color, value=value) for value, color in panel.limits]
@@ -243,7 +244,7 @@ def _variables() -> Iterator[Any]:
             "Application",
             "application",
             f"{OF_CLUSTER},{rules.NO_BUILD}",
-            "Serve applications. Applications of builds are left out.",
+            "Serve applications. Applications that builds start are left out.",
         ),
         ("Deployment", "deployment", OF_APPLICATION, "Serve deployments."),
         ("Replica", "replica", OF_DEPLOYMENT, "Replicas in the time range."),
@@ -254,14 +255,16 @@ def _variables() -> Iterator[Any]:
     yield (
         dashboard.TextBoxVariable("slo")
         .label("Objective, s")
-        .description("Seconds to READY at which the dashboard draws a line.")
+        .description(
+            "The objective for the seconds to READY. The dashboard draws a line at this value."
+        )
         .default_value("60")
         .current(models.VariableOption(selected=True, text="60", value="60"))
     )
     yield (
         dashboard.TextBoxVariable("runbooks")
         .label("Runbooks")
-        .description("Address of docs/runbooks.md; the chart sets it to runbookUrl.")
+        .description("Address of docs/runbooks.md; the chart sets this variable to runbookUrl.")
         .default_value(RUNBOOKS)
         .current(models.VariableOption(selected=True, text=RUNBOOKS, value=RUNBOOKS))
     )
@@ -272,8 +275,8 @@ def _build() -> Any:
         dashboard.Dashboard("Warm start")
         .uid(UID)
         .description(
-            "Starts of replicas that run compiled models, and work in traffic that warm-up "
-            "should prevent."
+            "Starts of replicas that run compiled models, and work after READY that warm-up "
+            "should have prevented."
         )
         .tags(["ray", "serve", "serve_warm"])
         .editable()

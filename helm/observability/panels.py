@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The content of the dashboard "Warm start": rows, panels and queries.
 
-The variable `sink` is the prefix of serve_warm's metric names in the exports of node servers or
-Ray. It is never empty, because Grafana's custom variables cannot be empty since 10.2. The other
-variables have the names of Ray's own dashboards, so that links carry them over.
+The variable `sink` is the prefix of serve_warm's metric names, which differs between node servers
+and Ray. The prefix is never empty, because Grafana's custom variables cannot be empty since 10.2.
+The other variables have the same names as in Ray's own dashboards, so that links carry their values
+over.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ STAGES = {
     "ready": "green",
     "failed": "red",
 }
-"""Colour of each stage, in the order of a start."""
+"""Color of each stage, in the order of a start."""
 
 VERDICTS = {
     "full_hit": "green",
@@ -48,7 +49,7 @@ CONDITIONS = {
     "dead": "text",
 }
 FAILING = "red"
-"""Colour of values that should be 0."""
+"""Color of values that should be 0."""
 
 NODE_ONLY = "node server only"
 """Part of the title of panels for which Ray's export has no data."""
@@ -96,7 +97,7 @@ def over_range(name: str, more: str = "") -> str:
 
 
 def quantile(share: float, by: str, histogram: str) -> str:
-    """Return a quantile over all counts of a histogram; rates would miss the first count.
+    """Return a quantile over all counts in a histogram; rates would miss the first count.
 
     The comparison drops empty histograms, whose quantile is NaN.
     """
@@ -132,15 +133,15 @@ class Panel:
     unit: str
     queries: tuple[Query, ...]
     limits: tuple[tuple[float, str], ...] = ()
-    """Lower bounds with their colours. Below the first bound, the colour is green. Without bounds,
+    """Lower bounds with their colors. Below the first bound, the color is green. Without bounds,
     numbers are blue and lines use Grafana's palette."""
     colors: Mapping[str, str] = field(default_factory=dict)
-    """Colours by series name; other series use Grafana's."""
+    """Colors by series name; other series use Grafana's."""
     empty: str
     """The text that explains why there is no data."""
     none: str = ""
-    """The text that is shown for -1, which means that replicas are exported, but none has this
-    value."""
+    """The text that is shown for -1, which means that replicas are exported, but no replica has
+    this value."""
     width: int = 12
     height: int = 8
 
@@ -182,8 +183,8 @@ def number(
 
 COLD = ',verdict=~"miss|refused"'
 NONE_OF_ANY = f"0 * count({over_range('ready')})"
-"""0 if there were replicas in the time range. Without replicas there is no data, which must not
-look like a good value."""
+"""0 if there were replicas in the time range. Without replicas there is no data, and missing data
+must not look like a good value."""
 NONE_NOW = f"0 * count({each('ready')})"
 """0 if replicas are exported now, including dead replicas that a node server exports."""
 CONFIGURED = f"{over_range('artifact_configured')} == 1"
@@ -200,7 +201,7 @@ LATE_HEARTBEAT_S = 30.0
 ALERTS = Panel(
     kind="alerts",
     title="Firing alerts",
-    description="Alerts of the chart's rules. Click an alert to open its runbook.",
+    description="Alerts from the chart's rules. Click an alert to open its runbook.",
     unit="short",
     queries=(
         Query(
@@ -243,7 +244,7 @@ NUMBERS = (
         "Share of replicas that started cold although an artifact is configured. These replicas "
         "found no matching artifact (miss), or refused to load it (refused).",
         "percentunit",
-        # A dead replica exports only its last verdict, and this can be a different one.
+        # A dead replica exports only its last verdict, which can be a different verdict.
         f"(sum({over_range('verdict', COLD)} and on ({REPLICA}) {CONFIGURED}) "
         f"or 0 * count({CONFIGURED})) / count({CONFIGURED}) or {NONE_OF_ANY} - 1",
         (0.001, "orange"),
@@ -253,7 +254,7 @@ NUMBERS = (
     number(
         "Objective met, 28 days",
         "Share of starts that met the objective, for the selected deployments on all clusters. "
-        "Needs the chart's recording rules. Red below 95 %, the default of startSloObjective.",
+        "Needs the chart's recording rules. Red below 95 %, the default startSloObjective.",
         "percentunit",
         f"1 - sum({MISSED} * on (namespace, application, deployment) {STARTS}) / sum({STARTS})",
         (0.0, FAILING),
@@ -262,7 +263,7 @@ NUMBERS = (
     ),
     number(
         "Compiles after ready",
-        "Frames that ready replicas compiled in the time range. Should stay 0.",
+        "Frames that ready replicas compiled in the time range. Should stay at 0.",
         "short",
         f"sum({over_range('compiles_after_ready_total')}) or {NONE_OF_ANY}",
         (1.0, FAILING),
@@ -277,8 +278,8 @@ NUMBERS = (
     ),
     number(
         "Oldest artifact",
-        "Age of the oldest artifact that a live replica uses. Orange from 30 days on, the default "
-        "of artifactMaxAgeDays.",
+        "Age of the oldest artifact in use by a live replica. Orange from 30 days on, the default "
+        "artifactMaxAgeDays.",
         "s",
         f"max({living('time() - ' + each('artifact_created_timestamp_seconds'))}) "
         f"or {NONE_NOW} - 1",
@@ -292,7 +293,7 @@ TIMELINE = Panel(
     title="Stages of each replica",
     description=(
         "One line for each replica, with the stages of its start. The line ends when the replica "
-        "ends. A gap means that a ready replica hangs."
+        "ends. A gap means that a ready replica is hung."
     ),
     unit="short",
     empty="no replica is exported",
@@ -319,8 +320,8 @@ FLEET = Row(
             kind="points",
             title="Time to ready of each replica, and the objective",
             description=(
-                "Exact seconds from the creation of a replica, before its __init__, to READY. The "
-                "horizontal line is the objective (variable slo, set by startSloSeconds)."
+                "Exact seconds from a replica's creation (before __init__) to READY. The "
+                "horizontal line is the objective (the variable slo, set by startSloSeconds)."
             ),
             unit="s",
             empty="no replica is exported",
@@ -349,8 +350,8 @@ FLEET = Row(
             title="Elapsed start time, as a share of deadline_s",
             description=(
                 "Time since the creation of each starting replica, as a share of deadline_s. "
-                "deadline_s counts only from the end of __init__, so the deadline is somewhat "
-                "above 1."
+                "Because deadline_s counts only from the end of __init__, the actual deadline is "
+                "somewhat above 1."
             ),
             unit="percentunit",
             empty="no replica is starting",
@@ -389,8 +390,9 @@ FLEET = Row(
             kind="lines",
             title="Starts that could not use a seat, by reason",
             description=(
-                "Starts that used no seat although seats are configured. The first start on a "
-                "node has no seat yet, so this panel leaves it out. Fix all other reasons."
+                "Starts that did not use a seat although seats are configured. The first start on "
+                "a node has no seat yet, so this panel leaves out first starts. Fix all other "
+                "reasons."
             ),
             unit="short",
             empty="no such start: seats are not configured, or Ray's export before a first count",
@@ -443,7 +445,7 @@ ARTIFACT = Row(
             kind="lines",
             title="Artifact age",
             description=(
-                "For each deployment, the age of the oldest artifact that a live replica uses."
+                "For each deployment, the age of the oldest artifact in use by a live replica."
             ),
             unit="s",
             empty="no live replica runs an artifact",
@@ -460,8 +462,8 @@ ARTIFACT = Row(
             kind="table",
             title="Artifacts in use",
             description=(
-                "Live replicas by deployment and artifact. The labels of an artifact are the kind "
-                "of store, the statement, and the day of the build."
+                "Live replicas by deployment and artifact. The table shows each artifact's store "
+                "kind, statement and build date."
             ),
             unit="short",
             empty="no live replica runs an artifact",
@@ -475,7 +477,7 @@ ARTIFACT = Row(
         Panel(
             kind="table",
             title="Versions",
-            description="Live replicas by release of serve_warm, Ray and torch.",
+            description="Live replicas by serve_warm, Ray and torch version.",
             unit="short",
             empty="no live replica is exported",
             queries=(
@@ -489,7 +491,7 @@ ARTIFACT = Row(
             kind="lines",
             title="Downloaded by each start",
             description=(
-                "Artifact bytes that the start downloaded. 0 if the node had them in its cache."
+                "Artifact bytes that the start downloaded. 0 if the node's cache had the artifact."
             ),
             unit="bytes",
             empty="no replica is exported",
@@ -499,7 +501,8 @@ ARTIFACT = Row(
             kind="lines",
             title="Lookups in torch's caches during warm-up",
             description=(
-                "Lookups of live replicas by layer (fx is Inductor, aot is AOTAutograd) and result."
+                "Lookups by live replicas, by layer (fx is Inductor, aot is AOTAutograd) and by "
+                "result."
             ),
             unit="short",
             empty="no live replica has made a lookup",
@@ -531,8 +534,8 @@ TRAFFIC = Row(
             kind="lines",
             title="Compiles, captures and tuning after ready",
             description=(
-                "Total work after READY that warm-up should prevent. Should stay 0. In Ray's "
-                "export a series appears with its first count."
+                "Total work done after READY that warm-up should have prevented. Should stay at "
+                "0. In Ray's export, a series appears only at its first count."
             ),
             unit="short",
             empty="nothing counted: no replica, or Ray's export before a first count",
@@ -549,8 +552,8 @@ TRAFFIC = Row(
             kind="lines",
             title="Queue waiting behind warm-up",
             description=(
-                "Number of requests that wait for a replica (Ray's own metric), and number of "
-                "starting replicas."
+                "Number of requests that are waiting for a replica (Ray's own metric), and number "
+                "of starting replicas."
             ),
             unit="short",
             empty="neither Ray's metrics nor replicas are exported",
@@ -571,8 +574,8 @@ TRAFFIC = Row(
             kind="lines",
             title="Entries against eager",
             description=(
-                "Total comparisons of entries with eager execution by result, and total withdrawn "
-                "entries. Withdrawn entries should stay 0."
+                "Total checks of entries against eager execution, by result, and total withdrawn "
+                "entries. The number of withdrawn entries should stay at 0."
             ),
             unit="short",
             empty="nothing checked: no replica, or Ray's export before a first check",
@@ -591,7 +594,7 @@ TRAFFIC = Row(
         Panel(
             kind="lines",
             title="Calls without an entry",
-            description=("Calls that torch.compile ran because no entry of the artifact matched."),
+            description=("Calls that torch.compile ran because no entry in the artifact matched."),
             unit="short",
             empty="nothing counted: no replica, or Ray's export before a first count",
             limits=((1.0, "orange"),),
@@ -630,7 +633,7 @@ NODES = Row(
             kind="lines",
             title=f"Ready nodes ({NODE_ONLY})",
             description=(
-                "Number of nodes whose /readyz answers 200, and number of all nodes with a node "
+                "Number of nodes whose /readyz answers 200, and total number of nodes with a node "
                 "server."
             ),
             unit="short",
@@ -648,7 +651,7 @@ NODES = Row(
             kind="lines",
             title=f"Failing checks ({NODE_ONLY})",
             description=(
-                "Number of nodes on which each check of /readyz fails: warm, raylet or proxy."
+                "Number of nodes on which each /readyz check (warm, raylet or proxy) fails."
             ),
             unit="short",
             empty="no node server is scraped",
@@ -681,8 +684,8 @@ NODES = Row(
             kind="bars",
             title=f"Starts in the time range by outcome ({NODE_ONLY})",
             description=(
-                "Number of starts by outcome: the verdict of a ready replica, failed, or died if "
-                "the process ended first."
+                "Number of starts by outcome: the verdict if the replica became ready, 'failed' "
+                "if the start failed, or 'died' if the process ended first."
             ),
             unit="short",
             empty="no node server has seen a start",
@@ -699,8 +702,8 @@ NODES = Row(
             kind="lines",
             title=f"Duration of starts, median and 95 % ({NODE_ONLY})",
             description=(
-                "All starts since the node servers began, by outcome. The values are "
-                "estimates from histogram buckets."
+                "All starts since the node servers started, by outcome. The values are estimates "
+                "from histogram buckets."
             ),
             unit="s",
             empty="no node server has seen a start end",
@@ -716,7 +719,7 @@ NODES = Row(
             kind="lines",
             title=f"Duration of stages, 95 % ({NODE_ONLY})",
             description=(
-                "All starts since the node servers began. The values are estimates from "
+                "All starts since the node servers started. The values are estimates from "
                 "histogram buckets."
             ),
             unit="s",
@@ -733,8 +736,8 @@ NODES = Row(
             kind="lines",
             title=f"Heartbeat age ({NODE_ONLY})",
             description=(
-                "Seconds since each live replica last wrote its state. Above 30, the replica "
-                "hangs or is stopped."
+                "Seconds since each live replica last wrote its state. Above 30, the replica is "
+                "hung or stopped."
             ),
             unit="s",
             empty="no node server sees a live replica",
@@ -773,8 +776,8 @@ ON_THE_GPU = Row(
             kind="lines",
             title="Captures, kernels and autotuning in warm-up",
             description=(
-                "GPU work of each start. Every start captures its CUDA graphs again. If the "
-                "artifact has all kernels, the start builds and tunes none."
+                "GPU work in each start. Every start captures its CUDA graphs again. If the "
+                "artifact contains all kernels, the start does not build or tune any kernels."
             ),
             unit="short",
             empty="no replica is exported",
@@ -805,7 +808,9 @@ ON_THE_GPU = Row(
         Panel(
             kind="lines",
             title="Time of captures and autotuning after ready",
-            description="Total wall seconds of captures and autotuning after READY. Should stay 0.",
+            description=(
+                "Total wall seconds spent on captures and autotuning after READY. Should stay at 0."
+            ),
             unit="s",
             empty="nothing counted: no replica, or Ray's export before a first count",
             limits=((0.001, FAILING),),
@@ -838,8 +843,8 @@ ON_THE_GPU = Row(
             kind="lines",
             title="GPU memory that torch reserves",
             description=(
-                "Memory that torch reserves in each live replica, and its peak. Includes CUDA "
-                "graphs. Measured at the same times as the memory of CUDA graphs."
+                "Memory that torch reserves in each live replica, and the peak of this memory. "
+                "Includes memory for CUDA graphs, and is measured at the same times."
             ),
             unit="bytes",
             empty="no live replica has measured a GPU",
@@ -866,8 +871,8 @@ OF_ONE_DEPLOYMENT = Row(
             kind="lines",
             title="Time to ready, and to the proof",
             description=(
-                "Time to ready counts from the creation of the replica to READY. Time to proof "
-                "counts from the end of its __init__ to the end of the proof."
+                "Time to ready runs from the replica's creation to READY. Time to proof runs from "
+                "the end of __init__ to the end of the proof."
             ),
             unit="s",
             empty="no replica is exported",
@@ -888,7 +893,7 @@ OF_ONE_DEPLOYMENT = Row(
             kind="lines",
             title="Proven share of inputs",
             description=(
-                "Share of declared inputs that passed the proof, in which compiling is "
+                "Share of declared inputs that passed the proof, during which compiling is "
                 "forbidden. The second line shows the share that the current or last pass has "
                 "replayed."
             ),
@@ -913,7 +918,7 @@ OF_ONE_REPLICA = Row(
             kind="lines",
             title="Compiler processes in warm-up",
             description=(
-                "Compiler processes that wrote an object file. 0 if the artifact has all code."
+                "Compiler processes that wrote an object file. 0 if the artifact contains all code."
             ),
             unit="short",
             empty="no replica is exported",
@@ -931,7 +936,7 @@ OF_ONE_REPLICA = Row(
             kind="lines",
             title="Kinds of calls by level",
             description=(
-                "Number of kinds of calls by the level that runs them. Level 1 is torch.compile, "
+                "Different kinds of calls, by the level that runs them. Level 1 is torch.compile, "
                 "level 2 an entry, level 3 a library."
             ),
             unit="short",
@@ -972,7 +977,7 @@ OF_ONE_REPLICA = Row(
             kind="lines",
             title="Elapsed seconds of the start",
             description=(
-                "Seconds since the replica was created. The value stops at READY or FAILED."
+                "Seconds since the replica was created. Stops increasing at READY or FAILED."
             ),
             unit="s",
             empty="no live replica is exported",

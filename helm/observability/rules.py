@@ -1,14 +1,14 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The Prometheus rules, which record figures of starts and define when alerts fire.
+"""The Prometheus rules, which record figures about starts and define when alerts fire.
 
 `python helm/observability/rules.py` writes them to the chart twice:
 
     rules/serve-warm.yaml       a rules file for Prometheus, with the default numbers
     rules/serve-warm.tpl.yaml   the same file as a template, in which Helm's values set the numbers
 
-The chart includes the template with `tpl (.Files.Get "rules/serve-warm.tpl.yaml") .`. It needs
-these values; `DEFAULTS` has their default numbers:
+The chart includes the template with `tpl (.Files.Get "rules/serve-warm.tpl.yaml") .`. The template
+needs these values; `DEFAULTS` contains their default numbers:
 
     alerts.startSloSeconds       a start that took longer missed the objective
     alerts.startSloObjective     the share of starts that should meet it, between 0 and 1
@@ -16,11 +16,11 @@ these values; `DEFAULTS` has their default numbers:
     alerts.minStarts             fewer starts in the long window raise no alert on the objective
     alerts.runbookUrl            the address of docs/runbooks.md
 
-The rules use metrics of node servers and metrics of Ray. A replica with metrics from both counts
-once. The rules need Prometheus 2.42 or newer.
+The rules use metrics from node servers and metrics from Ray. A replica with metrics from both
+counts once. The rules need Prometheus 2.42 or newer.
 
 Sums are by namespace, application and deployment, never by cluster. KubeRay renames the cluster at
-each upgrade, and an objective over weeks would then start again from zero.
+each upgrade, so an objective over weeks would start again from zero.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ EACH = f"{WHO}, replica"
 TARGET = "namespace, job, instance"
 
 WINDOWS = ("30m", "6h", "3d", "28d")
-"""Time windows of the objective. Each alert uses two windows. The objective itself uses the last
-window."""
+"""Time windows of the objective. Each alert on the objective uses two windows. The objective itself
+uses the last window."""
 
 
 def value(name: str) -> str:
@@ -63,7 +63,7 @@ NO_BUILD = 'application!~"serve_warm-[0-9a-f]{8}"'
 
 
 def ours(name: str, matchers: str = "") -> str:
-    """Return the series of a metric, without the series of builds."""
+    """Return the series of a metric, without series from builds."""
     inside = f"{NO_BUILD},{matchers}" if matchers else NO_BUILD
     return f"{name}{{{inside}}}"
 
@@ -89,7 +89,7 @@ STARTING = "deployment:serve_warm_replicas_starting:count"
 
 
 def starts(window: str) -> str:
-    """Return the name of the record that counts the starts that ended in a window."""
+    """Return the name of the record that counts starts that ended in a window."""
     return f"deployment:serve_warm_starts:count{window}"
 
 
@@ -117,11 +117,11 @@ DIED = f"""
 """.strip()
 
 RECORDS = [
-    # One series for each live replica, with its stage. A replica that was ready and now hangs
-    # has none. If a node server knows a replica, the rule ignores Ray's metrics of this replica:
-    # they lag by up to 10 s, and show a hanging replica as ready. The rule ignores a node server
-    # that cannot read state files, because this server keeps exporting the last values that it
-    # read.
+    # One series for each live replica, with its stage. A replica that was ready and now hangs has
+    # no series. If a node server knows a replica, the rule ignores Ray's metrics for this replica:
+    # Ray's metrics lag by up to 10 s, and show a hung replica as ready. The rule ignores a node
+    # server that cannot read state files, because such a server keeps exporting the last values
+    # that it read.
     record(
         STAGE,
         f"""
@@ -136,8 +136,8 @@ max by ({EACH}, stage) (
     record(READY_AT, f"timestamp({READY})"),
     record(STARTING, f'count by ({WHO}) ({STAGE}{{stage!~"ready|failed"}})'),
     # One series for each start that ended in the last 10 minutes: 1 if it was ready in time, 0 if
-    # it was late or died before it was ready. So in each window a replica counts once, even after
-    # it ended. increase() would miss a counter whose first value is 1.
+    # it was late or died before it was ready. In each window, a replica therefore counts once, even
+    # after it has ended. increase() would miss a counter whose first value is 1.
     record(
         START,
         f"""
@@ -152,9 +152,9 @@ or on ({EACH})
 )
 """,
     ),
-    # The current time, for each replica that is not ready yet, or died before it was ready. The
-    # minimum over a window is the time at which the replica was first seen. A start may be so short
-    # that no scrape sees it alive.
+    # The current time, for each replica that is not ready yet, or that died before it was ready.
+    # The minimum over a window is the time at which the replica was first seen. A start can be so
+    # short that no scrape sees the replica alive.
     record(
         UNREADY,
         f"""
@@ -212,7 +212,7 @@ def alert(
 
 
 def burns(factor: int, long: str, short: str) -> str:
-    """Return the condition that starts miss the objective `factor` times too often."""
+    """Return the condition for starts that miss the objective `factor` times too often."""
     limit = f"{factor} * (1 - {value('startSloObjective')})"
     return f"""
 {missed(long)} > {limit}
@@ -222,19 +222,19 @@ and {starts(long)} >= {value("minStarts")}
 
 
 SLO = (
-    f"Objective: at least {value('startSloObjective')} of all starts are READY within "
-    f"{value('startSloSeconds')} s of creation"
+    f"Objective: at least {value('startSloObjective')} of all starts must be READY within "
+    f"{value('startSloSeconds')} s of the replica's creation"
 )
 
 
 def in_traffic(name: str, span: str = "10m") -> str:
-    """Return the number of such events of each deployment after READY.
+    """Return an expression that counts such events after READY, by deployment.
 
     Deployments without such an event have no series.
     """
     of_node = ours(f"serve_warm_{name}_after_ready_total")
     of_ray = ours(f"ray_serve_warm_{name}_after_ready_total")
-    # Ray exports a counter only from its first count on, which increase() misses.
+    # Ray exports a counter only from its first count on, and increase() misses that count.
     return f"""
 sum by ({WHO}) (increase({of_node}[{span}])) > 0
 or on ({WHO})
@@ -262,7 +262,7 @@ count by ({WHO}) (
 """,
         f"{OF} starts cold although an artifact is configured",
         "{{ $value }} start(s) found no matching artifact, so they compiled everything. The "
-        "number includes running starts, and starts that ended in the last hour.",
+        "number includes starts in progress and starts that ended in the last hour.",
     ),
     alert(
         "ServeWarmArtifactRefused",
@@ -274,10 +274,9 @@ count by ({WHO}, reason) (
 )
 """,
         f"{OF} refuses its artifact: {{{{ $labels.reason }}}}",
-        "{{ $value }} start(s) found an artifact and refused to load it. The number includes "
-        "running starts, and starts that ended in the last hour. The reasons untrusted, "
-        "bad_signature "
-        "and digest_mismatch can mean an attack.",
+        "{{ $value }} start(s) found an artifact but refused to load it. The number includes "
+        "starts in progress and starts that ended in the last hour. The reasons untrusted, "
+        "bad_signature and digest_mismatch can mean an attack.",
     ),
     alert(
         "ServeWarmParityFailed",
@@ -290,8 +289,8 @@ sum by ({WHO}) (
 ) > 0
 """,
         f"{OF} withdrew entries whose results differ from eager execution",
-        "Entries withdrawn by live replicas so far: {{ $value }}. Other replicas may use these "
-        "entries until their own check fails.",
+        "Entries withdrawn by live replicas so far: {{ $value }}. Other replicas can keep using "
+        "these entries until their own checks fail.",
     ),
     alert(
         "ServeWarmStartNearDeadline",
@@ -304,17 +303,17 @@ max by ({WHO}) (
 ) > 0.8
 """,
         f"{OF} has been starting for {{{{ $value | humanizePercentage }}}} of deadline_s",
-        "The percentage includes __init__, but deadline_s counts only from the end of __init__ to "
-        "READY. After deadline_s the start fails. If on_deadline is set to serve, the replica "
-        "serves without proof instead.",
+        "The percentage includes the time in __init__, but deadline_s covers only the time from "
+        "the end of __init__ to READY. After deadline_s, the start fails. If on_deadline is "
+        "'serve', the replica serves without proof instead.",
     ),
     alert(
         "ServeWarmCompilesAfterReady",
         "warning",
         in_traffic("compiles"),
         f"{OF} compiles while serving requests",
-        "In the last 10 minutes, replicas that were proven warm compiled again, and requests "
-        "waited.",
+        "In the last 10 minutes, replicas compiled again after they were proven warm, and "
+        "requests waited.",
     ),
     alert(
         "ServeWarmCapturesAfterReady",
@@ -329,10 +328,10 @@ unless on ({WHO}) (
 {indent(in_traffic("compiles", "1h"), "  ")}
 )
 """,
-        f"{OF} captures or tunes while serving requests",
-        "In the last 10 minutes, replicas that were proven warm captured CUDA graphs, or built or "
-        "tuned Triton kernels, and requests waited. The deployment compiled nothing in the last "
-        "hour.",
+        f"{OF} captures CUDA graphs, or builds or tunes kernels, while serving requests",
+        "In the last 10 minutes, replicas captured CUDA graphs, or built or tuned Triton kernels, "
+        "after they were proven warm, and requests waited. The deployment compiled nothing in the "
+        "last hour.",
     ),
     alert(
         "ServeWarmNoReadyReplica",
@@ -342,16 +341,17 @@ max_over_time({STARTING}[5m]) > 0
 unless on ({WHO}) {READY} > 0
 """,
         f"{OF} has no ready replica, but some are starting",
-        "For 10 minutes, no replica could answer requests. Requests wait in the queue or time out.",
+        "For 10 minutes, no replica has been able to answer requests. Requests are waiting in the "
+        "queue or timing out.",
         lasting="10m",
     ),
     alert(
         "ServeWarmStartsFailed",
         "critical",
         # Starts that began after the deployment was last ready. This leaves out starts that were
-        # stopped together with ready replicas. It also leaves out starts that may still run,
-        # because their node server does not answer or cannot read their state. The range of two
-        # hours includes the beginning of every start that was seen in the last hour.
+        # stopped together with ready replicas. This also leaves out starts that might still be
+        # running, because their node server does not answer or cannot read their state. The range
+        # of two hours includes the beginning of every start that was seen in the last hour.
         f"""
 count by ({WHO}) (
   (
@@ -368,8 +368,8 @@ count by ({WHO}) (
 unless on ({WHO}) {STARTING}
 """,
         f"{OF} has no ready replica, and no replica is starting",
-        "In the last hour {{ $value }} start(s) ended before the replica was ready. No new start "
-        "has begun for 5 minutes, so Serve may have given up.",
+        "In the last hour, {{ $value }} start(s) ended before the replica was ready. No new start "
+        "has begun for 5 minutes, so Serve might have given up.",
         lasting="5m",
     ),
     alert(
@@ -382,9 +382,9 @@ max by ({WHO}) (
 ) / 86400 > {value("artifactMaxAgeDays")}
 """,
         OF + ' runs an artifact that is {{ $value | printf "%.0f" }} days old',
-        f"The limit of this alert is {value('artifactMaxAgeDays')} days. Replicas refuse an "
-        "artifact above the age limit of the trust files (a year by default), and then start "
-        "cold.",
+        f"The limit for this alert is {value('artifactMaxAgeDays')} days. Replicas refuse an "
+        "artifact that is older than the age limit in the trust files (a year by default), and "
+        "then start cold.",
         lasting="1h",
     ),
     alert(
@@ -392,22 +392,22 @@ max by ({WHO}) (
         "critical",
         burns(6, "6h", "30m"),
         f"{OF}: {{{{ $value | humanizePercentage }}}} of starts in 6 h were too slow or failed",
-        "This share, and the share over the last 30 minutes, are more than 6 times what the "
-        f"objective allows. {SLO}.",
+        "Both this share and the share over the last 30 minutes are more than 6 times as large as "
+        f"the objective allows. {SLO}.",
     ),
     alert(
         "ServeWarmStartBudgetBurnsSlowly",
         "warning",
         burns(1, "3d", "6h"),
         f"{OF}: {{{{ $value | humanizePercentage }}}} of starts in 3 days were too slow or failed",
-        "This share, and the share over the last 6 hours, are more than the objective allows. "
-        f"{SLO}.",
+        "Both this share and the share over the last 6 hours are larger than the objective "
+        f"allows. {SLO}.",
     ),
     alert(
         "ServeWarmSeatsUnusable",
         "warning",
-        # `none` is also the reason of the first start on a node. `unavailable` lasts as long as the
-        # replica.
+        # `none` is also the reason of the first start on a node. The reason `unavailable` lasts as
+        # long as the replica.
         f"""
 count by ({WHO}, reason) (
   {each("seat_misses_total", f"{EACH}, reason", matchers='reason!="none"')} == 1
@@ -418,8 +418,9 @@ count by ({WHO}, reason) (
 )
 """,
         f"{OF} starts without its configured seats: {{{{ $labels.reason }}}}",
-        "{{ $value }} replica(s) started without a seat, or can keep no seat for the next start. "
-        "The number includes running starts, starts in the last hour, and live replicas.",
+        "{{ $value }} replica(s) started without a seat, or cannot keep a seat for the next "
+        "start. The number includes starts in progress, starts that ended in the last hour, and "
+        "live replicas.",
     ),
     alert(
         "ServeWarmNodeServerDown",
@@ -429,9 +430,9 @@ up == 0
 and on ({TARGET})
 max by ({TARGET}) (max_over_time(serve_warm_node_ready[1d]))
 """,
-        "The node server at {{ $labels.instance }} does not answer Prometheus",
-        "The node server answered within the last day. If the node's readiness probe "
-        "queries this server, the probe fails, and the node counts as not ready.",
+        "The node server at {{ $labels.instance }} does not respond to Prometheus",
+        "The node server did respond within the last day. If the node's readiness probe queries "
+        "this server, the probe fails, and the node counts as not ready.",
         lasting="5m",
     ),
     alert(
@@ -446,8 +447,8 @@ and on (namespace)
 max by (namespace) (max_over_time(serve_warm_node_ready[1d]))
 """,
         f"{{{{ $value }}}} replicas of {OF} are on nodes without a node server",
-        "Ray exports metrics of these replicas, but no node server does. A node server ran in "
-        "this namespace within the last day.",
+        "Ray exports metrics for these replicas, but no node server does. A node server was "
+        "running in this namespace within the last day.",
         lasting="15m",
     ),
     alert(

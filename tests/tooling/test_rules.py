@@ -833,7 +833,7 @@ TEXTS = {
         "shop#Ranker starts cold although an artifact is configured",
         (
             "1 start(s) found no matching artifact, so they compiled everything. The number "
-            "includes running starts, and starts that ended in the last hour."
+            "includes starts in progress and starts that ended in the last hour."
         ),
     ),
     "ServeWarmArtifactRefused": (
@@ -841,10 +841,9 @@ TEXTS = {
         20,
         "shop#Ranker refuses its artifact: expired",
         (
-            "1 start(s) found an artifact and refused to load it. The number includes running "
-            "starts, "
-            "and starts that ended in the last hour. The reasons untrusted, bad_signature and "
-            "digest_mismatch can mean an attack."
+            "1 start(s) found an artifact but refused to load it. The number includes starts in "
+            "progress and starts that ended in the last hour. The reasons untrusted, "
+            "bad_signature and digest_mismatch can mean an attack."
         ),
     ),
     "ServeWarmParityFailed": (
@@ -852,8 +851,8 @@ TEXTS = {
         4,
         "shop#Ranker withdrew entries whose results differ from eager execution",
         (
-            "Entries withdrawn by live replicas so far: 1. Other replicas may use these entries "
-            "until their own check fails."
+            "Entries withdrawn by live replicas so far: 1. Other replicas can keep using these "
+            "entries until their own checks fail."
         ),
     ),
     "ServeWarmStartNearDeadline": (
@@ -861,19 +860,19 @@ TEXTS = {
         10,
         "shop#Gone has been starting for 100% of deadline_s",
         (
-            "The percentage includes __init__, but deadline_s counts only from the end of "
-            "__init__ to READY. After deadline_s the start fails. If on_deadline is set to "
-            "serve, the replica serves without proof instead."
+            "The percentage includes the time in __init__, but deadline_s covers only the time "
+            "from the end of __init__ to READY. After deadline_s, the start fails. If on_deadline "
+            "is 'serve', the replica serves without proof instead."
         ),
     ),
     "ServeWarmCapturesAfterReady": (
         "captures",
         32,
-        "shop#Tunes captures or tunes while serving requests",
+        "shop#Tunes captures CUDA graphs, or builds or tunes kernels, while serving requests",
         (
-            "In the last 10 minutes, replicas that were proven warm captured CUDA graphs, or "
-            "built or tuned Triton kernels, and requests waited. The deployment compiled nothing "
-            "in the last hour."
+            "In the last 10 minutes, replicas captured CUDA graphs, or built or tuned Triton "
+            "kernels, after they were proven warm, and requests waited. The deployment compiled "
+            "nothing in the last hour."
         ),
     ),
     "ServeWarmStartsFailed": (
@@ -881,8 +880,8 @@ TEXTS = {
         12,
         "shop#Gone has no ready replica, and no replica is starting",
         (
-            "In the last hour 1 start(s) ended before the replica was ready. No new start has "
-            "begun for 5 minutes, so Serve may have given up."
+            "In the last hour, 1 start(s) ended before the replica was ready. No new start has "
+            "begun for 5 minutes, so Serve might have given up."
         ),
     ),
     "ServeWarmArtifactOld": (
@@ -890,8 +889,8 @@ TEXTS = {
         95,
         "shop#Ranker runs an artifact that is 30 days old",
         (
-            "The limit of this alert is 30 days. Replicas refuse an artifact above the age limit "
-            "of the trust files (a year by default), and then start cold."
+            "The limit for this alert is 30 days. Replicas refuse an artifact that is older than "
+            "the age limit in the trust files (a year by default), and then start cold."
         ),
     ),
     "ServeWarmStartBudgetBurnsFast": (
@@ -899,9 +898,9 @@ TEXTS = {
         8,
         "shop#Ranker: 40% of starts in 6 h were too slow or failed",
         (
-            "This share, and the share over the last 30 minutes, are more than 6 times what the "
-            "objective allows. Objective: at least 0.95 of all "
-            "starts are READY within 60 s of creation."
+            "Both this share and the share over the last 30 minutes are more than 6 times as "
+            "large as the objective allows. Objective: at least 0.95 of all starts must be READY "
+            "within 60 s of the replica's creation."
         ),
     ),
     "ServeWarmSeatsUnusable": (
@@ -909,16 +908,17 @@ TEXTS = {
         100,
         "shop#Alone starts without its configured seats: unavailable",
         (
-            "1 replica(s) started without a seat, or can keep no seat for the next start. The "
-            "number includes running starts, starts in the last hour, and live replicas."
+            "1 replica(s) started without a seat, or cannot keep a seat for the next start. The "
+            "number includes starts in progress, starts that ended in the last hour, and live "
+            "replicas."
         ),
     ),
     "ServeWarmNodeServerDown": (
         "node-server-down",
         16,
-        "The node server at n1:8099 does not answer Prometheus",
+        "The node server at n1:8099 does not respond to Prometheus",
         (
-            "The node server answered within the last day. If the node's readiness probe "
+            "The node server did respond within the last day. If the node's readiness probe "
             "queries this server, the probe fails, and the node counts as not ready."
         ),
     ),
@@ -927,8 +927,8 @@ TEXTS = {
         36,
         "2 replicas of shop#Ranker are on nodes without a node server",
         (
-            "Ray exports metrics of these replicas, but no node server does. A node server ran in "
-            "this namespace within the last day."
+            "Ray exports metrics for these replicas, but no node server does. A node server was "
+            "running in this namespace within the last day."
         ),
     ),
     "ServeWarmStatesUnreadable": (
