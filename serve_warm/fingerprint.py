@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fingerprints: named factors of the machine and the app that an artifact was built for.
 
-Reading factors (`read_machine`, `read_app`) is separate from comparing them
-(`Fingerprint.compare`). The comparison is a pure function, so any machine can do it for other
-machines.
+Reading factors (`read_machine`, `read_app`) is separate from `Fingerprint.compare`, a pure function
+that can compare the fingerprints of any machines.
 
 Some factors are part of torch's cache keys. Other factors are missing from these keys, although the
 built code depends on the factors. The most important missing factor is the CPU's instruction set:
