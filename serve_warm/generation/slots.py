@@ -51,7 +51,7 @@ class Sequence:
 
 @public
 class Slots:
-    """Generates as many sequences at once as a decoder has slots. Others wait for a slot.
+    """Generates as many sequences at once as a decoder has slots. Further ones wait for a slot.
 
     This object takes and keeps all of the decoder's slots. `call` runs a function on the model's
     thread, for example a deployment's `on_model_thread`.

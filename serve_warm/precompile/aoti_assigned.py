@@ -62,7 +62,7 @@ class Assigned:
             self._before = [each for each in gc.get_objects() if type(each) is list]
 
     def places(self, path_of: Path) -> list[tuple[list[list[Any]], str, Any]]:
-        """Return each attribute: the steps to its module, its name, its value after the run.
+        """Return each attribute: the steps to its module, its name, and its value after the run.
 
         Raises:
             NoEntry: an attribute was deleted.
@@ -80,7 +80,7 @@ class Assigned:
     def refuse_shared(self, values: Sequence[Any], returned: Any) -> None:
         """Raise `NoEntry` for an assigned list that existed before the run or has two names.
 
-        A library cannot do the same, because each of its calls makes new lists.
+        A library cannot do the same, because each call of a library makes new lists.
         """
         known = set(map(id, self._before))
         self._before = []
