@@ -98,7 +98,7 @@ class Session:
     ) -> Checks | None:
         """Return checks of all loaded entries; None if no entries are loaded.
 
-        After READY, every `one_in`-th call of an entry is checked; if `one_in` is 0, no calls are.
+        After READY, every `one_in`-th call of an entry is checked; 0 checks no calls.
         """
         if self.loaded is None or not self.loaded.has_any:
             self.checks = None
@@ -115,7 +115,7 @@ class Session:
     def withdraw(self, entry: Entry, why: str, *, eagerly: bool) -> None:
         """Stop running an entry in all callables.
 
-        Its calls go to torch.compile, with `why` as the reason.
+        The entry's calls go to torch.compile, with `why` as the reason.
 
         Without a C++ compiler, torch.compile would fail; pass `eagerly` to run the calls eagerly
         instead.
@@ -149,7 +149,7 @@ class Session:
 
     @contextlib.contextmanager
     def probing(self) -> Iterator[None]:
-        """Neither count calls in the block nor log new kinds of calls."""
+        """In the block, do not count calls, and do not log new kinds of calls."""
         before = {each: each.counts() for each in list(self.dispatchers)}
         self.is_probing = True
         try:
@@ -160,7 +160,7 @@ class Session:
                 each.restore_counts(before.get(each, {}))
 
     def uses(self) -> tuple[EntryUse, ...]:
-        """Return the level of all calls so far, for all callables; equal calls are added up."""
+        """Return each kind of call so far, with its level and number, for all callables."""
         counts: dict[tuple[str, str, int, str], int] = {}
         for dispatcher in list(self.dispatchers):
             for use in dispatcher.uses():
