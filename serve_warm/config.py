@@ -41,9 +41,9 @@ _SHARE = re.compile(r"1/[1-9][0-9]{0,8}", re.ASCII)
 
 @public
 class Seats(BaseModel):
-    """Settings for seats: workers that finish their imports before a replica needs them.
+    """Settings for seats: workers that finish their imports before a replica needs a worker.
 
-    Off by default.
+    Seats are off by default.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -321,7 +321,7 @@ def _laid_over(below: Any, above: Any) -> Any:
 
 
 def _describe(problem: Any, origin: Mapping[str, str]) -> str:
-    """Return a line about one problem that pydantic found in a setting."""
+    """Return a one-line description of a problem that pydantic found in a setting."""
     field, *inner = map(str, problem["loc"])
     if field != "seats":
         inner = []  # the numbers of a list's items say little

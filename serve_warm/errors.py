@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The exceptions of serve_warm, as one tree. Fields contain the facts, and `hint` the advice.
+"""The exceptions of serve_warm, as one tree. Fields hold the facts, and `hint` holds advice.
 
 ServeWarmError
 ├── ConfigError                 a setting, an option or a trust file cannot be used
 │   ├── InputError              a declared input cannot be replayed
 │   └── MissingPackage          a feature needs a package that is not installed
-├── CompilerMissing             code must be compiled and no C++ compiler was found
+├── CompilerMissing             code must be compiled, but no C++ compiler was found
 ├── StoreError                  a store could not be read or written
 │   ├── StoreDenied             no credentials, or the wrong ones: a retry does not help
 │   ├── ObjectNotFound
@@ -15,13 +15,13 @@ ServeWarmError
 │   └── AlreadyPublished        write-once: the variant exists with other content
 ├── ArtifactNotFound            miss: the store is empty, or no variant fits
 ├── ArtifactRefused             bad trust, integrity or format: never loaded
-├── BuildFailed                 an artifact was built and failed its checks
-├── GenerationRefused           a prompt, length or option that compiled steps cannot have
+├── BuildFailed                 an artifact was built, but failed its checks
+├── GenerationRefused           a prompt, length or option that the compiled steps do not support
 └── WarmupFailed                the replica must not become ready
     ├── WarmupTimeout           the deadline of the start or of a stage has passed
-    ├── ReplayFailed            an input raised when it was replayed
+    ├── ReplayFailed            replaying an input raised an exception
     ├── RankFailed              another rank of the group failed, ended or is out of step
-    └── NotProven               the pass that forbids compiling met a compile
+    └── NotProven               the pass that forbids compiling needed a compile
 
 With `after_ready: forbid`, a request that needs a compile raises `CompileForbidden`. It is defined
 in `serve_warm.replica.serve_calls`, because it is also a Ray Serve exception (HTTP 503).
@@ -164,7 +164,7 @@ class ObjectExists(StoreError):
 
 
 class AlreadyPublished(StoreError):
-    """The variant is already published with other content. `statement` is its key."""
+    """The variant is already published with other content, under the key `statement`."""
 
 
 class ArtifactNotFound(ServeWarmError):
@@ -205,7 +205,7 @@ class BuildFailed(ServeWarmError):
 
 
 class GenerationRefused(ServeWarmError, ValueError):
-    """The compiled steps do not support a call of `generate`.
+    """The compiled steps do not support a call to `generate`.
 
     The message is one sentence that can be sent to a client.
     """
@@ -227,7 +227,7 @@ class WarmupTimeout(WarmupFailed):
 
 
 class ReplayFailed(WarmupFailed):
-    """An input raised when it was replayed. `__cause__` is its exception."""
+    """Replaying an input raised an exception, which is stored as `__cause__`."""
 
 
 class RankFailed(WarmupFailed):
@@ -235,7 +235,7 @@ class RankFailed(WarmupFailed):
 
 
 class NotProven(WarmupFailed):
-    """The pass that forbids compiling needed a compile, or every pass compiled something."""
+    """The pass that forbids compiling needed a compile, or no pass was `quiet` (see `Counts`)."""
 
 
 def nearest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:

@@ -164,7 +164,7 @@ class Fingerprint:
 
         A factor that only one side has counts as a difference. A factor that this process could not
         read also counts as a difference. The compiler never counts as a difference if the artifact
-        needs no compiler. Machine factors come first, each group sorted by name.
+        needs no compiler. Machine factors come before app factors; each group is sorted by name.
         """
         return tuple(
             Mismatch(group=group, factor=factor, artifact=artifact, here=ours)
@@ -475,7 +475,7 @@ def gpu_in_use() -> int:
 
 
 def _device_in_use(visible: Sequence[str], current: int) -> str:
-    """Return the GPU that kernels are compiled and autotuned for, and what other GPUs are visible.
+    """Return the GPU that kernels are compiled and autotuned for, and all other visible kinds.
 
     More GPUs of the same kind do not matter. A GPU of another kind matters, because user code might
     put the model on that GPU.

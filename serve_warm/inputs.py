@@ -280,7 +280,7 @@ def shape_grid(
     budget: int = 128,
     model_id: str = "",
 ) -> list[Input]:
-    """Return one input for each point of `buckets`, largest first.
+    """Return one input for each combination of sizes in `buckets`, largest first.
 
     Args:
         target: what to call: a method, its name, or `"POST /path"`.
@@ -466,7 +466,7 @@ def suggest_input(
     """Return, as Python code to paste, the `Input(...)` that prevents a compile during traffic.
 
     `signature` is the text of an `InputSignature`. `route` is the path of an HTTP request, and
-    `largest` the largest batch size. Requests are not stored or shown, so unknown arguments are
+    `largest` is the largest batch size. Requests are not stored or shown, so unknown arguments are
     `...`, with a comment that shows the compiled call.
 
     >>> suggest_input([Input(target="embed", concurrency=4)], function="forward (app.py:7)",

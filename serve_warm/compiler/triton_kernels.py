@@ -108,7 +108,7 @@ def _time_tuning(
 
 
 def _look_here(tuner: Any) -> None:
-    """Make the autotuner of a cached graph use the cache directory of this process.
+    """Make the autotuner of a cached graph use this process's cache directory.
 
     The saved graph contains the path from the build, and torch looks for results next to that path.
     """
@@ -149,7 +149,7 @@ def _keep_descended(tuner: Any, found: Sequence[Any], reload_kernel: Callable[[]
 
 
 def _keep_measured(tuner: Any, heuristics: ModuleType, reload_kernel: Callable[[], Any]) -> None:
-    """Use the stored best configuration if torch would otherwise time them all again.
+    """Use the stored best configuration if torch would otherwise time all configurations again.
 
     After building a reduction that needs many registers, torch adds a configuration with half the
     block size (`_dynamic_scale_rblock`). The saved graph does not contain this configuration. torch
@@ -308,7 +308,7 @@ class Built:
         self._there = 0
 
     def look_at(self, folder: Path) -> None:
-        """Count kernels that appear in `folder` from now on, and ignore older kernels."""
+        """From now on, count kernels that appear in `folder`, and ignore older kernels."""
         self._before = self.count()
         self._folder, self._seen_ns = folder, -1
         self._at_first = 0

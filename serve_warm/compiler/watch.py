@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The watch, which counts this process's compiles and records the reason for each.
 
-One hook is enough. For each call of a compiled function,
+One hook is enough to see every compile. For each call of a compiled function,
 `torch._dynamo.eval_frame._callback_from_stance` returns the callback that runs if no compiled
 variant matches (private; seen in torch 2.13.0). The hook wraps that callback. So serve_warm's
 Python code runs only when torch is about to compile; all other calls pay one extra function call

@@ -17,7 +17,7 @@ Active = tuple[Any, ...]
 
 
 class Adapters:
-    """Reads from one adapter layer, as created by `peft`, which adapters are active."""
+    """Reads which adapters are active, using one of the adapter layers that `peft` created."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -123,7 +123,7 @@ class CachedDecoder:
             )
 
     def prefill(self, slot: int, prompt: torch.Tensor) -> torch.Tensor:
-        """Fill a slot with a prompt; return the logits after it, of shape (vocabulary,).
+        """Fill a slot with a prompt; return the logits after the prompt, of shape (vocabulary,).
 
         The prompt has tokens, of shape (length,), or embeddings, of shape (length, width).
         """
@@ -183,5 +183,5 @@ class CachedDecoder:
 
 
 def _kept(made: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a GPU tensor, because the next run of a CUDA graph would overwrite it."""
+    """Copy a tensor if it is on a GPU, because the next run of a CUDA graph overwrites it."""
     return made.clone() if made.is_cuda else made

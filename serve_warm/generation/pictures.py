@@ -33,7 +33,7 @@ def pictures_in(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def embed(model: Any, tokens: torch.Tensor, pictures: Mapping[str, Any]) -> torch.Tensor:
-    """Return the embeddings of prompts with images, of shape (rows, length, width).
+    """Return the embeddings, of shape (rows, length, width), for prompts with images.
 
     Raises:
         GenerationRefused: the decoder of this model takes more than embeddings.

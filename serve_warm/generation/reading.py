@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Calls a `transformers` model once, to find which cache the model needs.
+"""Calls a `transformers` model once, to find the cache that the model needs.
 
 The call is eager and takes one token. The call's dynamic cache shows the heads and widths of each
 layer. No configuration setting gives these for all models.
@@ -27,7 +27,7 @@ MASKS = {"sdpa": True, "eager": False}
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """The caches that a model needs, and the form of its calls."""
+    """The caches that a model needs, and the form of the model's calls."""
 
     layers: Sequence[LayerShape]
     cross: Sequence[LayerShape]
@@ -40,7 +40,7 @@ class Needs:
 
 
 def read(model: Any, *, max_length: int, prompt_lengths: Sequence[int]) -> Needs:
-    """Return the caches that a model needs, and the form of its calls.
+    """Return the caches that a model needs, and the form of the model's calls.
 
     Raises:
         ConfigError: the model cannot generate, or a layer has no cache of a fixed size.

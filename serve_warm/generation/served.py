@@ -149,7 +149,7 @@ class CompiledGeneration:
     _serve_warm_local: threading.local
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate as the model does, but with compiled steps.
+        """Generate as the original model does, but with compiled steps.
 
         Raises:
             GenerationRefused: the steps do not support an option, a prompt or a length. Other calls
@@ -177,9 +177,9 @@ class CompiledGeneration:
     ) -> Iterator[torch.Tensor]:
         """Yield the next token of each row, of shape (rows,), as soon as it exists.
 
-        `choose` maps logits to tokens. By default it takes the token with the largest logit. Close
-        the iterator, or leave its loop, to give the slots back early. Works only with decoder-only
-        models.
+        `choose` maps logits to tokens. By default, `choose` takes the token with the largest logit.
+        Close the iterator, or leave its loop, to give the slots back early. Works only with
+        decoder-only models.
 
         Raises:
             GenerationRefused: a prompt, a batch or a length does not fit.
@@ -435,7 +435,7 @@ def _check_given(given: Mapping[str, Any]) -> None:
 def _check_positions(
     tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None
 ) -> None:
-    """Refuse positions that are not the tokens' positions without padding."""
+    """Refuse positions that differ from the tokens' positions without padding."""
     if positions is None:
         return
     # Qwen2-VL has four rows of positions, which differ at the tokens of an image.

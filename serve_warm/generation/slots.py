@@ -29,7 +29,7 @@ ChooseToken = Callable[[torch.Tensor], int]
 
 @dataclass
 class Sequence:
-    """One running sequence: its newest token with its position, and tokens not yet taken."""
+    """One running sequence: the newest token and its position, and the tokens not yet taken."""
 
     token: int
     position: int
@@ -51,7 +51,7 @@ class Sequence:
 
 @public
 class Slots:
-    """Generates as many sequences at once as a decoder has slots. Further ones wait for a slot.
+    """Generates up to one sequence per slot of a decoder; other sequences wait for a free slot.
 
     This object takes and keeps all of the decoder's slots. `call` runs a function on the model's
     thread, for example a deployment's `on_model_thread`.
@@ -79,8 +79,8 @@ class Slots:
     ) -> AsyncGenerator[int, None]:
         """Yield `count` tokens after the prompt, each as soon as it exists.
 
-        `choose` maps logits to a token. By default it takes the token with the largest logit. Close
-        the generator to end the sequence early and free its slot.
+        `choose` maps logits to a token. By default, `choose` takes the token with the largest
+        logit. Close the generator to end the sequence early and free its slot.
 
         Raises:
             GenerationRefused: the prompt is empty or longer than the longest bucket, or the

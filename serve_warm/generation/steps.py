@@ -62,7 +62,7 @@ class CallForm:
 class LayerCache(nn.Module):
     """Keys and values of one layer, as a ring of `window` positions for each slot.
 
-    Tokens of padding and of slots without a sequence are written behind the ring, and never read.
+    Padding and the tokens of idle slots are written behind the ring, where nothing reads them.
     """
 
     keys: torch.Tensor
@@ -105,7 +105,7 @@ class SlotCache(nn.Module):
 
 
 def _size(window: int) -> int:
-    """Return a multiple of 8 with room for a ring's positions and at least one behind the ring."""
+    """Return a size that holds a ring and at least one position behind it, as a multiple of 8."""
     return (window + 8) // 8 * 8
 
 
@@ -123,7 +123,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def __init__(
         self, cache: Any, rows: Any, places: Any, *, seen: Any, is_prompt: bool, kept: Any = None
     ) -> None:
-        """`kept` says which prompt tokens are written to separate positions."""
+        """`kept` marks the prompt tokens that are stored in the ring."""
         self.cache, self.rows, self.places, self.seen = cache, rows, places, seen
         self.is_prompt, self.kept = is_prompt, kept
         self.keys, self.values = cache.keys, cache.values
@@ -279,7 +279,7 @@ class Decode(_Step):
     """Returns the logits for the next token of every slot, of shape (slots, vocabulary).
 
     `tokens` and `positions` have shape (slots,). A slot whose position is `max_length` is idle: its
-    cache does not change, and its logits have no meaning.
+    cache does not change, and its logits are meaningless.
     """
 
     def forward(self, tokens: Any, positions: Any) -> Any:

@@ -62,7 +62,7 @@ class Made:
 def make(
     function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
 ) -> Made:
-    """Compile `function(callee, *tensors)` ahead of time, with `arguments` of torch.compile.
+    """Compile `function(callee, *tensors)` ahead of time, with torch.compile's `arguments`.
 
     Raises:
         NoEntry: the graph breaks, or a part of it cannot be written to a file.
@@ -251,7 +251,7 @@ def _settings_of_trace() -> Iterator[None]:
 
 
 def _with_filter(arguments: Mapping[str, Any], take_all: Callable[..., Any]) -> dict[str, Any]:
-    """Replace a mode by its options, then add a guard filter to `options`."""
+    """Replace a mode with its options, then add a guard filter to `options`."""
     given = {k: v for k, v in arguments.items() if k not in ("mode", "options", "recompile_limit")}
     return {**given, "options": {**options_of(arguments), "guard_filter_fn": take_all}}
 

@@ -80,7 +80,7 @@ class Assigned:
     def refuse_shared(self, values: Sequence[Any], returned: Any) -> None:
         """Raise `NoEntry` for an assigned list that existed before the run or has two names.
 
-        A library cannot do the same, because each call of a library makes new lists.
+        A library cannot reproduce such a list, because each of its calls makes new lists.
         """
         known = set(map(id, self._before))
         self._before = []

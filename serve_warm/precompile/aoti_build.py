@@ -60,7 +60,7 @@ ON_A_GPU = {"aot_inductor.embed_kernel_binary": True}
 def make(
     function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
 ) -> aot_compile.Made:
-    """Compile `function(callee, *tensors)` into a library, with `arguments` of torch.compile.
+    """Compile `function(callee, *tensors)` into a library, with torch.compile's `arguments`.
 
     Raises:
         NoEntry: the graph breaks, or a library cannot do a part of it.
@@ -210,7 +210,7 @@ class _Graph:
         self._device = "cpu"
 
     def take(self, graph: Any, _inputs: Sequence[Any], **_: Any) -> Any:
-        """Receive a graph from Dynamo, as a backend does. Compile a graph with dynamic sizes."""
+        """Receive a graph from Dynamo, as a backend does. Compile it if it has dynamic sizes."""
         self.assigned.refuse_others(_path_of_module)
         if [*graph.parameters(), *graph.buffers()]:
             raise NoEntry("its graph holds a tensor as a constant")
@@ -365,7 +365,7 @@ class _Graph:
     def refuse_other_result(
         self, function: aoti_library.Function, tensors: Sequence[Any], returned: Any
     ) -> None:
-        """Raise `NoEntry` if the same tensors give the plan a different result than eager."""
+        """Raise `NoEntry` if the plan's result differs from eager's for the same tensors."""
         given = (self._outputs, self._inputs, tensors)
         places = self.assigned.places(_path_of_module)
         for (_, name, make), (_, _, value) in zip(function.assigns, places, strict=True):
@@ -523,7 +523,7 @@ def _without_defaults(given: Input) -> dict[str, Any]:
 
 
 def _plain(value: Any, known: Mapping[int, list[Any]], *, dynamic: bool) -> list[Any]:
-    """Return the form of a callee's result, as `aoti_library.load` reads it."""
+    """Return the form of a callee's result, in the format that `aoti_library.load` reads."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         if id(value) not in known:

@@ -3,9 +3,9 @@
 """Changes the C++ code of libraries, and runs the C++ compiler in the background.
 
 The C++ compiler takes most of a library's build time (7 of 11 CPU seconds for a MiniLM). Only one
-thread may trace, but the compiler is a separate process, so it can run while torch traces the next
-graph. serve_warm records the command lines that torch would run, and lets torch continue as if each
-command had ended.
+thread can trace at a time, but the compiler is a separate process, which can run while torch is
+tracing the next graph. serve_warm records the command lines that torch would run, and lets torch
+continue as if each command had finished.
 
 Seen in torch 2.13:
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codecache.py
@@ -102,11 +102,11 @@ def _note_commands() -> Iterator[Commands]:
 
 @contextlib.contextmanager
 def _wrap_compiler(during: Any) -> Iterator[None]:
-    """Compile libraries in the block so that their failed calls print nothing to stderr.
+    """In the block, compile libraries whose failed calls print nothing to stderr.
 
-    Otherwise, each failed call prints 25 lines. A caller cannot prevent this, because the file
-    descriptor belongs to the whole process. The printing code is in the C interface, whose source
-    is part of each library. Seen in 2.11, 2.13 and 2.15:
+    Otherwise, each failed call prints 25 lines. A caller cannot suppress these lines, because the
+    file descriptor belongs to the whole process. The printing code is in the C interface, whose
+    source is part of each library. Seen in 2.11, 2.13 and 2.15:
     https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codegen/aoti_runtime/interface.cpp
     torch compiles each library within `during()`.
     """

@@ -114,7 +114,7 @@ class Graphed:
         inputs: int,
         pools: Pools = POOLS,
     ) -> None:
-        """`of_call` lists the inputs that come from the call. The others are weights."""
+        """`of_call` lists the inputs that come from the call. The other inputs are weights."""
         self._pools = pools
         self._code = code
         self._device = device
@@ -160,7 +160,7 @@ class Graphed:
     ) -> Run:
         """Return the graph for calls like this one; `like` holds this call's outputs.
 
-        Returns the code itself if it cannot be captured.
+        Returns the code itself if the code cannot be captured.
         """
         if any(map(overlaps_itself, like)):
             return self._never("its output is expanded, and cannot be copied")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Opens and calls a library of AOTInductor, without Dynamo, Inductor or a compiler.
+"""Opens and calls an AOTInductor library, without Dynamo, Inductor or a compiler.
 
 A library holds machine code and no weights. Each call reads the weights from the callee and passes
 them in with the arguments. So each call uses the current weights, even if they have been loaded,
@@ -131,7 +131,7 @@ def load(path: Path, plan: Plan) -> Function:
 
 
 class Function:
-    """The code of a library, with functions that read its inputs and build its result."""
+    """A library's code, with functions that read the inputs and build the result."""
 
     def __init__(
         self,

@@ -115,7 +115,7 @@ class Binder:
         self._arguments = arguments
 
     def bind(self) -> None:
-        """Compare the callable's current state with the entries, and load those that fit."""
+        """Compare the callable's current state with the entries, and load the entries that fit."""
         with self.lock:
             self.bind_again()
 
@@ -126,7 +126,7 @@ class Binder:
             self.bind_again()
 
     def bind_again(self) -> Binding:
-        """Return the binding of the callable in its current state. Call it under `lock`."""
+        """Return the binding of the callable in its current state. The caller must hold `lock`."""
         binding, table = self.binding, SESSION.active
         if table is None:
             binding = Binding(table=None)

@@ -203,9 +203,9 @@ def key_of(
     """Return a key that is equal for calls with the same structure and the same tensor shapes.
 
     This is the fast half of `describe`; a check in C++ covers the other properties of tensors. All
-    numbers and strings outside `known` count as equal, because no entry exists for them, and values
-    of requests must not be kept. The same applies to keys and argument names if `is_name` is false
-    for them. Without `sizes`, tensors of any shape give the same key.
+    numbers and strings outside `known` count as equal, because no entry exists for them, and
+    request values must not be kept. The same applies to keys and argument names if `is_name` is
+    false for them. Without `sizes`, tensors of any shape give the same key.
     """
     key: list[Any] = []
     add = key.append

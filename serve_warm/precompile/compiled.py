@@ -406,7 +406,7 @@ METHODS = "_serve_warm_methods"
 
 
 class _Methods(dict[int, "Dispatcher"]):
-    """Compiled methods of one instance. A copy of the instance starts with none."""
+    """Compiled methods of one instance. A copy of the instance starts without compiled methods."""
 
     def __copy__(self) -> _Methods:
         return _Methods()

@@ -43,7 +43,7 @@ class Dispatched:
         return {str(space.get("__name__")) for space in self.codes.values()}
 
     def globals_read(self) -> dict[tuple[str, str], Any]:
-        """Return the plain values that these functions may read, by module and name.
+        """Return the plain values that these functions might read, by module and name.
 
         These values are globals, and values that a function reads from another module.
         """

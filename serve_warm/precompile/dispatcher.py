@@ -153,7 +153,7 @@ class Dispatcher(HandedOver):
             self._counts[use] = before.get(use, 0)
 
     def run_eagerly(self) -> None:
-        """Run calls at level 1 eagerly from now on, without torch.compile."""
+        """From now on, run level-1 calls eagerly, without torch.compile."""
         self.stock = self.callee
         self.torch_compiled = lambda: self.callee
 
@@ -176,7 +176,7 @@ class Dispatcher(HandedOver):
         return self.binder.has(entry)
 
     def withdraw_changed(self, table: EntryTable) -> None:
-        """Withdraw entries that this build made for this callable, if they no longer match it."""
+        """Withdraw entries that this build made for this callable but that no longer match it."""
         if self._builder is not None:
             self._builder.withdraw_changed(table)
 

@@ -57,7 +57,7 @@ def difference_in_service(
     *,
     restore: bool,
 ) -> float:
-    """Compare in a replica, where errors must not quote values of a request.
+    """Compare in a replica, where errors must not quote request values.
 
     With `restore`, also compares buffers, and restores the buffers and torch's random state.
     Without `restore`, leaves buffers and random state alone, because other threads might be using

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The parts `precompiled` and `exported` of an artifact: entries by unit, and their files.
+"""An artifact's parts `precompiled` and `exported`: entries by unit, and the entries' files.
 
 Callables share entries if their units are equal. A unit consists of a name, the arguments of
 torch.compile, and the tree of modules. Reading the parts executes no code, but loading a function

@@ -101,7 +101,7 @@ class EntryBuilder:
         """Advice on which parts to compile if torch cannot trace the whole callable."""
 
     def note_answer(self, entry: Entry) -> None:
-        """Record that an entry ran a call, so the model returns to the entry's state."""
+        """Record that an entry ran a call, which shows that the model returns to its state."""
         self._answered.add(id(entry))
 
     def make(self, call: NewCall) -> tuple[Entry, Callable[..., Any]]:
@@ -176,7 +176,7 @@ class EntryBuilder:
     def _library(
         self, call: NewCall, pending: PendingEntry | None, arguments: Mapping[str, Any]
     ) -> aot_compile.Made:
-        """Return the library for a call. If it was not begun yet, begin it and raise `NotYet`."""
+        """Return the library for a call. If it has not been begun, begin it and raise `NotYet`."""
         build = call.build
         if pending is not None:
             return pending.library.finish(self._callee, call.tensors)

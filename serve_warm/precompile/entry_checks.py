@@ -76,7 +76,7 @@ class Check:
     def call(self) -> str:
         """The call's tensors as text.
 
-        Other arguments are left out, because they are values of requests.
+        Other arguments are left out, because they are request values.
         """
         return f"({', '.join(self.entry.signature.tensors)})"
 
@@ -228,7 +228,7 @@ class Checks:
         return time.monotonic() - self._last_call_s
 
     def note_call(self) -> None:
-        """Note that an entry is called."""
+        """Record that an entry is being called."""
         self._last_call_s = time.monotonic()
 
     # One check ------------------------------------------------------------------------------

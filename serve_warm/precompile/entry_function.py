@@ -142,10 +142,10 @@ def inputs_of(fn: Callable[..., Any]) -> frozenset[int]:
 def may_run_again(fn: Callable[..., Any], error: BaseException) -> bool:
     """Return whether it is safe for other code to answer a call in which an entry raised.
 
-    Before a graph runs, the bytecode around it looks up modules and attributes, which may no longer
-    exist. Other code can then run the call. An error of the graph itself is the result of the call.
-    If a graph writes into its inputs, other code must not run the call, because the graph might
-    have written before the error.
+    Before a graph runs, the bytecode around it looks up modules and attributes, which might no
+    longer exist. Other code can then run the call. An error of the graph itself is the result of
+    the call. If a graph writes into its inputs, other code must not run the call, because the graph
+    might have written before the error.
     """
     if writes(fn):
         return False
@@ -183,7 +183,8 @@ class ApartInMemory:
 
     Overlap depends on addresses, sizes and strides. Other checks of a graph cover sizes and
     strides. So if the sizes are fixed, only the addresses matter. Reading the addresses takes a
-    tenth of the time of `refuse_overlap`, which matters for models with hundreds of weights.
+    tenth of the time that `refuse_overlap` takes, which matters for models with hundreds of
+    weights.
     """
 
     def __init__(self) -> None:
@@ -235,7 +236,7 @@ def _meet(spans: list[tuple[int, int]]) -> bool:
 
 
 def with_checks(entry: Any, plan: Plan) -> Callable[..., Any]:
-    """Return the function of an entry, with the checks of `_Graph` before its graph."""
+    """Return an entry's function, with `_Graph`'s checks before the graph."""
     name = entry._artifacts.backend_id
     compiled = entry.fn.__globals__[name]
     inputs = compiled.compiled_fn.serialize().runtime_metadata.input_info

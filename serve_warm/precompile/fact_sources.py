@@ -274,8 +274,8 @@ class Sources:
     def _note_of_config(self, base: Any, name: str) -> None:
         """Record the sources of an attribute of a configuration of `transformers`.
 
-        A model reads dozens. Each read runs Python functions, but comparing dict versions costs
-        almost nothing.
+        A model reads dozens of such attributes. Each read runs Python functions, but comparing dict
+        versions costs almost nothing.
         """
         renamed = base.attribute_map
         self._note_of_instance(base, type(base), "attribute_map")
@@ -403,7 +403,7 @@ def _key(kind: str, base: Any, name: Any) -> Any:
 
 
 def is_ordered(mapping: Any) -> bool:
-    """Return whether a dict can change its order without a new version."""
+    """Return whether a dict can change its order without getting a new version."""
     return isinstance(mapping, OrderedDict)
 
 

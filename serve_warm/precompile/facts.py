@@ -98,7 +98,7 @@ class Facts:
         return cls(steps=steps, facts=found)
 
     def broken(self, callee: Any) -> str:
-        """Return a text about the first fact that does not hold for `callee`; empty if all hold."""
+        """Return the first fact that does not hold for `callee`, as text; empty if all hold."""
         objects = self.objects(callee)
         for fact in self.facts:
             why = self.why_broken(fact, objects)
@@ -203,7 +203,7 @@ class Merged:
 
     @classmethod
     def of(cls, tables: Sequence[Facts]) -> Merged:
-        """Merge tables. Equal rows and equal facts occur once."""
+        """Merge tables; keep only one of any equal rows or equal facts."""
         merged = cls()
         rows: dict[str, int] = {}
         facts: dict[str, int] = {}

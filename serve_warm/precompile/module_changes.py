@@ -72,7 +72,7 @@ class FactWatch:
         return len(self._merged.facts), len(self._sources.versions)
 
     def why_broken(self, table: int) -> str:
-        """Return a text about the first fact of a table that does not hold; empty if all hold."""
+        """Return the first fact of a table that does not hold, as text; empty if all facts hold."""
         broken = self._broken
         return next((broken[n] for n in self._merged.of_table[table] if broken[n]), "")
 

@@ -94,7 +94,7 @@ def name_of_class(kind: type) -> str:
     """Return the name of a class, with a digest of its functions unless they are torch's.
 
     Source files are compared separately. The digest also detects replaced methods and distinguishes
-    two classes of the same name.
+    two classes with the same name.
     """
     functions = [
         (name, value)
@@ -139,8 +139,8 @@ def is_own(found: Any) -> bool:
     """Return whether a callable or class belongs to torch, Python or serve_warm.
 
     The fingerprint covers torch and Python. A function's globals must belong to these packages too,
-    because its module can mislead. `functools.wraps` gives user code the module of the wrapped
-    function, and gives a decorator of torch the user's module.
+    because the name of its module can be misleading. `functools.wraps` gives user code the module
+    of the wrapped function, and gives a decorator of torch the user's module.
     """
     if isinstance(found, property):
         found = found.fget
@@ -194,7 +194,7 @@ def _digest_of(codes: Sequence[types.CodeType]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _digest(code: types.CodeType) -> str:
-    """Return a digest of a code object's behaviour and signature, without its place in a file."""
+    """Return a digest of a code object's behavior and signature, but not of its place in a file."""
     constants = [
         _digest(value) if isinstance(value, types.CodeType) else literal(value)
         for value in code.co_consts
