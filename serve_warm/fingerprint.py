@@ -497,10 +497,10 @@ for no GPU."""
 def why_no_gpu(environ: Mapping[str, str], *, driver: Sequence[Path] = NVIDIA) -> str:
     """Return a sentence that says why torch cannot use this machine's GPU.
 
-    Empty if torch can use it, if there is no GPU, or if torch has no CUDA. Also empty if `environ`
-    hides all GPUs, because CUDA reports an outdated driver even then. Also empty if no `driver`
-    path exists: on a machine without a driver, an image can contain driver libraries or stubs, for
-    which CUDA reports an error.
+    Empty if torch can use the GPU, if there is no GPU, or if torch has no CUDA. Also empty if
+    `environ` hides all GPUs, because CUDA reports an outdated driver even then. Also empty if no
+    `driver` path exists: on a machine without a driver, an image can contain driver libraries or
+    stubs, for which CUDA reports an error.
 
     `is_available()` reports its reason only once per process, as a warning. So this initializes
     CUDA again to get the reason.

@@ -47,7 +47,7 @@ REFUSED_ARGUMENTS = {
 class EncoderStates(ModelOutput):
     """Padded encoder states, with the length of each row.
 
-    `generate` repeats both together.
+    `generate` repeats states and lengths together.
     """
 
     last_hidden_state: torch.Tensor | None = None

@@ -220,7 +220,7 @@ def captures(arguments: Mapping[str, Any]) -> bool:
 
 
 def options_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Inductor options that the arguments of torch.compile imply."""
+    """Return the Inductor options that torch.compile's arguments imply."""
     mode = arguments.get("mode")
     if mode in (None, "default"):
         return dict(arguments.get("options") or {})

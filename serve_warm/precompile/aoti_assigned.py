@@ -28,7 +28,8 @@ class Assigned:
     """The attributes that the runs of one graph assign.
 
     `changes` maps the expression of each changed object to the names of its assigned attributes. An
-    object without names was changed in another way. The mapping grows until the graph is captured.
+    object with no names was changed in some other way. The mapping grows until the graph is
+    captured.
     """
 
     def __init__(self, changes: Mapping[str, Sequence[str]], callee: Any) -> None:

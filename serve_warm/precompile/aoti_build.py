@@ -166,7 +166,7 @@ class _Library:
 
 
 def _settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Inductor settings that correspond to arguments of torch.compile."""
+    """Return the Inductor settings that correspond to torch.compile's arguments."""
     from torch._inductor import config
 
     known: Any = config
@@ -210,7 +210,7 @@ class _Graph:
         self._device = "cpu"
 
     def take(self, graph: Any, _inputs: Sequence[Any], **_: Any) -> Any:
-        """Receive a graph from Dynamo, as a backend does. Compile it if it has dynamic sizes."""
+        """Receive a graph from Dynamo, and compile the graph if it has dynamic sizes."""
         self.assigned.refuse_others(_path_of_module)
         if [*graph.parameters(), *graph.buffers()]:
             raise NoEntry("its graph holds a tensor as a constant")

@@ -59,7 +59,8 @@ def compile_library(generate: Callable[[], str], *, compiler: Compiler) -> Calla
     """Return a function that returns a library, after waiting for the C++ compiler if needed.
 
     `generate` makes torch compile a library, and returns the path that torch reports. If the
-    compiler fails in the background, `generate` is called again, because torch itself may succeed.
+    compiler fails in the background, `generate` is called again, because torch itself might
+    succeed.
 
     Raises whatever torch raises, here or in the returned function.
     """

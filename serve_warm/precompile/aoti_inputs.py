@@ -18,7 +18,7 @@ from serve_warm.precompile.tensor_parts import has_parts, part_names, plain_part
 
 
 def fake_of(node: Any) -> Any:
-    """Return the tensor or size that stood for an input while Dynamo traced."""
+    """Return the tensor or size that stood for an input while Dynamo was tracing."""
     return node.meta["example_value"]
 
 

@@ -55,7 +55,7 @@ class _Groups:
 
 
 class ChangeChecks:
-    """Compares the known values of all sources of one watch with their current values.
+    """Compares the known values of all of a watch's sources with the current values.
 
     `clock` returns seconds, and determines when sources of `SLOW_KINDS` are compared.
     """

@@ -69,7 +69,7 @@ def _plain(space: dict[str, Any], name: str) -> dict[tuple[str, str], Any]:
 
 
 def noting_dispatch(found: Dispatched) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    """Yield replacements for tensor-subclass hooks that record which functions the hooks run."""
+    """Yield replacements that record the functions that tensor-subclass hooks run."""
     for kind in dict.fromkeys(_subclasses(torch.Tensor)):
         for name, hook in _hooks_of(kind):
             yield kind, name, classmethod(_noting(hook, found))  # type: ignore[misc]

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The dispatcher of compiled calls, which runs the entry for a call, or torch.compile's code.
+"""The dispatcher, which answers each compiled call with an entry or with torch.compile's code.
 
 The dispatcher checks the conditions that Dynamo's guards would check:
 
@@ -346,7 +346,7 @@ class Dispatcher(HandedOver):
     ) -> Any:
         """Run a call with other code after its entry failed.
 
-        Raises the error if the error is the call's result.
+        Raises the error if it is the call's result.
         """
         if isinstance(error, LibraryFailedCleanly):
             # Eager execution raises the error that the user expects, but torch.compile would import

@@ -61,7 +61,7 @@ def difference_in_service(
 
     With `restore`, also compares buffers, and restores the buffers and torch's random state.
     Without `restore`, leaves buffers and random state alone, because other threads might be using
-    them. So pass `restore=False` only for calls that change neither.
+    them. So pass `restore=False` only for calls that change neither buffers nor random state.
 
     Raises:
         NoEntry: the difference is too large, and two eager runs agree.

@@ -106,7 +106,7 @@ class Unit:
 
 
 def file_name(data: bytes, prefix: str = PREFIXES[2]) -> str:
-    """Return the file name of an entry. The digest in the name reveals damage."""
+    """Return the file name of an entry. The digest in the name reveals damage to the file."""
     return f"{prefix}_{hashlib.sha256(data).hexdigest()[:32]}"
 
 

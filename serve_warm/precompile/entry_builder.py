@@ -176,7 +176,7 @@ class EntryBuilder:
     def _library(
         self, call: NewCall, pending: PendingEntry | None, arguments: Mapping[str, Any]
     ) -> aot_compile.Made:
-        """Return the library for a call. If it has not been begun, begin it and raise `NotYet`."""
+        """Return the library for a call, or begin the library and raise `NotYet`."""
         build = call.build
         if pending is not None:
             return pending.library.finish(self._callee, call.tensors)

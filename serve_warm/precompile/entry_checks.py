@@ -256,7 +256,7 @@ class Checks:
         return check.may_repeat
 
     def lock_of(self, dispatcher: Dispatcher) -> threading.RLock:
-        """Return the lock that excludes other calls of a callable during a check."""
+        """Return the lock that excludes other calls to a callable during a check."""
         with self._lock:
             return self._locks.setdefault(dispatcher, threading.RLock())
 
@@ -312,7 +312,7 @@ class Checks:
     ) -> Any:
         """Return an entry's answer to a call from a request, after comparing the answer with eager.
 
-        The entry runs only once, because its result may share memory with its inputs.
+        The entry runs only once, because its result might share memory with its inputs.
 
         Raises:
             NoEntry: they differ, and the entry is withdrawn. The inputs are restored.

@@ -272,7 +272,7 @@ class Sources:
         return None
 
     def _note_of_config(self, base: Any, name: str) -> None:
-        """Record the sources of an attribute of a configuration of `transformers`.
+        """Record the sources of an attribute of a `transformers` configuration.
 
         A model reads dozens of such attributes. Each read runs Python functions, but comparing dict
         versions costs almost nothing.

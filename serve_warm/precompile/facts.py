@@ -203,7 +203,7 @@ class Merged:
 
     @classmethod
     def of(cls, tables: Sequence[Facts]) -> Merged:
-        """Merge tables; keep only one of any equal rows or equal facts."""
+        """Merge tables, dropping duplicate rows and duplicate facts."""
         merged = cls()
         rows: dict[str, int] = {}
         facts: dict[str, int] = {}

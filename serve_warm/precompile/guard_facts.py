@@ -142,7 +142,7 @@ OPAQUE = {
 
 @dataclass(kw_only=True)
 class _Table:
-    """A table of steps, which grows as paths need them."""
+    """A table of steps, which grows as paths need more steps."""
 
     roots: Mapping[str, tuple[str, str]]
     """Module and qualified name by the alias that Dynamo gave an object in the globals."""
@@ -497,7 +497,7 @@ def _refuse_bare_identity(
     """Raise `NoEntry` for an object that is guarded only by its identity.
 
     A plain sentinel is allowed, because facts state which rows hold the same object. Objects of C
-    classes are refused, because the graph might depend on their content (a regular expression).
+    classes, such as regular expressions, are refused: the graph might depend on their content.
     """
     for row in by_identity:
         if len(objects) < 2 or row not in objects or not _is_of_python(type(objects[row])):

@@ -130,7 +130,7 @@ class KeptCalls:
     def drop(self, thread: int | None = None) -> None:
         """Drop all kept calls, or the calls of one thread.
 
-        Later requests then check their entries.
+        Later requests then check the entries of these calls.
         """
         for check in self.waiting():
             if thread is None or (check.kept is not None and check.kept.thread == thread):

@@ -156,7 +156,7 @@ def is_own(found: Any) -> bool:
 
 
 def is_own_module(name: Any) -> bool:
-    """Return whether a module of that name belongs to torch, Python or serve_warm."""
+    """Return whether a module with that name belongs to torch, Python or serve_warm."""
     top = str(name or "").partition(".")[0]
     return top in ("torch", PACKAGE) or (top in sys.stdlib_module_names and top != "__main__")
 

@@ -98,7 +98,7 @@ class Session:
     ) -> Checks | None:
         """Return checks of all loaded entries; None if no entries are loaded.
 
-        After READY, every `one_in`-th call of an entry is checked; 0 checks no calls.
+        After READY, every `one_in`-th call of an entry is checked; 0 means no checks.
         """
         if self.loaded is None or not self.loaded.has_any:
             self.checks = None
