@@ -40,7 +40,7 @@ class ServeWarmError(Exception):
     """Base of all errors.
 
     The message says what failed and why; `hint` says what to do. Credentials in the message and the
-    hint are hidden (`serve_warm._redaction`). `facts` become attributes.
+    hint are hidden (`serve_warm._redaction`). The keyword arguments in `facts` become attributes.
     """
 
     statement: str = ""

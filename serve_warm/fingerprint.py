@@ -199,8 +199,8 @@ def read_machine(
     With `cpu="portable"`, every machine that has all of `PORTABLE_ISA` gets the same CPU factors.
     Any other machine keeps its own factors, so no portable artifact fits it.
 
-    `device` is the index of the GPU in use, by default the GPU of the calling thread. If a machine
-    has an NVIDIA driver, one of the `driver` paths exists.
+    `device` is the index of the GPU in use, by default the calling thread's GPU. If a machine has
+    an NVIDIA driver, one of the `driver` paths exists.
 
     This function reads `ATEN_CPU_CAPABILITY`, `CUDA_VISIBLE_DEVICES`, `CXX` and `PATH` from
     `environ`. It queries CUDA devices only if torch can see any. The call takes a few milliseconds,

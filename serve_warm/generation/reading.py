@@ -3,7 +3,7 @@
 """Calls a `transformers` model once, to find the cache that the model needs.
 
 The call is eager and takes one token. The call's dynamic cache shows the heads and widths of each
-layer. No configuration setting gives these for all models.
+layer. No configuration setting gives the heads and widths for all models.
 """
 
 from __future__ import annotations

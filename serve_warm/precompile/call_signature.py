@@ -73,7 +73,7 @@ def describe(
     kwargs: Mapping[str, Any],
     known: Collection[tuple[type, Any]] | None = None,
 ) -> tuple[Signature, list[Any]]:
-    """Return the signature of a call and its tensors.
+    """Return a call's signature and the call's tensors.
 
     With `known`, strings outside `known` appear only as kind and length, because no entry exists
     for them. The same applies to keys and argument names if `is_name` is false for them.
@@ -110,7 +110,7 @@ def _is_shown(name: str, known: Collection[tuple[type, Any]] | None) -> bool:
 
 
 def contents(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, list[int]]:
-    """Return the arguments as text and the ids of their tensors, to detect changes."""
+    """Return the arguments as text, and the ids of their tensors, to detect changes."""
     tensors: list[Any] = []
     text = _source([*args, dict(kwargs)], tensors)
     return text, [id(tensor) for tensor in tensors]

@@ -33,7 +33,7 @@ OF_TORCH = ("torchgen", "typing_extensions", "sympy", "mpmath")
 
 @dataclass(frozen=True)
 class Dispatched:
-    """The functions that ran inside the hooks of classes outside torch."""
+    """The functions that ran inside hooks of classes that are not torch's."""
 
     codes: dict[types.CodeType, dict[str, Any]] = field(default_factory=dict)
     """The globals of each function, by its code."""

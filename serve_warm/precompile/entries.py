@@ -209,7 +209,7 @@ class EntryTable:
         return self._changed[name] != digest
 
     def add(self, unit: Unit, entry: Entry, data: bytes, fn: Callable[..., Any]) -> None:
-        """Add a new entry; only for the table of a build."""
+        """Add a new entry; use this only for a build's table."""
         with self._lock:
             unit.entries.append(entry)
             self.files[entry.file] = data
@@ -372,7 +372,7 @@ def read_parts(
 ) -> tuple[EntryTable, list[str]]:
     """Return the entries in the folders of an artifact's parts, and why some were not read.
 
-    `clock` and `load_library` are as for `EntryTable`.
+    `clock` and `load_library` are the same as for `EntryTable`.
     """
     table, problems = EntryTable({}, {}, clock=clock, load_library=load_library), []
     for folder in folders:

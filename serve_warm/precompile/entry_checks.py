@@ -4,8 +4,8 @@
 
 Facts and guards find known causes of errors. These checks find other errors: a kernel that computes
 wrong results, weights that need more precision than the build's weights, or a missing guard. Each
-comparison runs inside a call, so it has the right thread and state. If an entry's result differs,
-the entry is withdrawn, and torch.compile runs its calls.
+comparison runs inside a call, and so on the right thread and in the right state. If an entry's
+result differs, the entry is withdrawn, and torch.compile runs its calls.
 """
 
 from __future__ import annotations

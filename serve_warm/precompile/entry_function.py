@@ -49,7 +49,7 @@ class _Graph:
     The graph runs only on tensors that are like those of the graph's first run.
 
     The dispatcher checks the arguments at each call, but weights only when the callable is bound.
-    Later changes of weights can go unnoticed (`.data =`, `torch.func.functional_call`), and
+    Later changes to weights can go unnoticed (`.data =`, `torch.func.functional_call`), and
     compiled code does not check its inputs. So, like Dynamo's guards, this class checks all tensors
     at each call.
     """
@@ -143,8 +143,8 @@ def may_run_again(fn: Callable[..., Any], error: BaseException) -> bool:
     """Return whether it is safe for other code to answer a call in which an entry raised.
 
     Before a graph runs, the bytecode around it looks up modules and attributes, which might no
-    longer exist. Other code can then run the call. An error of the graph itself is the result of
-    the call. If a graph writes into its inputs, other code must not run the call, because the graph
+    longer exist. Other code can then run the call. An error in the graph itself is the call's
+    result. If a graph writes into its inputs, other code must not run the call, because the graph
     might have written before the error.
     """
     if writes(fn):

@@ -81,7 +81,7 @@ class Source:
         return self.kind in ("attribute", "tensor", "class")
 
     def has_what_is_there(self) -> bool:
-        """Return whether the source exists, and its value is stored as the object itself."""
+        """Return whether the source exists and its value is stored as the object itself."""
         return self.kind in ("attribute", "getitem") and self.value is not ABSENT
 
     def is_still(self, value: Any) -> bool:

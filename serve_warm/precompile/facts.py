@@ -163,7 +163,7 @@ class Facts:
         return f"{step}({base})"
 
     def objects(self, callee: Any) -> list[Any]:
-        """Return the object of each row; a `Missing` if a path leads nowhere."""
+        """Return the object of each row; `Missing` if the row's path leads nowhere."""
         objects: list[Any] = []
         for start, step, argument in self.steps:
             if step == "root":

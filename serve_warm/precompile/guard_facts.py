@@ -477,7 +477,7 @@ def _on_paths(table: _Table, callee: Any) -> dict[int, Any]:
 
 
 def _partition(objects: Mapping[int, Any]) -> list[tuple[int, str, Any]]:
-    """Return facts about which of these rows are the same object, and which are not.
+    """Return facts that say which of these rows hold the same object, and which do not.
 
     Dynamo has no guard on two objects that differ, or on two names that can share a list.
     """

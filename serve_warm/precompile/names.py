@@ -140,7 +140,7 @@ def is_own(found: Any) -> bool:
 
     The fingerprint covers torch and Python. A function's globals must belong to these packages too,
     because the name of its module can be misleading. `functools.wraps` gives user code the module
-    of the wrapped function, and gives a decorator of torch the user's module.
+    of the wrapped function, and gives a torch decorator the user's module.
     """
     if isinstance(found, property):
         found = found.fget

@@ -70,7 +70,7 @@ class Session:
         Executes code from the folders, which must have been verified. Folders with libraries must
         exist until the process ends. Returns a text that gives reasons why entries were not loaded.
         The text leaves out entries that do not match, because the report names their calls. `clock`
-        and `load_library` are as for `EntryTable`.
+        and `load_library` are the same as for `EntryTable`.
         """
         from serve_warm.precompile.entries import read_parts
 
@@ -133,7 +133,7 @@ class Session:
         """Make an entry for each call in the block, where possible, and yield the build.
 
         The new entries run the calls. Compiles use Inductor's caches, so code that level 1 has
-        compiled is not compiled again. `make_library` is as for `RunningBuild`.
+        compiled is not compiled again. `make_library` is the same as for `RunningBuild`.
         """
         from serve_warm.precompile.running_build import RunningBuild
 
@@ -160,7 +160,7 @@ class Session:
                 each.restore_counts(before.get(each, {}))
 
     def uses(self) -> tuple[EntryUse, ...]:
-        """Return each kind of call so far, with its level and number, for all callables."""
+        """Return each kind of call so far, with its level and count, for all callables."""
         counts: dict[tuple[str, str, int, str], int] = {}
         for dispatcher in list(self.dispatchers):
             for use in dispatcher.uses():

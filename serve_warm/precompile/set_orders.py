@@ -150,7 +150,7 @@ def _compute(
 
 
 class _Backend:
-    """A backend of Dynamo that reads a graph, and runs it eagerly."""
+    """A Dynamo backend that reads a graph and runs the graph eagerly."""
 
     def __init__(self) -> None:
         self._graph: Any = None
