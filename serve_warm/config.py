@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The settings that deployment code, the Serve YAML and the environment may change.
+"""The settings that deployment code, the Serve YAML and the environment can change.
 
-There are three sources, and a later one wins: the class (`warmup_config` or the decorator's
-arguments), the environment (`SERVE_WARM_<FIELD>`), and the `warmup` key of the deployment's
-`user_config`. No other module reads `os.environ`.
+Settings come from three sources, each of which overrides the sources before it: the class
+(`warmup_config` or the decorator's arguments), the environment (`SERVE_WARM_<FIELD>`), and the
+`warmup` key of the deployment's `user_config`. No other module reads `os.environ`.
 
-Trusted signers are not a setting, because `user_config` can be changed over Serve's REST API. They
-come from files of the machine, or from code (`serve_warm.trust.policy`).
+Trusted signers are not a setting, because `user_config` can be changed over Serve's REST API.
+Trusted signers come from files on the machine, or from code (`serve_warm.trust.policy`).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _SHARE = re.compile(r"1/[1-9][0-9]{0,8}", re.ASCII)
 
 @public
 class Seats(BaseModel):
-    """Settings for seats: workers that finish their imports before a replica needs them.
+    """Settings for seats: workers that finish their imports before a replica needs a worker.
 
-    Off by default.
+    Seats are off by default.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -75,7 +75,7 @@ class Seats(BaseModel):
 
 @public
 class WarmupConfig(BaseModel):
-    """How a replica warms up. The first value of a policy is its default."""
+    """Settings for how a replica warms up. The first value listed for a policy is the default."""
 
     # Errors do not show the value, because it may hold a credential.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -321,7 +321,7 @@ def _laid_over(below: Any, above: Any) -> Any:
 
 
 def _describe(problem: Any, origin: Mapping[str, str]) -> str:
-    """Return a line about one problem that pydantic found in a setting."""
+    """Return a one-line description of a problem that pydantic found in a setting."""
     field, *inner = map(str, problem["loc"])
     if field != "seats":
         inner = []  # the numbers of a list's items say little
@@ -345,8 +345,8 @@ def environment() -> Mapping[str, str]:
 def point_torch_caches_at(directory: Path) -> None:
     """Make torch's compiler and Triton use `directory` from now on.
 
-    Both read the environment variables below at each use. torch writes its default to the
-    environment on first use, so this function overwrites existing values.
+    torch and Triton read the environment variables below at each use. torch writes its default
+    directory to the environment at the first use, so this function overwrites existing values.
     """
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(directory / "inductor")
     os.environ["TRITON_CACHE_DIR"] = str(directory / "triton")

@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The exceptions of serve_warm, as one tree. Fields have the facts, and `hint` has the advice.
+"""The exceptions of serve_warm, as one tree. Fields hold the facts, and `hint` holds advice.
 
 ServeWarmError
 ├── ConfigError                 a setting, an option or a trust file cannot be used
 │   ├── InputError              a declared input cannot be replayed
 │   └── MissingPackage          a feature needs a package that is not installed
-├── CompilerMissing             code must be compiled and no C++ compiler was found
+├── CompilerMissing             code must be compiled, but no C++ compiler was found
 ├── StoreError                  a store could not be read or written
 │   ├── StoreDenied             no credentials, or the wrong ones: a retry does not help
 │   ├── ObjectNotFound
@@ -15,16 +15,16 @@ ServeWarmError
 │   └── AlreadyPublished        write-once: the variant exists with other content
 ├── ArtifactNotFound            miss: the store is empty, or no variant fits
 ├── ArtifactRefused             bad trust, integrity or format: never loaded
-├── BuildFailed                 an artifact was built and failed its checks
-├── GenerationRefused           a prompt, length or option that compiled steps cannot have
+├── BuildFailed                 an artifact was built, but failed its checks
+├── GenerationRefused           a prompt, length or option that the compiled steps do not support
 └── WarmupFailed                the replica must not become ready
     ├── WarmupTimeout           the deadline of the start or of a stage has passed
-    ├── ReplayFailed            an input raised when it was replayed
+    ├── ReplayFailed            replaying an input raised an exception
     ├── RankFailed              another rank of the group failed, ended or is out of step
-    └── NotProven               the pass that forbids compiling met a compile
+    └── NotProven               the pass that forbids compiling needed a compile
 
-Under `after_ready: forbid` a request gets `CompileForbidden` of `serve_warm.replica.serve_calls`.
-It is defined there because it is also an exception of Ray Serve, which turns it into HTTP 503.
+With `after_ready: forbid`, a request that needs a compile raises `CompileForbidden`. It is defined
+in `serve_warm.replica.serve_calls`, because it is also a Ray Serve exception (HTTP 503).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from serve_warm._redaction import redact
 class ServeWarmError(Exception):
     """Base of all errors.
 
-    The message says what failed and why; `hint` says what to do. Credentials in both are hidden
-    (`serve_warm._redaction`). `facts` become attributes.
+    The message says what failed and why; `hint` says what to do. Credentials in the message and the
+    hint are hidden (`serve_warm._redaction`). The keyword arguments in `facts` become attributes.
     """
 
     statement: str = ""
@@ -74,7 +74,7 @@ def _rebuild(cls: type[_Error], fields: dict[str, Any]) -> _Error:
 
 
 def reword(error: _Error, message: str, *, hint: str) -> _Error:
-    """Return a copy of `error`, facts included, with another message and hint."""
+    """Return a copy of `error` with the same facts, but another message and hint."""
     fields = {**error.__dict__, "message": redact(message), "hint": redact(hint)}
     copy = _rebuild(type(error), fields)
     copy.__cause__ = error.__cause__
@@ -111,7 +111,7 @@ class CompilerMissing(ServeWarmError):
     """torch.compile needs a C++ compiler on CPU, even when every kernel is already built."""
 
     def __init__(self, looked_for: str, *, by: str = "", trouble: str = "") -> None:
-        """`by` is the variable that names the compiler; `trouble` is the problem with its value."""
+        """`by` is the variable that names the compiler; `trouble` says what is wrong with it."""
         needed = "torch needs a compiler even if the artifact contains every kernel"
         if by:
             message = f"{by}={looked_for} {trouble}"
@@ -129,7 +129,7 @@ class StoreError(ServeWarmError):
 
 
 class StoreDenied(StoreError):
-    """The store refuses these credentials, or there are none. A retry does not help."""
+    """The store refuses the credentials, or there are no credentials. Retrying does not help."""
 
 
 class ObjectNotFound(StoreError):
@@ -164,13 +164,13 @@ class ObjectExists(StoreError):
 
 
 class AlreadyPublished(StoreError):
-    """The variant is already published with other content. `statement` is its key."""
+    """The variant is already published with other content, under the key `statement`."""
 
 
 class ArtifactNotFound(ServeWarmError):
     """No variant in the store fits this machine and app (verdict `miss`).
 
-    `trace` has one entry per variant, with the reason why it was rejected.
+    `trace` has one entry per variant, with the reason why the variant was rejected.
     """
 
     def __init__(self, message: str, *, trace: tuple[Any, ...] = (), hint: str = "") -> None:
@@ -201,13 +201,13 @@ class ArtifactRefused(ServeWarmError):
 
 
 class BuildFailed(ServeWarmError):
-    """An artifact was built and failed its round trip. Nothing was published."""
+    """An artifact was built, but failed its round trip. Nothing was published."""
 
 
 class GenerationRefused(ServeWarmError, ValueError):
-    """The compiled steps do not support a call of `generate`.
+    """The compiled steps do not support a call to `generate`.
 
-    The text is one sentence for a client.
+    The message is one sentence that can be sent to a client.
     """
 
 
@@ -227,7 +227,7 @@ class WarmupTimeout(WarmupFailed):
 
 
 class ReplayFailed(WarmupFailed):
-    """An input raised when it was replayed. `__cause__` is its exception."""
+    """Replaying an input raised an exception, which is stored as `__cause__`."""
 
 
 class RankFailed(WarmupFailed):
@@ -235,13 +235,13 @@ class RankFailed(WarmupFailed):
 
 
 class NotProven(WarmupFailed):
-    """The pass that forbids compiling needed a compile, or no pass was quiet."""
+    """The pass that forbids compiling needed a compile, or no pass was `quiet` (see `Counts`)."""
 
 
 def nearest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
-    """Return the known name that is most similar to `name`; None if none is similar enough.
+    """Return the known name that is most similar to `name`; None if no name is similar enough.
 
-    Case does not count. `likeness` is the lowest similarity, from 0 to 1.
+    Case does not count. `likeness` is the minimum similarity, from 0 to 1.
 
     >>> nearest("artefact", ["artifact", "parts"]), nearest("x", ["artifact"])
     ('artifact', None)
@@ -254,7 +254,7 @@ def nearest(name: str, known: Iterable[str], *, likeness: float = 0.6) -> str | 
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a question that suggests a known name; empty if none is similar.
+    """Return a question that suggests a known name; empty if no name is similar.
 
     >>> did_you_mean("instect", ["inspect", "verify"])
     "did you mean 'inspect'?"

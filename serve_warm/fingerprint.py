@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fingerprints: named factors of the machine and the app that an artifact was built for.
 
-Reading them (`read_machine`, `read_app`) is separate from comparing them (`Fingerprint.compare`).
-The comparison is a pure function, so any machine can compare fingerprints of other machines.
+Reading factors (`read_machine`, `read_app`) is separate from `Fingerprint.compare`, a pure function
+that can compare the fingerprints of any machines.
 
-Some factors are part of torch's cache keys. Others are not, although the built code depends on
-them. The most important of these is the instruction set of the CPU: if it is wrong, torch reports
-cache hits and computes wrong numbers.
+Some factors are part of torch's cache keys. Other factors are missing from these keys, although the
+built code depends on the factors. The most important missing factor is the CPU's instruction set:
+if it does not match, torch reports cache hits but computes wrong numbers.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Fingerprint:
 
     @property
     def key(self) -> str:
-        """The name of the variant: 16 hexadecimal digits over all factors, in any order."""
+        """The variant's name: 16 hexadecimal digits of a hash over all factors, in any order."""
         canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
@@ -163,8 +163,8 @@ class Fingerprint:
         """Return every factor that differs between this fingerprint (of an artifact) and `here`.
 
         A factor that only one side has counts as a difference. A factor that this process could not
-        read also counts as a difference. The compiler never differs if the artifact does not need
-        one. Machine factors come first, each group sorted by name.
+        read also counts as a difference. The compiler never counts as a difference if the artifact
+        needs no compiler. Machine factors come before app factors; each group is sorted by name.
         """
         return tuple(
             Mismatch(group=group, factor=factor, artifact=artifact, here=ours)
@@ -196,14 +196,14 @@ def read_machine(
     With `on_no_torch="note"`, the factors of a machine without torch say that torch is missing.
     This explains why no artifact fits.
 
-    With `cpu="portable"` every machine that has all of `PORTABLE_ISA` gets the same CPU factors.
+    With `cpu="portable"`, every machine that has all of `PORTABLE_ISA` gets the same CPU factors.
     Any other machine keeps its own factors, so no portable artifact fits it.
 
-    `device` is the index of the GPU in use, by default the GPU of the calling thread. A machine
-    with an NVIDIA driver has one of the `driver` paths.
+    `device` is the index of the GPU in use, by default the calling thread's GPU. If a machine has
+    an NVIDIA driver, one of the `driver` paths exists.
 
     This function reads `ATEN_CPU_CAPABILITY`, `CUDA_VISIBLE_DEVICES`, `CXX` and `PATH` from
-    `environ`. It queries CUDA devices only if torch can see any. The call takes some milliseconds,
+    `environ`. It queries CUDA devices only if torch can see any. The call takes a few milliseconds,
     and runs `g++ --version` once per process.
 
     Raises:
@@ -275,9 +275,8 @@ def read_app(
 ) -> dict[str, str]:
     """Return the factors that the application sets; imports torch.
 
-    Grad mode, inference mode and autocast belong to the calling thread, so call this on the thread
-    that serves, in the mode in which it serves. `compile_arguments` are the arguments of
-    `torch.compile`, as text.
+    Grad mode, inference mode and autocast are set per thread, so call this on the serving thread,
+    in the mode used for serving. `compile_arguments` are `torch.compile`'s arguments, as text.
     """
     import torch
 
@@ -305,7 +304,7 @@ def read_app(
 
 
 def rank_factor(rank: tuple[int, int] | None) -> dict[str, str]:
-    """Return the factor of a rank and its group's size; empty for a process without a group.
+    """Return the factor for a rank and its group's size; empty for a process without a group.
 
     >>> rank_factor((2, 4))
     {'rank': '2 of 4'}
@@ -314,9 +313,9 @@ def rank_factor(rank: tuple[int, int] | None) -> dict[str, str]:
 
 
 def read_rank() -> tuple[int, int] | None:
-    """Return this process' rank and its group's size; None for a process without a group.
+    """Return this process's rank and its group's size; None for a process without a group.
 
-    The group is the default group of `torch.distributed`, after user code has made it.
+    The group is `torch.distributed`'s default group, which exists once user code has created it.
     """
     # Not imported here: a process with a group has imported it.
     distributed: Any = sys.modules.get("torch.distributed")
@@ -343,10 +342,11 @@ _CODE_FEATURES = {
 
 
 def cpu_isa(cpuinfo: str) -> str:
-    """Return the instruction set extensions in a `/proc/cpuinfo` that generated code can use.
+    """Return, from a `/proc/cpuinfo`, the instruction set extensions that generated code can use.
 
-    The names are sorted and separated by spaces. Only extensions of all processors count, because a
-    kernel may run on any. The result is `unknown` if the text names none.
+    The names are sorted and separated by spaces. Only extensions that all processors have are
+    included, because a kernel can run on any of them. The result is `unknown` if the text names
+    none of the extensions.
     """
     fields = {tuple(line.partition(":")[::2]) for line in cpuinfo.splitlines()}
     processors = [
@@ -359,15 +359,15 @@ def cpu_isa(cpuinfo: str) -> str:
 
 
 def lacking(isa: str) -> tuple[str, ...]:
-    """Return the extensions of `PORTABLE_ISA` that `isa`, a result of `cpu_isa`, does not have."""
+    """Return the `PORTABLE_ISA` extensions that are missing from `isa`, a result of `cpu_isa`."""
     return tuple(name for name in PORTABLE_ISA.split() if name not in isa.split())
 
 
 def portable_factors(isa: str, capability: str) -> tuple[str, str]:
-    """Return `cpu_isa` and `cpu_capability` of a portable artifact, from the values of a machine.
+    """Return a portable artifact's `cpu_isa` and `cpu_capability`, given a machine's values.
 
-    A CPU without one of the extensions keeps its factors. So it matches no portable artifact, and
-    no machine that lacks different extensions.
+    A CPU that lacks one of the extensions keeps its own factors. So such a CPU matches no portable
+    artifact, and no CPU that lacks other extensions.
     """
     if lacking(isa):
         return isa, capability
@@ -377,7 +377,7 @@ def portable_factors(isa: str, capability: str) -> tuple[str, str]:
 
 
 def read_cpu_isa() -> str:
-    """Return the instruction set extensions of this machine's CPU, as `cpu_isa` names them."""
+    """Return this CPU's instruction set extensions, in the format of `cpu_isa`."""
     try:
         cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -466,7 +466,7 @@ def _read_gpu(environ: Mapping[str, str], device: int | None, driver: Sequence[P
 def gpu_in_use() -> int:
     """Return the index of the calling thread's GPU; 0 before CUDA is used.
 
-    Each thread begins with 0 and can change it with `torch.cuda.set_device`.
+    Each thread begins with GPU 0 and can switch to another with `torch.cuda.set_device`.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -475,10 +475,10 @@ def gpu_in_use() -> int:
 
 
 def _device_in_use(visible: Sequence[str], current: int) -> str:
-    """Return the GPU that kernels are compiled and autotuned for, and other kinds of visible GPUs.
+    """Return the GPU that kernels are compiled and autotuned for, and all other visible kinds.
 
-    More GPUs of the same kind do not matter. A GPU of another kind does, because user code may put
-    the model on it.
+    More GPUs of the same kind do not matter. A GPU of another kind matters, because user code might
+    put the model on that GPU.
     """
     # torch's key contains the index. A replica that sees only one GPU has index 0.
     name = visible[current] + (f" as cuda:{current}" if current else "")
@@ -495,12 +495,12 @@ for no GPU."""
 
 
 def why_no_gpu(environ: Mapping[str, str], *, driver: Sequence[Path] = NVIDIA) -> str:
-    """Return a sentence on why torch cannot use this machine's GPU.
+    """Return a sentence that says why torch cannot use this machine's GPU.
 
-    Empty if torch can use it, if there is no GPU, or if torch has no CUDA. Also empty if `environ`
-    hides all GPUs, because even then CUDA reports an old driver. Also empty if no `driver` path
-    exists: an image may contain libraries of the driver, or stubs, on a machine without a driver,
-    and CUDA reports an error for this.
+    Empty if torch can use the GPU, if there is no GPU, or if torch has no CUDA. Also empty if
+    `environ` hides all GPUs, because CUDA reports an outdated driver even then. Also empty if no
+    `driver` path exists: on a machine without a driver, an image can contain driver libraries or
+    stubs, for which CUDA reports an error.
 
     `is_available()` reports its reason only once per process, as a warning. So this initializes
     CUDA again to get the reason.
@@ -529,7 +529,7 @@ def why_no_gpu(environ: Mapping[str, str], *, driver: Sequence[Path] = NVIDIA) -
 def _device(found: Any) -> str:
     """Return the GPU properties that affect the choice and autotuning of kernels.
 
-    A MIG slice has smaller values.
+    A MIG slice has smaller values than a whole GPU.
     """
     kind = getattr(found, "gcnArchName", "") or f"sm_{found.major}{found.minor}"
     # Rounded to GiB, because drivers reserve different amounts for themselves.
@@ -626,8 +626,8 @@ the mismatch explains why.
 def torch_environment(environ: Mapping[str, str]) -> str:
     """Return the environment variables that affect torch's compiler, as `NAME=value NAME=value`.
 
-    They are sorted by name. Variables that do not change generated code are left out. The result is
-    `none` if no variable is set.
+    The variables are sorted by name. Variables that do not change generated code are left out. The
+    result is `none` if no variable is set.
     """
     return _assignments(
         {

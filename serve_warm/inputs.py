@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inputs for the replay: buckets, declared inputs, the grid over the buckets, and signatures.
 
-An `Input` names its target, which is the method or route that traffic uses, and the arguments to
-call it with. `shape_grid` writes one `Input` for each point of a `Buckets` object. The handler pads
-requests with the same object (`buckets.fit`), so both always use the same sizes.
+An `Input` names a target (the method or route that traffic uses) and the call's arguments.
+`shape_grid` returns one `Input` for each combination of sizes in a `Buckets` object. The handler
+pads requests with the same object (`buckets.fit`), so replay and traffic have the same sizes.
 """
 
 from __future__ import annotations
@@ -179,11 +179,10 @@ class Input:
 
 
 def missing_batches(inputs: Sequence[Input], *, largest: int) -> list[Input]:
-    """Return an input for each batch size up to `largest` that is not declared yet.
+    """Return an input for each batch size, up to `largest`, that is not declared yet.
 
     Only targets that have an input with several concurrent calls are included. If no target has
-    such an input, all targets are included. Each new input is a copy of the cheapest call of its
-    target.
+    such an input, all targets are included. Each new input is a copy of its target's cheapest call.
 
     >>> declared = [Input(target="embed", concurrency=size) for size in (4, 2, 1)]
     >>> [item.concurrency for item in missing_batches(declared, largest=4)]
@@ -225,8 +224,8 @@ class Field:
     """Describes one tensor argument of a grid point.
 
     `axes` are names of bucket axes or fixed sizes. Integer types get whole numbers from `low` to
-    `high`, both included. Other types get uniform real numbers between them. The name of the
-    argument is the seed of the random generator, so every start replays the same values.
+    `high`, both included. Other types get uniformly distributed real numbers between `low` and
+    `high`. The argument's name seeds the random generator, so every start replays the same values.
     """
 
     axes: tuple[str | int, ...]
@@ -281,7 +280,7 @@ def shape_grid(
     budget: int = 128,
     model_id: str = "",
 ) -> list[Input]:
-    """Return one input for each point of `buckets`, largest first.
+    """Return one input for each combination of sizes in `buckets`, largest first.
 
     Args:
         target: what to call: a method, its name, or `"POST /path"`.
@@ -439,10 +438,10 @@ class InputSignature:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], *, depth: int = 3) -> InputSignature:
-        """Return the signature of named values. Containers are entered up to `depth` levels deep.
+        """Return the signature of named values. Describes containers up to `depth` levels deep.
 
-        Strings appear as type and length. Keys of mappings that are not names also appear as type
-        and length.
+        Strings appear as type and length. Mapping keys that are not names also appear as type and
+        length.
         """
         found = (
             entry
@@ -464,10 +463,10 @@ ELLIPSIS = "..."
 def suggest_input(
     declared: Sequence[Input], *, function: str, signature: str, route: str = "", largest: int = 1
 ) -> str:
-    """Return the `Input(...)` to declare for a compile in traffic, as Python code to paste.
+    """Return, as Python code to paste, the `Input(...)` that prevents a compile during traffic.
 
     `signature` is the text of an `InputSignature`. `route` is the path of an HTTP request, and
-    `largest` the largest batch size. Requests are not stored or shown, so unknown arguments are
+    `largest` is the largest batch size. Requests are not stored or shown, so unknown arguments are
     `...`, with a comment that shows the compiled call.
 
     >>> suggest_input([Input(target="embed", concurrency=4)], function="forward (app.py:7)",

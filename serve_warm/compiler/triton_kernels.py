@@ -1,22 +1,23 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Counts of Triton kernels that are built or autotuned, both Inductor's and hand-written ones.
+"""Counts of the Triton kernels, Inductor's and hand-written, that are built or autotuned.
 
 Each built kernel leaves a binary in Triton's cache directory, whichever process built it. Inductor
-builds kernels in worker processes, where hooks of this process do not run. So serve_warm counts the
+builds kernels in worker processes, where this process's hooks do not run. So serve_warm counts the
 binaries on disk.
 
-Autotuning measures the time of several alternatives, in this process or in a helper process. Torch
-measures the configurations of a kernel on the first launch, or the templates of a matrix product
-during the compile (`max-autotune`). Autotuning results are also files. Inductor always stores its
-results. Since 3.3, Triton stores results if a setting is on, and this module turns that setting on.
-So the cache directory has the results of both. torch's own counters cannot be used: when torch
-loads a graph from a cache, they count the build's autotuning again (`counter_deltas`).
+Autotuning times several alternatives, in this process or in a helper process. At a kernel's first
+launch, torch times the kernel's configurations. With `max-autotune`, torch also times a matrix
+product's templates during the compile. Autotuning results are stored in files too. Inductor always
+stores its results. Triton 3.3 and later store results if a setting is on; this module turns that
+setting on. So the cache directory contains Inductor's and Triton's results. torch's own counters
+are not usable: when torch loads a graph from a cache, the counters count the build's autotuning
+again (`counter_deltas`).
 
-Private names, seen in torch 2.11, 2.13 and 2.15 with Triton 3.6: `CachingAutotuner` of Inductor
-with `bench`, the names in `TUNINGS` and `recheck_autotune_cache`, and `AutotuneCache` with `_read`;
-`AlgorithmSelectorCache.autotune`; `AsyncAutotuner` with `get_results` and `get_choice_hash`; and
-Triton's `Autotuner` with `cache_results` and `check_disk_cache`.
+Private names used here (seen in torch 2.11, 2.13 and 2.15 with Triton 3.6): Inductor's
+`CachingAutotuner` with `bench`, `recheck_autotune_cache` and the names in `TUNINGS`;
+`AutotuneCache` with `_read`; `AlgorithmSelectorCache.autotune`; `AsyncAutotuner` with `get_results`
+and `get_choice_hash`; and Triton's `Autotuner` with `cache_results` and `check_disk_cache`.
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/runtime/triton_heuristics.py
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/select_algorithm.py
 https://github.com/triton-lang/triton/blob/v3.6.0/python/triton/runtime/autotuner.py
@@ -46,7 +47,7 @@ TUNINGS = ("autotune_to_one_config", "_combo_sequential_autotune", "coordinate_d
 
 
 def observe(note: Callable[[CompileEvent], None]) -> None:
-    """Call `note` after each autotuning from now on, and make torch store and reuse results.
+    """From now on, call `note` after each autotuning run, and make torch store and reuse results.
 
     Call this once per process.
     """
@@ -59,7 +60,7 @@ def observe(note: Callable[[CompileEvent], None]) -> None:
 
 
 class _OfThisThread(threading.local):
-    """For each thread, the number of times that it has measured a kernel."""
+    """The number of times that each thread has timed a kernel."""
 
     measured = 0
 
@@ -107,9 +108,9 @@ def _time_tuning(
 
 
 def _look_here(tuner: Any) -> None:
-    """Make the autotuner of a cached graph use the cache directory of this process.
+    """Make the autotuner of a cached graph use this process's cache directory.
 
-    The saved graph contains the path at build time, next to which torch looks for results.
+    The saved graph contains the path from the build, and torch looks for results next to that path.
     """
     tuner.filename = _here(tuner.filename)
     keeper = getattr(tuner.save_cache_hook, "__self__", None)
@@ -131,8 +132,8 @@ def _here(path: str | None) -> str | None:
 def _keep_descended(tuner: Any, found: Sequence[Any], reload_kernel: Callable[[], Any]) -> None:
     """Use the stored result of a coordinate descent if torch would otherwise repeat the descent.
 
-    torch 2.11 forgets the result if the descent had only one configuration to begin with, or ended
-    where it began.
+    torch 2.11 forgets the result if the descent started with only one configuration, or ended at
+    the configuration where it started.
     https://github.com/pytorch/pytorch/issues/172819
     """
     if len(found) != 1 or not getattr(found[0], "found_by_coordesc", False):
@@ -148,12 +149,12 @@ def _keep_descended(tuner: Any, found: Sequence[Any], reload_kernel: Callable[[]
 
 
 def _keep_measured(tuner: Any, heuristics: ModuleType, reload_kernel: Callable[[], Any]) -> None:
-    """Use the stored best configuration if torch would otherwise measure all of them again.
+    """Use the stored best configuration if torch would otherwise time all configurations again.
 
-    After its build, a reduction that needs many registers gets another configuration with half the
-    block size (`_dynamic_scale_rblock`). The saved graph does not have this configuration. torch
-    2.11 does not find this configuration again, but halves a different one and measures that. torch
-    2.13 finds this configuration.
+    After building a reduction that needs many registers, torch adds a configuration with half the
+    block size (`_dynamic_scale_rblock`). The saved graph does not contain this configuration. torch
+    2.11 does not find it again: torch halves a different configuration and times the result. torch
+    2.13 finds the configuration.
     """
     kept = heuristics.AutotuneCache.create(tuner.inductor_meta, tuner.filename, "")
     best = kept._read() if kept is not None else None
@@ -239,8 +240,8 @@ def _hook_triton(note: Callable[[CompileEvent], None], autotuner: ModuleType) ->
 class _Kept:
     """Replaces `cache_results` on every `Autotuner`, so that Triton stores all results.
 
-    This is set on the class, because most instances already exist: an instance is created when the
-    module with its kernel is imported. Triton's interpreter has no device, so it does not autotune.
+    The replacement is set on the class, because most instances already exist: importing a kernel's
+    module creates the instance. Triton's interpreter does not autotune, because it has no device.
     """
 
     def __init__(self, knobs: Any) -> None:
@@ -265,9 +266,9 @@ def _tuning(kernel: str, words: str, seconds: float) -> CompileEvent:
 
 
 def relocate(cache_directory: Path) -> None:
-    """Make Triton find the kernels of a cache directory that was filled at another path.
+    """Make Triton find the kernels in a cache directory that was filled at another path.
 
-    For each kernel, Triton stores a list of the kernel's files, with the paths of the build. If
+    For each kernel, Triton stores a list of the kernel's files, with the paths from the build. If
     these paths do not exist, Triton builds the kernel again, even though the kernel's files are in
     the directory.
     https://github.com/triton-lang/triton/blob/v3.6.0/python/triton/runtime/cache.py
@@ -294,7 +295,7 @@ def relocate(cache_directory: Path) -> None:
 
 
 class Built:
-    """Counts the kernels built into a cache directory since `look_at`.
+    """Counts the kernels that are built into a cache directory after `look_at` is called.
 
     Changing to another directory does not reset the count.
     """
@@ -307,14 +308,14 @@ class Built:
         self._there = 0
 
     def look_at(self, folder: Path) -> None:
-        """Count kernels that appear in `folder` from now on, and ignore older kernels."""
+        """From now on, count kernels that appear in `folder`, and ignore older kernels."""
         self._before = self.count()
         self._folder, self._seen_ns = folder, -1
         self._at_first = 0
         self._at_first = self.count() - self._before
 
     def count(self) -> int:
-        """Return the number of kernels built so far. Costs one `stat` if nothing is new."""
+        """Return the number of kernels built so far. If nothing is new, calls `stat` once."""
         if self._folder is None:
             return self._before
         try:

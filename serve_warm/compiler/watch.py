@@ -1,15 +1,15 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The watch, which counts what this process compiles and why.
+"""The watch, which counts this process's compiles and records the reason for each.
 
-One hook is enough. For each call of a compiled function,
+One hook is enough to see every compile. For each call of a compiled function,
 `torch._dynamo.eval_frame._callback_from_stance` returns the callback that runs if no compiled
 variant matches (private; seen in torch 2.13.0). The hook wraps that callback. So serve_warm's
 Python code runs only when torch is about to compile; all other calls pay one extra function call
 (about 1 µs). https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/eval_frame.py
 
-A start at level 3 imports neither Dynamo nor Inductor. So each hook waits for the import of its
-module, and is set before any code can use the module.
+A start at level 3 imports neither Dynamo nor Inductor. So each hook is set when the module that it
+hooks is imported, before any code can use that module.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ file."""
 
 
 class Watch:
-    """Counts what this process compiles, with the reasons.
+    """Counts this process's compiles, and records the reason for each.
 
-    `watch_process()` returns the only instance. Counting never stops. To count a period, call
-    `counts()` before and after it, and subtract. `on_event` is called after each event, in the
-    thread that compiled.
+    `watch_process()` returns the only instance. Counting never stops. For the counts in a period,
+    call `counts()` before and after the period, and subtract. `on_event` is called after each
+    event, in the thread that compiled.
     """
 
     def __init__(self) -> None:
@@ -115,14 +115,14 @@ class Watch:
             return tuple(self._events)
 
     def count_kernels_in(self, cache_directory: Path) -> None:
-        """Count the kernels built into a cache directory from now on."""
+        """From now on, count the kernels that are built into a cache directory."""
         with self._lock:
             self._built.look_at(cache_directory / "triton")
 
     # The hooks call the following methods on the thread that compiles.
 
     def note(self, event: CompileEvent) -> None:
-        """Count an event, keep it and pass it to `on_event`."""
+        """Count and store an event, and pass the event to `on_event`."""
         with self._lock:
             self._events.append(event)
             self._compiles += event.kind in {"compile", "recompile"}
@@ -235,7 +235,7 @@ _install_lock = threading.Lock()
 
 
 def watch_process() -> Watch:
-    """Return the watch of this process, whose hooks apply once torch's compiler is imported."""
+    """Return this process's watch, whose hooks take effect when torch's compiler is imported."""
     global _the_watch  # noqa: PLW0603  (hooks are process-wide, so is the watch)
     with _install_lock:
         if _the_watch is None:
@@ -278,7 +278,7 @@ def _hook_dynamo(seen: Watch, eval_frame: Any) -> None:
 class _Refused:
     """Wraps torch's own callback for `fail_on_recompile`, and counts each refused compile.
 
-    This also counts a compile whose exception a handler swallows to return another answer.
+    Also counts a compile if a handler swallows the compile's exception and returns another answer.
     """
 
     def __init__(self, callback: Any, seen: Watch) -> None:
@@ -322,8 +322,8 @@ def _makes_object(cmd_line: str) -> bool:
 def unwatched_compiles() -> int:
     """Return how many frames this process compiled before the watch began.
 
-    To count a period, subtract an earlier result. If Dynamo is not imported, nothing was compiled,
-    so this function does not import Dynamo.
+    For the number in a period, subtract an earlier result. If Dynamo is not imported, nothing was
+    compiled, so this function does not import Dynamo.
     """
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is None:

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The active adapters of a model, which may not change while a sequence is generated.
+"""A model's active adapters, which must not change while a sequence is being generated.
 
-The cache of a sequence holds keys and values that one adapter made. If steps with another adapter
-continued the sequence, the logits would match neither adapter.
+A sequence's cache holds keys and values that were computed with one adapter. If steps with another
+adapter continued the sequence, the logits would match neither adapter.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Active = tuple[Any, ...]
 
 
 class Adapters:
-    """Reads which adapters are active from one layer with adapters, as `peft` makes them."""
+    """Reads which adapters are active, using one of the adapter layers that `peft` created."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._layer: Any = None
 
     def find(self) -> Active:
-        """Find a layer with adapters again, because adapters may be added later, and read it."""
+        """Find an adapter layer again, because adapters can be added later, and read the layer."""
         layers = (part for part in self._model.modules() if _has_adapters(part))
         self._layer = next(layers, None)
         return self.read()
@@ -38,7 +38,7 @@ class Adapters:
         return (*active, *(("merged", name) for name in layer.merged_adapters))
 
     def check(self, began: Active) -> None:
-        """Raise `GenerationRefused` if the active adapters differ from those in `began`."""
+        """Raise `GenerationRefused` if the active adapters are no longer those in `began`."""
         now = self.read()
         if now != began:
             raise GenerationRefused(

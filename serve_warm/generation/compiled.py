@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""`serve_warm.compile_generation`: a model of `transformers` that decodes by compiled steps."""
+"""`serve_warm.compile_generation`: a `transformers` model that decodes with compiled steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def compile_generation(
     level: int = 2,
     **arguments: Any,
 ) -> Any:
-    """Return a model of `transformers` whose `generate` runs compiled steps on a static cache.
+    """Return a `transformers` model whose `generate` runs compiled steps on a static cache.
 
         self.model = serve_warm.compile_generation(
             model, batch=4, max_length=512, prompt_lengths=[32, 128]
@@ -29,11 +29,11 @@ def compile_generation(
         self.model.generate(tokens, max_new_tokens=64)
 
     The cache has `batch` slots of `max_length` tokens each, prompt included. A prompt is padded to
-    the next of `prompt_lengths`. Each prompt length is one compiled call, and the decode step,
-    which runs all slots, is one more. Whisper's encoder has one fixed input length, so it needs no
-    `prompt_lengths`. Sampling, stopping and logits processors are not compiled. `level` is as for
-    `serve_warm.compile`, and any other `arguments` go to torch.compile. Declare one input for each
-    prompt length.
+    the shortest of `prompt_lengths` that fits. There is one compiled call for each prompt length,
+    and one for the decode step, which runs all slots. Whisper needs no `prompt_lengths`, because
+    its encoder has one fixed input length. Sampling, stopping and logits processors are not
+    compiled. `level` is the same as for `serve_warm.compile`, and other `arguments` are passed to
+    torch.compile. Declare one input for each prompt length.
 
     The result shares weights with `model`. Move the model to its device before this call.
 
@@ -73,7 +73,7 @@ def compile_generation(
 def _compile_steps(
     model: Any, cache: Any, form: Any, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the compiled steps of a model by their names in `CachedDecoder`."""
+    """Return a model's compiled steps, by their names in `CachedDecoder`."""
     from serve_warm.generation import steps
     from serve_warm.precompile.compiled import compile as compile_
 

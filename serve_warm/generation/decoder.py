@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The slots of a model's cache: their owners, and the compiled steps that fill them.
 
-Callers may be on several threads. Each caller has its own slots, and one step runs at a time. A
-step runs all slots, and the slots of other callers do not change.
+Callers can be on several threads. Each caller has its own slots, and only one step runs at a time.
+A step runs all slots, but does not change other callers' slots.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class CachedDecoder:
 
     `decode(tokens, positions)` maps the newest token of each slot, of shape (slots,), to logits of
     shape (slots, vocabulary). `prefill(tokens, slot, last)` fills one slot with a padded prompt of
-    shape (1, length), and returns the logits after its last token, of shape (vocabulary,). An
-    encoder-decoder has `encode` and `begin` instead of `prefill`. A slot without a sequence gets
-    the position `idle_position`, by default `max_length`. At this position a step must not change
+    shape (1, length), and returns the logits after the prompt's last token, of shape (vocabulary,).
+    An encoder-decoder has `encode` and `begin` instead of `prefill`. A slot without a sequence gets
+    the position `idle_position`, by default `max_length`. At this position, a step must not change
     the slot's cache.
     """
 
@@ -123,7 +123,7 @@ class CachedDecoder:
             )
 
     def prefill(self, slot: int, prompt: torch.Tensor) -> torch.Tensor:
-        """Fill a slot with a prompt; return the logits after it, of shape (vocabulary,).
+        """Fill a slot with a prompt; return the logits after the prompt, of shape (vocabulary,).
 
         The prompt has tokens, of shape (length,), or embeddings, of shape (length, width).
         """
@@ -155,10 +155,10 @@ class CachedDecoder:
             return _kept(self._begin(*self._moved(states, *rest)))
 
     def decode(self, newest: Mapping[int, tuple[int, int]]) -> torch.Tensor:
-        """Return the logits after one more token of some slots, of shape (slots, vocabulary).
+        """Add one token to some slots; return the logits, of shape (slots, vocabulary).
 
-        `newest` has a token and its position for each of these slots. The rows of other slots have
-        no meaning.
+        `newest` maps each of these slots to its new token and the token's position. The logits of
+        other slots are meaningless.
         """
         tokens, positions = [0] * self.slots, [self._idle] * self.slots
         for slot, (token, position) in newest.items():
@@ -183,5 +183,5 @@ class CachedDecoder:
 
 
 def _kept(made: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a GPU tensor, because the next run of a CUDA graph would overwrite it."""
+    """Copy a tensor if it is on a GPU, because the next run of a CUDA graph overwrites it."""
     return made.clone() if made.is_cuda else made

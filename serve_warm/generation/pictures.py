@@ -4,7 +4,7 @@
 
 A model such as LLaVA replaces the embeddings of some tokens with the states of its image encoder,
 and passes the result to its text decoder. serve_warm runs the model's own code eagerly up to the
-call of the decoder, and passes the embeddings to the prefill step instead of tokens.
+decoder call, and passes the embeddings to the prefill step instead of tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ first call and passes its states (5.23); a prompt without images has none."""
 
 
 def pictures_in(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those arguments of a call that are images or states of images."""
+    """Return the arguments of a call that are images or image states."""
     found = {name: given.get(name) for name in PICTURES}
     return {
         name: value
@@ -33,7 +33,7 @@ def pictures_in(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def embed(model: Any, tokens: torch.Tensor, pictures: Mapping[str, Any]) -> torch.Tensor:
-    """Return the embeddings of prompts with images, of shape (rows, length, width).
+    """Return the embeddings, of shape (rows, length, width), for prompts with images.
 
     Raises:
         GenerationRefused: the decoder of this model takes more than embeddings.
@@ -71,7 +71,7 @@ class _DecoderCalled(Exception):
 
 
 class _Instead(nn.Module):
-    """Replaces a decoder: records the arguments of its call, and has all its other attributes."""
+    """Stands in for a decoder: records the call's arguments, and has the decoder's attributes."""
 
     def __init__(self, decoder: Any) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class _Instead(nn.Module):
 
 
 def _holder_of(model: Any, decoder: Any, name: str) -> tuple[Any, str]:
-    """Return the module that calls the decoder, and the decoder's name in it."""
+    """Return the module that calls the decoder, and the decoder's name in that module."""
     for parent in model.modules():
         for key, child in parent._modules.items():
             if child is decoder and parent is not model:

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the cache that a model of `transformers` needs by calling the model once.
+"""Calls a `transformers` model once, to find the cache that the model needs.
 
-The call is eager and takes one token. The dynamic cache of the call shows the heads and widths of
-each layer, which no configuration setting gives for all models.
+The call is eager and takes one token. The call's dynamic cache shows the heads and widths of each
+layer. No configuration setting gives the heads and widths for all models.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MASKS = {"sdpa": True, "eager": False}
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """The caches of a model and the form of its calls."""
+    """The caches that a model needs, and the form of the model's calls."""
 
     layers: Sequence[LayerShape]
     cross: Sequence[LayerShape]
@@ -40,7 +40,7 @@ class Needs:
 
 
 def read(model: Any, *, max_length: int, prompt_lengths: Sequence[int]) -> Needs:
-    """Return the caches that a model needs, and the form of its calls.
+    """Return the caches that a model needs, and the form of the model's calls.
 
     Raises:
         ConfigError: the model cannot generate, or a layer has no cache of a fixed size.
@@ -106,7 +106,7 @@ def _check_kind(model: Any) -> None:
 
 
 def _call_once(model: Any) -> tuple[Any, Any, int]:
-    """Return the cache after a call of one token, the encoder's states, and their fixed length."""
+    """Return the cache after a one-token call, the encoder's states, and their fixed length."""
     name, device = type(model).__name__, model.device
     token = torch.zeros((1, 1), dtype=torch.int64, device=device)
     config = model.config.get_text_config(decoder=True)
@@ -135,7 +135,7 @@ def _call_once(model: Any) -> tuple[Any, Any, int]:
 
 
 def _encoder_input(model: Any, token: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return an input of the encoder, and the length of the input if it is fixed, else 0."""
+    """Return an encoder input, and the input's length if that length is fixed, else 0."""
     if model.main_input_name == "input_ids":
         return token, 0
     config = model.config
@@ -162,7 +162,7 @@ def _has_mask(encoder: Any) -> bool:
 def _windows(
     model: Any, cache: Any, config: Any, kinds: Sequence[str] | None, max_length: int
 ) -> list[int]:
-    """Return the positions that each layer keeps."""
+    """Return the number of positions that each layer keeps."""
     window = getattr(config, "sliding_window", None)
     found = []
     for number, layer in enumerate(cache.layers):

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A model of `transformers` whose `generate` runs compiled steps, and the options it refuses.
+"""A `transformers` model whose `generate` runs compiled steps, and the options that it refuses.
 
-The served model is an object of a subclass of the model's class. The served model shares modules
-and weights with the model and has its own attributes, so `generate` changes nothing that entries
-depend on. `generate` chooses tokens and stops as before; only its calls of the model are replaced
-by the compiled steps.
+The served model is an instance of a subclass of the original model's class. The served model shares
+the original model's modules and weights but has its own attributes, so `generate` changes nothing
+that entries depend on. `generate` chooses tokens and stops as before; compiled steps replace only
+its calls to the model.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ REFUSED_ARGUMENTS = {
 
 @dataclass
 class EncoderStates(ModelOutput):
-    """Padded states of the encoder, with the length of each row.
+    """Padded encoder states, with the length of each row.
 
-    `generate` repeats both together.
+    `generate` repeats states and lengths together.
     """
 
     last_hidden_state: torch.Tensor | None = None
@@ -89,7 +89,7 @@ class Rows(Cache):
         self.is_open = True
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of tokens of each row, padding included."""
+        """Return the number of tokens in each row, padding included."""
         del layer_idx
         return self.seen
 
@@ -97,12 +97,12 @@ class Rows(Cache):
 
     @property
     def self_attention_cache(self) -> Any:
-        """Copies of the rows' own cache."""
+        """Copies of the rows' self-attention cache."""
         return self._copy(self.buffers.layers)
 
     @property
     def cross_attention_cache(self) -> Any:
-        """Copies of the rows' cache of the encoder."""
+        """Copies of the rows' cross-attention cache."""
         return self._copy(self.buffers.cross)
 
     def _copy(self, layers: Any) -> Any:
@@ -117,7 +117,7 @@ class Rows(Cache):
         self.seen = seen
 
     def step(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Return the logits after one more token of each row, of shape (rows, vocabulary).
+        """Add one token to each row; return the logits, of shape (rows, vocabulary).
 
         Raises:
             GenerationRefused: the adapter of the model changed after the rows began.
@@ -149,7 +149,7 @@ class CompiledGeneration:
     _serve_warm_local: threading.local
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate as the model does, but with compiled steps.
+        """Generate as the original model does, but with compiled steps.
 
         Raises:
             GenerationRefused: the steps do not support an option, a prompt or a length. Other calls
@@ -177,9 +177,9 @@ class CompiledGeneration:
     ) -> Iterator[torch.Tensor]:
         """Yield the next token of each row, of shape (rows,), as soon as it exists.
 
-        `choose` maps logits to tokens. By default it takes the token with the largest logit. Close
-        the iterator, or leave its loop, to give the slots back early. Works only with decoder-only
-        models.
+        `choose` maps logits to tokens. By default, `choose` takes the token with the largest logit.
+        Close the iterator, or leave its loop, to give the slots back early. Works only with
+        decoder-only models.
 
         Raises:
             GenerationRefused: a prompt, a batch or a length does not fit.
@@ -209,7 +209,7 @@ class CompiledGeneration:
         return made()
 
     def continuous(self, *, call: Call) -> Slots:
-        """Return continuous batches on all slots. From then on, no slots are left for `generate`.
+        """Return continuous batches on all slots, which leaves no slots for `generate`.
 
         Raises:
             GenerationRefused: a batch is running, or all sequences of this model must begin
@@ -220,7 +220,7 @@ class CompiledGeneration:
         return Slots(self._serve_warm_decoder, call=call)
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the encoder, with its calls sent to the compiled step."""
+        """Return the encoder, whose calls go to the compiled step."""
         encoder = super().get_encoder(*args, **kwargs)  # type: ignore[misc]
         return _Encoder(encoder, self._serve_warm_decoder)
 
@@ -230,7 +230,7 @@ class CompiledGeneration:
         rows: Any,
         given: dict[str, Any],
     ) -> Any:
-        """Answer one call of the model; use a compiled step if `generate` makes the call."""
+        """Answer one call to the model; use a compiled step if `generate` makes the call."""
         if rows is None:
             return original(past_key_values=None, **given)  # not called by `generate`
         if not isinstance(rows, Rows) or rows.decoder is not self._serve_warm_decoder:
@@ -278,7 +278,7 @@ class CompiledGeneration:
 
 
 def serve(model: Any, decoder: CachedDecoder, buffers: SlotCache) -> Any:
-    """Return an object like `model`, but with a `generate` that uses the steps of `decoder`."""
+    """Return an object like `model`, but with a `generate` that uses `decoder`'s steps."""
     kind = type(model)
     original = kind.forward
 
@@ -303,7 +303,7 @@ def serve(model: Any, decoder: CachedDecoder, buffers: SlotCache) -> Any:
 
 
 class _Encoder:
-    """The encoder as `generate` calls it: maps rows of inputs to padded states."""
+    """The encoder as `generate` calls it: maps input rows to padded states."""
 
     def __init__(self, encoder: Any, decoder: CachedDecoder) -> None:
         self._encoder, self._decoder = encoder, decoder
@@ -391,7 +391,7 @@ def _to_bucket(rows: Rows, states: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def _padded(states: torch.Tensor, length: int) -> torch.Tensor:
-    """Return states of this length. Added positions are masked, and cut positions are padding."""
+    """Pad or cut states to a length. Masks hide the added positions; only padding is cut."""
     return torch.nn.functional.pad(states, (0, 0, 0, length - states.shape[1]))
 
 
@@ -435,7 +435,7 @@ def _check_given(given: Mapping[str, Any]) -> None:
 def _check_positions(
     tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None
 ) -> None:
-    """Refuse positions other than the tokens' positions without padding."""
+    """Refuse positions that differ from the tokens' positions without padding."""
     if positions is None:
         return
     # Qwen2-VL has four rows of positions, which differ at the tokens of an image.

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Continuous batches: each sequence has one slot of the cache, and a decode step runs all slots.
+"""Continuous batches: each sequence has one cache slot, and each decode step runs all slots.
 
-Nothing runs in the background. A sequence that needs a token runs a step, and a step makes one
-token for every running sequence. So sequences can begin and end at any time.
+Nothing runs in the background. A sequence that needs a token runs a step, which makes one token for
+every running sequence. So sequences can begin and end at any time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ChooseToken = Callable[[torch.Tensor], int]
 
 @dataclass
 class Sequence:
-    """One running sequence: its newest token with its position, and tokens not yet taken."""
+    """One running sequence: the newest token and its position, and the tokens not yet taken."""
 
     token: int
     position: int
@@ -39,7 +39,7 @@ class Sequence:
     made: deque[int | Exception] = field(default_factory=deque)
 
     def extend(self, token: int | Exception) -> None:
-        """Add a token, or an exception of `choose`, which ends the sequence."""
+        """Add a token, or an exception from `choose`, which ends the sequence."""
         self.made.append(token)
         if isinstance(token, Exception):
             self.left = 0
@@ -51,10 +51,10 @@ class Sequence:
 
 @public
 class Slots:
-    """Generates as many sequences at once as a decoder has slots. Others wait for a free slot.
+    """Generates up to one sequence per slot of a decoder; other sequences wait for a free slot.
 
-    This object takes all slots of the decoder, and keeps them. `call` runs a function on the thread
-    of the model, for example `on_model_thread` of a deployment.
+    This object takes and keeps all of the decoder's slots. `call` runs a function on the model's
+    thread, for example a deployment's `on_model_thread`.
 
         self.slots = self.model.continuous(call=self.on_model_thread)
         async for token in self.slots.tokens(prompt, count=16): ...
@@ -79,8 +79,8 @@ class Slots:
     ) -> AsyncGenerator[int, None]:
         """Yield `count` tokens after the prompt, each as soon as it exists.
 
-        `choose` maps logits to a token. By default it takes the token with the largest logit. Close
-        the generator to end the sequence early and free its slot.
+        `choose` maps logits to a token. By default, `choose` takes the token with the largest
+        logit. Close the generator to end the sequence early and free its slot.
 
         Raises:
             GenerationRefused: the prompt is empty or longer than the longest bucket, or the

@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled steps of a model of `transformers`, and the cache that they write.
+"""The compiled steps of a `transformers` model, and the cache that these steps write.
 
-The cache consists of buffers of a module, allocated once at full size. Their shapes and addresses
-never change, and torch treats a buffer like a weight. So every decode step uses the same code and
-the same CUDA graph. While torch traces a step, the step makes the model's own cache objects from
-these buffers. A row of the cache is a slot. Each slot holds one sequence without padding, with each
-token at its own position. Positions and lengths are tensors, because torch would recompile for each
-value of a plain number.
+The cache consists of module buffers, which are allocated once, at full size. The shapes and
+addresses of the buffers never change, and torch treats buffers like weights. So every decode step
+uses the same code and the same CUDA graph. While torch is tracing a step, the step makes the
+model's own cache objects from these buffers. Each row of the cache is a slot. Each slot holds one
+sequence without padding, with each token at its own position. Positions and lengths are tensors,
+because torch would recompile for each value of a plain number.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CallForm:
 class LayerCache(nn.Module):
     """Keys and values of one layer, as a ring of `window` positions for each slot.
 
-    Padding, and slots without a sequence, are written behind the ring, where nothing reads.
+    Padding and the tokens of idle slots are written behind the ring, where nothing reads them.
     """
 
     keys: torch.Tensor
@@ -78,7 +78,7 @@ class LayerCache(nn.Module):
 
 @public
 class SlotCache(nn.Module):
-    """The cache of a model: a `LayerCache` for each layer, and in encoder-decoders a second one."""
+    """A model's cache: one `LayerCache` for each layer, or two for each in encoder-decoders."""
 
     encoder_lengths: torch.Tensor
 
@@ -105,17 +105,17 @@ class SlotCache(nn.Module):
 
 
 def _size(window: int) -> int:
-    """Return the number of positions of a ring plus at least one behind it, as a multiple of 8."""
+    """Return a size that holds a ring and at least one position behind it, as a multiple of 8."""
     return (window + 8) // 8 * 8
 
 
 def _places(positions: Any, cache: Any, limit: int) -> Any:
-    """Return the positions for tokens: in the ring, or behind the ring from position `limit` on."""
+    """Return where to write tokens: behind the ring from position `limit` on, else in the ring."""
     return torch.where(positions < limit, positions % cache.window, cache.keys.shape[2] - 1)
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """The object that a layer of the model uses as its cache, made anew in each trace."""
+    """The object that a model's layer uses as its cache; each trace makes a new one."""
 
     is_compileable = True
     is_sliding = False
@@ -123,7 +123,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def __init__(
         self, cache: Any, rows: Any, places: Any, *, seen: Any, is_prompt: bool, kept: Any = None
     ) -> None:
-        """`kept` says which tokens of a prompt are written to positions of their own."""
+        """`kept` marks the prompt tokens that are stored in the ring."""
         self.cache, self.rows, self.places, self.seen = cache, rows, places, seen
         self.is_prompt, self.kept = is_prompt, kept
         self.keys, self.values = cache.keys, cache.values
@@ -247,7 +247,7 @@ class Encode(_Step):
 
 @public
 class Begin(_Step):
-    """Fills one slot from the encoder's states and a first token; returns the logits after it.
+    """Fills one slot from the encoder's states and a first token; returns the next logits.
 
     `states` has shape (1, bucket, width); `length`, `token` and `slot` have shape (1,).
     """
@@ -279,11 +279,11 @@ class Decode(_Step):
     """Returns the logits for the next token of every slot, of shape (slots, vocabulary).
 
     `tokens` and `positions` have shape (slots,). A slot whose position is `max_length` is idle: its
-    cache does not change, and its logits have no meaning.
+    cache does not change, and its logits are meaningless.
     """
 
     def forward(self, tokens: Any, positions: Any) -> Any:
-        """Return the logits after one more token of each slot."""
+        """Return the logits after one more token in each slot."""
         self._check_graph()
         limit = self.slots.max_length
         rows = torch.arange(self.slots.count, device=tokens.device)[:, None]

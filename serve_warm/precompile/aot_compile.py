@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""torch's ahead-of-time compile of one function for one input, for builds; starts use `aot_load`.
+"""Ahead-of-time compiles of one function for one input, in builds; starts use `aot_load`.
 
 `torch.compile(f, fullgraph=True).aot_compile(...)` gives one graph with the bytecode around it and
-a guard check. The result can be pickled without its guards. This module returns the content of the
-guards as facts, which the caller checks (`facts`, `dispatcher`).
+a guard check. The result can be pickled, except for its guards. This module returns the guards'
+content as facts, which the caller checks (`facts`, `dispatcher`).
 
 Seen in torch 2.13:
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/aot_compile.py
@@ -62,7 +62,7 @@ class Made:
 def make(
     function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
 ) -> Made:
-    """Compile `function(callee, *tensors)` ahead of time, with `arguments` of torch.compile.
+    """Compile `function(callee, *tensors)` ahead of time, with torch.compile's `arguments`.
 
     Raises:
         NoEntry: the graph breaks, or a part of it cannot be written to a file.
@@ -99,7 +99,7 @@ def capture(
 ) -> Captured:
     """Trace `function(callee, *tensors)`, and compile its graph with the backend in `arguments`.
 
-    Raises whatever torch raises: call it inside `as_reasons()`.
+    Raises whatever torch raises, so call it inside `as_reasons()`.
     """
     orders = set_orders.Orders()
     captured, is_complete = _restarting(function, callee, tensors, arguments, orders)
@@ -131,11 +131,11 @@ def _restarting(
     arguments: Mapping[str, Any],
     orders: set_orders.Orders,
 ) -> tuple[Captured, bool]:
-    """Capture again if torch asks for it.
+    """Capture again if torch requests a new trace.
 
-    torch.compile traces again if compiling a graph asks for a new trace. torch's ahead-of-time
-    compile ignores such a request, because it compiles the graph only after the trace (2.11 to
-    2.13).
+    torch.compile traces again if the compile of the graph requests a new trace. torch's
+    ahead-of-time compile ignores such requests, because it compiles the graph only after the trace
+    (2.11 to 2.13).
     """
     from torch._dynamo.exc import RestartAnalysis
 
@@ -154,7 +154,7 @@ def _capture(
     arguments: Mapping[str, Any],
     orders: set_orders.Orders,
 ) -> tuple[Captured, bool]:
-    """Return the graph, and whether the code of all tensor subclasses in it is known."""
+    """Return the graph, and whether all code of the graph's tensor subclasses is known."""
     guards: list[Guard] = []
     conditions: list[str] = []
 
@@ -213,14 +213,14 @@ def _aliases(entry: Any) -> dict[str, tuple[str, str]]:
 
 
 def captures(arguments: Mapping[str, Any]) -> bool:
-    """Return whether CUDA graphs are on, by torch.compile's arguments or the global setting."""
+    """Return whether torch.compile's arguments or the global setting turn on CUDA graphs."""
     from torch._inductor import config
 
     return bool(options_of(arguments).get(CAPTURES, config.triton.cudagraphs))
 
 
 def options_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Inductor options that the arguments of torch.compile imply."""
+    """Return the Inductor options that torch.compile's arguments imply."""
     mode = arguments.get("mode")
     if mode in (None, "default"):
         return dict(arguments.get("options") or {})
@@ -234,7 +234,7 @@ CAPTURES = "triton.cudagraphs"
 
 
 def _settings_at_load(arguments: Mapping[str, Any]) -> Plan:
-    """Return the CUDA-graph setting if it is on, because an entry does not store it.
+    """Return the CUDA-graph setting if it is on, because an entry does not store the setting.
 
     torch (2.11 to 2.13) reads this setting each time it assembles a loaded entry
     (`_functorch/_aot_autograd/aot_autograd_result.py`).
@@ -251,13 +251,13 @@ def _settings_of_trace() -> Iterator[None]:
 
 
 def _with_filter(arguments: Mapping[str, Any], take_all: Callable[..., Any]) -> dict[str, Any]:
-    """Add a guard filter to `options`, after replacing a mode by its options."""
+    """Replace a mode with its options, then add a guard filter to `options`."""
     given = {k: v for k, v in arguments.items() if k not in ("mode", "options", "recompile_limit")}
     return {**given, "options": {**options_of(arguments), "guard_filter_fn": take_all}}
 
 
 def _references(entry: Any, environment: Any) -> dict[str, tuple[str, str]]:
-    """Return module and qualified name of each global that torch expects from the loader."""
+    """Return the module and qualified name of each global that torch expects from the loader."""
     known = {*environment.import_sources, *environment.used_globals, entry._artifacts.backend_id}
     found = {}
     for name in sorted(set(environment.external_refs) - known):
@@ -270,9 +270,9 @@ def _references(entry: Any, environment: Any) -> dict[str, tuple[str, str]]:
 
 
 def _sources(entry: Any, more: Collection[str]) -> dict[str, str]:
-    """Return digests of the files of all code in the graph except torch's and Python's own.
+    """Return digests of the source files of the graph's code, except torch's and Python's files.
 
-    `more` has the names of other modules whose code is in the graph.
+    `more` names other modules whose code is in the graph.
     """
     names = {*more, *(source.module for source in entry.source_info().inlined_sources)}
     files = {name: source_file(name) for name in names}

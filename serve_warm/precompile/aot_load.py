@@ -35,9 +35,9 @@ unpickling can raise any exception. The call then falls back by a level."""
 
 
 def load(data: bytes, references: Mapping[str, tuple[str, str]], plan: Plan) -> Callable[..., Any]:
-    """Return the function of an entry. Executes `data`: pass only verified bytes.
+    """Return an entry's function. Executes `data`: pass only verified bytes.
 
-    `references` and `plan` are those of its `Made`.
+    `references` and `plan` come from the entry's `Made`.
 
     Raises:
         NoEntry: torch cannot load it here.
@@ -54,7 +54,7 @@ def load(data: bytes, references: Mapping[str, tuple[str, str]], plan: Plan) -> 
 
 
 def can_precompile() -> str:
-    """Return why this torch has no known ahead-of-time compile; empty if it has one."""
+    """Return why this torch version cannot compile ahead of time; empty if it can."""
     try:
         from torch._dynamo.aot_compile import AOTCompiledFunction  # noqa: F401
     except ImportError:
@@ -69,7 +69,7 @@ def find_changed_sources(sources: Mapping[str, str]) -> list[str]:
 
 @contextlib.contextmanager
 def as_reasons() -> Iterator[None]:
-    """Turn torch's errors in the block into `NoEntry`, whose text is torch's first line."""
+    """Turn torch's errors in the block into `NoEntry`, with torch's text as one line."""
     try:
         yield
     except FAILURES as error:
@@ -105,7 +105,7 @@ def file_digest(module: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Return torch's long error text as one line: what, why, where in user code, and what to do."""
+    """Return torch's long error text as one line: what, why, where in user code, and a fix."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     where, code = _place(lines)
     for pattern, what, action in KNOWN:
@@ -124,7 +124,7 @@ def _reason(error: BaseException) -> str:
 def _place(lines: Sequence[str]) -> tuple[str, str]:
     """Return the file, line and code of the innermost frame that torch quotes.
 
-    A frame of torch itself counts only if no other frame is quoted.
+    A torch frame counts only if no other frame is quoted.
     """
     found = [(at, match) for at, line in enumerate(lines) if (match := FRAME.match(line))]
     others = [each for each in found if OF_TORCH not in each[1][1]]

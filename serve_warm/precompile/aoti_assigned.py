@@ -28,7 +28,8 @@ class Assigned:
     """The attributes that the runs of one graph assign.
 
     `changes` maps the expression of each changed object to the names of its assigned attributes. An
-    object without names was changed in another way. The mapping grows until the graph is captured.
+    object with no names was changed in some other way. The mapping grows until the graph is
+    captured.
     """
 
     def __init__(self, changes: Mapping[str, Sequence[str]], callee: Any) -> None:
@@ -62,7 +63,7 @@ class Assigned:
             self._before = [each for each in gc.get_objects() if type(each) is list]
 
     def places(self, path_of: Path) -> list[tuple[list[list[Any]], str, Any]]:
-        """Return each attribute: the steps to its module, its name, its value after the run.
+        """Return each attribute: the steps to its module, its name, and its value after the run.
 
         Raises:
             NoEntry: an attribute was deleted.
@@ -80,7 +81,7 @@ class Assigned:
     def refuse_shared(self, values: Sequence[Any], returned: Any) -> None:
         """Raise `NoEntry` for an assigned list that existed before the run or has two names.
 
-        A library cannot do the same, because each of its calls makes new lists.
+        A library cannot reproduce such a list, because each of its calls makes new lists.
         """
         known = set(map(id, self._before))
         self._before = []

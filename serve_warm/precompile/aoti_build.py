@@ -5,8 +5,8 @@
 The capture is the same as at level 2, so a library depends on the same facts as an entry. Instead
 of Dynamo's bytecode around the graph, a library has a plan. The plan is data that says where each
 input comes from and how the result is built from the outputs. Calls that a plan cannot describe are
-refused: for example, the forward changes other objects than tensors and attributes of modules, or
-returns an object whose class cannot be rebuilt.
+refused, for example if the forward changes objects other than tensors and module attributes, or
+returns an object of a class that cannot be rebuilt.
 
 Weights are inputs of the graph, not constants, so libraries contain no weights
 (`serve_warm.precompile.aoti_library`). Seen in torch 2.11 to 2.13:
@@ -60,7 +60,7 @@ ON_A_GPU = {"aot_inductor.embed_kernel_binary": True}
 def make(
     function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
 ) -> aot_compile.Made:
-    """Compile `function(callee, *tensors)` into a library, with `arguments` of torch.compile.
+    """Compile `function(callee, *tensors)` into a library, with torch.compile's `arguments`.
 
     Raises:
         NoEntry: the graph breaks, or a library cannot do a part of it.
@@ -72,7 +72,7 @@ def make(
 
 
 class LibraryBuild:
-    """A library whose C++ is being compiled. A later call of the same kind finishes the build."""
+    """A library whose C++ is still compiling. A later call of the same kind finishes the build."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class _Library:
 
 
 def _settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Inductor settings that correspond to arguments of torch.compile."""
+    """Return the Inductor settings that correspond to torch.compile's arguments."""
     from torch._inductor import config
 
     known: Any = config
@@ -210,7 +210,7 @@ class _Graph:
         self._device = "cpu"
 
     def take(self, graph: Any, _inputs: Sequence[Any], **_: Any) -> Any:
-        """Receive a graph from Dynamo, as a backend does. If its sizes are dynamic, compile it."""
+        """Receive a graph from Dynamo, and compile the graph if it has dynamic sizes."""
         self.assigned.refuse_others(_path_of_module)
         if [*graph.parameters(), *graph.buffers()]:
             raise NoEntry("its graph holds a tensor as a constant")
@@ -238,7 +238,7 @@ class _Graph:
         return callable_once(self._run_eagerly)
 
     def compile(self) -> Callable[[], bytes]:
-        """Start to compile the graph, once; the returned function waits for the C++ compiler."""
+        """Start compiling the graph, once; the returned function waits for the C++ compiler."""
         if self._library is None:
             self._library = aoti_cpp.compile_library(self._generate, compiler=self._compiler)
         return self._library
@@ -279,7 +279,7 @@ class _Graph:
         return self._outputs
 
     def plan(self, tensors: Sequence[Any], returned: Any) -> Plan:
-        """Return the plan of a run that returned `returned`.
+        """Return the plan for a run whose result was `returned`.
 
         Raises:
             NoEntry: no plan can describe a part of it.
@@ -309,7 +309,7 @@ class _Graph:
         return {**plan, **self._on_a_gpu(inputs)}
 
     def _on_a_gpu(self, inputs: Sequence[Input]) -> Plan:
-        """Return the keys of a plan for a GPU: the device, and why the library is not captured."""
+        """Return a plan's keys for a GPU: the device, and why the library is not captured."""
         if self._device == "cpu":
             return {}
         if not self._captures:
@@ -343,14 +343,14 @@ class _Graph:
         return states
 
     def refuse_other_inputs(self, found: Sequence[Any]) -> None:
-        """Raise `NoEntry` if the plan finds other tensors than the inputs of the run."""
+        """Raise `NoEntry` if the plan finds tensors other than the run's inputs."""
         for place, ours, given in zip(self._places, found, self._inputs, strict=True):
             if ours is not given:
                 where = place.name or place.path or place.index
                 raise NoEntry(f"the {place.kind} {where} is not the tensor that its graph takes")
 
     def refuse_other_aliases(self, native: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
-        """Raise `NoEntry` if the outputs of the library and of eager share memory differently."""
+        """Raise `NoEntry` if the library's outputs share memory differently than eager's."""
         copies = copy_tensors(self._inputs, inference=False)
         with self._same_random_numbers():
             outputs = native(copies)
@@ -365,7 +365,7 @@ class _Graph:
     def refuse_other_result(
         self, function: aoti_library.Function, tensors: Sequence[Any], returned: Any
     ) -> None:
-        """Raise `NoEntry` if the plan and eager build different results from the same tensors."""
+        """Raise `NoEntry` if the plan's result differs from eager's for the same tensors."""
         given = (self._outputs, self._inputs, tensors)
         places = self.assigned.places(_path_of_module)
         for (_, name, make), (_, _, value) in zip(function.assigns, places, strict=True):
@@ -379,7 +379,7 @@ class _Graph:
 
 @contextlib.contextmanager
 def _without_foreign() -> Iterator[None]:
-    """Make torch replace operators without a C interface by equal ones that have it (2.13)."""
+    """Make torch replace operators that lack a C interface with equivalent ones (2.13)."""
     from torch._inductor import decomposition
 
     table: Any = decomposition.select_decomp_table()  # a dict that torch keeps
@@ -397,13 +397,13 @@ EQUAL = {torch.ops.aten._is_all_true.default: torch.ops.aten.all.default}
 
 
 def _is_on_the_cpu(node: Any) -> bool:
-    """Return whether a node makes a tensor on the CPU."""
+    """Return whether a node creates a tensor on the CPU."""
     made = torch.utils._pytree.tree_leaves(node.meta.get("example_value"))
     return any(isinstance(each, torch.Tensor) and each.device.type == "cpu" for each in made)
 
 
 def _aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[str]:
-    """Return the tensor whose memory each output shares, and the output's offset in the memory.
+    """Return which tensor each output shares memory with, and the output's offset in that memory.
 
     Empty if no output shares memory.
     """
@@ -425,7 +425,7 @@ def _aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[str]:
 
 
 def _place(source: str, callee: Any) -> Input:
-    """Return, in the format of a plan, where to find the object of an expression.
+    """Return where to find an expression's object, in the format of a plan.
 
     Raises:
         NoEntry: the object is not an argument, and no path in a plan leads from the callee to the
@@ -462,7 +462,7 @@ NO_PLACE = "neither an argument nor reachable from the callable"
 
 
 def _path(node: ast.expr, source: str) -> tuple[str, list[list[Any]]]:
-    """Return the name that an expression begins with, and the steps from there (`Input.path`)."""
+    """Return the name at the start of an expression, and the steps that follow (`Input.path`)."""
     step: list[Any]
     match node:
         case ast.Subscript(value=ast.Name(id="L"), slice=ast.Constant(value=str(root))):
@@ -523,7 +523,7 @@ def _without_defaults(given: Input) -> dict[str, Any]:
 
 
 def _plain(value: Any, known: Mapping[int, list[Any]], *, dynamic: bool) -> list[Any]:
-    """Return the form of a callee's result, as `aoti_library.load` reads it."""
+    """Return the form of a callee's result, in the format that `aoti_library.load` reads."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         if id(value) not in known:

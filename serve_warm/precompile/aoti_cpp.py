@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The C++ code of libraries: changes the code, and runs the C++ compiler in the background.
+"""Changes the C++ code of libraries, and runs the C++ compiler in the background.
 
 The C++ compiler takes most of a library's build time (7 of 11 CPU seconds for a MiniLM). Only one
-thread may trace, but the compiler is a separate process, so it can run while torch traces the next
-graph. serve_warm records the command lines that torch would run, and lets torch continue as if each
-command had ended.
+thread can trace at a time, but the compiler is a separate process, which can run while torch is
+tracing the next graph. serve_warm records the command lines that torch would run, and lets torch
+continue as if each command had finished.
 
 Seen in torch 2.13:
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codecache.py
@@ -59,7 +59,8 @@ def compile_library(generate: Callable[[], str], *, compiler: Compiler) -> Calla
     """Return a function that returns a library, after waiting for the C++ compiler if needed.
 
     `generate` makes torch compile a library, and returns the path that torch reports. If the
-    compiler fails in the background, `generate` is called again, because torch itself may succeed.
+    compiler fails in the background, `generate` is called again, because torch itself might
+    succeed.
 
     Raises whatever torch raises, here or in the returned function.
     """
@@ -102,11 +103,11 @@ def _note_commands() -> Iterator[Commands]:
 
 @contextlib.contextmanager
 def _wrap_compiler(during: Any) -> Iterator[None]:
-    """Compile libraries in the block so that their failed calls print nothing to stderr.
+    """In the block, compile libraries whose failed calls print nothing to stderr.
 
-    Otherwise, each failed call prints 25 lines. A caller cannot prevent this, because the file
-    descriptor belongs to the whole process. The printing code is in the C interface, whose source
-    is part of each library. Seen in 2.11, 2.13 and 2.15:
+    Otherwise, each failed call prints 25 lines. A caller cannot suppress these lines, because the
+    file descriptor belongs to the whole process. The printing code is in the C interface, whose
+    source is part of each library. Seen in 2.11, 2.13 and 2.15:
     https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codegen/aoti_runtime/interface.cpp
     torch compiles each library within `during()`.
     """
@@ -127,7 +128,7 @@ def _wrap_compiler(during: Any) -> Iterator[None]:
 
 
 def without_prints(source: str) -> str:
-    """Return a library's C++, changed to store the text of a failure instead of printing it."""
+    """Return a library's C++ code, changed to store a failure's text instead of printing it."""
     if not PRINTS.search(source):
         return source
     if "g_aoti_last_error" in source:
@@ -142,8 +143,8 @@ CPP_RUNTIMES = b"libstdc++.", b"libc++."
 def _refuse_another_runtime(data: bytes) -> None:
     """Raise `NoEntry` if a library has a statically linked C++ runtime.
 
-    Its locales then differ from the locales of the process. torch's code in the library uses a
-    regular expression at once, and this crashes the process (2.11, `parse_device_str` of
+    The library's locales then differ from the process's locales. torch's code in the library
+    immediately uses a regular expression, which crashes the process (2.11, `parse_device_str` of
     model_base.h).
     """
     if not any(name in data for name in CPP_RUNTIMES):
@@ -157,7 +158,7 @@ def _refuse_another_runtime(data: bytes) -> None:
 
 
 class Commands:
-    """The command lines that make one library: they compile its objects, and link it."""
+    """The command lines that compile one library's objects and link the library."""
 
     def __init__(self) -> None:
         self._open = contextlib.ExitStack()
@@ -254,7 +255,7 @@ def _noting(commands: Commands) -> Iterator[None]:
 
 @functools.cache
 def _slots() -> threading.BoundedSemaphore:
-    """Return a semaphore that limits the compilers that run at once to torch's own limit.
+    """Return a semaphore that limits concurrent compilers to torch's own limit.
 
     The limit is the number of cores, or the user's setting.
     """
@@ -264,7 +265,7 @@ def _slots() -> threading.BoundedSemaphore:
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raise `NoEntry` if a library calls torch's dispatcher; torch's table of calls shows this."""
+    """Raise `NoEntry` if torch's table of calls shows that a library calls torch's dispatcher."""
     table = path.with_suffix(".json")
     if table.exists():
         nodes = json.loads(table.read_text())["nodes"]

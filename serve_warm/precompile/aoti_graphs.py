@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs of libraries (level 3). serve_warm captures them, because Inductor does not.
+"""CUDA graphs for libraries (level 3), which serve_warm captures because Inductor does not.
 
 As in torch's graph trees, each thread captures its own graphs, and each call copies its tensors to
 the addresses that the graph reads. Unlike in torch's graph trees, a call returns a copy of the
@@ -28,13 +28,13 @@ Run = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 class Code(Protocol):
-    """Native code that several threads may run."""
+    """Native code that several threads can run."""
 
     def __call__(self, inputs: Sequence[Any], /) -> Sequence[Any]:
         """Run on the given tensors, and return the outputs."""
 
     def reserve(self) -> contextlib.AbstractContextManager[Run]:
-        """Reserve a run of the code for the block, so that no other thread uses it."""
+        """Yield a run of the code that no other thread uses during the block."""
 
 
 MOST_CAPTURES = 64
@@ -46,9 +46,9 @@ Key = tuple[Any, ...]
 
 
 class _Pool:
-    """Memory that graphs share, and an empty graph that keeps the memory.
+    """Memory that graphs share, and an empty graph that keeps the memory allocated.
 
-    Without the empty graph, torch refuses all captures after the last graph of the pool was freed
+    Without the empty graph, torch refuses all captures after the pool's last graph has been freed
     (`use_count > 0`). torch's graph trees keep their pools in the same way (2.11 to 2.15):
     https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/cudagraph_trees.py
     """
@@ -71,7 +71,7 @@ class _Pool:
         self._kept_by = empty
 
     def capturing(self, graph: Any) -> contextlib.AbstractContextManager[None]:
-        """Capture the work that this thread queues in the block into `graph`."""
+        """Capture into `graph` the work that this thread queues in the block."""
         cuda: Any = torch.cuda
         block: contextlib.AbstractContextManager[None] = cuda.graph(
             graph,
@@ -100,9 +100,9 @@ class Graphed:
     """Native code that is captured after the first call of each kind, and launched from then on.
 
     A kind consists of a stream, the weights' addresses, and the sizes and strides of the call's
-    tensors. The first call runs the code directly. This loads and selects kernels, which a capture
-    cannot do. The capture itself runs nothing, so the call's writes happen only once. Modules of
-    the same structure share the code, and each call uses its module's weights.
+    tensors. The first call runs the code directly. The direct run loads and selects kernels, which
+    a capture cannot do. The capture itself runs nothing, so the call's writes happen only once.
+    Modules of the same structure share the code, and each call uses its module's weights.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Graphed:
         inputs: int,
         pools: Pools = POOLS,
     ) -> None:
-        """`of_call` lists the inputs that come from the call. The others are weights."""
+        """`of_call` lists the inputs that come from the call. The other inputs are weights."""
         self._pools = pools
         self._code = code
         self._device = device
@@ -160,7 +160,7 @@ class Graphed:
     ) -> Run:
         """Return the graph for calls like this one; `like` holds this call's outputs.
 
-        Returns the code itself if it cannot be captured.
+        Returns the code itself if the code cannot be captured.
         """
         if any(map(overlaps_itself, like)):
             return self._never("its output is expanded, and cannot be copied")
@@ -237,8 +237,8 @@ class Graphed:
     def _recover(self, place: tuple[str, int]) -> None:
         """Replace the pool after a failed capture. Existing graphs keep the old pool.
 
-        torch cannot capture into a pool after a broken capture. The empty graph of the new pool
-        also serves as a successful capture. Until a capture succeeds, torch's random number
+        torch cannot capture into a pool after a broken capture. Capturing the new pool's empty
+        graph also counts as a successful capture. Until a capture succeeds, torch's random number
         generator acts as if a capture were running.
         """
         pools = self._pools.by_place
@@ -270,8 +270,8 @@ def _make_room(kept: dict[Key, _Kept], key: Key) -> None:
 
     Frees the least recently launched graph of the same weights, or a graph whose weights moved.
 
-    Never frees a valid graph of another module: with more modules than allowed graphs, each round
-    of calls would free the graphs that the next round needs.
+    Never frees another module's valid graph: if there were more modules than allowed graphs, each
+    round of calls would free the graphs that the next round needs.
     """
     own = [other for other in kept if other[1] == key[1]]
     if len(own) >= MOST_CAPTURES:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inputs of a graph in the form that AOTInductor accepts: plain tensors only.
 
-Dynamo's graph may also have sizes as inputs, and tensors that contain other tensors. This module
-changes the graph so that it reads the sizes from its tensors, and has the inner tensors as inputs.
+Dynamo's graph can also have inputs that are sizes, or tensors that contain other tensors. This
+module makes the graph read the sizes from its tensors and take the inner tensors as inputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from serve_warm.precompile.tensor_parts import has_parts, part_names, plain_part
 
 
 def fake_of(node: Any) -> Any:
-    """Return the tensor or size that stood for an input while Dynamo traced."""
+    """Return the tensor or size that stood for an input while Dynamo was tracing."""
     return node.meta["example_value"]
 
 
@@ -28,7 +28,7 @@ def inputs_of(graph: Any) -> list[Any]:
 
 
 def read_sizes(graph: Any) -> None:
-    """Make a graph read its sizes from its tensors, because AOTInductor has no other inputs."""
+    """Make a graph read its sizes from its tensors, because AOTInductor accepts only tensors."""
     inputs = inputs_of(graph)
     tensors = [node for node in inputs if isinstance(fake_of(node), torch.Tensor)]
     where = {

@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Opens and calls a library of AOTInductor, without Dynamo, Inductor or a compiler.
+"""Opens and calls an AOTInductor library, without Dynamo, Inductor or a compiler.
 
 A library holds machine code and no weights. Each call reads the weights from the callee and passes
-them in with the arguments. So each call uses the current weights, even after they were loaded,
-replaced or moved, and modules of the same structure share a library. Each library has a plan,
-written by `aoti_build`: where the inputs come from, their properties, and how the result is built
-from the outputs.
+them in with the arguments. So each call uses the current weights, even if they have been loaded,
+replaced or moved since the last call. Modules of the same structure share a library. Each library
+has a plan, written by `aoti_build`: where the inputs come from, their properties, and how the
+result is built from the outputs.
 
 The library is called through its C interface, without the GIL. torch's own runner would import
 Inductor and probe the CPU. Seen in torch 2.11 to 2.13:
@@ -50,11 +50,11 @@ DAMAGED = (AttributeError, LookupError, TypeError, ValueError, ImportError, OSEr
 
 
 class LibraryFailed(RuntimeError):
-    """A library's code failed. What it wrote before the failure remains."""
+    """A library's code failed. Anything that the code wrote before the failure remains."""
 
 
 class LibraryFailedCleanly(LibraryFailed):
-    """A library's code failed but changed nothing, so other code may run the same call."""
+    """A library's code failed but changed nothing, so other code can run the same call."""
 
 
 def _item(base: Any, key: Any) -> Any:
@@ -74,7 +74,7 @@ KINDS = ("argument", "parameter", "buffer", "attribute", "path")
 
 @dataclass(frozen=True, kw_only=True)
 class Input:
-    """The origin of one input of the native code."""
+    """Where one input of the native code comes from."""
 
     kind: str
     """`argument`, a tensor of the call; in a module `parameter`, `buffer` and `attribute`; or
@@ -100,8 +100,8 @@ class Input:
 def load(path: Path, plan: Plan) -> Function:
     """Return a library's function, called as (callee, *tensors). Executes code from the file.
 
-    Open only verified files. If the tensors or the module differ from the build, the function
-    raises `NoEntry` before it computes anything.
+    Open only verified files. If the tensors or the module differ from those of the build, the
+    function raises `NoEntry` before it computes anything.
 
     Raises:
         NoEntry: the library cannot be opened on this machine.
@@ -131,7 +131,7 @@ def load(path: Path, plan: Plan) -> Function:
 
 
 class Function:
-    """The code of a library, with functions that read its inputs and build its result."""
+    """A library's code, with functions that read the inputs and build the result."""
 
     def __init__(
         self,
@@ -228,7 +228,7 @@ class Function:
         return inputs
 
     def _learn(self, inputs: Sequence[Any]) -> None:
-        """Compare tensors with those of the build, and create a C++ check for later calls."""
+        """Compare the tensors with the build's tensors, and create a C++ check for later calls."""
         for number, (tensor, was) in enumerate(zip(inputs, self._said, strict=True)):
             if not isinstance(tensor, torch.Tensor):
                 raise NoEntry(f"its graph needs a tensor, but got {tensor!r:.40}")
@@ -267,7 +267,7 @@ def _add_graphs(
 def describe(tensor: Any, *, free: bool) -> str:
     """Return the properties of a tensor that native code relies on.
 
-    With `free`, leave out the sizes.
+    With `free`, leave out sizes and strides.
     """
     every = range(tensor.dim()) if free else ()
     return describe_tensor(tensor, free=(every, every))
@@ -353,8 +353,8 @@ def _of_class(kind: str, where: Sequence[str], name: str, parts: Sequence[Any]) 
 class Native:
     """One shared library and its models. Each model runs one call at a time.
 
-    The library is never closed, because its code may be running, and torch keeps the objects that
-    the library registered.
+    The library is never closed, because its code might still be running, and torch keeps the
+    objects that the library registered.
     """
 
     def __init__(self, path: Path, *, device: str, inputs: int, outputs: int) -> None:
@@ -426,7 +426,7 @@ class Native:
 
     @contextlib.contextmanager
     def reserve(self) -> Iterator[Run]:
-        """Reserve a run of one model for the block, so that no other thread uses it."""
+        """Yield a run of one model that no other thread uses during the block."""
         model = self._take_model()
         try:
             yield functools.partial(self._run_model, model)
@@ -457,7 +457,7 @@ class NativeOnGpu(Native):
 
     Each of its models is a container with one model and its kernels.
 
-    Work is queued on the current stream of the calling thread, as in torch.
+    As in torch, work is queued on the calling thread's current stream.
     """
 
     _short = 0

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Bindings: the entries that match one callable in its current state, and its known calls.
+"""Bindings: the entries that match a callable in its current state, and the callable's known calls.
 
 A binding is valid until the callable changes or other entries are loaded.
 """
@@ -66,7 +66,7 @@ class Binding:
     def why_none(
         self, name: str, table: EntryTable, signature: Signature, state: Mapping[str, str]
     ) -> str:
-        """Return why no entry answers a call of the callable `name`."""
+        """Return why no entry answers a call to the callable `name`."""
         call = str(signature)
         if call in self.unfit:
             return self.unfit[call]
@@ -90,9 +90,9 @@ class Binding:
 
 
 def _other_state(name: str, now: str, was: str) -> str:
-    """Return a text about one changed value of the state.
+    """Return a description of one changed value of the state.
 
-    For a long list, the text shows only the changed items.
+    For a long list, it shows only the changed items.
     """
     found, before = now.split(", "), was.split(", ")
     now = ", ".join(part for part in found if part not in before)
@@ -115,7 +115,7 @@ class Binder:
         self._arguments = arguments
 
     def bind(self) -> None:
-        """Compare the callable's current state with the entries, and load those that fit."""
+        """Compare the callable's current state with the entries, and load the entries that fit."""
         with self.lock:
             self.bind_again()
 
@@ -126,7 +126,7 @@ class Binder:
             self.bind_again()
 
     def bind_again(self) -> Binding:
-        """Return the binding of the callable in its current state. Call it under `lock`."""
+        """Return the binding of the callable in its current state. The caller must hold `lock`."""
         binding, table = self.binding, SESSION.active
         if table is None:
             binding = Binding(table=None)
@@ -176,11 +176,11 @@ class Binder:
         )
 
     def has(self, entry: Entry) -> bool:
-        """Return whether the callable runs the code of an entry."""
+        """Return whether the callable runs an entry's code."""
         return any(e.function_key == entry.function_key for e, _ in self.binding.entries)
 
     def forget_calls(self) -> None:
-        """Forget the code of all kinds of calls; the next call of each kind finds it again."""
+        """Forget the code for all kinds of calls; the next call of each kind looks it up again."""
         with self.lock:
             for tables in self.binding.states.values():
                 for table in tables:

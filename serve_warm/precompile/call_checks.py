@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks before each call: tensors, dicts, process and thread state.
 
-Most run in torch's C++ code.
+Most of these checks run in torch's C++ code.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def tensor_check(
     """Return a function that checks whether compiled code treats other tensors like these.
 
     Compares type, dtype, device, sizes, strides, gradient and dispatch keys (inference mode,
-    autocast, functorch), and refuses the same tensor twice. Runs in C++: 0.2 µs for two tensors.
-    `free` maps a tensor's number to the dimensions whose size or stride is not compared.
+    autocast, functorch), and refuses a tensor that is passed twice. Runs in C++: 0.2 µs for two
+    tensors. `free` maps a tensor's number to the dimensions whose size or stride is not compared.
     """
     from torch._C._dynamo.guards import TensorGuards  # private; 2.0 to 2.15
 
@@ -46,7 +46,7 @@ def tensor_check(
 
 
 def dict_version(mapping: dict[Any, Any]) -> int:
-    """Return a dict's version: a number that is new after each change of the dict (2.0 to 2.15)."""
+    """Return a dict's version, a number that changes with each change of the dict (2.0 to 2.15)."""
     from torch._C._dynamo import guards
 
     return guards.dict_version(mapping)
@@ -62,8 +62,8 @@ def dict_versions(dicts: Sequence[dict[Any, Any]]) -> list[int]:
 def dicts_check(dicts: Sequence[dict[Any, Any]]) -> Callable[[], bool]:
     """Return a function that checks whether all these dicts are still unchanged.
 
-    Runs in C++: 24 ns per dict. At level 3, without Dynamo, it compares the versions one by one,
-    which takes four times as long (2.13).
+    Runs in C++: 24 ns per dict. At level 3, without Dynamo, the function compares the versions one
+    by one, which takes four times as long (2.13).
     """
     from torch._C._dynamo import guards
 
@@ -97,7 +97,7 @@ def _add_version_guard(manager: Any, mapping: dict[Any, Any]) -> None:
 def backend_flags() -> str:
     """Return the flags of torch's backends that select kernels, as text.
 
-    Any code may set them while a process runs. Reading them takes 4 µs.
+    Any code can change these flags while a process is running. Reading the flags takes 4 µs.
     """
     global _recent_flags  # noqa: PLW0603 - flags of the process
     values = ", ".join(f"{name}={read()}" for name, read in BACKEND_FLAGS.items())
@@ -154,7 +154,7 @@ def state_check() -> Callable[[], bool]:
 
 
 def is_intercepted() -> bool:
-    """Return whether anything intercepts calls of torch's functions.
+    """Return whether anything intercepts calls to torch's functions.
 
     Examples are a default device, a mode, a transform of torch.func, forward-mode gradients and
     jit's tracer.
@@ -173,7 +173,7 @@ def is_intercepted() -> bool:
 def refuse_unusual(tensor: Any) -> None:
     """Raise `NoEntry` for a tensor that is not plain dense memory.
 
-    Sparse, nested and quantised tensors, lazy views and zeros, and tensors wrapped by a transform
+    Sparse, nested and quantized tensors, lazy views and zeros, and tensors wrapped by a transform
     each have a dispatch key that ordinary tensors do not have.
     """
     kind = tensor.device.type.upper()

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Forms of one call: the same arguments by keyword in another order, or by position.
+"""Forms of one call: the same arguments passed by position, or by keyword in any order.
 
 A function cannot see how its named parameters were passed. So an entry that was made for one form
 also answers the other forms. Arguments in `*args` or `**kwargs` keep their form, because a forward
-may iterate over them.
+might iterate over these arguments.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ NOTHING_NAMED = Parameters()
 
 
 def parameters_of(callee: Any) -> Parameters:
-    """Return the parameters of the function that a call of `callee` enters first.
+    """Return the parameters of the function that a call to `callee` enters first.
 
     Empty if this is not a Python function, or if hooks receive the arguments.
     """
@@ -141,7 +141,7 @@ def find_form(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> tuple[Entry, Callable[..., Any], Sequence[Any]] | None:
-    """Return an entry for another form of a call, its code, and its order of the tensors."""
+    """Return an entry for another form of a call, its code, and the tensors in its order."""
     parameters = parameters_of(callee)
     calls: dict[Form, tuple[Signature, Sequence[Any]]] = {}
     for entry, fn in entries:
@@ -160,7 +160,7 @@ def find_form(
 
 
 class Reordered:
-    """Code of an entry for a call whose tensors come in another order."""
+    """An entry's code, for a call whose tensors come in another order."""
 
     def __init__(self, fn: Callable[..., Any], order: Sequence[int]) -> None:
         self.__globals__ = getattr(fn, "__globals__", {})
@@ -169,7 +169,7 @@ class Reordered:
         self._order = tuple(order)
 
     def __call__(self, callee: Any, /, *tensors: Any) -> Any:
-        """Run the entry on the tensors in its own order."""
+        """Run the entry on the tensors, in the entry's order."""
         return self._fn(callee, *[tensors[number] for number in self._order])
 
 

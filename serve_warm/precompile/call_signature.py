@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a call that compiled code depends on, in its arguments and its thread.
+"""The parts of a call's arguments and of the thread's state that compiled code depends on.
 
-A signature exists in two forms. The text is complete, can be written to a file, and takes 30 µs.
-The dictionary key is fast, but leaves some properties of tensors to a check in C++.
+A signature exists as text and as a dictionary key. The text is complete, can be written to a file,
+and takes 30 µs to make. The key is fast, but leaves some properties of tensors to a check in C++.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ def describe(
     kwargs: Mapping[str, Any],
     known: Collection[tuple[type, Any]] | None = None,
 ) -> tuple[Signature, list[Any]]:
-    """Return the signature of a call and its tensors.
+    """Return a call's signature and the call's tensors.
 
-    With `known`, strings outside `known` appear only by kind and length, because no entry exists
+    With `known`, strings outside `known` appear only as kind and length, because no entry exists
     for them. The same applies to keys and argument names if `is_name` is false for them.
 
     Raises:
@@ -110,7 +110,7 @@ def _is_shown(name: str, known: Collection[tuple[type, Any]] | None) -> bool:
 
 
 def contents(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, list[int]]:
-    """Return the arguments as text and the ids of their tensors, to detect changes."""
+    """Return the arguments as text, and the ids of their tensors, to detect changes."""
     tensors: list[Any] = []
     text = _source([*args, dict(kwargs)], tensors)
     return text, [id(tensor) for tensor in tensors]
@@ -174,7 +174,7 @@ OTHER = "other"
 
 
 def list_known_values(structure: str) -> set[tuple[type, Any]]:
-    """Return numbers, strings and names in a signature's structure, as `key_of` compares them."""
+    """Return the numbers, strings and names in a structure, in the form that `key_of` compares."""
     call = ast.parse(f"f({structure})", mode="eval").body
     found: set[tuple[type, Any]] = set()
     for node in ast.walk(call):
@@ -203,9 +203,9 @@ def key_of(
     """Return a key that is equal for calls with the same structure and the same tensor shapes.
 
     This is the fast half of `describe`; a check in C++ covers the other properties of tensors. All
-    numbers and strings outside `known` count as equal, because no entry exists for them, and values
-    of requests must not be kept. The same applies to keys and argument names if `is_name` is false
-    for them. Without `sizes`, tensors of any shape give the same key.
+    numbers and strings outside `known` count as equal, because no entry exists for them, and
+    request values must not be kept. The same applies to keys and argument names if `is_name` is
+    false for them. Without `sizes`, tensors of any shape give the same key.
     """
     key: list[Any] = []
     add = key.append
@@ -299,7 +299,7 @@ class Dynamic:
         )
 
     def signature(self, call: Signature, tensors: Sequence[Any]) -> Signature:
-        """Return the signature of a call without its open sizes."""
+        """Return the signature of a call without its dynamic sizes."""
         open_ = [describe_tensor(t, free=self.free(i)) for i, t in enumerate(tensors)]
         return Signature(structure=call.structure, tensors=tuple(open_))
 
@@ -328,7 +328,7 @@ class Dynamic:
 
 
 def module_of(callee: Any) -> torch.nn.Module | None:
-    """Return the called module, also for its bound methods; `None` for other callables."""
+    """Return the module itself, or the module of a bound method; `None` for other callables."""
     owner = getattr(callee, "__self__", callee)
     return owner if isinstance(owner, torch.nn.Module) else None
 

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checks at each call whether the sources from which facts were read have changed.
+"""Checks, at each call, for changes of the sources from which facts were read.
 
-Most sources are dicts, whose versions are compared in C++. Sources of `SLOW_KINDS` are compared at
-most once a second (`RELOOK_S`), during a call.
+Most sources are dicts, whose versions are compared in C++. Sources of kinds in `SLOW_KINDS` are
+compared during a call, at most once a second (`RELOOK_S`).
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class _Groups:
 
 
 class ChangeChecks:
-    """Compares the known values of all sources of one watch with their current values.
+    """Compares the known values of all of a watch's sources with the current values.
 
-    `clock` returns seconds, and times the comparisons of `SLOW_KINDS`.
+    `clock` returns seconds, and determines when sources of `SLOW_KINDS` are compared.
     """
 
     def __init__(self, sources: Sources, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -75,7 +75,7 @@ class ChangeChecks:
     def find_changed(self) -> list[Source]:
         """Return the sources that changed since the last call, and remember their new values.
 
-        From now on, the check that was built after the last call returns False.
+        From then on, the check that was built after the last call returns False.
         """
         # This comes first, because the last check would compare with the values stored below.
         self._turn.is_over = True
@@ -120,9 +120,9 @@ class ChangeChecks:
         return moved
 
     def build_question(self) -> Callable[[], bool]:
-        """Return a function that says whether all sources still have their known values.
+        """Return a function that checks whether all sources still have their known values.
 
-        Returns `never` if a source changed already.
+        Returns `never` if a source has already changed.
         """
         if self._sources.is_stale:
             self._group()
@@ -195,12 +195,12 @@ class ChangeChecks:
 
 
 def never() -> bool:
-    """Return False. Used as the check of a callable whose known values are out of date."""
+    """Return False; this is the check of a callable whose known values are out of date."""
     return False
 
 
 class _Turn:
-    """The period from one comparison to the next."""
+    """The period from one comparison of slow sources to the next."""
 
     __slots__ = ("is_over",)
 
@@ -250,7 +250,7 @@ check takes 8 µs per dict, and a start has thousands of dicts but few calls."""
 
 
 def _same_dicts(dicts: Sequence[Any]) -> Callable[[], bool]:
-    """Return a function that says whether all these dicts are still unchanged."""
+    """Return a function that checks whether all these dicts are still unchanged."""
     versions = dict_versions(dicts)
     in_cpp: Callable[[], bool] | None = None
     asked = 0

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Names of torch's classes in a trace, which Dynamo can read but cannot use in code.
+"""Names of torch's classes in a trace: Dynamo can read the names, but not use them in code.
 
-Libraries use these names to recognize a class without importing it. For example, peft's DoRA reads
+Packages use these names to recognize a class without importing it. For example, peft's DoRA reads
 `type(weight).__module__.startswith("torchao.")`.
 """
 
@@ -16,10 +16,10 @@ NAMES = ("__module__", "__name__", "__qualname__")
 
 
 def reading_names() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    """Make the names of torch's classes constants, as the names of other classes already are.
+    """Turn the names of torch's classes into constants, like the names of other classes.
 
-    The class itself has a guard. Yields a class of Dynamo, the name of a method, and its
-    replacement for 2.13.
+    The class itself has a guard. Yields a Dynamo class, the name of one of its methods, and the
+    method's replacement for 2.13.
     """
     from torch._dynamo.variables import builtin, constant, torch
 

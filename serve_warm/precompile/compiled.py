@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`serve_warm.compile` and `compile_regions`, and the objects that they return.
 
-Both put a dispatcher in front of the result of torch.compile. If a loaded artifact has an entry for
-a call, the call runs this entry, without Dynamo or its guards (level 2). torch.compile runs all
-other calls (level 1). The report counts and names these calls; they are not errors. With `level=3`,
-an entry is a library made by AOTInductor, and Dynamo and Inductor are imported only if a call needs
-level 1.
+Both functions put a dispatcher in front of torch.compile's result. If a loaded artifact has an
+entry for a call, the call runs this entry, without Dynamo or its guards (level 2). torch.compile
+runs all other calls (level 1). The report counts and names the level-1 calls; these calls are not
+errors. With `level=3`, an entry is a library made by AOTInductor, and Dynamo and Inductor are
+imported only if a call needs level 1.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def compile(  # noqa: A001 - as in torch
 ) -> Any:
     """Return `target` compiled by torch.compile; a loaded artifact runs the calls that it covers.
 
-    This takes the arguments of torch.compile and returns the same kind of object: a module for a
+    Takes the same arguments as torch.compile and returns the same kind of object: a module for a
     module, a function for a function, and a decorator if there is no target.
 
         self.model = serve_warm.compile(load_model(), dynamic=False)
@@ -43,8 +43,8 @@ def compile(  # noqa: A001 - as in torch
     Inductor, and a graph without breaks. The report names every call that does not meet these
     conditions.
 
-    With `level=3`, entries are libraries made by AOTInductor. A start imports neither Dynamo nor
-    Inductor and needs no C++ compiler, as long as every call has a library.
+    With `level=3`, entries are libraries made by AOTInductor. If every call has a library, a start
+    imports neither Dynamo nor Inductor and needs no C++ compiler.
 
     Raises:
         ConfigError: `target` is not callable, or the level does not exist.
@@ -80,12 +80,12 @@ def compile(  # noqa: A001 - as in torch
 def compile_regions(
     model: Any, blocks: Sequence[str] | None = None, /, *, level: int = 2, **arguments: Any
 ) -> Any:
-    """Compile the repeated blocks of a model in place, once for all of them, and return the model.
+    """Compile a model's repeated blocks in place, once for all blocks, and return the model.
 
     By default, a block is a module whose class occurs at least twice in a ModuleList or Sequential;
     to choose other classes, pass their names as `blocks`. The code around the blocks stays eager.
     All layers of the same structure share one compiled block, so the compiler's work does not grow
-    with their number.
+    with the number of layers.
 
         self.model = serve_warm.compile_regions(load_decoder(), dynamic=False)
 
@@ -207,7 +207,7 @@ def _make_module_class() -> type:
     base: Any = OptimizedModule
 
     class CompiledModule(base):  # type: ignore[misc]
-        """torch.compile's module, with a dispatcher that gets each call first."""
+        """torch.compile's module, with a dispatcher that receives each call first."""
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             state = self.__dict__
@@ -318,7 +318,7 @@ class LightModule(torch.nn.Module):
 
 
 class _WhenCalled:
-    """Delays torch.compile until the first call of its target, because it imports Dynamo."""
+    """Delays torch.compile, which imports Dynamo, until the first call to its target."""
 
     def __init__(self, target: Any, arguments: Mapping[str, Any]) -> None:
         self.target = target
@@ -336,7 +336,7 @@ class _WhenCalled:
         return compiled(*args, **kwargs)
 
     def get_compiled(self) -> Callable[..., Any]:
-        """Return the result of torch.compile, which runs once."""
+        """Return the result of torch.compile, which runs only once."""
         with self._lock:
             # Not a truth test: torch's module has a length, which may raise.
             if self._compiled is None:
@@ -406,7 +406,7 @@ METHODS = "_serve_warm_methods"
 
 
 class _Methods(dict[int, "Dispatcher"]):
-    """Compiled methods of one instance. A copy of the instance starts without them."""
+    """Compiled methods of one instance. A copy of the instance starts without compiled methods."""
 
     def __copy__(self) -> _Methods:
         return _Methods()

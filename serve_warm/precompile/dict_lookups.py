@@ -4,10 +4,10 @@
 
 Facts about such a dict contain the keys, not their numbers.
 
-If some keys of a dict are not plain constants, or the dict is an instance of a subclass, Dynamo
-guards the number and order of all keys. A registry such as that of transformers grows with each
-class that a process uses, in any order. If a trace only looked up keys, it depends only on the
-values under these keys.
+If some keys of a dict are not plain constants, or the dict is an instance of a dict subclass,
+Dynamo guards the number and order of all keys. A registry, such as the one in transformers, grows
+with each class that a process uses, in any order. If a trace only looked up keys, the trace depends
+only on the values under these keys.
 """
 
 from __future__ import annotations
@@ -58,12 +58,11 @@ Replacements = Iterator[tuple[Any, str, Any]]
 def noting_lookups(
     found: dict[str, Lookups], path_of: Callable[[Any, list[Any]], str]
 ) -> Replacements:
-    """Note in `found` what a trace reads of each dict, by the dict's path.
+    """Record in `found`, by each dict's path, what a trace reads from the dict.
 
-    Each read of a dict's items outside `LOOKS_UP` counts as a read of the whole dict. The same
-    applies to code of the entry that takes an item by the number of its key. `path_of` returns the
-    path of a source, and adds to its second argument the keys on this path that have no usable
-    repr.
+    A read of a dict's items by methods other than `LOOKS_UP` counts as a read of the whole dict. So
+    does entry code that takes an item by its key's number. `path_of` returns the path of a source,
+    and adds to its second argument the keys on this path that have no usable repr.
     """
     from torch._dynamo import source as sources
     from torch._dynamo.variables import dicts
@@ -138,10 +137,10 @@ class LookedUp:
 
 
 def only_looked_up(guards: Sequence[Guard], found: Mapping[str, Lookups]) -> dict[str, LookedUp]:
-    """Return the dicts whose facts should name keys instead of key numbers, by their path.
+    """Return, by path, the dicts whose facts should name keys instead of key numbers.
 
-    The result leaves out a dict if a key can be recognized only by its identity, or if a guard
-    reads more of a key than its value.
+    The result leaves out a dict if a key can be recognized only by identity, or if a guard reads
+    more of a key than its value.
     """
     values = {
         guard.path: guard.value
@@ -163,7 +162,7 @@ def only_looked_up(guards: Sequence[Guard], found: Mapping[str, Lookups]) -> dic
 
 
 def _is_named(key: Any) -> bool:
-    """Return whether the stored form of a key leads to the key itself, in any process."""
+    """Return whether a key's stored form leads to the key itself in any process."""
     if key is MISSING:
         return False
     try:
@@ -188,7 +187,7 @@ def number_of(of: str) -> str:
 
 
 def is_number(path: str, of: str) -> bool:
-    """Return whether a path is a key of this dict by its number, and nothing more."""
+    """Return whether a path consists only of a key of this dict, given by its number."""
     return re.fullmatch(number_of(of), path) is not None
 
 
@@ -197,7 +196,7 @@ PLAIN = (dict, OrderedDict, defaultdict)
 
 
 def is_implied(guard: Guard, looked_up: Mapping[str, LookedUp]) -> bool:
-    """Return whether the facts on looked-up keys already cover a guard."""
+    """Return whether the facts about looked-up keys already cover a guard."""
     if guard.kind == "SEQUENCE_LENGTH":
         return guard.path in looked_up and type(guard.value) not in PLAIN
     return any(is_number(guard.path, of) for of in looked_up)

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The code of tensor subclasses that runs while torch traces a graph below Dynamo.
+"""Code from tensor subclasses that runs while torch traces a graph below Dynamo.
 
 Dynamo reports the files of the code that it traces, and guards the globals that this code reads.
-Dynamo does neither for the hooks of a tensor subclass, which torch calls while it traces the
-operators of a graph. The operators that these hooks call are in the graph, so this module turns the
+Dynamo does neither for the hooks of a tensor subclass, which torch calls while it is tracing a
+graph's operators. The operators that these hooks call are in the graph, so this module turns the
 hooks' code and globals into facts.
 """
 
@@ -33,7 +33,7 @@ OF_TORCH = ("torchgen", "typing_extensions", "sympy", "mpmath")
 
 @dataclass(frozen=True)
 class Dispatched:
-    """The functions that ran inside the hooks of classes outside torch."""
+    """The functions that ran inside hooks of classes that are not torch's."""
 
     codes: dict[types.CodeType, dict[str, Any]] = field(default_factory=dict)
     """The globals of each function, by its code."""
@@ -43,9 +43,9 @@ class Dispatched:
         return {str(space.get("__name__")) for space in self.codes.values()}
 
     def globals_read(self) -> dict[tuple[str, str], Any]:
-        """Return the plain values that these functions may read, by module and name.
+        """Return the plain values that these functions might read, by module and name.
 
-        These are globals, and values that a function reads from another module.
+        These values are globals, and values that a function reads from another module.
         """
         found: dict[tuple[str, str], Any] = {}
         for code, space in self.codes.items():
@@ -69,7 +69,7 @@ def _plain(space: dict[str, Any], name: str) -> dict[tuple[str, str], Any]:
 
 
 def noting_dispatch(found: Dispatched) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    """Yield replacements for hooks of tensor subclasses, which record the functions they run."""
+    """Yield replacements that record the functions that tensor-subclass hooks run."""
     for kind in dict.fromkeys(_subclasses(torch.Tensor)):
         for name, hook in _hooks_of(kind):
             yield kind, name, classmethod(_noting(hook, found))  # type: ignore[misc]

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The dispatcher of compiled calls, which runs the entry for a call, or torch.compile's code.
+"""The dispatcher, which answers each compiled call with an entry or with torch.compile's code.
 
 The dispatcher checks the conditions that Dynamo's guards would check:
 
@@ -146,14 +146,14 @@ class Dispatcher(HandedOver):
         return dict(self._counts)
 
     def restore_counts(self, before: Mapping[Use, int]) -> None:
-        """Restore earlier counts. Kinds of calls that are new since then are logged again."""
+        """Restore earlier counts. Kinds of calls that were not counted by then are logged again."""
         self.forget_calls()
         # New kinds keep a count of zero, because a thread may be about to count a call.
         for use in list(self._counts):
             self._counts[use] = before.get(use, 0)
 
     def run_eagerly(self) -> None:
-        """Run calls at level 1 eagerly from now on, without torch.compile."""
+        """From now on, run level-1 calls eagerly, without torch.compile."""
         self.stock = self.callee
         self.torch_compiled = lambda: self.callee
 
@@ -172,11 +172,11 @@ class Dispatcher(HandedOver):
         self.binder.forget_calls()
 
     def runs(self, entry: Entry) -> bool:
-        """Return whether the callable runs the code of an entry."""
+        """Return whether the callable runs an entry's code."""
         return self.binder.has(entry)
 
     def withdraw_changed(self, table: EntryTable) -> None:
-        """Withdraw entries that this build made for this callable, if they no longer match it."""
+        """Withdraw entries that this build made for this callable but that no longer match it."""
         if self._builder is not None:
             self._builder.withdraw_changed(table)
 
@@ -250,7 +250,7 @@ class Dispatcher(HandedOver):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> tuple[Entry, Callable[..., Any], Sequence[int] | None]:
-        """Return an entry for a call, its code, and the order of its tensors if different."""
+        """Return an entry for a call, the entry's code, and its order of tensors if different."""
         if state["grad_mode"] == "on":
             raise NoEntry("called with grad mode on: use torch.inference_mode()")
         for entry, fn in binding.entries:
@@ -346,7 +346,7 @@ class Dispatcher(HandedOver):
     ) -> Any:
         """Run a call with other code after its entry failed.
 
-        If the error is the result of the call, raises the error.
+        Raises the error if it is the call's result.
         """
         if isinstance(error, LibraryFailedCleanly):
             # Eager execution raises the error that the user expects, but torch.compile would import
@@ -365,7 +365,7 @@ def _hold_in_order(
 
 
 def _why_not_run(fn: Callable[..., Any], error: BaseException) -> str:
-    """Return why an entry did not run its graph. Raise `error` if the graph may have run."""
+    """Return why an entry did not run its graph. Raise `error` if the graph might have run."""
     if isinstance(error, NoEntry):
         return str(error)
     if not may_run_again(fn, error):

@@ -57,11 +57,11 @@ def difference_in_service(
     *,
     restore: bool,
 ) -> float:
-    """Compare in a replica, where errors must not quote values of a request.
+    """Compare in a replica, where errors must not quote request values.
 
     With `restore`, also compares buffers, and restores the buffers and torch's random state.
-    Without `restore`, leaves both alone, because other threads may use them. So pass
-    `restore=False` only for calls that change neither.
+    Without `restore`, leaves buffers and random state alone, because other threads might be using
+    them. So pass `restore=False` only for calls that change neither buffers nor random state.
 
     Raises:
         NoEntry: the difference is too large, and two eager runs agree.
@@ -94,13 +94,13 @@ def difference_in_service(
 
 
 class NotComparable(Exception):
-    """A call cannot be compared with eager, for example if its result is not reproducible."""
+    """A call cannot be compared with eager, for example because its result is not reproducible."""
 
 
 def why_not_twice(
     callee: Any, functions: Sequence[Callable[..., Any]], tensors: Sequence[Any]
 ) -> str:
-    """Return why a second run of a call would change something. Empty if it changes nothing.
+    """Return why a second run of a call would change something. Empty if the run changes nothing.
 
     Runs each of `functions` once, on copies. Checks torch's random numbers, the call's tensors and
     the module's buffers, but not other Python objects.
@@ -150,7 +150,7 @@ class Kept:
         return [part for *_, before in self._buffers for part in before]
 
     def run(self, function: Callable[..., Any], tensors: Sequence[Any]) -> _Outcome:
-        """Run a function on copies of the tensors, and restore everything."""
+        """Run a function on copies of the tensors, then restore everything."""
         random = _random_states() if self._restore else []
         copies = copy_tensors(tensors)
         try:
@@ -167,7 +167,7 @@ class Kept:
             self.restore_buffers()
 
     def run_and_keep(self, function: Callable[..., Any], tensors: Sequence[Any]) -> None:
-        """Run a function on copies of the tensors; restore only torch's random state."""
+        """Run a function on copies of the tensors, then restore only torch's random state."""
         random = _random_states()
         try:
             function(self._callee, *copy_tensors(tensors))
@@ -175,7 +175,7 @@ class Kept:
             _restore_random_states(random)
 
     def restore_buffers(self) -> None:
-        """Give the module its earlier buffers, with their earlier values."""
+        """Restore the module's earlier buffers and their values."""
         for owner, name, buffer, before in self._buffers:
             if owner.get_buffer(name) is not buffer:
                 setattr(owner, name, buffer)
@@ -211,7 +211,7 @@ def is_same(left: Any, right: Any) -> bool:
 
 
 class _OtherStructure(NoEntry):
-    """The results differ outside tensors. The text quotes values."""
+    """The results differ in something other than tensors. The text quotes values."""
 
 
 class TooFar(NoEntry):

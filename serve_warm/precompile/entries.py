@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The parts `precompiled` and `exported` of an artifact: entries by unit, and their files.
+"""An artifact's parts `precompiled` and `exported`: entries by unit, and the entries' files.
 
 Callables share entries if their units are equal. A unit consists of a name, the arguments of
 torch.compile, and the tree of modules. Reading the parts executes no code, but loading a function
@@ -69,11 +69,11 @@ class Entry:
 
     @functools.cached_property
     def function_key(self) -> str:
-        """Key that is equal for two entries that share a function.
+        """The key of the entry's function; equal for entries that share a function.
 
         The file is not a sufficient key, because a library contains neither weights nor names. So
         the libraries of two similar methods can have the same bytes, and only the plan says which
-        weights each uses.
+        weights each library uses.
         """
         return json.dumps(
             [self.file, self.plan, self.references, self.sources, self.state], sort_keys=True
@@ -100,13 +100,13 @@ class Unit:
 
     @property
     def key(self) -> str:
-        """Key that is equal for callables that share the entries."""
+        """The unit's key; equal for callables that share the entries."""
         text = json.dumps([self.name, self.arguments, list(self.tree)])
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 def file_name(data: bytes, prefix: str = PREFIXES[2]) -> str:
-    """Return the file name of an entry. It contains the digest, so that damage is noticed."""
+    """Return the file name of an entry. The digest in the name reveals damage to the file."""
     return f"{prefix}_{hashlib.sha256(data).hexdigest()[:32]}"
 
 
@@ -115,10 +115,10 @@ class NotYet(Exception):
 
 
 class EntryTable:
-    """Entries by unit, and the functions loaded from them; one per process.
+    """Entries by unit, and the functions loaded from the entries; one table per process.
 
-    `clock` returns seconds, for the watches on the callables. `load_library` is `aoti_library.load`
-    by default.
+    `clock` returns seconds, and is used by the watches on the callables. `load_library` is
+    `aoti_library.load` by default.
     """
 
     format = FORMAT
@@ -209,14 +209,14 @@ class EntryTable:
         return self._changed[name] != digest
 
     def add(self, unit: Unit, entry: Entry, data: bytes, fn: Callable[..., Any]) -> None:
-        """Add a new entry; only for the table of a build."""
+        """Add a new entry; use this only for a build's table."""
         with self._lock:
             unit.entries.append(entry)
             self.files[entry.file] = data
             self._functions[entry.function_key] = fn
 
     def take(self, other: EntryTable) -> None:
-        """Add the entries of another part of the same artifact."""
+        """Add the entries from another part of the same artifact."""
         for key, unit in other.units.items():
             self.units.setdefault(key, replace(unit, entries=[])).entries.extend(unit.entries)
         self.files.update(other.files)
@@ -224,7 +224,7 @@ class EntryTable:
         self.folder = other.folder or self.folder
 
     def disable(self, entry: Entry, why: str) -> None:
-        """Refuse the code of an entry from now on, with `why` as the reason."""
+        """From now on, refuse an entry's code, with `why` as the reason."""
         with self._lock:
             self._functions[entry.function_key] = NoEntry(why)
 
@@ -237,7 +237,7 @@ class EntryTable:
                 del self.files[entry.file]
 
     def unit(self, name: str, arguments: str, lines: Sequence[str]) -> Unit:
-        """Return the unit of this structure; add an empty unit if the table has none."""
+        """Return the unit with this structure; if there is none, add an empty unit."""
         new = Unit(name=name, arguments=arguments, tree=lines)
         with self._lock:
             return self.units.setdefault(new.key, new)
@@ -252,17 +252,17 @@ class EntryTable:
         ]
 
     def has_entries(self, level: int = 2) -> bool:
-        """Return whether the table has an entry of a level."""
+        """Return whether the table has an entry at a level."""
         return any(e.level == level for unit in self.units.values() for e in unit.entries)
 
     @property
     def has_any(self) -> bool:
-        """Whether the table has an entry of any level."""
+        """Whether the table has an entry at any level."""
         return any(unit.entries for unit in self.units.values())
 
     @property
     def made(self) -> int:
-        """Number of entries, of all levels."""
+        """Number of entries at all levels."""
         return sum(len(unit.entries) for unit in list(self.units.values()))
 
     def described(self) -> list[dict[str, Any]]:
@@ -299,7 +299,7 @@ class EntryTable:
         return describe_model_change(unit.tree, other.tree)
 
     def to_files(self, level: int = 2) -> dict[str, bytes]:
-        """Return the files of the part `precompiled`, or at level 3 of `exported`, by name."""
+        """Return the files of the part `precompiled`, or `exported` at level 3, by name."""
         units, tables, files = [], {}, {}
         for unit in self.units.values():
             entries = []
@@ -339,7 +339,7 @@ class EntryTable:
 
     @classmethod
     def read(cls, folder: Path) -> EntryTable:
-        """Read the files of `to_files`. This executes no code, but using an entry does.
+        """Read the files that `to_files` returned. This executes no code, but using an entry does.
 
         Raises:
             NoEntry: the format is unknown, or the files are damaged.
@@ -372,7 +372,7 @@ def read_parts(
 ) -> tuple[EntryTable, list[str]]:
     """Return the entries in the folders of an artifact's parts, and why some were not read.
 
-    `clock` and `load_library` are as for `EntryTable`.
+    `clock` and `load_library` are the same as for `EntryTable`.
     """
     table, problems = EntryTable({}, {}, clock=clock, load_library=load_library), []
     for folder in folders:
@@ -391,7 +391,7 @@ def read_parts(
 
 
 def why_not_read(version: Any) -> str:
-    """Return why entries of another format are not run."""
+    """Return why entries in another format are not run."""
     if isinstance(version, int) and version < FORMAT:
         return "its entries were built before guards were complete: build again"
     return f"its entries have format {version}, but this release reads format {FORMAT}"
@@ -444,7 +444,8 @@ def plain_values(callee: Any) -> str:
 def tree(callee: Any) -> list[str]:
     """Return a line for each module of the callee, with its path and its class.
 
-    Facts of entries cover everything else that compiled code depends on, and are watched.
+    Everything else that compiled code depends on is covered by the entries' facts, which are
+    watched.
     """
     root = module_of(callee)
     if root is None:

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The build of entries for the calls of one callable, and their comparison with eager execution.
+"""Builds entries for one callable's calls, and compares the entries with eager execution.
 
 Only a build imports this module and the modules that it uses to make entries.
 
 An entry is a plain function of (callee, *tensors) and holds no weights. So modules of the same
-class and structure share an entry, and weights may be loaded or replaced later.
+class and structure share an entry, and weights can be loaded or replaced later.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class EntryBuilder:
         """Advice on which parts to compile if torch cannot trace the whole callable."""
 
     def note_answer(self, entry: Entry) -> None:
-        """Record that an entry ran a call: the model returns to the entry's state."""
+        """Record that an entry ran a call, which shows that the model returns to its state."""
         self._answered.add(id(entry))
 
     def make(self, call: NewCall) -> tuple[Entry, Callable[..., Any]]:
@@ -143,7 +143,7 @@ class EntryBuilder:
         return entry, made.fn
 
     def _with_advice(self, failure: NoEntry, call: NewCall) -> str:
-        """Return the text of a failure; add parts to compile instead if torch could not trace."""
+        """Return a failure's text; if torch could not trace, suggest parts to compile instead."""
         if not is_of_trace(failure):
             return str(failure)
         if self._advice is None:
@@ -176,7 +176,7 @@ class EntryBuilder:
     def _library(
         self, call: NewCall, pending: PendingEntry | None, arguments: Mapping[str, Any]
     ) -> aot_compile.Made:
-        """Return the library for a call. If it was not begun yet, begin it and raise `NotYet`."""
+        """Return the library for a call, or begin the library and raise `NotYet`."""
         build = call.build
         if pending is not None:
             return pending.library.finish(self._callee, call.tensors)
@@ -245,7 +245,7 @@ class EntryBuilder:
         )
 
     def _settled(self, call: NewCall, attempt: Callable[[], Attempt]) -> Attempt:
-        """Return the result of an attempt; repeat it once if settling calls may help."""
+        """Return the result of an attempt; retry once if settling calls might help."""
         try:
             return attempt()
         except NoEntry as failure:
@@ -268,7 +268,7 @@ class EntryBuilder:
     def _try_pickle(
         self, call: NewCall, arguments: Mapping[str, Any]
     ) -> tuple[aot_compile.Made, float, Mapping[str, Sequence[str]]]:
-        """Return the pickle for a call, its difference from eager, and objects the call changes."""
+        """Return a call's pickle, its difference from eager, and the objects the call changes."""
         with side_effects() as changes:
             made = aot_compile.make(call.function, self._callee, call.tensors, arguments)
         return made, self._error(call.function, made, call.tensors), changes
@@ -281,8 +281,8 @@ class EntryBuilder:
         Also raises `NoEntry` if the call changes Python values on which its graph depends, such as
         a counter, a growing list or a value computed once. At the next call, the graph would be out
         of date. The check uses eager execution, because compiled code would write the values from
-        its first call every time. This also raises if the call changes a list or dict argument,
-        because an entry receives other objects.
+        its first call every time. Also raises if the call changes a list or dict argument, because
+        an entry receives other objects.
         """
 
         def eager(callee: Any, *tensors: Any) -> Any:
@@ -306,8 +306,8 @@ class EntryBuilder:
         """Withdraw entries made here that no longer fit the callable.
 
         An entry no longer fits if another kind of call, another callable or the handler changed the
-        callable. The same change would happen in a replica. An entry that ran another call of the
-        build stays, because the model returns to the entry's state.
+        callable. The same change would happen in a replica. An entry that ran another call in the
+        build stays, because the model returned to the entry's state.
         """
         with self._lock:
             made, self._made = self._made, []

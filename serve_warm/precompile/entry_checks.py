@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of loaded entries against eager, in the replica that runs them.
+"""Checks of loaded entries against eager execution, in the replica that runs the entries.
 
 Facts and guards find known causes of errors. These checks find other errors: a kernel that computes
-wrong results, weights that need more precision than the weights of the build, or a missing guard.
-Each comparison runs inside a call, so it has the right thread and state. If an entry differs, it is
-withdrawn, and torch.compile runs its calls.
+wrong results, weights that need more precision than the build's weights, or a missing guard. Each
+comparison runs inside a call, and so on the right thread and in the right state. If an entry's
+result differs, the entry is withdrawn, and torch.compile runs its calls.
 """
 
 from __future__ import annotations
@@ -69,21 +69,21 @@ class Check:
 
     @property
     def may_repeat(self) -> bool:
-        """Whether the entry's calls may run twice, because the second run changes nothing."""
+        """Whether the entry's calls are safe to run twice, because a second run changes nothing."""
         return self.entry.plan.get(ONCE) == ""
 
     @property
     def call(self) -> str:
         """The call's tensors as text.
 
-        Other arguments are left out, because they are values of requests.
+        Other arguments are left out, because they are request values.
         """
         return f"({', '.join(self.entry.signature.tensors)})"
 
 
 @dataclass
 class Tally:
-    """The results so far of all checks of one start; use them under the lock of the checks."""
+    """The results so far of all checks of one start; access them only under the checks' lock."""
 
     counts: dict[ParityResult, int] = field(default_factory=lambda: dict.fromkeys(ParityResult, 0))
     failures: list[str] = field(default_factory=list)
@@ -167,7 +167,7 @@ class Checks:
 
     @contextlib.contextmanager
     def checking(self) -> Iterator[None]:
-        """Check one entry of each compiled module or function in the block."""
+        """In the block, check one entry of each compiled module or function."""
         self.phase = Phase.CHECKING
         try:
             yield
@@ -192,7 +192,7 @@ class Checks:
             return list(self._checks[dispatcher].values())
 
     def serve(self) -> None:
-        """From now on, check calls of requests. Stop wrapping entries that need no check."""
+        """From now on, check calls from requests. Stop wrapping entries that need no check."""
         self.phase = Phase.SERVING
         for dispatcher in self._list_seen():
             for check in self._checks_of(dispatcher):
@@ -220,7 +220,7 @@ class Checks:
             )
 
     def all_checks(self) -> list[Check]:
-        """Return the checks of all called entries. The caller must hold the lock."""
+        """Return the checks of all entries called so far. The caller must hold the lock."""
         return [check for found in self._checks.values() for check in found.values()]
 
     def idle_s(self) -> float:
@@ -228,7 +228,7 @@ class Checks:
         return time.monotonic() - self._last_call_s
 
     def note_call(self) -> None:
-        """Note that an entry is called."""
+        """Record that an entry is being called."""
         self._last_call_s = time.monotonic()
 
     # One check ------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class Checks:
         return not self._has_checked(dispatcher)
 
     def is_sampled(self, dispatcher: Dispatcher, check: Check) -> bool:
-        """Return whether to check this call of a request, and count the call."""
+        """Return whether to check this call from a request, and count the call."""
         is_first = check.result is None and check.kept is None
         if not is_first and not self._one_in:
             return False
@@ -256,7 +256,7 @@ class Checks:
         return check.may_repeat
 
     def lock_of(self, dispatcher: Dispatcher) -> threading.RLock:
-        """Return the lock that excludes other calls of a callable during a check."""
+        """Return the lock that excludes other calls to a callable during a check."""
         with self._lock:
             return self._locks.setdefault(dispatcher, threading.RLock())
 
@@ -310,9 +310,9 @@ class Checks:
         fn: Callable[..., Any],
         tensors: Sequence[Any],
     ) -> Any:
-        """Return an entry's answer to a call of a request, after comparing the answer with eager.
+        """Return an entry's answer to a call from a request, after comparing the answer with eager.
 
-        The entry runs only once, because its result may share memory with its inputs.
+        The entry runs only once, because its result might share memory with its inputs.
 
         Raises:
             NoEntry: they differ, and the entry is withdrawn. The inputs are restored.
@@ -366,7 +366,7 @@ class Checks:
 
 
 class _Checked:
-    """Code of an entry that is compared with eager when a check is due."""
+    """An entry's code, whose results are compared with eager execution when a check is due."""
 
     def __init__(
         self, checks: Checks, dispatcher: Dispatcher, check: Check, fn: Callable[..., Any]

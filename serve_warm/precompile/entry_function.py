@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The function of an entry: its graph, with checks of tensors that guards do not cover."""
+"""An entry's function: its graph, with checks of the tensors that guards do not cover."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from serve_warm.precompile.tensor_parts import Whole, has_parts, plain_parts
 
 
 class Plan(TypedDict, total=False):
-    """Data on how to load and call the code of an entry. The plan is stored with the code."""
+    """Data on how to load and call an entry's code. The plan is stored with the code."""
 
     once: str
     """Reason why the entry's calls may not run twice; empty if they may."""
@@ -46,10 +46,10 @@ class Plan(TypedDict, total=False):
 class _Graph:
     """The compiled graph of an entry.
 
-    The graph runs only on tensors that are like the tensors of its first run.
+    The graph runs only on tensors that are like those of the graph's first run.
 
     The dispatcher checks the arguments at each call, but weights only when the callable is bound.
-    Later changes of weights may be invisible (`.data =`, `torch.func.functional_call`), and
+    Later changes to weights can go unnoticed (`.data =`, `torch.func.functional_call`), and
     compiled code does not check its inputs. So, like Dynamo's guards, this class checks all tensors
     at each call.
     """
@@ -133,19 +133,19 @@ def _graph_of(fn: Callable[..., Any]) -> _Graph | None:
 def inputs_of(fn: Callable[..., Any]) -> frozenset[int]:
     """Return the ids of the tensors that a function's graph took in its first run.
 
-    Call it right after that run, while the tensors exist.
+    Call this right after that run, while the tensors still exist.
     """
     found: frozenset[int] = getattr(_graph_of(fn) or fn, "input_ids", frozenset())
     return found
 
 
 def may_run_again(fn: Callable[..., Any], error: BaseException) -> bool:
-    """Return whether other code may answer a call in which an entry raised.
+    """Return whether it is safe for other code to answer a call in which an entry raised.
 
-    Before a graph runs, the bytecode around it looks up modules and attributes, which may no longer
-    exist. Other code may then run the call. An error of the graph itself is the result of the call.
-    If a graph writes into its inputs, other code may not run the call, because the graph may have
-    written before the error.
+    Before a graph runs, the bytecode around it looks up modules and attributes, which might no
+    longer exist. Other code can then run the call. An error in the graph itself is the call's
+    result. If a graph writes into its inputs, other code must not run the call, because the graph
+    might have written before the error.
     """
     if writes(fn):
         return False
@@ -179,11 +179,12 @@ _address_of = torch.Tensor.data_ptr
 
 
 class ApartInMemory:
-    """Refuses tensors of a graph that overlap in memory, and remembers addresses without overlap.
+    """Refuses a graph's tensors if they overlap in memory, and remembers addresses without overlap.
 
     Overlap depends on addresses, sizes and strides. Other checks of a graph cover sizes and
     strides. So if the sizes are fixed, only the addresses matter. Reading the addresses takes a
-    tenth of the time of `refuse_overlap`, which matters for models with hundreds of weights.
+    tenth of the time that `refuse_overlap` takes, which matters for models with hundreds of
+    weights.
     """
 
     def __init__(self) -> None:
@@ -235,7 +236,7 @@ def _meet(spans: list[tuple[int, int]]) -> bool:
 
 
 def with_checks(entry: Any, plan: Plan) -> Callable[..., Any]:
-    """Return the function of an entry, with the checks of `_Graph` before its graph."""
+    """Return an entry's function, with `_Graph`'s checks before the graph."""
     name = entry._artifacts.backend_id
     compiled = entry.fn.__globals__[name]
     inputs = compiled.compiled_fn.serialize().runtime_metadata.input_info

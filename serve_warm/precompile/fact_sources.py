@@ -75,13 +75,13 @@ class Source:
             self.value = copy.deepcopy(value)  # metadata may change in place
 
     def is_built_in(self) -> bool:
-        """Return whether the check at each call contains the source's value or object."""
+        """Return whether the check made at each call covers the source's value or object."""
         if self.kind == "keys":
             return is_ordered(self.base)  # whose order is checked once there are two keys
         return self.kind in ("attribute", "tensor", "class")
 
     def has_what_is_there(self) -> bool:
-        """Return whether the source exists, and its value is stored as the object itself."""
+        """Return whether the source exists and its value is stored as the object itself."""
         return self.kind in ("attribute", "getitem") and self.value is not ABSENT
 
     def is_still(self, value: Any) -> bool:
@@ -122,7 +122,7 @@ torch refuses to swap tensors that have one (`torch.utils.swap_tensors`).
 
 
 def without_tensor(value: Any) -> Any:
-    """Return a value in the form to store. A tensor becomes a placeholder."""
+    """Return a value in the form in which it is stored. A tensor becomes a placeholder."""
     return A_TENSOR if isinstance(value, torch.Tensor) else value
 
 
@@ -147,7 +147,7 @@ READ: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 def class_dicts(kind: type) -> list[dict[str, Any]]:
-    """Return the dicts of those classes in a class's MRO that can change."""
+    """Return the dicts of a class's MRO, except those of classes that cannot change."""
     return [dict_behind(vars(base)) for base in kind.__mro__ if base.__flags__ & HEAP_TYPE]
 
 
@@ -178,7 +178,7 @@ class Sources:
         self._methods.clear()
 
     def drop_orphans(self) -> None:
-        """Forget the sources that nothing used since the last comparison."""
+        """Forget the sources that nothing has used since the last comparison."""
         for key, source in self._orphans.items():
             if not source.users:
                 del self.by_key[key]
@@ -272,10 +272,10 @@ class Sources:
         return None
 
     def _note_of_config(self, base: Any, name: str) -> None:
-        """Record the sources of an attribute of a configuration of `transformers`.
+        """Record the sources of an attribute of a `transformers` configuration.
 
-        A model reads dozens. Each read runs Python functions, but comparing versions of dicts costs
-        almost nothing.
+        A model reads dozens of such attributes. Each read runs Python functions, but comparing dict
+        versions costs almost nothing.
         """
         renamed = base.attribute_map
         self._note_of_instance(base, type(base), "attribute_map")
@@ -403,7 +403,7 @@ def _key(kind: str, base: Any, name: Any) -> Any:
 
 
 def is_ordered(mapping: Any) -> bool:
-    """Return whether a dict can change its order without a new version."""
+    """Return whether a dict can change its order without getting a new version."""
     return isinstance(mapping, OrderedDict)
 
 

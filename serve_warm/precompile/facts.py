@@ -4,10 +4,10 @@
 
 Dynamo protects compiled code with guards, which it evaluates at each call. Guards of real models
 cannot be written to a file, because closures, decorators and identities do not pickle. A fact has
-the same content in a form that can be stored: a path from the compiled callable or a Python module
-to an object, and the expected properties of the object. `serve_warm.precompile.guard_facts` makes
-facts from guards at the build; `serve_warm.precompile.module_changes` notices when a fact may no
-longer hold.
+the same content as a guard, in a form that can be stored: a path from the compiled callable or a
+Python module to an object, and the expected properties of the object.
+`serve_warm.precompile.guard_facts` makes facts from guards at the build;
+`serve_warm.precompile.module_changes` notices when a fact might no longer hold.
 
 A path is a table of steps, and each step starts from an earlier row. So a prefix that thousands of
 facts share (`callee._modules['encoder']...`) is walked only once.
@@ -98,7 +98,7 @@ class Facts:
         return cls(steps=steps, facts=found)
 
     def broken(self, callee: Any) -> str:
-        """Return a text about the first fact that does not hold for `callee`; empty if all hold."""
+        """Return the first fact that does not hold for `callee`, as text; empty if all hold."""
         objects = self.objects(callee)
         for fact in self.facts:
             why = self.why_broken(fact, objects)
@@ -138,7 +138,7 @@ class Facts:
         return ""
 
     def path(self, row: int) -> str:
-        """Return the expression of a row, for people."""
+        """Return the expression of a row, for display."""
         if row not in self._paths:
             self._paths[row] = self._path(row)
         return self._paths[row]
@@ -163,7 +163,7 @@ class Facts:
         return f"{step}({base})"
 
     def objects(self, callee: Any) -> list[Any]:
-        """Return the object of each row; a `Missing` if a path leads nowhere."""
+        """Return the object of each row; `Missing` if the row's path leads nowhere."""
         objects: list[Any] = []
         for start, step, argument in self.steps:
             if step == "root":
@@ -177,8 +177,8 @@ class Facts:
         """Return the same facts, with facts about the graph's own tensors marked as inputs.
 
         `given` has the ids of the tensors. The graph checks its inputs at each call, so these facts
-        need no other check. A library's inputs are the parts of a tensor without its metadata, so
-        the metadata still needs a check.
+        need no other check. A library's inputs are a tensor's parts without the tensor's metadata,
+        so the metadata still needs a check.
         """
         objects = self.objects(callee)
 
@@ -203,7 +203,7 @@ class Merged:
 
     @classmethod
     def of(cls, tables: Sequence[Facts]) -> Merged:
-        """Merge tables. Equal rows and equal facts occur once."""
+        """Merge tables, dropping duplicate rows and duplicate facts."""
         merged = cls()
         rows: dict[str, int] = {}
         facts: dict[str, int] = {}
@@ -263,7 +263,7 @@ class Missing:
 
     @property
     def why(self) -> str:
-        """The text in a form that may be shown."""
+        """The text in a form that is safe to display."""
         return excerpt(self.said, 200)
 
 
@@ -379,7 +379,7 @@ DECODERS: Mapping[str, Callable[..., Any]] = {
 
 
 def show_key(plain: Any) -> str:
-    """Return an encoded key as text for people."""
+    """Return an encoded key as readable text."""
     if not isinstance(plain, list):
         return repr(plain)
     kind, *rest = plain
@@ -400,7 +400,7 @@ RELATIONS = ("same", "distinct")
 
 
 def others_of(kind: str, value: Any) -> list[int]:
-    """Return the rows to which a relation compares its own row."""
+    """Return the rows with which a relation compares its own row."""
     return [value] if kind == "same" else list(value)
 
 
@@ -462,7 +462,7 @@ SHOWN = 120
 
 
 def _describe_change(kind: str, now: Any, was: Any) -> str:
-    """Return a text that compares the value of a fact now with the value at the build."""
+    """Return a text that compares a fact's current value with its value at the build."""
     if kind in ("attribute", "own", "contains"):
         name = show_key(now[0])
         verb = {"attribute": "attribute", "own": "attribute of its own", "contains": "key"}[kind]
@@ -485,7 +485,7 @@ def _describe_hooks(now: Sequence[Any], was: Sequence[Any]) -> str:
 
 
 def _describe_parts(now: Sequence[str], was: Sequence[str]) -> str:
-    """Return a text about the first difference between the parts of two tensors."""
+    """Return a description of the first difference between the parts of two tensors."""
     after, before = [t for t in now if t not in was], [t for t in was if t not in now]
     found, known = (each[0] if each else "fewer parts" for each in (after, before))
     return f"has {_short(found)}, but had {_short(known)}"

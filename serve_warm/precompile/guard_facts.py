@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts Dynamo's guards to facts during a build.
 
-A guard that cannot become a fact refuses the entry.
-
-The exceptions are in `CHECKED_ELSEWHERE`: kinds of guards that may be dropped, with reasons. A
-guard of an unknown kind, for example of a newer torch, refuses the entry too.
+An entry with a guard that cannot become a fact is refused. The exceptions are in
+`CHECKED_ELSEWHERE`: kinds of guards that are safe to drop, with reasons. A guard of an unknown
+kind, for example from a newer torch, cannot become a fact.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from serve_warm.precompile.names import identity, literal, name_of, resolve
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """One guard of Dynamo. The objects of the guard still exist."""
+    """One Dynamo guard, whose objects still exist."""
 
     path: str
     """Python expression over `callee`, the tensors `t0`, `t1` and so on, `G`, the globals of
@@ -143,7 +142,7 @@ OPAQUE = {
 
 @dataclass(kw_only=True)
 class _Table:
-    """A table of steps, which grows as paths need them."""
+    """A table of steps, which grows as paths need more steps."""
 
     roots: Mapping[str, tuple[str, str]]
     """Module and qualified name by the alias that Dynamo gave an object in the globals."""
@@ -273,7 +272,7 @@ def collect(
     lookups: Mapping[str, Lookups] | None = None,
     globals_read: Mapping[tuple[str, str], Any] | None = None,
 ) -> Facts:
-    """Return the facts that guards protect.
+    """Return the facts with the content of these guards.
 
     `names` has the module and qualified name of each object in the globals, by alias; `scopes` has
     the ids of dicts of globals. `marked` returns a key of `OPAQUE` if a mark keeps Dynamo from
@@ -410,7 +409,7 @@ def _of_globals(
 
 
 def _place(fn: Any) -> tuple[str, str] | None:
-    """Return module and qualified name of a function or of its wrapper (as by `lru_cache`)."""
+    """Return the module and qualified name of a function or its wrapper (as by `lru_cache`)."""
     module, name = getattr(fn, "__module__", ""), getattr(fn, "__qualname__", "")
     try:
         found = resolve(module, name)
@@ -433,7 +432,7 @@ def _is_of_argument(guard: Guard) -> bool:
 
 
 def _without_parts(guards: Sequence[Guard]) -> list[Guard]:
-    """Return guards, except guards that the fact about a tensor with parts already covers."""
+    """Return the guards that the fact about a tensor with parts does not already cover."""
     whole = {guard.path: guard.value for guard in guards if guard.kind == OF_PARTS}
     return [guard for guard in guards if not _is_of_parts(guard, whole)]
 
@@ -456,7 +455,7 @@ def _is_of_parts(guard: Guard, whole: Mapping[str, Any]) -> bool:
 
 
 def _is_one_of_many(value: Any) -> bool:
-    """Return whether other objects like this one may exist, so that its identity matters."""
+    """Return whether there can be other objects like this one, so that its identity matters."""
     if isinstance(value, (list, dict, set)):
         return True
     if isinstance(value, (torch.Tensor, type, types.ModuleType)):
@@ -465,7 +464,7 @@ def _is_one_of_many(value: Any) -> bool:
 
 
 def _on_paths(table: _Table, callee: Any) -> dict[int, Any]:
-    """Return objects on paths, with or without guards, that may have other names too."""
+    """Return objects on paths, with or without guards, that might have other names too."""
     found = Facts(steps=tuple(table.steps)).objects(callee)
     return {
         row: value
@@ -478,9 +477,9 @@ def _on_paths(table: _Table, callee: Any) -> dict[int, Any]:
 
 
 def _partition(objects: Mapping[int, Any]) -> list[tuple[int, str, Any]]:
-    """Return facts about which of these rows are the same object, and which are not.
+    """Return facts that say which of these rows hold the same object, and which do not.
 
-    Dynamo has no guard on two objects that differ, or on two names that may share a list.
+    Dynamo has no guard on two objects that differ, or on two names that can share a list.
     """
     first: dict[int, int] = {}
     facts: list[tuple[int, str, Any]] = []
@@ -498,7 +497,7 @@ def _refuse_bare_identity(
     """Raise `NoEntry` for an object that is guarded only by its identity.
 
     A plain sentinel is allowed, because facts state which rows hold the same object. Objects of C
-    classes are refused, because the graph may depend on their content (a regular expression).
+    classes, such as regular expressions, are refused: the graph might depend on their content.
     """
     for row in by_identity:
         if len(objects) < 2 or row not in objects or not _is_of_python(type(objects[row])):
@@ -514,7 +513,7 @@ def _is_of_python(kind: type) -> bool:
 
 
 def _of_modules(table: _Table, callee: Any) -> list[tuple[int, str, Any]]:
-    """Return facts on the hooks of each module on a path, and on the hooks for all modules.
+    """Return facts about the hooks of each module on a path, and the hooks for all modules.
 
     Dynamo does not guard a table of hooks if the table is empty.
     """
@@ -534,11 +533,12 @@ def _of_modules(table: _Table, callee: Any) -> list[tuple[int, str, Any]]:
 
 
 def _of_lookups(table: _Table, callee: Any) -> list[tuple[int, str, Any]]:
-    """Return facts on where attribute lookups ended; a path is valid only while they end there.
+    """Return facts that record where attribute lookups ended.
 
-    In Dynamo's paths `module.weight` is an item of the module's table of parameters, and a class
-    attribute is an item of the base class that defines it. Dynamo does not guard the places that a
-    lookup searches earlier: the instance, or a subclass, may get an attribute of the same name.
+    A path is valid only while its lookups end in the same places. In Dynamo's paths,
+    `module.weight` is an item of the module's table of parameters, and a class attribute is an item
+    of the base class that defines it. Dynamo does not guard the places that a lookup searches
+    earlier: the instance or a subclass can later get an attribute of the same name.
     """
     steps = tuple(table.steps)
     found = Facts(steps=steps).objects(callee)
@@ -562,7 +562,7 @@ def _of_lookups(table: _Table, callee: Any) -> list[tuple[int, str, Any]]:
 
 
 def _of_keys(table: _Table) -> Iterator[tuple[int, str, Any]]:
-    """Yield facts on whether the looked-up keys of dicts exist."""
+    """Yield facts that say whether looked-up dict keys exist."""
     for path, of in table.looked_up.items():
         row = table.read(path, ())
         for key in {repr(key): key for key in of.keys}.values():

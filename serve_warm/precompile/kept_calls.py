@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Calls whose inputs are kept, to check their entries when the replica is idle."""
+"""Calls whose inputs are kept, so that the entries can be checked when the replica is idle."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class KeptCall:
 
 
 class KeptCalls:
-    """Copies of the inputs of calls, one for each unchecked entry, in limited memory."""
+    """Copies of call inputs, for one call of each unchecked entry, in limited memory."""
 
     def __init__(self, checks: Checks, lock: threading.Lock) -> None:
         self._checks = checks
@@ -130,7 +130,7 @@ class KeptCalls:
     def drop(self, thread: int | None = None) -> None:
         """Drop all kept calls, or the calls of one thread.
 
-        Later requests then check their entries.
+        Later requests then check the entries of these calls.
         """
         for check in self.waiting():
             if thread is None or (check.kept is not None and check.kept.thread == thread):

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A watch on all sources from which facts about one callable were read.
 
-After facts were checked, calls of libraries may change a model. For example, they switch an
-adapter, set a config value, remove a hook or append a module to a list. `FactWatch` stores the
-sources of each fact, and checks at every call whether a source has changed. Most sources are dicts,
-whose versions are compared in C++ (6 µs for 255 dicts). After a change, `FactWatch` only rereads
-the facts with changed sources.
+After facts have been checked, calls to other packages can change a model. For example, a call
+switches an adapter, sets a config value, removes a hook or appends a module to a list. `FactWatch`
+stores the sources of each fact, and checks at every call whether a source has changed. Most sources
+are dicts, whose versions are compared in C++ (6 µs for 255 dicts). After a change, `FactWatch`
+rereads only the facts whose sources changed.
 
-Sources of `SLOW_KINDS` are compared only once a second (`RELOOK_S`), by the next call.
+Sources of kinds in `SLOW_KINDS` are compared during a call, at most once a second (`RELOOK_S`).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from serve_warm.precompile.names import name_of_class
 
 
 class FactWatch:
-    """The facts of some entries about one callable, and which of them are true.
+    """Facts about one callable, from some entries, and which of these facts hold.
 
-    Only one thread at a time may call `refresh` and `why_broken`; any thread may call `unchanged`.
+    Call `refresh` and `why_broken` from only one thread at a time; any thread can call `unchanged`.
     As soon as a refresh begins, the previous `unchanged` returns False. `clock` returns seconds,
-    and times the comparisons of `SLOW_KINDS`.
+    and determines when sources of `SLOW_KINDS` are compared.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class FactWatch:
         self._look_and_compile(set(range(len(merged.steps))), set(range(len(merged.facts))))
 
     def size(self) -> tuple[int, int]:
-        """Return the number of facts, and the number of dicts from which they were read."""
+        """Return the number of facts, and the number of dicts from which the facts were read."""
         return len(self._merged.facts), len(self._sources.versions)
 
     def why_broken(self, table: int) -> str:
-        """Return a text about the first fact of a table that does not hold; empty if all hold."""
+        """Return the first fact of a table that does not hold, as text; empty if all facts hold."""
         broken = self._broken
         return next((broken[n] for n in self._merged.of_table[table] if broken[n]), "")
 

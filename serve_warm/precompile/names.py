@@ -35,7 +35,7 @@ stride."""
 
 
 def find_named(module: str, name: str) -> Any:
-    """Return the object of this qualified name.
+    """Return the object with this qualified name.
 
     Raises:
         AttributeError: it does not exist.
@@ -53,7 +53,7 @@ def torch_object(name: str) -> Any:
 
 
 def device_named(text: str) -> Any:
-    """Return the device of a text such as `cuda:0`."""
+    """Return the device that a text such as `cuda:0` names."""
     return torch_object("device")(text)
 
 
@@ -63,7 +63,7 @@ function, so older artifacts stay valid."""
 
 
 def identity(found: Any) -> str:
-    """Return the name of an object that is unique in a program.
+    """Return the name of an object that exists only once in a program.
 
     Such an object is a class, function, module or enum member. Returns an empty string for other
     objects.
@@ -93,8 +93,8 @@ def identity(found: Any) -> str:
 def name_of_class(kind: type) -> str:
     """Return the name of a class, with a digest of its functions unless they are torch's.
 
-    Source files are compared as well. The digest also detects replaced methods and distinguishes
-    two classes of the same name.
+    Source files are compared separately. The digest also detects replaced methods and distinguishes
+    two classes with the same name.
     """
     functions = [
         (name, value)
@@ -138,9 +138,9 @@ def under(found: Any) -> list[types.FunctionType]:
 def is_own(found: Any) -> bool:
     """Return whether a callable or class belongs to torch, Python or serve_warm.
 
-    The fingerprint covers torch and Python. For a function, its module alone is not enough, so its
-    globals must belong to these packages too. `functools.wraps` gives user code the module of the
-    wrapped function, and gives a decorator of torch the user's module.
+    The fingerprint covers torch and Python. A function's globals must belong to these packages too,
+    because the name of its module can be misleading. `functools.wraps` gives user code the module
+    of the wrapped function, and gives a torch decorator the user's module.
     """
     if isinstance(found, property):
         found = found.fget
@@ -156,7 +156,7 @@ def is_own(found: Any) -> bool:
 
 
 def is_own_module(name: Any) -> bool:
-    """Return whether a module of that name belongs to torch, Python or serve_warm."""
+    """Return whether a module with that name belongs to torch, Python or serve_warm."""
     top = str(name or "").partition(".")[0]
     return top in ("torch", PACKAGE) or (top in sys.stdlib_module_names and top != "__main__")
 
@@ -194,7 +194,7 @@ def _digest_of(codes: Sequence[types.CodeType]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _digest(code: types.CodeType) -> str:
-    """Return a digest of a code object's behaviour and signature, without its place in a file."""
+    """Return a digest of a code object's behavior and signature, but not of its place in a file."""
     constants = [
         _digest(value) if isinstance(value, types.CodeType) else literal(value)
         for value in code.co_consts
@@ -288,7 +288,7 @@ def locate(value: Any) -> tuple[str, str] | None:
 
 
 def resolve(module: str, name: str) -> Any:
-    """Return the object of this qualified name; the module itself if the name is empty.
+    """Return the object with this qualified name; the module itself if the name is empty.
 
     Raises:
         ImportError: the module does not exist.

@@ -42,7 +42,7 @@ class RunningBuild:
         """Callback with the next step for a call."""
 
     def refuse_pending(self) -> None:
-        """Refuse calls whose library was begun, but not finished by another call."""
+        """Refuse calls whose library was begun, but that no later call finished."""
         for pending in self.pending:
             call = pending.unit.name, str(pending.entry.signature)
             taken = (entry.signature for entry in pending.unit.entries)

@@ -70,7 +70,7 @@ class Session:
         Executes code from the folders, which must have been verified. Folders with libraries must
         exist until the process ends. Returns a text that gives reasons why entries were not loaded.
         The text leaves out entries that do not match, because the report names their calls. `clock`
-        and `load_library` are as for `EntryTable`.
+        and `load_library` are the same as for `EntryTable`.
         """
         from serve_warm.precompile.entries import read_parts
 
@@ -98,7 +98,7 @@ class Session:
     ) -> Checks | None:
         """Return checks of all loaded entries; None if no entries are loaded.
 
-        After READY, every `one_in`-th call of an entry is checked; if `one_in` is 0, no calls are.
+        After READY, every `one_in`-th call of an entry is checked; 0 means no checks.
         """
         if self.loaded is None or not self.loaded.has_any:
             self.checks = None
@@ -115,7 +115,7 @@ class Session:
     def withdraw(self, entry: Entry, why: str, *, eagerly: bool) -> None:
         """Stop running an entry in all callables.
 
-        Its calls go to torch.compile, with `why` as the reason.
+        The entry's calls go to torch.compile, with `why` as the reason.
 
         Without a C++ compiler, torch.compile would fail; pass `eagerly` to run the calls eagerly
         instead.
@@ -133,7 +133,7 @@ class Session:
         """Make an entry for each call in the block, where possible, and yield the build.
 
         The new entries run the calls. Compiles use Inductor's caches, so code that level 1 has
-        compiled is not compiled again. `make_library` is as for `RunningBuild`.
+        compiled is not compiled again. `make_library` is the same as for `RunningBuild`.
         """
         from serve_warm.precompile.running_build import RunningBuild
 
@@ -149,7 +149,7 @@ class Session:
 
     @contextlib.contextmanager
     def probing(self) -> Iterator[None]:
-        """Neither count calls in the block nor log new kinds of calls."""
+        """In the block, do not count calls, and do not log new kinds of calls."""
         before = {each: each.counts() for each in list(self.dispatchers)}
         self.is_probing = True
         try:
@@ -160,7 +160,7 @@ class Session:
                 each.restore_counts(before.get(each, {}))
 
     def uses(self) -> tuple[EntryUse, ...]:
-        """Return the level of all calls so far, for all callables; equal calls are added up."""
+        """Return each kind of call so far, with its level and count, for all callables."""
         counts: dict[tuple[str, str, int, str], int] = {}
         for dispatcher in list(self.dispatchers):
             for use in dispatcher.uses():

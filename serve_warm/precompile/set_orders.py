@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Orders of the sets that a forward iterates over; these orders differ between processes.
 
-An entry is only right if its graph does not depend on these orders. So a build traces such a call
+An entry is correct only if its graph does not depend on these orders. So a build traces such a call
 several times, with its sets in different orders, and compares what the graphs compute. Graphs are
 equal if each result has the same expression over the same inputs; the order of independent
 operations does not matter.
@@ -37,7 +37,7 @@ Arrange = Callable[[Sequence[Any], int], Sequence[Any]]
 
 
 class Orders:
-    """The sets that a trace iterates over, and the order of each set."""
+    """The sets that a trace iterates over, and each set's order."""
 
     def __init__(self, arrange: Arrange | None = None) -> None:
         self._arrange = arrange or (lambda items, _: items)
@@ -118,7 +118,7 @@ Trace = Callable[[Callable[..., Any], Orders], "Captured"]
 def join_orders(
     first: Captured, orders: Orders, trace: Trace, callee: Any, tensors: Sequence[Any]
 ) -> Captured:
-    """Return what Dynamo captured, with the facts of all orders in which its sets were traced.
+    """Return what Dynamo captured, with the facts from all orders in which sets were traced.
 
     Raises:
         NoEntry: the graph or the result depends on the order.
@@ -150,7 +150,7 @@ def _compute(
 
 
 class _Backend:
-    """A backend of Dynamo that reads a graph, and runs it eagerly."""
+    """A Dynamo backend that reads a graph and runs the graph eagerly."""
 
     def __init__(self) -> None:
         self._graph: Any = None
@@ -162,7 +162,7 @@ class _Backend:
         self._in_order: list[str] = []
 
     def take(self, graph: Any, inputs: Sequence[Any], **_: Any) -> Any:
-        """Receive a graph from Dynamo, and read its form without changes in place."""
+        """Receive a graph from Dynamo, and read the graph's form that has no in-place changes."""
         from torch._functorch import config
         from torch._functorch._aot_autograd.utils import make_boxed_compiler
         from torch._functorch.aot_autograd import aot_module_simplified
@@ -216,7 +216,7 @@ CACHES = ("enable_autograd_cache", "force_autograd_cache", "bundled_autograd_cac
 
 
 def read_graph(graph: Any, sources: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the expressions of a graph's outputs, and of all its nodes if their order may matter.
+    """Return the expressions of a graph's outputs, and of all its nodes if their order can matter.
 
     Raises:
         NoEntry: an expression cannot be compared.
