@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stages PULLING, VERIFYING and LOADING: install an artifact, or start cold.
 
-No code of an artifact runs before the artifact is verified. If loading fails, the files written so
-far are not used.
+No code from an artifact runs until the artifact has been verified. If loading fails, the files that
+were already written are not used.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ TRACE_LINES = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """The result of loading: the artifact that a start uses, or the reason why it uses none."""
+    """The result of loading: the artifact that a start uses, or the reason why there is none."""
 
     verdict: Verdict = Verdict.OFF
     artifact: ArtifactUse | None = None
@@ -78,7 +78,7 @@ class Loaded:
     error is raised once something compiles."""
 
     def needs_compiler(self, compiles_with: CompilesWith) -> bool:
-        """Whether the start needs torch's compiler and has not imported it yet."""
+        """Whether the start needs torch's compiler but has not imported it yet."""
         if compiles_with == "torch" or self.has_libraries:
             return False
         # The compiler is needed in a build, without loaded libraries, and if a model is created
@@ -120,7 +120,7 @@ class Loading:
         require_compiler(environment())
 
     async def go_on_without(self, refusal: ArtifactRefused, prepared: Prepared) -> None:
-        """Refuse the loaded artifact, whose code raised, and compile everything from now on.
+        """Refuse the loaded artifact because its code raised, and compile everything from now on.
 
         Raises:
             WarmupFailed: `on_refused` is `fail`.
@@ -133,7 +133,7 @@ class Loading:
         forget_compiled()
 
     async def _agree(self, loaded: Loaded, ranks: Ranks, deadline: Deadline) -> Loaded:
-        """Discard this rank's artifact if another rank has no artifact, and return the result.
+        """Discard this rank's artifact if any rank has no artifact, and return the result.
 
         Otherwise a warm rank would wait in a collective while another rank compiles, and the
         process group might time out. Compiling on all ranks takes no longer than compiling on one.
@@ -199,7 +199,7 @@ class Loading:
     async def _pull(
         self, uri: str, wanted: prefetch.Wanted, fingerprint: Fingerprint, deadline: Deadline
     ) -> tuple[Pulled, prefetch.Taken | None]:
-        """Return a verified artifact, with its `Taken` if it was pulled during `__init__`."""
+        """Return a verified artifact, and a `Taken` if the pull happened during `__init__`."""
         journal = self._journal
         limit = Deadline(min(self._config.pull_deadline_s, deadline.left()))
         given_up = threading.Event()
@@ -258,7 +258,7 @@ class Loading:
     async def _take_prefetched(
         self, wanted: prefetch.Wanted, fingerprint: Fingerprint, limit: Deadline
     ) -> prefetch.Taken | None:
-        """Return the artifact that was pulled during `__init__`, if it is still wanted."""
+        """Return the artifact that was pulled during `__init__` if a start still wants it."""
         if self._prefetched is None:
             return None
         taken = await self._prefetched.taken(wanted, fingerprint, timeout_s=max(0.1, limit.left()))
@@ -275,8 +275,8 @@ class Loading:
     ) -> bool:
         """Load an artifact, and return whether its libraries can be used.
 
-        `unpacked` is the folder of the part `cache`, if already unpacked. After the deadline this
-        raises, and the loading thread stops at the next piece.
+        `unpacked` is the folder with the `cache` part, if already unpacked. After the deadline,
+        this raises, and the loading thread stops at the next piece.
         """
         limit_s = max(0.1, min(self._config.pull_deadline_s, deadline.left()))
         key, given_up = pulled.chosen.key, threading.Event()
@@ -321,7 +321,7 @@ class Loading:
         )
 
     def _put_aside(self, verdict: Verdict, error: ServeWarmError) -> Loaded:
-        """Discard what was loaded, and return the result with the reason."""
+        """Discard everything that was loaded, and return the result with the reason."""
         journal = self._journal
         journal.verdict = verdict
         journal.artifact = unused = ArtifactUse(
@@ -391,7 +391,7 @@ def _lines(trace: Sequence[Considered]) -> tuple[str, ...]:
 async def _retry(
     journal: Journal, uri: str, limit: Deadline, pull_once: Callable[[], Pulled]
 ) -> Pulled:
-    """Call `pull_once` in a thread until it returns, fails permanently, or time runs out."""
+    """Call `pull_once` in a thread until it returns, it fails permanently, or time runs out."""
     tries, began, last = 0, time.perf_counter(), ""
     while True:
         journal.stay_in(Stage.PULLING)  # the previous try may have reached a later stage
@@ -428,8 +428,8 @@ async def _retry(
 async def _run_in_own_thread(pull_once: Callable[[], Pulled], *, timeout_s: float) -> Pulled:
     """Return the result of `pull_once`. After the timeout, do not wait for the thread.
 
-    This does not use the thread pool of the event loop: user code shares that pool, and a thread
-    that hangs in a store would be missing from it.
+    This does not use the event loop's thread pool, because user code shares that pool, and a thread
+    that hangs in a store would take one of the pool's threads.
     """
     pulling = begin(pull_once, name="serve_warm-pull")
     came = None
