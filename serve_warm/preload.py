@@ -318,8 +318,8 @@ def _call_when_torch_is_imported(call: Callable[[], None]) -> None:
 class _TorchFinder:
     """An import finder that finds no modules itself, but reports when torch was imported.
 
-    `compiler.background_import` has such a finder for any module, but modules at the top of
-    serve_warm must not import its subpackages.
+    `compiler.background_import` has such a finder for any module, but modules directly in
+    `serve_warm` must not import its packages.
     """
 
     def __init__(self, call: Callable[[], None]) -> None:

@@ -475,7 +475,7 @@ class ShownState:
         self._loop_ran_s = node.boot_s()
 
     def _facts(self) -> dict[str, Any]:
-        """Return the current facts for the state file; called by the thread that writes it."""
+        """Return the current facts for the state file; runs on the thread that writes the file."""
         return {**facts_of(self._report()), "loop_boot_s": self._loop_last_ran_s()}
 
 

@@ -307,7 +307,7 @@ class Loading:
             given_up.set()
 
     def _missed(self, error: ServeWarmError) -> ServeWarmError:
-        """Return the error of a miss, with the folder that a relative path starts from."""
+        """Return the error for a miss, with the folder that a relative path is resolved against."""
         if not is_relative(str(self._config.artifact)):
             return error
         return reword(

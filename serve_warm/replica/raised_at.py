@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The line of the user's code that raised an exception, for log messages."""
+"""The line in the user's code that raised an exception, for log messages."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _OWN = str(Path(__file__).parents[1])
 def find_line(error: BaseException) -> str:
     """Return the innermost line outside installed packages, for example `app.py:32, in score`.
 
-    If all lines are in installed packages, return the innermost one. Return an empty string without
-    a traceback.
+    If all lines are in installed packages, return the innermost line. Return an empty string if
+    there is no traceback.
     """
     frames = traceback.extract_tb(error.__traceback__)
     users = [

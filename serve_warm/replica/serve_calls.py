@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of the user's object, made as Ray Serve makes them: methods, routes, generators.
+"""Calls on the user's object, made in the same way as by Ray Serve: methods, routes, generators.
 
-This module uses private names of Ray Serve, each seen in 2.60 and checked by the tests:
+This module uses private Ray Serve names. Each was seen in 2.60 and is checked by the tests:
 `ASGIAppReplicaWrapper` (whether a class is an ASGI app), `_serve_request_context` (the multiplexed
 model id of a replayed call) and `RAY_SERVE_RUN_SYNC_IN_THREADPOOL` (where sync handlers run).
 """
@@ -54,8 +54,8 @@ class CompileForbidden(DeploymentUnavailableError):
     def message(self) -> str:
         """The text of Serve's answer.
 
-        It contains no data of the request. The signature of the arguments is only in the log and
-        the report.
+        The text contains no data from the request. Only the log and the report show the signature
+        of the arguments.
         """
         return (
             f"this replica compiles nothing after it is ready, but {self.event.function} would "
@@ -67,7 +67,7 @@ class CompileForbidden(DeploymentUnavailableError):
 
 
 class ServeCalls:
-    """Calls of one object of the user, one for each declared input."""
+    """Calls on one user object, one for each declared input."""
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
@@ -181,11 +181,11 @@ class ServeCalls:
         exchange.raise_for_status()
 
     def waits_for(self) -> Sequence[str]:
-        """Return the names of the deployments that this deployment has handles to."""
+        """Return the names of the deployments to which this deployment has handles."""
         return sorted({handle.deployment_name for handle in self._handles()})
 
     def list_absent(self) -> Sequence[str]:
-        """Return the names of called deployments that have had no replica so far."""
+        """Return the names of called deployments that have not had a replica so far."""
         # A handle gets its router on the first call; 2.53 to 2.60 have both properties.
         absent = (
             handle.deployment_name
@@ -198,7 +198,7 @@ class ServeCalls:
         return [v for v in vars(self.owner).values() if isinstance(v, DeploymentHandle)]
 
     def suggest(self, event: CompileEvent, declared: Sequence[Input]) -> str:
-        """Return the `Input(...)` that would prevent a compile in the current request."""
+        """Return the `Input(...)` that would have prevented a compile in the current request."""
         request = serve_context._get_serve_request_context()  # noqa: SLF001
         return suggest_input(
             declared,
@@ -210,7 +210,7 @@ class ServeCalls:
         )
 
     def largest_batch(self) -> int:
-        """Return the largest number of requests in one batch; 1 without `@serve.batch`."""
+        """Return the largest possible number of requests in one batch; 1 without `@serve.batch`."""
         declared = max_batch_size(type(self.owner))
         return max(1, min(declared, max_ongoing_requests() or LARGEST_BATCH))
 
@@ -230,7 +230,7 @@ def max_batch_size(kind: type) -> int:
 
 
 def max_ongoing_requests() -> int | None:
-    """Return how many concurrent requests Serve sends to this replica; `None` outside Serve."""
+    """Return Serve's limit of concurrent requests for this replica; `None` outside Serve."""
     config = getattr(replica_context(), "_deployment_config", None)
     limit = getattr(config, "max_ongoing_requests", None)
     return limit if isinstance(limit, int) else None
@@ -245,7 +245,7 @@ def replica_context() -> Any:
 
 
 def suggest_target(cls: type, wrong: str) -> str:
-    """Return a hint that lists existing methods, for a method that a class does not have.
+    """Return a hint with the methods that a class has, for a method name that it does not have.
 
     The hint lists `__call__` and the author's methods, but not the methods of WarmupMixin.
     """
@@ -274,7 +274,7 @@ async def call_like_serve(
 
     Serve's rule (`UserCallableWrapper._call_func_or_gen`): a function that is neither a coroutine
     function nor an async generator function runs in an anyio worker thread. A generator runs in
-    that thread until it ends.
+    that thread to its end.
     """
     is_sync = (inspect.isfunction(written) or inspect.ismethod(written)) and not (
         inspect.iscoroutinefunction(written) or inspect.isasyncgenfunction(written)
@@ -307,7 +307,7 @@ async def consume(result: Any) -> None:
 
 
 class Exchange:
-    """One HTTP request to an ASGI app in this process, and the app's answer."""
+    """One HTTP request to an ASGI app in this process, and the answer from the app."""
 
     def __init__(self, item: Input, verb: str, path: str) -> None:
         body = item.body if item.json is None else json.dumps(item.json).encode()
@@ -348,7 +348,7 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Take a message from the app (ASGI's `send`)."""
+        """Receive a message from the app (ASGI's `send`)."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
         elif message["type"] == "http.response.body":

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of inputs as traffic would make them, with their deadlines and progress."""
+"""Calls to the targets of inputs, as traffic would make them, with deadlines and progress."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class _UnderWay:
-    """A replay that has begun but not ended."""
+    """A replay that has begun but has not ended."""
 
     item: Input
     limit_s: float
@@ -69,7 +69,7 @@ class _UnderWay:
 
 @dataclass
 class Progress:
-    """The progress of a replay, which observers read while it changes."""
+    """The progress of a replay, which observers read while the replay runs."""
 
     inputs: Sequence[Input] = ()
     passes: int = 0
@@ -139,7 +139,7 @@ class TimedCalls:
             raise self._timeout(item, self._deadline.seconds)
 
     async def make(self, item: Input) -> tuple[float, ReplayFailed | None]:
-        """Call an input's target; return the seconds and the error, if any.
+        """Call an input's target; return how many seconds this took, and the error, if any.
 
         Raises:
             WarmupTimeout: the deadline of the call passed.
@@ -196,8 +196,8 @@ class TimedCalls:
     async def _call_without_exit(self, item: Input) -> None:
         """Call an input's target; treat SystemExit and KeyboardInterrupt like any other error.
 
-        If a task raised one of these two, asyncio would end the process. This is correct only if a
-        signal handler raised the exception.
+        If a task raised one of these two, asyncio would end the process. Ending the process is
+        correct only if a signal handler raised the exception.
         """
         with SignalsSeen() as signals:
             try:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The order of a start's stages, with its deadlines and policies. Only this module knows the order.
+"""The order of a start's stages, with deadlines and policies. Only this module knows the order.
 
 A `Warmup` is one start of one replica. A `Replica` provides the facts that only the deployment
 knows: the inputs, how to call them, and the compile arguments. The warm-up writes to a journal,
@@ -59,9 +59,9 @@ logger = logging.getLogger(__name__)
 
 
 class Warmup:
-    """One start of one replica: call `prove()` once, then `become_ready()` once it may serve.
+    """One start of one replica: call `prove()` once, then `become_ready()` when it can serve.
 
-    Call `report()` at any time and from any thread.
+    It is safe to call `report()` at any time and on any thread.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Warmup:
     async def prove(self) -> None:
         """Warm up, and prove that the replica is warm.
 
-        When this returns, the replica may become ready.
+        Once this returns, the replica is allowed to become ready.
 
         Raises:
             WarmupFailed: an input failed, a deadline passed, or a policy forbids becoming ready.
@@ -213,7 +213,7 @@ class Warmup:
     async def pack(self) -> tuple[dict[str, bytes], Mapping[str, Any]]:
         """Return the raw parts of an artifact and the build facts for its manifest.
 
-        Works once per process, after `run()`.
+        Works only once per process, after `run()`.
         """
         with self._join() as self._proof.ranks:
             try:
@@ -241,7 +241,7 @@ class Warmup:
 
     @contextlib.contextmanager
     def _watch_deadline(self, deadline: Deadline) -> Iterator[None]:
-        """Check the deadlines even while the event loop is blocked, if the process can be ended."""
+        """Check deadlines even while the event loop is blocked, if this process can be ended."""
         if self._end_process is None:
             yield
             return
@@ -274,15 +274,15 @@ class Warmup:
         self.journal.mark_late(error.message)
 
     def _late(self, error: WarmupTimeout) -> None:
-        """Report the delay at once, even though the loop may be blocked."""
+        """Report the delay at once, even if the loop is blocked."""
         if self._serves_late():
             self._mark_late(error)
             self.journal.tell()
 
     def _stuck(self, error: WarmupTimeout, where: str) -> None:
-        """Fail the start and end the process, because a blocked event loop cannot do this.
+        """Fail the start and end the process, because the blocked event loop cannot do so.
 
-        If the policy is to serve late, this only logs the line that blocks the loop, and the start
+        If the policy is to serve late, this only logs which line blocks the loop, and the start
         continues.
         """
         if self._serves_late():
@@ -317,7 +317,7 @@ class Proof:
         return self._journal.checks
 
     def overdue(self) -> WarmupTimeout | None:
-        """Return why the current replay is late, or None; any thread may call this."""
+        """Return why the current replay is late, or None; safe to call on any thread."""
         return self._replays[-1].overdue() if self._replays else None
 
     def new_replay(self, prepared: Prepared, deadline: Deadline) -> Replay:
@@ -353,9 +353,9 @@ class Proof:
     async def blame_artifact(self, failed: ReplayFailed, loaded: Loaded) -> ArtifactRefused | None:
         """Return why the artifact is refused, if its code raised but eager execution does not.
 
-        Returns None if memory ran out, or if eager execution also raises, because then the input is
-        wrong. Also returns None with several ranks, because the other ranks are in the middle of
-        the same call.
+        Returns None if memory ran out. Returns None if eager execution also raises, because then
+        the input is wrong. Also returns None with several ranks, because the other ranks are in the
+        middle of the same call.
         """
         used, cause = loaded.artifact, failed.__cause__
         if loaded.verdict is not Verdict.FULL_HIT or used is None or self.ranks.size > 1:
@@ -411,7 +411,7 @@ class Proof:
             )
 
     def drop_checks(self) -> None:
-        """Drop the checks of entries that are no longer used."""
+        """Drop the checks, because the entries are no longer used."""
         self._journal.checks = None
 
     def _note_withdrawn(self, failure: str) -> None:
@@ -419,7 +419,7 @@ class Proof:
         self._journal.tell()
 
     async def withdraws_entries(self) -> bool:
-        """Check an entry of each callable, and return whether any entry was withdrawn."""
+        """Check one entry of each callable, and return whether any entry was withdrawn."""
         journal, checks = self._journal, self.checks
         if checks is None:
             return False
@@ -458,9 +458,9 @@ class Proof:
     # The verdict -------------------------------------------------------------------------------
 
     def judge(self, prepared: Prepared, missing: WarmupFailed | None) -> None:
-        """Warn about problems that the proof found, or raise if a policy forbids them.
+        """Warn about problems that the proof found, or raise if a policy forbids such problems.
 
-        `missing` is the error of `on_missing: fail`, raised if something has compiled.
+        `missing` is the error for `on_missing: fail`, and is raised if something has compiled.
 
         Raises:
             WarmupFailed: `missing`; or CUDA graphs were captured on threads that end with their
@@ -489,9 +489,9 @@ class Proof:
         )
 
     def _judge_threads(self, progress: Progress) -> None:
-        """Warn about handlers whose compiled calls run on changing threads.
+        """Warn about handlers whose compiled calls run on a different thread each time.
 
-        With CUDA graphs, raise instead.
+        If there are CUDA graphs, raise instead.
         """
         strangers = progress.threads - self._replica.serving_threads()
         if not strangers:
@@ -529,11 +529,11 @@ class Proof:
 
 @contextlib.contextmanager
 def _startup_objects_frozen() -> Iterator[None]:
-    """Exclude objects from imports and weights from garbage collection during the replay.
+    """During the replay, keep the objects of imports and weights out of garbage collection.
 
-    Dynamo creates millions of objects, and each full collection walks all of torch: 15 to 20 % of a
-    warm replay (MiniLM, six inputs, torch 2.13). Serve itself freezes such objects permanently
-    after the start.
+    Dynamo creates millions of objects, and each full collection visits all of torch's objects.
+    Without this, such collections take 15 to 20 % of a warm replay (MiniLM, six inputs, torch
+    2.13). After the start, Serve itself freezes such objects permanently.
     """
     if gc.get_freeze_count():
         # Other code has already frozen objects, and unfreezing would undo this.
