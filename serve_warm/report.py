@@ -79,7 +79,7 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Work of torch and the compilers in a period of time. All fields except `_s` are counts."""
+    """Work done by torch and compilers in a period of time. Fields ending in `_s` are seconds."""
 
     compiles: int = 0
     """Frames that Dynamo turned into compiled code (a cache hit of Inductor still traces)."""
@@ -127,7 +127,7 @@ class Counts:
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing was compiled, built, autotuned, captured or fell back to eager."""
+        """Whether there was no compile, build, autotuning run, capture or fallback to eager."""
         return not any(getattr(self, name) for name in LOUD)
 
 

@@ -113,7 +113,7 @@ class Warmup:
         return self.journal.report()
 
     async def run(self) -> Report:
-        """Warm up, prove that the replica is warm, and become ready; raise as `prove` does."""
+        """Warm up, prove that the replica is warm, and become ready. Raises what `prove` raises."""
         await self.prove()
         report = self.become_ready()
         if self.checks is not None:
@@ -351,7 +351,7 @@ class Proof:
             await self.replay_and_prove(prepared, deadline)
 
     async def blame_artifact(self, failed: ReplayFailed, loaded: Loaded) -> ArtifactRefused | None:
-        """Return why the artifact is refused, if its code raised but eager execution does not.
+        """Return why the artifact is refused if code from it raised but eager execution does not.
 
         Returns None if memory ran out. Returns None if eager execution also raises, because then
         the input is wrong. Also returns None with several ranks, because the other ranks are in the
@@ -373,7 +373,7 @@ class Proof:
         )
 
     async def replay_and_prove(self, prepared: Prepared, deadline: Deadline) -> None:
-        """Replay the inputs until nothing compiles, and then once more with compiling forbidden."""
+        """Replay the inputs until nothing compiles, then once more with compiling forbidden."""
         journal = self._journal
         watch_process().count_kernels_in(self._caches.directory)
         self._begin_checks()

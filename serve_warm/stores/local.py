@@ -50,13 +50,13 @@ Times = Literal["all", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class LocalStore:
-    """A folder whose files are the objects. If the folder is missing, the first `create` makes it.
+    """A folder whose files are the objects. If the folder is missing, the first `create` makes one.
 
-    On Windows, where folders cannot be opened, a store is read-only. Links below the root are
+    On Windows, where Python cannot open folders, a store is read-only. Links below the root are
     followed only for reading, and links to folders are not listed. Nothing is created or deleted
-    through a link. Otherwise anyone with write access to the store could use a link to change any
-    file of this user. Reading through links is harmless, because callers check the content, and
-    mounted Kubernetes volumes consist of links.
+    through a link, because otherwise anyone with write access to the store could use a link to
+    change any of this user's files. Reading through links is harmless, because callers check the
+    content, and mounted Kubernetes volumes consist of links.
     """
 
     root: Path
@@ -68,7 +68,7 @@ class LocalStore:
         return self.root.as_uri()
 
     def list(self, prefix: str) -> builtins.list[str]:
-        """Return the keys that begin with `prefix`, without leftovers of crashes."""
+        """Return the keys that begin with `prefix`, without files left over from crashes."""
         return sort_keys(self._pages(prefix, times="none"))
 
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
@@ -147,7 +147,7 @@ class LocalStore:
             raise ObjectExists(key, store=self.uri)
 
     def delete(self, key: str) -> None:
-        """Remove an object. Empty folders remain, because another writer may be about to use them.
+        """Remove an object. Empty folders remain, because another writer might need them.
 
         If the object is a link to a file, the link is removed.
         """
@@ -205,7 +205,7 @@ _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
 class _ReadOnlyError(OSError):
-    """This system cannot write to a store safely, because other users could redirect the write."""
+    """This system cannot write to a store safely: other users could redirect the write."""
 
     def __init__(self) -> None:
         here = _private_folders.system_name()
@@ -218,7 +218,7 @@ def _check_writable() -> None:
 
 
 class _LinkError(OSError):
-    """There is a link where the store needs a folder."""
+    """Where the store needs a folder, there is a link."""
 
     def __init__(self, folder: str) -> None:
         super().__init__(errno.ELOOP, f"{folder!r} is a link, and links are not followed")
@@ -246,7 +246,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def _files(root: Path, start: Sequence[str], times: Times) -> Generator[Listed | None, None, None]:
-    """Yield the files in and below one folder of a store, and None for every other name.
+    """Yield the files in and below one of a store's folders, and None for every other name.
 
     Unreadable folders below that folder are skipped.
     """
@@ -273,7 +273,7 @@ def _files(root: Path, start: Sequence[str], times: Times) -> Generator[Listed |
 
 @contextmanager
 def _scan(root: Path, names: Sequence[str]) -> Iterator[Iterator[os.DirEntry[str]]]:
-    """Yield the entries of the folder `names` below `root`; none of the names may be a link."""
+    """Yield the entries of the folder `names` below `root`; no name is allowed to be a link."""
     if BY_DESCRIPTOR:
         with _open_folder(root, names) as folder, os.scandir(folder) as entries:
             yield entries
@@ -352,9 +352,10 @@ def _publish(name: str, source: bytes | BinaryIO, folder: int) -> bool:
 def _open_folder(
     root: Path, names: Sequence[str], *, missing: Literal["raise", "make"] = "raise"
 ) -> Iterator[int]:
-    """Yield a descriptor of the folder `names` below `root`.
+    """Yield a file descriptor for the folder `names` below `root`.
 
-    Each folder is opened relative to its parent's descriptor, so that nobody can insert a link.
+    Each folder is opened relative to the parent folder's descriptor, so that nobody can insert a
+    link.
 
     Raises:
         _LinkError: one of the names is a link.
