@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Seats: Ray workers that finish their imports before a replica needs them.
+"""Seats: Ray workers that finish their imports before they are needed as replicas.
 
 A serving replica asks Ray for workers with the replica's own runtime_env (`replica.seats`), and
-leaves a ticket for each worker in a folder on this node. Ray runs `run` in each worker as its setup
-hook. A worker that finds a ticket imports the modules on the ticket and waits. A worker without a
-ticket imports nothing, so a start without a seat is no slower. When Ray turns the worker into a
-replica, `take` applies the settings that were unknown during the imports, and reports whether the
-seat was used.
+leaves a ticket for each worker in a folder on this node. Ray calls `run` in each worker as the
+setup hook. A worker that finds a ticket imports the modules on the ticket and waits. A worker
+without a ticket imports nothing, so a start without a seat is no slower. When Ray turns the worker
+into a replica, `take` applies the settings that were unknown during the imports, and reports
+whether the seat was used.
 
 The hook must not end the worker process. If an import raises, the hook records the exception, and
 the replica's start imports the module again. The hook uses no GPU, because Ray chooses the GPU
@@ -72,7 +72,7 @@ CUDA_NOT_INITIALIZED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyImports:
-    """The result of the imports in this process before it became a replica."""
+    """The result of the imports made before this process became a replica."""
 
     state: State
     note: str = ""
@@ -132,7 +132,7 @@ _ran = threading.Event()
 
 
 def hook_environment() -> dict[str, str]:
-    """Return `env_vars` for a runtime_env, so that workers with this runtime_env can be seats.
+    """Return the `env_vars` that a runtime_env needs, so that its workers can be seats.
 
     >>> hook_environment()
     {'__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR': 'serve_warm.preload.run'}
@@ -144,7 +144,7 @@ def run() -> None:
     """Import the modules on a ticket for this worker. Ray calls this as a setup hook.
 
     Without a ticket, this returns at once. If an import hangs, this returns after the ticket's
-    limit, and if the ticket cannot be read, after `FILES_LIMIT_S`. Raises nothing.
+    limit. If the ticket cannot be read, this returns after `FILES_LIMIT_S`. Raises nothing.
     """
     _ran.set()
     search, current = TicketSearch(), _Run()
@@ -164,7 +164,7 @@ def run() -> None:
 
 
 def import_now(*names: str) -> None:
-    """Import modules in this process before it becomes a replica. Raises nothing.
+    """Import modules in this process before the process becomes a replica. Raises nothing.
 
     Call this function in one of your modules, and name that module in the environment variable
     `RAY_preload_python_modules` of `ray start`. Every worker on the node is then a seat, whatever
@@ -307,7 +307,7 @@ def _file_of(current: _Run, early: EarlyImports) -> Seat | None:
 
 
 def _call_when_torch_is_imported(call: Callable[[], None]) -> None:
-    """Call `call()` once torch is imported, before the module that imports torch continues."""
+    """Call `call()` when torch's import ends, before the module that imports torch continues."""
     if "torch" in sys.modules:
         call()
     else:

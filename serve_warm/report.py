@@ -329,7 +329,7 @@ class ArtifactUse(Bounded):
 
     @property
     def in_use(self) -> bool:
-        """Whether this start uses the artifact, because it was chosen and not dropped later."""
+        """Whether this start uses the artifact: it was chosen and was not dropped later."""
         return bool(self.statement and self.created)
 
     @property

@@ -96,7 +96,7 @@ def _broken(facts: Facts, callee: Any) -> Iterator[str]:
 
 
 def state_of(callee: Any) -> Mapping[str, Any]:
-    """Return by path the Python state that calls of a callable can change.
+    """Return, by path, the Python state that calls to a callable can change.
 
     The result leaves out the values in tensors, because tensors are inputs of a graph.
     """

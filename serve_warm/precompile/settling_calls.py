@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The settling calls of a start, in which a new model creates the state that entries depend on.
 
-A settling call is a call made by user code that runs eagerly instead of through an entry. No call
-runs twice, so random numbers and counters are the same as without serve_warm. The replay of the
-declared inputs makes these calls, and is repeated until no call is a settling call. The build marks
-the entries that need settling calls (`settling`).
+A settling call comes from user code, but runs eagerly instead of through an entry. No call runs
+twice, so random numbers and counters are the same as without serve_warm. The replay of the declared
+inputs makes these calls, and is repeated until no call is a settling call. The build marks the
+entries that need settling calls (`settling`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class SettlingCalls:
     def run_below(
         self, stock: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Run a call at level 1. At the first call, note whether it changes the callable."""
+        """Run a call at level 1. Note whether the first such call changes the callable."""
         if self._has_run:
             return stock(*args, **kwargs)
         self._has_run, before = True, state_of(self._callee)
@@ -88,8 +88,8 @@ class SettlingCalls:
     ) -> None:
         """Raise `SettlingCallDue` if an entry for this call might match after a settling call.
 
-        No entry of `binding` matches the call now. `call` consists of the signature, the state and
-        the tensors.
+        At this point, no entry in `binding` matches the call. `call` consists of the signature, the
+        state and the tensors.
         """
         table, unit = binding.table, binding.unit
         if table is None or unit is None:

@@ -4,7 +4,7 @@
 
 `__tensor_flatten__` returns the names of such a tensor's parts, and metadata such as a block size,
 a layout, or the function that quantises activations. Compiled code depends on the parts and
-metadata, but the dtype and shape of the whole tensor do not show these. Seen in torch 2.11 to 2.13:
+metadata, but the dtype and shape of the whole tensor show neither. Seen in torch 2.11 to 2.13:
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/_python_dispatch.py
 """
 
@@ -114,7 +114,7 @@ def read_metadata(tensor: Any) -> list[Any]:
 
 
 def read_parts(tensor: Any) -> list[Any]:
-    """Return the information of `describe_parts` in a form that is fast to compare."""
+    """Return the same information as `describe_parts`, in a form that is fast to compare."""
     parts: list[Any] = []
     found: list[Any] = []
     _flatten(tensor, parts, found)
@@ -162,9 +162,9 @@ class Whole:
         return tuple(text for place in self._places for text in describe_parts(tensors[place]))
 
     def read_same(self, tensors: Sequence[Any]) -> list[Any] | None:
-        """Return the plain parts of `tensors`, which are like the tensors given to `__init__`.
+        """Return the plain parts of `tensors`, if these are like the tensors given to `__init__`.
 
-        Returns `None` if the metadata of `tensors` differs from the metadata of the given tensors.
+        Returns `None` if the metadata differs from the metadata of the tensors given to `__init__`.
         """
         if not self._places:
             return []

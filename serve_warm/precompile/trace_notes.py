@@ -107,7 +107,7 @@ def _guarding_keys() -> Replacements:
 
 
 def _noting_tensors(found: Unguarded) -> Replacements:
-    """Record reads of a weight's `requires_grad`, because a tensor's fact does not include it.
+    """Record reads of a weight's `requires_grad`, which a tensor's fact does not include.
 
     Also record reads of a tensor's storage, because checks do not include the storage's size.
     """
@@ -201,7 +201,7 @@ def _noting_sets(begin: Callable[[Any, Any], None]) -> Replacements:
 
 
 def _refusing_own_sets(found: Unguarded) -> Replacements:
-    """Refuse computations on sets by torch itself, because they use this process's set order."""
+    """Refuse torch's own computations on sets, because they use the set order in this process."""
     from torch._dynamo.variables import builtin
 
     of_sets, of_builtins = _sets_of_torch(), builtin.BuiltinVariable
@@ -385,7 +385,7 @@ def _assigned_names(effects: Any, variable: Any) -> Sequence[str]:
 
 
 def _ends_as_it_was(effects: Any, variable: Any) -> bool:
-    """Return whether an object ends with its original attributes, for example set and then reset.
+    """Return whether an object ends with its original attributes, as after a set and a reset.
 
     transformers sets and resets attributes around each forward (`CompileableContextVar`, 5.23).
     """
@@ -416,7 +416,7 @@ def _holds_others(effects: Any, variable: Any) -> bool:
 
 
 def _same(variable: Any, value: object) -> bool:
-    """Return whether a constant equals this value; only for immutable types."""
+    """Return whether a constant equals `value`; always False except for None, bool, int and str."""
     constant = variable.as_python_constant()
     plain = type(value) in (type(None), bool, int, str) and type(constant) is type(value)
     return plain and constant == value
@@ -447,7 +447,7 @@ def guard_from(entry: Any) -> Guard:
 def _of_attribute(entry: Any) -> Guard | None:
     """Convert a 2.11 guard on an attribute's presence to a 2.13 guard on the owner; else `None`.
 
-    The guard cannot be on the attribute itself, because the attribute may be absent.
+    The guard cannot be on the attribute itself, because the attribute might be absent.
     """
     source = entry.orig_guard.originating_source
     named = "attr" in getattr(entry.orig_guard.create_fn, "keywords", {})
@@ -462,9 +462,9 @@ def _of_attribute(entry: Any) -> Guard | None:
 
 
 def _expression(source: Any, keys: list[Any]) -> str:
-    """Return a source as Python, which refers to `keys` for each key without a usable repr.
+    """Return a source as a Python expression; keys without a usable repr are put in `keys`.
 
-    Sources form a chain: each has a `base`, and its name contains the name of its base.
+    Sources form a chain: each source has a `base`, and its name contains the base's name.
     """
     name = str(path_of(source))
     base = getattr(source, "base", None)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The mixin and the decorator that let a deployment become READY only once proven warm."""
+"""The mixin and the decorator that let a deployment become READY only after it is proven warm."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ATTRIBUTE = "_serve_warm"
 
 @public
 class WarmupMixin:
-    """Mixin that lets a Serve deployment become ready only once it is proven warm.
+    """Mixin that lets a Serve deployment become ready only after it is proven warm.
 
     Add this mixin to the bases of the class that `@serve.deployment` decorates, and declare inputs:
 
@@ -88,7 +88,7 @@ class WarmupMixin:
         return replica_of(self).report().to_json()
 
     def warmup_requests(self) -> list[Input]:
-        """Return the inputs for a client to send, largest first, each with the name of a target."""
+        """Return the inputs for a client to send, largest first, each with its target's name."""
         inputs = replica_of(self).inputs
         return [dataclasses.replace(item, target=item.target_name) for item in inputs]
 

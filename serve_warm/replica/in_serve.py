@@ -523,7 +523,7 @@ def _gang() -> Any:
 
 
 def _claim(replica: str, name: str) -> None:
-    """Record the object that a replica warms up, and refuse a second one.
+    """Record the object that a replica warms up, and refuse a second object.
 
     Serve waits only for the object that it calls, so it would send requests before a second object
     is warm. Two objects would also share the state file and the process's caches, counts and

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 class InputCalls:
     """Replays inputs one at a time, counts compiles with `seen`, and records results in `progress`.
 
-    If there are several ranks, they must all answer before `deadline`.
+    If there are several ranks, all must answer before `deadline`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class InputCalls:
         return None
 
     async def prove(self, item: Input, calls: CompiledCalls) -> Replayed:
-        """Replay one input with compiling forbidden, record the result, and return its calls."""
+        """Replay an input with compiling forbidden. Record the result, and return the calls."""
         progress = self._progress
         alone = self.is_alone
         before = self._seen.counts()

@@ -212,7 +212,7 @@ class Prefetch:
         ).start()
 
     def init_ended(self) -> None:
-        """Tell the work that the user's `__init__` has ended, so that nothing waits for its end."""
+        """Tell the work that the user's `__init__` has ended, so that it no longer waits."""
         self._ended_at = time.perf_counter()
         self._init_ended.set()
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The stage PENDING, which collects the inputs to replay, the compiler and the fingerprint."""
+"""The stage PENDING: find the inputs to replay, the compiler and the fingerprint."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Preparation:
             self._journal.warn(str(error))
 
     def _refuse_shared_code(self) -> None:
-        """Raise if a build could pack code that another process wrote to a folder."""
+        """Raise if a build could pack code that another process put in the build's folder."""
         if self._config.headers != "own":
             return
         what = "the folder that a build compiles in"

@@ -187,7 +187,7 @@ class _Pulses:
 
 @contextlib.contextmanager
 def join(*, pulse_s: float = PULSE_S, silent_s: float = SILENT_S) -> Iterator[Ranks]:
-    """Join the other ranks for the block. If the block raises, tell the other ranks.
+    """Join the other ranks while the block runs. If the block raises, tell the other ranks.
 
     `pulse_s` and `silent_s` are as for `Ranks`.
 

@@ -52,7 +52,7 @@ process."""
 
 
 def take(environ: Mapping[str, str]) -> SeatUse:
-    """Apply the settings that were unknown during the imports; return how the seat was used.
+    """Apply the settings that were unknown during the imports; return whether the seat was used.
 
     Call this once, on the serving thread, before anything else uses torch.
     """
@@ -151,7 +151,7 @@ def _physical_cores() -> int:
 
 
 def _set_modes(early: EarlyImports) -> None:
-    """Set the torch modes that this thread would have after imports without a seat."""
+    """Set the torch modes that this thread would have in a start without a seat."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not early.modes:
         return

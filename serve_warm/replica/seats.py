@@ -476,7 +476,7 @@ def new_keeper(
 
 
 def free_memory_bytes() -> int | None:
-    """Return the bytes of memory free on the node, or fewer in a container; None if unknown."""
+    """Return the free memory of the node, or of the container if less; None if unknown."""
     found = []
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

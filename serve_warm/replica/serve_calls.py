@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls on the user's object, made in the same way as by Ray Serve: methods, routes, generators.
 
-This module uses private Ray Serve names. Each was seen in 2.60 and is checked by the tests:
+This module uses these private Ray Serve names, each seen in 2.60 and checked by the tests:
 `ASGIAppReplicaWrapper` (whether a class is an ASGI app), `_serve_request_context` (the multiplexed
 model id of a replayed call) and `RAY_SERVE_RUN_SYNC_IN_THREADPOOL` (where sync handlers run).
 """
@@ -245,7 +245,7 @@ def replica_context() -> Any:
 
 
 def suggest_target(cls: type, wrong: str) -> str:
-    """Return a hint with the methods that a class has, for a method name that it does not have.
+    """Return a hint that lists a class's methods, for a method name that the class does not have.
 
     The hint lists `__call__` and the author's methods, but not the methods of WarmupMixin.
     """

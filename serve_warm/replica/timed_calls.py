@@ -127,7 +127,7 @@ class TimedCalls:
         """The call that has begun and not ended, if any."""
 
     def overdue(self) -> WarmupTimeout | None:
-        """Return why the current replay is late, or None. Any thread may call this."""
+        """Return why the current replay is late, or None. It is safe to call this on any thread."""
         late = (self._timeout(now.item, now.limit_s) for now in self._under_way if now.is_late())
         return next(late, None)
 

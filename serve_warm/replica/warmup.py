@@ -122,7 +122,7 @@ class Warmup:
 
     @property
     def checks(self) -> Checks | None:
-        """Checks of entries against eager; None without entries."""
+        """Checks that compare entries with eager execution; None without entries."""
         return self._proof.checks
 
     async def prove(self) -> None:
@@ -313,7 +313,7 @@ class Proof:
 
     @property
     def checks(self) -> Checks | None:
-        """Checks of entries against eager; None without entries."""
+        """Checks that compare entries with eager execution; None without entries."""
         return self._journal.checks
 
     def overdue(self) -> WarmupTimeout | None:

@@ -34,7 +34,7 @@ class Watchdog:
     `overdue` returns the error for late work, or None.
     `late` is called once, as soon as some work is overdue.
     `stuck` is called once, with the blocked line, if the loop does not run in the next `GRACE_S`
-    seconds. `stuck` may end the process.
+    seconds. `stuck` can end the process.
 
     Once `stop()` has returned, none of these functions is running or will be called.
     """
@@ -54,7 +54,7 @@ class Watchdog:
         threading.Thread(target=self._run, name="serve_warm-watchdog", daemon=True).start()
 
     def stop(self) -> None:
-        """End the watch. Waits for a running callback, which may end the process."""
+        """End the watch. Waits for a running callback, which can end the process."""
         with self._firing:
             self._stopped.set()
 

@@ -82,7 +82,7 @@ class Store(Protocol):
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
         """Yield the keys that `list` returns, one page at a time, in any order.
 
-        Each page is requested only when needed, so callers can stop early. A page may be empty. If
+        Each page is requested only when needed, so callers can stop early. A page can be empty. If
         possible, the store skips keys that sort before `prefix` without listing these keys.
         """
 
@@ -284,9 +284,9 @@ def pieces_of(source: bytes | BinaryIO) -> Iterator[bytes]:
 def check_key(key: str) -> None:
     """Refuse a key that could be interpreted as a path outside the store.
 
-    Each name in a key has 1 to 255 bytes, and the whole key at most 1024. Names have no backslash
-    and no unprintable characters. Names do not begin with a dot, because stores use such names for
-    temporary files.
+    Each name in a key has 1 to 255 bytes, and the whole key at most 1024. Names contain no
+    backslash and no unprintable characters. Names do not begin with a dot, because stores use such
+    names for temporary files.
 
     Raises:
         StoreError: the key is invalid.

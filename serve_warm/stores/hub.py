@@ -119,7 +119,7 @@ class HubStore:
 
     A call times out if the Hub sends nothing for `silence_s`. The client's own retries (six in half
     a minute) happen within this time. A download can take any time as long as data arrives. An
-    upload times out if it takes longer than at 256 KiB/s.
+    upload times out if it is slower than 256 KiB/s.
     """
 
     repository: str
@@ -183,7 +183,7 @@ class HubStore:
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
         """Yield the keys that `list` returns, one Hub answer at a time.
 
-        Listed times are None, because the Hub reports times only through another request for every
+        Listed times are None, because getting the times would take another Hub request for every
         few files.
         """
         check_prefix(prefix)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A folder as a store: on a disk, a network share or a mounted volume.
 
-The store writes an object to a temporary file, syncs it, and then hard-links it to its key. So a
-crash never leaves a partial object, and a visible object is never replaced.
+The store writes an object to a temporary file, syncs it, and then hard-links the file to the
+object's key. So a crash never leaves a partial object, and a visible object is never replaced.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def _check_writable() -> None:
 
 
 class _LinkError(OSError):
-    """Where the store needs a folder, there is a link."""
+    """There is a link where the store needs a folder."""
 
     def __init__(self, folder: str) -> None:
         super().__init__(errno.ELOOP, f"{folder!r} is a link, and links are not followed")

@@ -126,7 +126,7 @@ class StoreContract:
         assert store.list("statements/app/") == []
 
     def test_list_returns_sorted_keys_that_begin_with_the_prefix(self, store: Store) -> None:
-        """A prefix is text, not a folder, and keys are sorted in whatever order they were added."""
+        """A prefix is text, not a folder. Keys are sorted, whatever order they were written in."""
         for key in ("s/b/2", "s/a-b/1", "s/a/9", "s/a/10", "t/a/1", "s/ab"):
             store.create(key, b"x")
 
@@ -264,7 +264,7 @@ class StoreContract:
             store.download(found, lambda _at, _piece: None)
 
     def test_what_the_sink_raises_ends_the_download(self, store: Store) -> None:
-        """An error of the caller's sink, such as a full disk, is raised unchanged."""
+        """An error from the caller's sink, such as a full disk, is raised unchanged."""
         store.create(KEY, b"x" * 3_000_000)
 
         def full(_at: int, _piece: bytes | memoryview) -> None:
@@ -286,7 +286,7 @@ class StoreContract:
         assert raw.read(KEY) == file.getvalue()
 
     def test_create_from_a_file_never_overwrites(self, store: Store, raw: Raw) -> None:
-        """A key is written only once, also if the bytes come from a file."""
+        """A key is written only once, even if the bytes come from a file."""
         store.create(KEY, b"mine")
 
         with pytest.raises(ObjectExists):
