@@ -437,7 +437,7 @@ def _is_unfinished(module: object) -> bool:
 
 @contextmanager
 def _unless_set(current: _Run, name: str, value: str | None) -> Iterator[None]:
-    """Set an unset environment variable until the block ends or `_give_up` is called."""
+    """Set an environment variable, if not set already, until the end of the block or `_give_up`."""
     if value is None or name in os.environ:
         yield
         return
@@ -456,7 +456,7 @@ def _unset(current: _Run, name: str) -> None:
 
 @contextmanager
 def _paths(current: _Run, paths: Sequence[str]) -> Iterator[None]:
-    """Add the replica's folders to `sys.path` until the block ends or `_give_up` is called.
+    """Add the replica's folders to `sys.path` until the end of the block or `_give_up`.
 
     Ray adds the driver's folders when Ray assigns a job to the worker, in the same order as in a
     start without a seat.
@@ -479,7 +479,7 @@ def _remove_paths(current: _Run) -> None:
 
 @contextmanager
 def _without_garbage_collection(current: _Run) -> Iterator[None]:
-    """Turn off garbage collection until the block ends or `_give_up` is called.
+    """Turn off garbage collection until the end of the block or `_give_up`.
 
     Full collections visit all objects of earlier imports. Such collections took a third of the CPU
     time of importing torch, transformers and Ray Serve. The threshold is set to 0 instead of

@@ -295,7 +295,7 @@ class Parity(Bounded):
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """The number of declared inputs, and how many of these inputs are proven warm."""
+    """The number of declared inputs, and the number of inputs that are proven warm."""
 
     expected: int = 0
     proven: int = 0
@@ -453,7 +453,7 @@ class Report(Bounded):
 
     @property
     def seconds_by_owner(self) -> dict[str, float]:
-        """Wall seconds until READY or until now, by owner (`_spans`); empty outside of Serve."""
+        """Wall seconds until READY, or until now, by owner (`_spans`); empty outside of Serve."""
         ended_boot_s = self.created_boot_s + self.elapsed_s
         return seconds_by_owner(self.spans, self.stage_seconds, ended_boot_s)
 
@@ -557,7 +557,7 @@ def _levels(entries: tuple[EntryUse, ...]) -> list[str]:
 
 
 def _parity(parity: Parity, *, kinds: int) -> list[str]:
-    """Return lines about the checks; `kinds` is the number of kinds of calls that have an entry."""
+    """Return lines about the checks; `kinds` is the number of kinds of calls with an entry."""
     counts = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in parity.results.items() if n)
     worst = "" if parity.worst_error is None else f", worst error {parity.worst_error:.1e}"
     lines = [f"  parity: {parity.checked} of {parity.entries} entries checked"]

@@ -185,7 +185,7 @@ def _items(value: Any, kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def _globals_of(kind: type) -> Iterator[tuple[str, Any]]:
-    """Yield the plain values, dicts, lists and sets in globals that a class's methods use."""
+    """Yield plain values, dicts, lists and sets among the globals that methods of a class use."""
     for base in kind.__mro__:
         if is_own_module(base.__module__):
             continue

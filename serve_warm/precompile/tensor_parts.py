@@ -85,7 +85,7 @@ def plain_parts(tensor: Any) -> list[Any]:
 
 
 def part_names(tensor: Any) -> list[str]:
-    """Return the path from a tensor to each of its `plain_parts`, in the form `.name.name`."""
+    """Return the path from a tensor to each of its `plain_parts`, as `.name.name`."""
     if not has_parts(tensor):
         return [""]
     names = tensor.__tensor_flatten__()[0]
@@ -93,7 +93,7 @@ def part_names(tensor: Any) -> list[str]:
 
 
 def with_parts(tensor: Any, parts: Sequence[Any]) -> Any:
-    """Return a tensor like `tensor`, but with `parts` as its `plain_parts`."""
+    """Return a tensor like `tensor`, but with these `plain_parts`."""
     left = iter(parts)
 
     def make(like: Any) -> Any:
@@ -180,9 +180,9 @@ class Whole:
 
 
 def steady(value: Any, depth: int = 0) -> str:
-    """Return a text that is the same in all processes for equal values.
+    """Return a text that is the same for equal values in all processes.
 
-    The text describes an object as pickle does, by class and state.
+    Objects are described as pickle sees them: by their class and state.
 
     Raises:
         TypeError: no such text exists, because the value is a tensor, a module or an object of a C

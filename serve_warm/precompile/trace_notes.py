@@ -493,7 +493,7 @@ def path_of(source: Any) -> str | None:
 
 
 def source_of(node: Any) -> str:
-    """Return where a graph input comes from, as a Python expression over the arguments `L`.
+    """Return the origin of a graph's input, as a Python expression over the arguments `L`.
 
     Dynamo stores the expression on each input of the graph that a backend gets (2.11, 2.13, 2.15):
     https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/output_graph.py

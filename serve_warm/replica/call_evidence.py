@@ -59,8 +59,8 @@ class CallEvidence:
     async def require_calls(self) -> None:
         """Mark inputs as not proven if they made no compiled call in the proof.
 
-        An app without compiled functions does not need compiled calls. All ranks count as one app,
-        so a call on any rank counts for the input.
+        An app without compiled functions does not need compiled calls. Ranks count as one app: a
+        call on any rank counts for the input.
         """
         progress, calls = self._progress, self.of_proof
         mine = {
@@ -104,11 +104,11 @@ class CallEvidence:
         )
 
     async def stand_idle(self) -> None:
-        """Record which threads make compiled calls between the last pass and the proof.
+        """Record the threads that make compiled calls between the last pass and the proof.
 
-        This waits only if, after the last pass, other threads might make the compiled calls in the
-        proof. Together, the idle time and the two passes show whether a call belongs to a replay,
-        or was made by a thread independently. No extra pass is needed.
+        This waits only if the last pass shows that other threads might make the compiled calls in
+        the proof. Together, the idle time and the two passes show whether a call belongs to a
+        replay, or was made by a thread independently. No extra pass is needed.
         """
         self._idle = []
         doubtful = [
@@ -143,7 +143,7 @@ class CallEvidence:
         return found
 
     async def _confirm(self, doubtful: Sequence[Input]) -> list[str]:
-        """Return the names of inputs whose calls stop during an idle time and then resume.
+        """Return the names of inputs whose calls stop during idle time and then resume.
 
         Pool threads, a thread that reads a queue, and the `@serve.batch` task are not marked as
         part of a replay. Their work for a replay ends with the replay, and resumes with each new

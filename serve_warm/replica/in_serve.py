@@ -517,7 +517,7 @@ async def _join(task: asyncio.Task[None]) -> None:
 def _gang() -> Any:
     """Return Serve's context of this replica's gang, or `None` without a gang.
 
-    Gangs exist in Ray 2.60, but not in 2.53.
+    Ray 2.60 has gangs; 2.53 does not.
     """
     return getattr(replica_context(), "gang_context", None)
 

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class InputCalls:
-    """Replays inputs one at a time, counts compiles with `seen`, and records results in `progress`.
+    """Replays one input at a time, counts compiles with `seen`, and records results in `progress`.
 
     If there are several ranks, all must answer before `deadline`.
     """
@@ -120,7 +120,7 @@ class InputCalls:
         return replayed
 
     def describe_eager(self) -> str:
-        """Return why an input is unproven whose code runs eagerly due to the recompile limit."""
+        """Return why an input is not proven: its code runs eagerly due to the recompile limit."""
         needed = len(self._progress.inputs)
         return (
             "runs eagerly without a message from torch: it has more compiled variants than the "

@@ -3,8 +3,7 @@
 """The journal of a start: the events so far, and observers that are told about each change.
 
 Every stage writes its findings to the journal. The report is built only from the journal, and can
-be built at any time and on any thread. Results that a later stage needs are returned by the stage
-itself.
+be built at any time and on any thread. Each stage returns the results that a later stage needs.
 """
 
 from __future__ import annotations
@@ -220,7 +219,7 @@ class Journal:
         logger.error("warm-up failed: %s", self.error, extra=fields)
 
     def mark_late(self, why: str) -> None:
-        """Record that the replica serves even though it missed a deadline.
+        """Record that the replica serves although it missed a deadline.
 
         Only the last reason is kept.
         """
@@ -435,7 +434,7 @@ def _describe_skips(many: int, events: Sequence[CompileEvent]) -> str:
 
 
 def _many_sizes(events: Iterable[CompileEvent]) -> Iterator[str]:
-    """Yield a warning for each function that has more graph sizes than torch recommends."""
+    """Yield a warning for each function with more graph sizes than torch recommends."""
     sizes: dict[str, set[str]] = {}
     for event in events:
         if event.kind == "capture" and " of compile " in event.function:

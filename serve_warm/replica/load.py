@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stages PULLING, VERIFYING and LOADING: install an artifact, or start cold.
 
-No code from an artifact runs until the artifact has been verified. If loading fails, the files that
-were already written are not used.
+No code from an artifact runs until the artifact has been verified. If loading fails, the files
+written so far are not used.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Loading:
         forget_compiled()
 
     async def _agree(self, loaded: Loaded, ranks: Ranks, deadline: Deadline) -> Loaded:
-        """Discard this rank's artifact if any rank has no artifact, and return the result.
+        """Discard this rank's artifact if another rank has no artifact, and return the result.
 
         Otherwise a warm rank would wait in a collective while another rank compiles, and the
         process group might time out. Compiling on all ranks takes no longer than compiling on one.
@@ -258,7 +258,7 @@ class Loading:
     async def _take_prefetched(
         self, wanted: prefetch.Wanted, fingerprint: Fingerprint, limit: Deadline
     ) -> prefetch.Taken | None:
-        """Return the artifact that was pulled during `__init__` if a start still wants it."""
+        """Return the artifact that was pulled during `__init__`, if it is still wanted."""
         if self._prefetched is None:
             return None
         taken = await self._prefetched.taken(wanted, fingerprint, timeout_s=max(0.1, limit.left()))
@@ -321,7 +321,7 @@ class Loading:
         )
 
     def _put_aside(self, verdict: Verdict, error: ServeWarmError) -> Loaded:
-        """Discard everything that was loaded, and return the result with the reason."""
+        """Discard what was loaded, and return the result with the reason."""
         journal = self._journal
         journal.verdict = verdict
         journal.artifact = unused = ArtifactUse(

@@ -28,7 +28,7 @@ ISA_FACT = "isa_checks"
 
 
 class PackedReplica(TypedDict):
-    """The result that a replica returns to the builder, as plain data that Ray can send."""
+    """The data that a replica returns to the builder, as plain data that Ray can send."""
 
     fingerprint: dict[str, Any]
     parts: dict[str, bytes]

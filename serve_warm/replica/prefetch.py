@@ -4,8 +4,8 @@
 
 Pulling and importing run in daemon threads, which start when the user's class is instantiated. Best
 effort: if the work is unfinished, has failed or is no longer wanted, the start does it again from
-the beginning. Prefetching does not weaken trust: signatures and digests are checked by the same
-code with the same keys, and nothing is loaded before the start accepts the artifact.
+the beginning. Prefetching does not weaken trust. The same code checks signatures and digests with
+the same keys, and nothing is loaded before the start accepts the artifact.
 
 Downloading, hashing, decompressing and writing release the GIL, so this work runs in parallel with
 `__init__`. Imports are Python code, so imports run in parallel only while `__init__` waits, or
@@ -234,8 +234,8 @@ class Prefetch:
     def set_too_late(self) -> Sequence[str]:
         """Variables for torch's compiler that `__init__` set after the compiler was imported.
 
-        torch reads such variables only when it is imported. Without the prefetch, the import might
-        have happened after `__init__` set the variables.
+        torch reads such variables only when it is imported. Without the prefetch, this import might
+        have come after `__init__` set the variables.
         """
         if self._imported_under is None:
             return ()
@@ -249,7 +249,7 @@ class Prefetch:
         """Wait for the artifact. Return the artifact if a pull of `wanted` would still choose it.
 
         To check this, serve_warm chooses again among the statements, using all fingerprint factors,
-        the deny list and the age. Returns None in all other cases, including a timeout.
+        the deny list and the age. Returns None in every other case, including a timeout.
         """
         is_there, asked = self._taken.done(), time.perf_counter()
         try:

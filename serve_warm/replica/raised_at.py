@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The line in the user's code that raised an exception, for log messages."""
+"""The line of the user's code that raised an exception, for log messages."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of a tensor-parallel group, which compute together and therefore must start together.
+"""The ranks of a tensor-parallel group, which compute together and so must start together.
 
 Each rank holds a part of one model, and the compiled code on all ranks communicates in collectives.
 A collective ends only when all ranks have called it. If one rank compiles, or makes fewer passes
-than the others, the other ranks wait. So every decision in a start uses the answers from all ranks.
+than the others, the other ranks wait. So each decision of a start uses the answers of all ranks.
 
 To agree, ranks use the store of the process group that user code created, instead of collectives.
 The store needs no GPU, does not interfere with the model's collectives, and shows which rank has
@@ -73,8 +73,7 @@ class Ranks:
     async def agree(self, what: str, mine: Any, *, timeout_s: float) -> list[Any]:
         """Return the answers of all ranks, in rank order, once all ranks have answered.
 
-        `mine` must be JSON data. All ranks must make the same calls, with the same values of
-        `what`.
+        `mine` must be JSON data. All ranks must make the same calls with the same `what`.
 
         Raises:
             RankFailed: another rank has failed or ended, has not answered within `timeout_s`, or
@@ -123,7 +122,7 @@ class Ranks:
         return [answer for _, answer in answers]
 
     def _check(self, rank: int, what: str, pulses: _Pulses) -> None:
-        """Raise `RankFailed` if a rank has failed or has ended silently."""
+        """Raise `RankFailed` for a rank that has failed or ended silently."""
         if self._has_said(rank, "failed"):
             raise RankFailed(
                 self._read_answer(rank, "failed"), hint="see the log and report of that rank"

@@ -10,7 +10,7 @@ one more pass runs with compiling forbidden.
 Ranks that compute together make the same passes. The passes continue until one pass is quiet on all
 ranks. An input counts as proven only if all ranks have proven it.
 
-The rest of the proof is in `call_evidence`. Single inputs are replayed in `input_calls`.
+`call_evidence` holds the rest of the proof, and `input_calls` replays a single input.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Replay:
     async def until_quiet(self) -> None:
         """Replay all inputs until nothing is compiled, captured or settled in a whole pass.
 
-        An entry is first used in the pass that follows its settling calls.
+        An entry is first used in the pass after its settling calls.
 
         Raises:
             ReplayFailed: an input raised, or all inputs ran out of memory.
@@ -99,7 +99,7 @@ class Replay:
         )
 
     async def once(self, begins: Callable[[int, int], None] = lambda _done, _of: None) -> None:
-        """Replay all inputs once, only for the effect on compiled functions. Nothing is proven.
+        """Replay all inputs once, only for the effect on compiled functions. This proves nothing.
 
         `begins` is called before each input, with the number of the input and the number of inputs.
 
@@ -129,7 +129,7 @@ class Replay:
             self._changed()
 
     async def try_again(self, name: str) -> ReplayFailed | None:
-        """Replay the input called `name` once more, and return the error, if any.
+        """Replay the input with this name once more, and return the error, if any.
 
         Raises:
             WarmupTimeout: a deadline passed.

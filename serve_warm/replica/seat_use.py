@@ -54,7 +54,7 @@ process."""
 def take(environ: Mapping[str, str]) -> SeatUse:
     """Apply the settings that were unknown during the imports; return whether the seat was used.
 
-    Call this once, on the serving thread, before anything else uses torch.
+    Call this once, on the thread that serves, before anything else uses torch.
     """
     early = early_imports()
     if early is None:
@@ -133,7 +133,7 @@ def _set_threads(early: EarlyImports, environ: Mapping[str, str]) -> str:
 
 
 def _has_openblas() -> bool:
-    """Return whether OpenBLAS is loaded, as from numpy's wheels: torch cannot set its threads."""
+    """Return whether OpenBLAS (as in numpy's wheels) is loaded: torch cannot set its threads."""
     return "openblas" in Path("/proc/self/maps").read_text()
 
 

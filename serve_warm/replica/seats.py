@@ -76,7 +76,7 @@ class SeatsDelayed(Exception):
 
 
 class WorkerSource(Protocol):
-    """A source of new workers: the raylet, or a stand-in for it."""
+    """A source of new workers: the raylet, or a stand-in."""
 
     def ask(self, many: int, *, keep_alive_s: float) -> None:
         """Start this many workers and return at once.
@@ -231,7 +231,7 @@ class _Asked:
 
 
 class SeatKeeper:
-    """Keeps `count` seats for one deployment on this node for as long as this process runs.
+    """Keeps `count` seats for one deployment on this node, until this process ends.
 
     At any time, only one of the deployment's replicas on a node keeps seats, in one thread. It is
     safe to call `describe` on any thread.
@@ -280,7 +280,7 @@ class SeatKeeper:
         threading.Thread(target=self._run, name="serve_warm-seats", daemon=True).start()
 
     def describe(self, use: SeatUse) -> SeatUse:
-        """Return `use` with the state of the seats for the next starts added."""
+        """Return `use`, extended with the state of the seats for the next starts."""
         return replace(use, waiting=self._waiting, problem=self._problem)
 
     def _run(self) -> None:

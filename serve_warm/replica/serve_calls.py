@@ -181,11 +181,11 @@ class ServeCalls:
         exchange.raise_for_status()
 
     def waits_for(self) -> Sequence[str]:
-        """Return the names of the deployments to which this deployment has handles."""
+        """Return the names of the deployments that this deployment has handles to."""
         return sorted({handle.deployment_name for handle in self._handles()})
 
     def list_absent(self) -> Sequence[str]:
-        """Return the names of called deployments that have not had a replica so far."""
+        """Return the names of called deployments that have had no replica so far."""
         # A handle gets its router on the first call; 2.53 to 2.60 have both properties.
         absent = (
             handle.deployment_name
@@ -210,7 +210,7 @@ class ServeCalls:
         )
 
     def largest_batch(self) -> int:
-        """Return the largest possible number of requests in one batch; 1 without `@serve.batch`."""
+        """Return the largest number of requests in one batch; 1 without `@serve.batch`."""
         declared = max_batch_size(type(self.owner))
         return max(1, min(declared, max_ongoing_requests() or LARGEST_BATCH))
 
@@ -274,7 +274,7 @@ async def call_like_serve(
 
     Serve's rule (`UserCallableWrapper._call_func_or_gen`): a function that is neither a coroutine
     function nor an async generator function runs in an anyio worker thread. A generator runs in
-    that thread to its end.
+    that thread until it ends.
     """
     is_sync = (inspect.isfunction(written) or inspect.ismethod(written)) and not (
         inspect.iscoroutinefunction(written) or inspect.isasyncgenfunction(written)
@@ -307,7 +307,7 @@ async def consume(result: Any) -> None:
 
 
 class Exchange:
-    """One HTTP request to an ASGI app in this process, and the answer from the app."""
+    """One HTTP request to an ASGI app in this process, and the app's answer."""
 
     def __init__(self, item: Input, verb: str, path: str) -> None:
         body = item.body if item.json is None else json.dumps(item.json).encode()

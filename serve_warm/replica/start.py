@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Replica(Protocol):
-    """The interface that a warm-up needs the deployment to provide."""
+    """The interface that a warm-up needs from its deployment."""
 
     application: str
     deployment: str
@@ -45,13 +45,13 @@ class Replica(Protocol):
         """Return the native ids of the threads that live as long as the replica."""
 
     def waits_for(self) -> Sequence[str]:
-        """Return the names of the deployments to which this deployment has handles."""
+        """Return the names of the deployments that this deployment has handles to."""
 
     def list_absent(self) -> Sequence[str]:
-        """Return the names of called deployments that have not had a replica so far."""
+        """Return the names of called deployments that have had no replica so far."""
 
     def largest_batch(self) -> int:
-        """Return the largest possible number of requests in one batch; 1 without `@serve.batch`."""
+        """Return the largest number of requests in one batch; 1 without `@serve.batch`."""
 
     def trust(self) -> Trust | None:
         """Return the trust settings given in code; `None` means the machine's trust files."""

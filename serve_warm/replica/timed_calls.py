@@ -57,7 +57,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class _UnderWay:
-    """A replay that has begun but has not ended."""
+    """A replay that has begun but not ended."""
 
     item: Input
     limit_s: float

@@ -111,6 +111,6 @@ class TrafficLog:
 
 
 def _describe_reason(event: CompileEvent) -> str:
-    """Return the reason field for a line; torch gives no reason for a function's first compile."""
+    """Return the reason field of a line; torch gives no reason for a function's first compile."""
     reason = event.reason or "first compile of this function" * (event.kind == "compile")
     return f" reason=[{reason}]" if reason else ""

@@ -44,7 +44,7 @@ class Waits:
         them."""
 
     def look(self) -> None:
-        """Begin or end a wait, depending on which deployments currently have no replica."""
+        """Begin or end a wait, depending on which deployments now have no replica."""
         absent = self._list_absent()
         if not absent:
             self.end()

@@ -241,7 +241,7 @@ class Warmup:
 
     @contextlib.contextmanager
     def _watch_deadline(self, deadline: Deadline) -> Iterator[None]:
-        """Check deadlines even while the event loop is blocked, if this process can be ended."""
+        """Check the deadlines even while the event loop is blocked, if the process can be ended."""
         if self._end_process is None:
             yield
             return
@@ -280,9 +280,9 @@ class Warmup:
             self.journal.tell()
 
     def _stuck(self, error: WarmupTimeout, where: str) -> None:
-        """Fail the start and end the process, because the blocked event loop cannot do so.
+        """Fail the start and end the process, because a blocked event loop cannot do this.
 
-        If the policy is to serve late, this only logs which line blocks the loop, and the start
+        If the policy is to serve late, this only logs the line that blocks the loop, and the start
         continues.
         """
         if self._serves_late():
@@ -458,7 +458,7 @@ class Proof:
     # The verdict -------------------------------------------------------------------------------
 
     def judge(self, prepared: Prepared, missing: WarmupFailed | None) -> None:
-        """Warn about problems that the proof found, or raise if a policy forbids such problems.
+        """Warn about problems that the proof found, or raise if a policy forbids them.
 
         `missing` is the error for `on_missing: fail`, and is raised if something has compiled.
 
@@ -533,7 +533,7 @@ def _startup_objects_frozen() -> Iterator[None]:
 
     Dynamo creates millions of objects, and each full collection visits all of torch's objects.
     Without this, such collections take 15 to 20 % of a warm replay (MiniLM, six inputs, torch
-    2.13). After the start, Serve itself freezes such objects permanently.
+    2.13). Serve itself freezes such objects permanently after the start.
     """
     if gc.get_freeze_count():
         # Other code has already frozen objects, and unfreezing would undo this.

@@ -33,7 +33,7 @@ PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Object:
-    """Metadata of an object, which is known without reading the object."""
+    """Metadata of an object, known without reading the object."""
 
     key: str
     size_bytes: int
@@ -68,9 +68,9 @@ class Store(Protocol):
 
     @property
     def uri(self) -> str:
-        """The address of the store, in the form that `open_store` accepts.
+        """The address of the store, as `open_store` accepts it.
 
-        The address contains no credentials and is safe to log.
+        The address has no credentials and is safe to log.
         """
 
     def list(self, prefix: str) -> builtins.list[str]:
@@ -82,8 +82,8 @@ class Store(Protocol):
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
         """Yield the keys that `list` returns, one page at a time, in any order.
 
-        Each page is requested only when needed, so callers can stop early. A page can be empty. If
-        possible, the store skips keys that sort before `prefix` without listing these keys.
+        Pages are requested lazily, so callers can stop early. A page can be empty. If possible, the
+        store skips keys that sort before `prefix` without listing these keys.
         """
 
     def head(self, key: str) -> Object:
@@ -94,7 +94,7 @@ class Store(Protocol):
         """
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
-        """Return the bytes of an object, but read at most one byte more than `max_bytes`.
+        """Return the bytes of an object, reading at most one byte more than `max_bytes`.
 
         Raises:
             ObjectNotFound: nothing is there.
@@ -111,7 +111,7 @@ class Store(Protocol):
         """
 
     def create(self, key: str, source: bytes | BinaryIO) -> None:
-        """Store an object atomically; also succeed if the key already holds the same bytes.
+        """Store an object atomically; succeed if the key already holds the same bytes.
 
         If `source` is a file, it is read from offset 0.
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Short descriptions of failures reported by obstore and bucket servers."""
+"""Short descriptions of failures that obstore and bucket servers report."""
 
 from __future__ import annotations
 

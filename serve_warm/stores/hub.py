@@ -4,8 +4,8 @@
 
 A branch can move between reads. So the first read and each `list` resolve the revision to a commit,
 and later reads use this commit. After a write through this store, reads use the commit of the
-write. Call `list` again to see changes by other writers. Each write is a commit on top of the
-commit that was just checked. If several writers commit at once, the Hub accepts one commit. The
+write. Call `list` again to see changes by other writers. Each write is a commit whose parent is the
+commit that was just checked. If several writers commit at once, the Hub accepts one commit; the
 other writers check again and retry.
 """
 
@@ -88,7 +88,7 @@ _SLOWEST_UPLOAD = 256 * 1024
 
 @dataclass(kw_only=True)
 class _Pin:
-    """The commit to read from. Locks make sure that reads never go back to an older commit."""
+    """The commit to read from. Locks prevent a return to an older commit."""
 
     commit: str | None = None
     writes: int = 0
@@ -261,7 +261,7 @@ class HubStore:
                 offset += len(piece)
 
     def create(self, key: str, source: bytes | BinaryIO) -> None:
-        """Store an object with one commit, on top of a commit that has nothing under the key."""
+        """Store an object with one commit, whose parent commit has nothing under the key."""
         check_key(key)
         self._check_branch("write", key)
         with self._temporary_folder(key) as folder, self._pin.writing:

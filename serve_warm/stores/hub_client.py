@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The Hugging Face Hub client: its timeouts, progress bars, errors and logs."""
+"""The Hugging Face Hub client, with its timeouts, progress bars, errors and logs."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def ask_json(pulse: Pulse, method: str, url: str, **sent: Any) -> tuple[Any, str
 
     The client reads the whole body of every answer, error and redirect, however long the body is.
     So this function uses the client's session directly and reads at most `MAX_ANSWER_BYTES`. `sent`
-    contains more arguments for the session's request.
+    has further arguments for the session's request.
 
     Raises:
         OverlongError: the answer is longer, or compressed.

@@ -50,9 +50,9 @@ Times = Literal["all", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class LocalStore:
-    """A folder whose files are the objects. If the folder is missing, the first `create` makes one.
+    """A folder whose files are the objects. If the folder is missing, the first `create` makes it.
 
-    On Windows, where Python cannot open folders, a store is read-only. Links below the root are
+    On Windows, where folders cannot be opened, a store is read-only. Links below the root are
     followed only for reading, and links to folders are not listed. Nothing is created or deleted
     through a link, because otherwise anyone with write access to the store could use a link to
     change any of this user's files. Reading through links is harmless, because callers check the
@@ -205,7 +205,7 @@ _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
 class _ReadOnlyError(OSError):
-    """This system cannot write to a store safely: other users could redirect the write."""
+    """This system cannot write to a store safely, because other users could redirect the write."""
 
     def __init__(self) -> None:
         here = _private_folders.system_name()

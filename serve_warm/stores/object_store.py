@@ -166,7 +166,7 @@ class ObjectStore:
         return sort_keys(self.pages(prefix))
 
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
-        """Yield the keys that `list` returns, with one page for each server answer."""
+        """Yield the keys that `list` returns, one server answer per page."""
         import obstore
 
         check_prefix(prefix)
@@ -210,7 +210,7 @@ class ObjectStore:
         return data
 
     def download(self, found: Object, sink: Sink) -> None:
-        """Pass an object to `sink`, with one GET up to `ONE_GET_BYTES` and with ranged GETs above.
+        """Pass an object to `sink`: with one GET if at most `ONE_GET_BYTES`, else with ranged GETs.
 
         `PARTS_AT_ONCE` threads read the ranges. All these threads have ended when this method
         returns. If a thread fails or `sink` raises, each other thread ends at its next piece or

@@ -81,7 +81,7 @@ class StoreContract:
         assert data == b"\0 any bytes\r\n"
 
     def test_get_takes_an_object_of_just_the_limit(self, store: Store, raw: Raw) -> None:
-        """An object whose size is exactly `max_bytes` can be read."""
+        """An object of exactly `max_bytes` can be read."""
         raw.write(KEY, b"12345")
 
         assert store.get(KEY, max_bytes=5) == b"12345"
@@ -107,7 +107,7 @@ class StoreContract:
         assert store.head(KEY).size_bytes == 12_345
 
     def test_a_missing_object_is_named(self, store: Store) -> None:
-        """The error for a missing object names the key, whether or not the store is empty."""
+        """The error for a missing object names its key, whether the store is empty or not."""
         with pytest.raises(ObjectNotFound, match=KEY):
             store.get(KEY, max_bytes=10)
         store.create("blobs/sha256/other", b"x")
@@ -330,7 +330,7 @@ class StoreContract:
         assert abs(store.head(KEY).modified_unix - time.time()) < 3600
 
     def test_the_uri_opens_the_same_store(self, store: Store) -> None:
-        """The address that logs and reports show can be opened."""
+        """The address in logs and reports can be opened."""
         store.create(KEY, b"x")
 
         assert open_store(store.uri).list("") == [KEY]

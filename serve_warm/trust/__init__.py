@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Trust: the keys that a machine trusts, and the verification of signatures."""
+"""Trust: which keys a machine trusts, and how signatures are verified."""
 
 from __future__ import annotations
 

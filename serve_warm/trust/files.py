@@ -73,7 +73,7 @@ def default_trust_files() -> tuple[Path, ...]:
 
 
 def user_directory() -> Path | None:
-    """Return this user's serve_warm folder, existing or not; None if there is no home folder."""
+    """Return this user's serve_warm folder, existing or not; None without a home folder."""
     home = _private_folders.user_home()
     return None if home is None else home / ".config" / "serve_warm"
 

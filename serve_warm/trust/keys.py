@@ -110,7 +110,7 @@ class TrustedKey:
         return of_deployment and (not self.stores or matches_any(self.stores, store))
 
     def signed(self, message: bytes, signature: bytes) -> bool:
-        """Return whether `signature` is a valid signature of `message`, made with this key."""
+        """Return whether `signature` is a valid signature of `message` by this key."""
         try:
             self.public.verify(signature, message)
         except InvalidSignature:
@@ -244,7 +244,7 @@ def _private_pem(key: Ed25519PrivateKey) -> bytes:
 
 
 def public_pem(key: Ed25519PublicKey) -> bytes:
-    """Return a key as a PEM block (SubjectPublicKeyInfo), as `TrustedKey.from_pem` reads it."""
+    """Return a key as the PEM block (SubjectPublicKeyInfo) that `TrustedKey.from_pem` reads."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Patterns for deployments, stores and builders in policies: text with `*` as a wildcard.
 
-`*` matches zero or more characters, including `/`. All other characters match themselves, so the
-names of branches and models need no escaping.
+`*` matches zero or more characters, including `/`. All other characters match themselves, so names
+of branches and models need no escaping.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Verification of envelopes: checks of signatures and digests against a trust policy.
+"""Verification of envelopes: signatures and digests are checked against a trust policy.
 
 Verification has two steps, because the second step needs the verified payload. `verify` returns the
 payload and why parsing the payload is allowed. `check_age_and_denied` then refuses payloads that
