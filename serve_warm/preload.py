@@ -1,16 +1,17 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Seats: Ray workers that finish their imports before a replica needs them.
+"""Seats: Ray workers that finish their imports before they are needed as replicas.
 
-A serving replica asks Ray for workers of its own runtime_env (`replica.seats`), and leaves a ticket
-for each worker in a folder of this node. Ray runs `run` in each worker as its setup hook. A worker
-that finds a ticket imports the modules on the ticket and waits. A worker without a ticket imports
-nothing, so that a start without a seat is not slower. When Ray makes the worker a replica, `take`
-applies the settings that were unknown during the imports, and reports whether the seat was used.
+A serving replica asks Ray for workers with the replica's own runtime_env (`replica.seats`), and
+leaves a ticket for each worker in a folder on this node. Ray calls `run` in each worker as the
+setup hook. A worker that finds a ticket imports the modules on the ticket and waits. A worker
+without a ticket imports nothing, so a start without a seat is no slower. When Ray turns the worker
+into a replica, `take` applies the settings that were unknown during the imports, and reports
+whether the seat was used.
 
-The hook must not end a worker. If an import raises, the hook records the exception, and the
-replica's start imports the module again. The hook uses no GPU, because Ray chooses the GPU later.
-This module imports only the standard library.
+The hook must not end the worker process. If an import raises, the hook records the exception, and
+the replica's start imports the module again. The hook uses no GPU, because Ray chooses the GPU
+later. This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ CUDA_NOT_INITIALIZED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyImports:
-    """The result of the imports in this process before it became a replica."""
+    """The result of the imports made before this process became a replica."""
 
     state: State
     note: str = ""
@@ -131,7 +132,7 @@ _ran = threading.Event()
 
 
 def hook_environment() -> dict[str, str]:
-    """Return the `env_vars` of a runtime_env whose workers can be seats.
+    """Return the `env_vars` that a runtime_env needs, so that its workers can be seats.
 
     >>> hook_environment()
     {'__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR': 'serve_warm.preload.run'}
@@ -142,8 +143,8 @@ def hook_environment() -> dict[str, str]:
 def run() -> None:
     """Import the modules on a ticket for this worker. Ray calls this as a setup hook.
 
-    Returns at once without a ticket, after the ticket's limit if an import hangs, and after
-    `FILES_LIMIT_S` if the ticket cannot be read. Raises nothing.
+    Without a ticket, this returns at once. If an import hangs, this returns after the ticket's
+    limit. If the ticket cannot be read, this returns after `FILES_LIMIT_S`. Raises nothing.
     """
     _ran.set()
     search, current = TicketSearch(), _Run()
@@ -163,11 +164,11 @@ def run() -> None:
 
 
 def import_now(*names: str) -> None:
-    """Import modules in this process before it becomes a replica. Raises nothing.
+    """Import modules in this process before the process becomes a replica. Raises nothing.
 
     Call this function in one of your modules, and name that module in the environment variable
-    `RAY_preload_python_modules` of `ray start`. Every worker of the node is then a seat, with any
-    runtime_env:
+    `RAY_preload_python_modules` of `ray start`. Every worker on the node is then a seat, whatever
+    its runtime_env:
 
         from serve_warm import preload
 
@@ -227,7 +228,7 @@ def _import_for_ticket(search: TicketSearch, current: _Run) -> None:
 
 
 def _import(current: _Run, names: Sequence[str]) -> EarlyImports | None:
-    """Import modules in order at a low priority. Return the result; None after giving up."""
+    """Import modules in order at a low priority. Return the result; None if the hook gave up."""
     began_s = time.perf_counter()
     before = _lower_priority()
     first: list[int] = []
@@ -275,7 +276,7 @@ def _import(current: _Run, names: Sequence[str]) -> EarlyImports | None:
 
 
 def _import_one(current: _Run, name: str) -> str:
-    """Import one module. Return the text of the exception that it raised, or ""."""
+    """Import one module. Return a text about the exception that the import raised, or ""."""
     try:
         importlib.import_module(name)
     except BaseException as error:  # noqa: BLE001 - an app's module may do anything, even sys.exit()
@@ -315,10 +316,10 @@ def _call_when_torch_is_imported(call: Callable[[], None]) -> None:
 
 
 class _TorchFinder:
-    """An import finder that finds no module, but reports that torch was imported.
+    """An import finder that finds no modules itself, but reports when torch was imported.
 
-    `compiler.background_import` has such a finder for any module, but root modules must not import
-    packages.
+    `compiler.background_import` has such a finder for any module, but modules directly in
+    `serve_warm` must not import its packages.
     """
 
     def __init__(self, call: Callable[[], None]) -> None:
@@ -358,7 +359,7 @@ def torch_threads() -> int:
 
 
 def torch_modes() -> dict[str, Any]:
-    """Return torch's per-thread modes that an import can set. torch must be imported."""
+    """Return the per-thread torch modes that an import can set. torch must be imported."""
     torch: Any = sys.modules["torch"]
     return {
         "denormals": sys.float_info.min / 2 != 0.0,  # torch.set_flush_denormal
@@ -374,12 +375,12 @@ def torch_modes() -> dict[str, Any]:
 
 
 def _give_up(current: _Run) -> bool:
-    """Let the worker continue although an import hangs, so that a replica imports again.
+    """Let the worker continue although an import hangs, so that a replica can import again.
 
-    Returns False if the imports have ended. Ends the process if a module under import cannot be
-    imported twice. For example, torch's C extensions register operators, and raise if they are
-    imported twice. No replica runs in this worker yet. If a replica was about to run here, Serve
-    starts another worker.
+    Returns False if the imports have ended. Ends the process if a module that is being imported
+    cannot be imported twice. For example, torch's C extensions register operators, and raise on a
+    second import. Ending the process is safe, because no replica runs in this worker yet. If a
+    replica was about to run here, Serve starts another worker.
     """
     with current.lock:
         if current.is_through:
@@ -417,7 +418,7 @@ def _give_up(current: _Run) -> bool:
 
 
 def _can_be_imported_twice(current: _Run, name: str) -> bool:
-    """Return whether a module belongs to a package of the app without C extensions."""
+    """Return whether a module belongs to an app package that has no C extensions."""
     top = name.partition(".")[0]
     return top in current.own and not any(
         other.partition(".")[0] == top and _is_extension(module)
@@ -457,7 +458,8 @@ def _unset(current: _Run, name: str) -> None:
 def _paths(current: _Run, paths: Sequence[str]) -> Iterator[None]:
     """Add the replica's folders to `sys.path` until the end of the block or `_give_up`.
 
-    Ray adds the driver's folders when it gives the worker a job, in the order of a plain start.
+    Ray adds the driver's folders when Ray assigns a job to the worker, in the same order as in a
+    start without a seat.
     """
     here = [path for path in paths if path not in sys.path]
     sys.path[:0] = here
@@ -480,8 +482,8 @@ def _without_garbage_collection(current: _Run) -> Iterator[None]:
     """Turn off garbage collection until the end of the block or `_give_up`.
 
     Full collections visit all objects of earlier imports. Such collections took a third of the CPU
-    time of importing torch, transformers and Ray Serve. The threshold is set to 0, because a call
-    of `gc.disable()` here would hide a call of `gc.disable()` in the app.
+    time of importing torch, transformers and Ray Serve. The threshold is set to 0 instead of
+    calling `gc.disable()`, because such a call here would hide a call of `gc.disable()` by the app.
     """
     current.thresholds = gc.get_threshold()
     gc.set_threshold(0)
@@ -497,10 +499,10 @@ def _collect_again(current: _Run) -> None:
 
 
 def _lower_priority() -> dict[int, int]:
-    """Lower the priority of this thread. Return the earlier niceness of all threads.
+    """Lower the priority of this thread. Return the niceness that each thread had before.
 
-    Linux has a niceness for each thread. Only root may raise a priority again, so the main thread
-    keeps its priority.
+    On Linux, each thread has its own niceness. Only root can raise a priority again, so the main
+    thread keeps its priority.
     """
     before = _niceness()
     with suppress(OSError):
@@ -510,10 +512,11 @@ def _lower_priority() -> dict[int, int]:
 
 
 def _restore_priority(before: Mapping[int, int]) -> int:
-    """Reset the priority of the threads of this process.
+    """Reset the priorities of this process's threads.
 
-    Return how many other threads kept a low priority. This thread's priority is reset too, if the
-    system allows it, because a thread with a low priority may take long to end on a busy machine.
+    Returns the number of other threads that still have a low priority. This thread's priority is
+    reset too, if the system allows it, because on a busy machine a thread with a low priority can
+    take a long time to end.
     """
     me, normal = threading.get_native_id(), before.get(os.getpid(), 0)
     refused: set[int] = set()
@@ -543,9 +546,9 @@ def _niceness() -> dict[int, int]:
 def has_cuda() -> bool:
     """Return whether CUDA was initialized in this process. Opens no driver.
 
-    Counting devices with NVML is not an initialization, although NVML opens the same device files
-    as CUDA on an H100 (driver of CUDA 13). Only the initialization of CUDA reads
-    CUDA_VISIBLE_DEVICES.
+    Counting devices with NVML does not initialize CUDA, although on an H100, NVML opens the same
+    device files as CUDA (CUDA 13 driver). CUDA_VISIBLE_DEVICES is read only when CUDA is
+    initialized.
     """
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
@@ -564,5 +567,5 @@ def has_hook() -> bool:
 
 
 def early_imports() -> EarlyImports | None:
-    """Return the imports of this process before it became a replica; None without such imports."""
+    """Return the imports made before this process became a replica; None if there were none."""
     return _early

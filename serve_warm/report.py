@@ -3,8 +3,8 @@
 """The records of one start: frozen dataclasses that can be written as JSON or text.
 
 The records hold only facts. `replica.warmup` makes all decisions and writes the records. Logs,
-metrics and the command line read them. This module imports only the standard library and
-stdlib-only modules, so that a report can be read anywhere.
+metrics and the command line only read the records. A report can be read anywhere, because this
+module imports only the standard library and modules that need nothing else.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Work of torch and the compilers in a period of time. All fields except `_s` are counts."""
+    """Work done by torch and compilers in a period of time. Fields ending in `_s` are seconds."""
 
     compiles: int = 0
     """Frames that Dynamo turned into compiled code (a cache hit of Inductor still traces)."""
@@ -127,7 +127,7 @@ class Counts:
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing was compiled, built, autotuned, captured or fell back to eager."""
+        """Whether there was no compile, build, autotuning run, capture or fallback to eager."""
         return not any(getattr(self, name) for name in LOUD)
 
 
@@ -139,7 +139,7 @@ LOUD = (
 
 
 class Bounded:
-    """Base of records with texts of limited length, for logs and state files."""
+    """Base class of records whose texts have a limited length, for logs and state files."""
 
     def __post_init__(self) -> None:
         """Shorten each field that is a text or a tuple of texts."""
@@ -196,7 +196,7 @@ class StageTime:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceMemory:
-    """Memory that torch's allocator holds on one GPU for this process, without CUDA's context."""
+    """Memory that torch's allocator holds on a GPU for this process; excludes CUDA's context."""
 
     device: str
     """`cuda:` and its index in this process."""
@@ -210,7 +210,7 @@ class DeviceMemory:
 
     @property
     def pool_bytes(self) -> int:
-        """Bytes in all graph pools of the device. Other tensors cannot use them."""
+        """Bytes in all graph pools on the device. Other tensors cannot use this memory."""
         return sum(self.pools.values())
 
     def __str__(self) -> str:
@@ -247,7 +247,7 @@ class InputResult(Bounded):
 
 @dataclass(frozen=True, kw_only=True)
 class EntryUse(Bounded):
-    """The level that runs one kind of call to a function from `serve_warm.compile`."""
+    """The level at which one kind of call to a `serve_warm.compile` function runs."""
 
     callable: str
     """Class of the module, or name of the function."""
@@ -263,7 +263,7 @@ class EntryUse(Bounded):
 
 
 class ParityResult(str, Enum):
-    """The result of comparing one call with eager."""
+    """The result of comparing one call with eager execution."""
 
     SAME = "same"
     DIFFERENT = "different"
@@ -276,7 +276,7 @@ class ParityResult(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Parity(Bounded):
-    """Comparison of entries with eager execution, with the weights of this replica."""
+    """Comparison of entries with eager execution, both using this replica's weights."""
 
     entries: int = 0
     """Entries that ran, counted once for each callable that ran them."""
@@ -329,7 +329,7 @@ class ArtifactUse(Bounded):
 
     @property
     def in_use(self) -> bool:
-        """Whether this start uses the artifact, because it was chosen and not dropped later."""
+        """Whether this start uses the artifact: it was chosen and was not dropped later."""
         return bool(self.statement and self.created)
 
     @property
@@ -352,10 +352,10 @@ class ArtifactUse(Bounded):
 class Report(Bounded):
     """One start of one replica.
 
-    `to_proof_s` begins with the end of the user's `__init__` and ends with the proof. `elapsed_s`
-    begins before that `__init__`. `overhead_s` is `to_proof_s` minus the steady compute time of all
-    passes. `cpu_s` is the CPU time of the process since it began, and of the compilers that it
-    waited for.
+    `to_proof_s` is measured from the end of the user's `__init__` to the end of the proof.
+    `elapsed_s` is measured from before that `__init__`. `overhead_s` is `to_proof_s` minus the
+    steady compute time of all passes. `cpu_s` is the CPU time that the process and the compilers
+    that it waited for have used since the process began.
     """
 
     application: str = ""
@@ -431,20 +431,20 @@ class Report(Bounded):
 
     @property
     def traced(self) -> Traced:
-        """The share of the start's compiled calls that Dynamo traced, including cache hits."""
+        """How many of the start's compiled calls Dynamo traced, including cache hits."""
         if not self.warmup.compiles:
             return "none"
         return "some" if any(use.level > 1 for use in self.entries) else "all"
 
     @property
     def levels(self) -> dict[str, int]:
-        """Number of kinds of calls to callables of `serve_warm.compile`, by level."""
+        """Number of kinds of calls to `serve_warm.compile` callables, by level."""
         kinds = Counter(use.level for use in self.entries)
         return {str(level): kinds[level] for level in LEVELS}
 
     @property
     def stage_seconds(self) -> dict[str, float]:
-        """Wall seconds by stage, in lower case; the sum if a stage was entered twice."""
+        """Wall seconds by lowercase stage name; the sum if a stage was entered twice."""
         seconds: dict[str, float] = {}
         for took in self.stages:
             name = took.stage.value.lower()
@@ -458,7 +458,7 @@ class Report(Bounded):
         return seconds_by_owner(self.spans, self.stage_seconds, ended_boot_s)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain dicts, lists, strings and numbers."""
+        """Return the report as plain dicts, lists, strings and numbers."""
         plain: dict[str, Any] = _plain(self)
         return {
             "schema": SCHEMA,
@@ -530,10 +530,10 @@ class Report(Bounded):
 
 
 def settle(verdict: str, stage: str) -> str:
-    """Return a verdict if it is decided, else an empty text.
+    """Return the verdict if it is final, else an empty text.
 
-    Some releases wrote `off` or `full_hit` from the beginning of a start, so these two verdicts
-    count only in stage READY.
+    Some releases wrote `off` or `full_hit` as soon as a start began, so these two verdicts are
+    final only in stage READY.
 
     >>> settle("off", "FAILED"), settle("off", "READY"), settle("miss", "REPLAYING")
     ('', 'off', 'miss')
@@ -542,7 +542,7 @@ def settle(verdict: str, stage: str) -> str:
 
 
 def _levels(entries: tuple[EntryUse, ...]) -> list[str]:
-    """Return a line about calls with entries, and a line for each call below its highest level."""
+    """Return a line about calls with entries, and a line for each call that runs below level 3."""
     ahead = sum(entry.level > 1 for entry in entries)
     libraries = sum(entry.level > 2 for entry in entries)
     lines = [f"  ahead of time: {ahead} of {len(entries)} kinds of calls"] if entries else []

@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""State that a model creates at its first calls, such as a table or hooks.
+"""State that a model creates on its first calls, such as a table or hooks.
 
-A graph depends on this state, but a new model does not have the state yet. So a build runs
-*settling calls* eagerly until another call changes nothing, and then traces again. The build marks
-its entries, and a start makes the same calls first (`settling_calls`).
+A graph depends on this state, which a new model has not created yet. So a build runs *settling
+calls* eagerly until another call changes nothing, and then traces again. The build marks entries
+that depend on such state, and a start makes the same calls before it uses these entries
+(`settling_calls`).
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ class ChangedByCall(NoEntry):
 def settle(
     callee: Any, function: Callable[..., Any], tensors: Sequence[Any], failure: NoEntry
 ) -> bool:
-    """Call a callable until a call changes nothing; return whether earlier calls changed something.
+    """Call a callable until a call changes nothing; return True if earlier calls made changes.
 
-    The calls get copies of the tensors, and torch's random state is restored. If the calls never
-    stop changing something, buffers are restored too.
+    The calls get copies of the tensors, and torch's random state is restored afterwards. If every
+    call changes something, the buffers are restored too.
     """
     kept = Kept(callee)
     if _settles(kept, callee, function, tensors, failure):
@@ -95,9 +96,9 @@ def _broken(facts: Facts, callee: Any) -> Iterator[str]:
 
 
 def state_of(callee: Any) -> Mapping[str, Any]:
-    """Return the Python state of a callable that its calls may change, by path.
+    """Return, by path, the Python state that calls to a callable can change.
 
-    The result does not include values of tensors, because these are inputs of a graph.
+    The result leaves out the values in tensors, because tensors are inputs of a graph.
     """
     found: dict[str, Any] = {}
     seen: set[int] = set()
@@ -138,7 +139,7 @@ def _read(value: Any) -> list[tuple[str, Any]]:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of an object, each with its step in a path. Runs no code of the object."""
+    """Yield an object's parts, each with its step in a path, without running the object's code."""
     kind = type(value)
     if issubclass(kind, (type, types.ModuleType)):
         return

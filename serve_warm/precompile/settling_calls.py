@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The settling calls of a start, in which a new model creates the state that entries depend on.
 
-A settling call is a call of user code that runs eagerly instead of by an entry. So no call runs
+A settling call comes from user code, but runs eagerly instead of through an entry. So no call runs
 twice, and random numbers and counters are the same as without serve_warm. The replay of the
-declared inputs makes these calls, and repeats until there are none. The build marks the entries
-that need settling calls (`settling`).
+declared inputs makes these calls, and is repeated until no call is a settling call. The build marks
+the entries that need settling calls (`settling`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def is_eager() -> bool:
 
 @contextlib.contextmanager
 def eagerly() -> Iterator[None]:
-    """Run new kinds of calls of all callables eagerly, in the block and in this thread."""
+    """Run new kinds of calls eagerly in the block and in this thread, for all callables."""
     before, _of_thread.is_eager = _of_thread.is_eager, True
     try:
         yield
@@ -71,7 +71,7 @@ class SettlingCalls:
     def run_below(
         self, stock: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Run a call at level 1. At the first call, note whether it changes the callable."""
+        """Run a call at level 1. Note whether the first such call changes the callable."""
         if self._has_run:
             return stock(*args, **kwargs)
         self._has_run, before = True, state_of(self._callee)
@@ -86,9 +86,10 @@ class SettlingCalls:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> None:
-        """Raise `SettlingCallDue` if an entry for this call may match after a settling call.
+        """Raise `SettlingCallDue` if an entry for this call might match after a settling call.
 
-        No entry of `binding` matches the call now. `call` has the signature, state and tensors.
+        At this point, no entry in `binding` matches the call. `call` consists of the signature, the
+        state and the tensors.
         """
         table, unit = binding.table, binding.unit
         if table is None or unit is None:

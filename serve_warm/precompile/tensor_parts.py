@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors that contain other tensors, such as quantised weights: their parts and metadata.
 
-torch names the parts of such a tensor by `__tensor_flatten__`, which also returns metadata: a block
-size, a layout, the function that quantises activations. Compiled code depends on parts and
-metadata, but the dtype and shape of the whole tensor do not show them. Seen in torch 2.11 to 2.13:
+`__tensor_flatten__` returns the names of such a tensor's parts, and metadata such as a block size,
+a layout, or the function that quantises activations. Compiled code depends on the parts and
+metadata, but the dtype and shape of the whole tensor show neither. Seen in torch 2.11 to 2.13:
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/_python_dispatch.py
 """
 
@@ -39,7 +39,7 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def describe_parts(tensor: Any) -> list[str]:
-    """Return what compiled code relies on in the parts of a tensor, as one text for each part.
+    """Return the facts about a tensor's parts that compiled code relies on, as texts.
 
     Raises:
         TypeError: the text of some metadata would differ in each process.
@@ -67,7 +67,7 @@ def _describe(tensor: Any, path: str, depth: int) -> Iterator[str]:
 
 
 def classes_of(tensor: Any) -> list[type]:
-    """Return the class of a tensor, and the classes of those of its parts that have parts."""
+    """Return the class of a tensor, and the class of each part that has parts itself."""
     found = [type(tensor)]
     for name in tensor.__tensor_flatten__()[0]:
         if has_parts(part := getattr(tensor, name)):
@@ -107,14 +107,14 @@ def with_parts(tensor: Any, parts: Sequence[Any]) -> Any:
 
 
 def read_metadata(tensor: Any) -> list[Any]:
-    """Return classes, names of parts and metadata in a form that is fast to compare."""
+    """Return a tensor's classes, part names and metadata in a form that is fast to compare."""
     found: list[Any] = []
     _flatten(tensor, [], found)
     return found
 
 
 def read_parts(tensor: Any) -> list[Any]:
-    """Return the information of `describe_parts` in a form that is fast to compare."""
+    """Return the same information as `describe_parts`, in a form that is fast to compare."""
     parts: list[Any] = []
     found: list[Any] = []
     _flatten(tensor, parts, found)
@@ -122,7 +122,7 @@ def read_parts(tensor: Any) -> list[Any]:
 
 
 def is_equal(left: Any, right: Any) -> bool:
-    """Return whether two results of a function above are equal; False if not comparable."""
+    """Return whether two results of one function above are equal; False if comparing them fails."""
     try:
         return bool(left == right)
     except READ_FAILURES:
@@ -162,9 +162,9 @@ class Whole:
         return tuple(text for place in self._places for text in describe_parts(tensors[place]))
 
     def read_same(self, tensors: Sequence[Any]) -> list[Any] | None:
-        """Return the plain parts of `tensors`, which are like the tensors given to `__init__`.
+        """Return the plain parts of `tensors`, if these are like the tensors given to `__init__`.
 
-        Returns `None` if the metadata of `tensors` differs from the metadata of the given tensors.
+        Returns `None` if the metadata differs from the metadata of the tensors given to `__init__`.
         """
         if not self._places:
             return []

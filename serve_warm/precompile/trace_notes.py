@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Dependencies of a trace that Dynamo does not guard: changes, hashes and the order of sets.
+"""Dependencies of a trace that Dynamo does not guard: changes, hashes and set order.
 
-Each hook uses private code of torch, and names the versions in which this code was seen.
+Each hook uses private torch code, and names the versions in which this code was seen.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Replacements = Iterator[tuple[Any, str, Callable[..., Any]]]
 
 @contextlib.contextmanager
 def all_guarded(begin_set: Callable[[Any, Any], None]) -> Iterator[Unguarded]:
-    """Make Dynamo guard or report dependencies that it ignores although they may change (2.13).
+    """Make Dynamo guard or report dependencies that can change but that Dynamo ignores (2.13).
 
     Before each iteration over a set in a trace, `begin_set` is called with the set and the tracer.
     """
@@ -77,7 +77,7 @@ def all_guarded(begin_set: Callable[[Any, Any], None]) -> Iterator[Unguarded]:
 
 
 def _put_back(owner: Any, name: str) -> Callable[[], None]:
-    """Return a function that restores an attribute to its present state.
+    """Return a function that restores an attribute to its current state.
 
     If only a base class defines the attribute now, the function deletes it from `owner`.
     """
@@ -87,7 +87,7 @@ def _put_back(owner: Any, name: str) -> Callable[[], None]:
 
 
 def _guarding_keys() -> Replacements:
-    """Guard lookups of missing dict keys, which raise KeyError, and the keys of a `__dict__`."""
+    """Guard the keys of a `__dict__`, and lookups of missing dict keys, which raise KeyError."""
     from torch._dynamo.variables import dicts
 
     of_dicts: Any = dicts.ConstDictVariable
@@ -107,9 +107,9 @@ def _guarding_keys() -> Replacements:
 
 
 def _noting_tensors(found: Unguarded) -> Replacements:
-    """Record reads of a weight's `requires_grad`, because a tensor's fact does not include it.
+    """Record reads of a weight's `requires_grad`, which a tensor's fact does not include.
 
-    Also record reads of a storage, because checks do not include its size.
+    Also record reads of a tensor's storage, because checks do not include the storage's size.
     """
     from torch._dynamo.variables import tensor
 
@@ -175,7 +175,7 @@ def _has_unknown_order(value: Any) -> bool:
 
 
 def _noting_sets(begin: Callable[[Any, Any], None]) -> Replacements:
-    """Report iteration over a set, because its order may be in the graph but not in a guard."""
+    """Report iteration over a set: the order can be part of the graph, but no guard covers it."""
     from torch._dynamo.variables import lists
 
     of_sets, of_lists = _sets_of_torch(), lists.CommonListMethodsVariable
@@ -201,7 +201,7 @@ def _noting_sets(begin: Callable[[Any, Any], None]) -> Replacements:
 
 
 def _refusing_own_sets(found: Unguarded) -> Replacements:
-    """Refuse computations of torch itself on a set, because they use the order of this process."""
+    """Refuse torch's own computations on sets, because they use the set order in this process."""
     from torch._dynamo.variables import builtin
 
     of_sets, of_builtins = _sets_of_torch(), builtin.BuiltinVariable
@@ -234,8 +234,9 @@ DEPENDS_ON_ORDER = (
 def _noting_hashes(found: Unguarded) -> Replacements:
     """Record calls of `hash` or `id` in a forward, because their results differ between processes.
 
-    Only `inspect.unwrap` is allowed: torch runs it if a forward sets a buffer, and it only compares
-    ids. Other code of torch and Python may use values of the user, as in `sum(map(hash, names))`.
+    Only `inspect.unwrap` is allowed: torch runs this function if a forward sets a buffer, and the
+    function only compares ids. Other code in torch and Python can use the user's values, as in
+    `sum(map(hash, names))`.
     """
     from torch._dynamo.variables import builtin, constant
 
@@ -296,10 +297,10 @@ compiling some hundred steps takes minutes."""
 
 
 def _limiting_steps(found: Unguarded) -> Replacements:
-    """Refuse recurrent layers on long sequences, because torch repeats the code of a step.
+    """Refuse recurrent layers on long sequences, because torch repeats the code for each step.
 
-    An LSTM on a CPU is one operator of oneDNN. On a GPU, one call of cuDNN is much faster than a
-    graph of the steps.
+    An LSTM on a CPU is one oneDNN operator. On a GPU, one cuDNN call is much faster than a graph of
+    the steps.
     """
     from torch._decomp import decompositions
 
@@ -329,9 +330,10 @@ COMPILE_OTHERS = "compile the parts before and after it, each by its name"
 
 
 def mark_of(value: Any) -> str:
-    """Return the mark of a function that prevents Dynamo from tracing it. Empty without a mark.
+    """Return the mark that prevents Dynamo from tracing a function. Empty without a mark.
 
-    The marks are the keys of `guard_facts.OPAQUE`. Private; the same from 2.11 to 2.13.
+    The marks are the keys of `guard_facts.OPAQUE`. The names in torch are private, and the same
+    from 2.11 to 2.13.
     """
     from torch._dynamo import trace_rules
 
@@ -344,13 +346,13 @@ def mark_of(value: Any) -> str:
 
 @contextlib.contextmanager
 def side_effects() -> Iterator[Mapping[str, Sequence[str]]]:
-    """Yield the existing objects that the code captured in the block changes, by name.
+    """Yield, by name, the existing objects that are changed by the code captured in the block.
 
     Each object's name is mapped to the names of the attributes that the code assigns. If there are
-    none, the code changes the object in another way.
+    no attribute names, the code changes the object in another way.
 
-    The mapping grows during the capture, and is complete once the backend is called. It leaves out
-    the contents of tensors, which the graph changes. Seen in 2.11 to 2.13.
+    The mapping grows during the capture, and is complete once the backend is called. Changes to the
+    contents of tensors are left out, because the graph makes them. Seen in 2.11 to 2.13.
     """
     from torch._dynamo.side_effects import SideEffects
     from torch._dynamo.variables.base import AttributeMutationNew
@@ -383,7 +385,7 @@ def _assigned_names(effects: Any, variable: Any) -> Sequence[str]:
 
 
 def _ends_as_it_was(effects: Any, variable: Any) -> bool:
-    """Return whether an object has its original attributes at the end, as after a set and a reset.
+    """Return whether an object ends with its original attributes, as after a set and a reset.
 
     transformers sets and resets attributes around each forward (`CompileableContextVar`, 5.23).
     """
@@ -401,10 +403,10 @@ def _ends_as_it_was(effects: Any, variable: Any) -> bool:
 
 
 def _holds_others(effects: Any, variable: Any) -> bool:
-    """Return whether contents of an object other than attributes changed, such as items of a list.
+    """Return whether an object's contents other than attributes changed, such as list items.
 
-    Up to 2.14, the variable has a method for this, whose name differs between 2.11 and 2.13. 2.15
-    has a flag.
+    Up to 2.14, the variable has a method for this, with different names in 2.11 and 2.13. In 2.15,
+    there is a flag.
     """
     for name in ("is_base_vt_modified", "is_underlying_vt_modified"):
         modified = getattr(variable, name, None)
@@ -414,7 +416,7 @@ def _holds_others(effects: Any, variable: Any) -> bool:
 
 
 def _same(variable: Any, value: object) -> bool:
-    """Return whether a constant equals this value; only for immutable types."""
+    """Return whether a constant equals `value`; always False except for None, bool, int and str."""
     constant = variable.as_python_constant()
     plain = type(value) in (type(None), bool, int, str) and type(constant) is type(value)
     return plain and constant == value
@@ -443,9 +445,9 @@ def guard_from(entry: Any) -> Guard:
 
 
 def _of_attribute(entry: Any) -> Guard | None:
-    """Return a 2.11 guard on an attribute's presence as a 2.13 guard on its owner, or `None`.
+    """Convert a 2.11 guard on an attribute's presence to a 2.13 guard on the owner; else `None`.
 
-    The guard cannot be on the attribute itself, because the attribute may be absent.
+    The guard cannot be on the attribute itself, because the attribute might be absent.
     """
     source = entry.orig_guard.originating_source
     named = "attr" in getattr(entry.orig_guard.create_fn, "keywords", {})
@@ -460,9 +462,9 @@ def _of_attribute(entry: Any) -> Guard | None:
 
 
 def _expression(source: Any, keys: list[Any]) -> str:
-    """Return a source as Python; add keys without a usable repr to `keys`, and refer to them there.
+    """Return a source as a Python expression; keys without a usable repr are put in `keys`.
 
-    Sources form a chain: each has a `base`, and its name contains the name of its base.
+    Sources form a chain: each source has a `base`, and its name contains the base's name.
     """
     name = str(path_of(source))
     base = getattr(source, "base", None)
@@ -493,14 +495,14 @@ def path_of(source: Any) -> str | None:
 def source_of(node: Any) -> str:
     """Return the origin of a graph's input, as a Python expression over the arguments `L`.
 
-    Dynamo stores the expression at each input of a backend's graph (2.11, 2.13, 2.15):
+    Dynamo stores the expression on each input of the graph that a backend gets (2.11, 2.13, 2.15):
     https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/output_graph.py
     """
     return str(path_of(node._dynamo_source))
 
 
 def callable_once(run: Callable[..., Any]) -> Any:
-    """Wrap `run` in an object of the kind that torch expects from a backend. It is never saved."""
+    """Wrap `run` in the kind of object that torch expects from a backend; it is never saved."""
     from torch._dynamo.aot_compile_types import SerializableCallable
 
     class Once(SerializableCallable):

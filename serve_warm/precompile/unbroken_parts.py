@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a module that torch can trace although it cannot trace the whole module.
+"""Parts that torch can trace, in a module that torch cannot trace as a whole.
 
-If torch could not trace a call, a build looks for such parts, so that the reason can name parts to
-compile instead. This module compiles nothing: torch only traces each kind of part once.
+If torch could not trace a call, the build looks for such parts, and the reported reason names them
+as parts to compile instead. Nothing is compiled here: torch traces each kind of part once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Call = tuple[Sequence[Any], dict[str, Any]]
 
 
 def is_of_trace(failure: NoEntry) -> bool:
-    """Return whether a call has no entry because torch could not trace it into a single graph."""
+    """Return whether a call has no entry because torch could not trace the call into one graph."""
     from torch._dynamo.exc import TorchDynamoException
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -41,7 +41,7 @@ def is_of_trace(failure: NoEntry) -> bool:
 def advise(callee: Any, function: Callable[..., Any], tensors: Sequence[Any]) -> str:
     """Return advice on which parts of a module to compile; empty if torch can trace no part.
 
-    Runs the call once more on copies, eagerly, to see the calls of its parts.
+    Runs the call once more on copies, eagerly, to see how the module's parts are called.
     """
     module = module_of(callee)
     if module is None or not list(module.children()):
@@ -109,7 +109,7 @@ def _has_graph(part: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def _without_inner(module: torch.nn.Module, kinds: dict[type, None]) -> list[type]:
-    """Return those classes whose objects are not inside objects of another class in `kinds`."""
+    """Return the classes in `kinds` whose objects are not inside objects of another such class."""
     inner = {
         type(below)
         for part in module.modules()

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Age checks of an artifact: whether this node has used a newer one, and when this one expires."""
+"""Age checks for an artifact: whether this node has used a newer one, and when it will expire."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def check_time(pulled: Pulled, wanted: Wanted, warn: Callable[[str], object]) -> Callable[[], None]:
-    """Warn if an artifact is older than another that this node has used, or will soon be too old.
+    """Warn if this node has used a newer artifact, or if the artifact will soon be too old.
 
     Returns a function that records the artifact's creation time. Call this function once the start
     has accepted the artifact.

@@ -3,8 +3,8 @@
 """The compiled calls of each input, which show that the input reached compiled code.
 
 An input is proven by the compiled calls that it makes (`serve_warm.compiler.evidence`). If the
-handler returns early or returns a cached answer, the input does not reach the model. Such an input
-compiles nothing and proves nothing.
+handler returns early or returns a cached answer, the input does not reach the model. A replay of
+such an input compiles nothing and proves nothing.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class CallEvidence:
     async def require_calls(self) -> None:
         """Mark inputs as not proven if they made no compiled call in the proof.
 
-        An app without compiled functions needs no such calls. Ranks count as one app: a call on any
-        rank counts for the input.
+        An app without compiled functions does not need compiled calls. Ranks count as one app: a
+        call on any rank counts for the input.
         """
         progress, calls = self._progress, self.of_proof
         mine = {
@@ -106,9 +106,9 @@ class CallEvidence:
     async def stand_idle(self) -> None:
         """Record the threads that make compiled calls between the last pass and the proof.
 
-        This waits only if the last pass shows that other threads may make the calls of the proof.
-        Together, the idle time and the two passes show whether a call belongs to a replay, or was
-        made by a thread independently. No extra pass is needed.
+        This waits only if the last pass shows that other threads might make the compiled calls in
+        the proof. Together, the idle time and the two passes show whether a call belongs to a
+        replay, or was made by a thread independently. No extra pass is needed.
         """
         self._idle = []
         doubtful = [
@@ -145,9 +145,9 @@ class CallEvidence:
     async def _confirm(self, doubtful: Sequence[Input]) -> list[str]:
         """Return the names of inputs whose calls stop during idle time and then resume.
 
-        Pool threads, a thread that reads a queue and the task of `@serve.batch` do not carry the
-        mark of a replay. The work that they do for a replay ends with the replay, and resumes with
-        each new replay.
+        Pool threads, a thread that reads a queue, and the `@serve.batch` task are not marked as
+        part of a replay. Their work for a replay ends with the replay, and resumes with each new
+        replay.
         """
         slowest_s = max(self._progress.steady_s.get(item.name, 0.0) for item in doubtful)
         idle_s = self._idle_s(slowest_s)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The mixin and the decorator that let a deployment become READY only when proven warm."""
+"""The mixin and the decorator that let a deployment become READY only after it is proven warm."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ATTRIBUTE = "_serve_warm"
 
 @public
 class WarmupMixin:
-    """Mixin that lets a Serve deployment become ready only when it is proven warm.
+    """Mixin that lets a Serve deployment become ready only after it is proven warm.
 
     Add this mixin to the bases of the class that `@serve.deployment` decorates, and declare inputs:
 
@@ -44,8 +44,8 @@ class WarmupMixin:
             def warmup_inputs(self):
                 return shape_grid(self.embed, self.buckets)
 
-    The mixin does not define `__init__`, `__call__` or `check_health`, because each of these
-    changes what Serve does with the class.
+    The mixin does not define `__init__`, `__call__` or `check_health`, because defining any of
+    these changes how Serve treats the class.
     """
 
     warmup_config: WarmupConfig = WarmupConfig()
@@ -62,7 +62,7 @@ class WarmupMixin:
         return _put_hook_on(super().__new__, cls, args, kwargs)
 
     def warmup_inputs(self) -> Sequence[Input] | Input:
-        """Return the inputs to replay. Runs once, after `__init__`, and may be `async def`."""
+        """Return the inputs to replay. Called once, after `__init__`. You can use `async def`."""
         raise InputError(
             f"{type(self).__name__} declares no inputs",
             hint="define warmup_inputs(self), for example: "
@@ -70,12 +70,12 @@ class WarmupMixin:
         )
 
     async def warm_up(self) -> dict[str, Any]:
-        """Warm up now, join a warm-up in progress, or return at once if it is done.
+        """Warm up now, join a warm-up in progress, or return at once if the warm-up is done.
 
-        Returns the report as plain data. Any event loop may await this method. In Serve, the stage
-        becomes READY only when Serve calls its own hook, after `__init__`. If you await this method
-        inside `__init__`, it returns after the proof, in stage PROVING. Whatever `__init__` does
-        afterwards is not proven.
+        Returns the report as plain data. Any event loop can await this method. In Serve, the stage
+        becomes READY only when Serve itself calls the start-up hook, after `__init__`. If you await
+        this method inside `__init__`, the method returns after the proof, in stage PROVING.
+        Whatever `__init__` does afterwards is not proven.
 
         Raises:
             WarmupFailed: the replica must not become ready.
@@ -88,14 +88,15 @@ class WarmupMixin:
         return replica_of(self).report().to_json()
 
     def warmup_requests(self) -> list[Input]:
-        """Return the inputs for a client to send, largest first, with their targets by name."""
+        """Return the inputs for a client to send, largest first, each with its target's name."""
         inputs = replica_of(self).inputs
         return [dataclasses.replace(item, target=item.target_name) for item in inputs]
 
     async def warmup_artifact(self) -> dict[str, Any]:
         """Return this replica's caches as the raw parts of an artifact, for `serve-warm build`.
 
-        Works only once per replica, because torch cannot fully load the bytes of a second save.
+        Works only once per replica, because torch cannot fully load the bytes that a second save
+        produces.
 
         Raises:
             WarmupFailed: the replica has not warmed up, or was packed before.
@@ -107,8 +108,8 @@ class WarmupMixin:
 
         The thread lives as long as the replica, so later calls can use everything that torch stores
         per thread (CUDA graphs, grad mode, autocast). Calls run one at a time, so two calls cannot
-        race in Dynamo's lookup. A call costs about 0.1 ms. Outputs that CUDA graphs own are cloned,
-        because the next call would overwrite the originals.
+        race in Dynamo's lookup. Each call adds about 0.1 ms. Outputs that CUDA graphs own are
+        cloned, because the next call would overwrite the originals.
 
         Set `torch.inference_mode()` and similar modes inside `fn`, because such modes belong to a
         thread. Modes set around the `await` do not affect the model thread.
@@ -120,8 +121,8 @@ class WarmupMixin:
 def warmup(cls: Class | None = None, *, trust: Trust | None = None, **settings: Any) -> Any:
     """Add `WarmupMixin` to a class whose bases cannot be changed.
 
-    Put this decorator *below* `@serve.deployment` and `@serve.ingress`. Its settings are the fields
-    of `WarmupConfig`.
+    Put this decorator *below* `@serve.deployment` and `@serve.ingress`. The decorator's settings
+    are the fields of `WarmupConfig`.
 
         @serve.deployment
         @warmup(artifact="./artifacts")
@@ -191,7 +192,7 @@ def _put_hook_on(
 
 
 class _InitWatch(contextlib.AbstractContextManager[None]):
-    """Reports an exception raised in the block to a replica, without catching the exception."""
+    """Reports to a replica any exception raised in the block, without catching the exception."""
 
     def __init__(self, replica: ServeReplica) -> None:
         self._replica = replica
@@ -202,11 +203,11 @@ class _InitWatch(contextlib.AbstractContextManager[None]):
 
 
 def _note_errors(instance: Any, replica: ServeReplica) -> Callable[..., Any]:
-    """Return an `__init__` for the instance that reports its exceptions.
+    """Return an `__init__` for the instance that reports the exceptions of the class's `__init__`.
 
     Serve looks up `__init__` on the instance (2.53 to 2.60); `super().__init__` calls bypass this
-    `__init__`. An async `__init__` needs an async replacement, because Serve checks whether it is
-    async.
+    `__init__`. An async `__init__` needs an async replacement, because Serve checks whether
+    `__init__` is async.
     """
     init = type(instance).__init__
     if inspect.iscoroutinefunction(init):

@@ -3,13 +3,13 @@
 """One replica in Ray Serve's life cycle: Serve's start-up hook, and the replica's visible state.
 
 After `__init__`, lifespan and `servable_object`, Serve calls a replica's `reconfigure(user_config,
-rank)` and waits for the call without a limit. The warm-up runs in this call, before any router
+rank)` and waits for the call without a time limit. The warm-up runs in this call, before any router
 knows the replica and before the first health check. Serve makes the call even without a
 `user_config`, because the hook has the parameter `rank`. The hook is an attribute of the
-*instance*, so the class keeps the user's own `reconfigure`, its `super()` calls and the order of
-its bases.
+*instance*, so the class keeps the user's own `reconfigure`, with its `super()` calls, and the order
+of its bases.
 
-`ReplicaContext._deployment_config` is private (seen in Ray 2.60). This attribute has the
+`ReplicaContext._deployment_config` is private (seen in Ray 2.60). This attribute already holds the
 user_config before Serve passes it to `reconfigure`.
 """
 
@@ -78,12 +78,12 @@ WARMED: dict[str, str] = {}
 
 
 class ReconfigureHook:
-    """The callable that Serve finds as `reconfigure` of an instance.
+    """The callable that Serve finds as an instance's `reconfigure`.
 
     The hook is a callable object for two reasons. Serve would run a plain function in a worker
-    thread. And a coroutine function would break the user's own calls, because
-    `self.reconfigure(config)` in `__init__` must run the class's method at once. Only calls by
-    Serve have `rank` as their only keyword.
+    thread. A coroutine function would break the user's own calls, because
+    `self.reconfigure(config)` in `__init__` must run the class's method at once. Only calls made by
+    Serve pass `rank` as the only keyword argument.
     """
 
     __signature__ = inspect.Signature(
@@ -105,7 +105,7 @@ class ReconfigureHook:
 
 
 class ServeReplica(ServeCalls):
-    """One instance of the user's class, inside or outside a replica of Ray Serve.
+    """One instance of the user's class, inside or outside a Ray Serve replica.
 
     This class implements the `Replica` protocol of a warm-up.
     """
@@ -177,7 +177,7 @@ class ServeReplica(ServeCalls):
             self._prefetch.begin()
 
     def note_init_raised(self, error: BaseException) -> None:
-        """Enter FAILED with the error of `__init__`.
+        """Enter FAILED with the error that `__init__` raised.
 
         Serve itself reports this error only to its controller.
         """
@@ -192,7 +192,7 @@ class ServeReplica(ServeCalls):
     # The hook --------------------------------------------------------------------------------
 
     async def reconfigure(self, user_config: Any, *, rank: Any) -> None:
-        """Call the user's own `reconfigure` as Serve would, and then warm up once."""
+        """Call the user's own `reconfigure` as Serve would, and then warm up if not yet done."""
         # Add the span only once: Serve also calls this for each light update, even if warm-up is
         # off.
         if all(span.name != "__init__" for span in self._timeline.spans()):
@@ -273,7 +273,7 @@ class ServeReplica(ServeCalls):
     # The warm-up -----------------------------------------------------------------------------
 
     async def warm_up(self) -> Report:
-        """Warm up now, or join a warm-up in progress, and return its report."""
+        """Warm up now, or join a warm-up in progress, and return the report."""
         if not self._config.enabled:
             if self._prefetch is not None:
                 self._prefetch.drop()  # warm-up was enabled when the class was instantiated
@@ -320,11 +320,11 @@ class ServeReplica(ServeCalls):
         return self._task is None or not self._task.done()
 
     def _end_process(self) -> None:
-        """End this process, whose event loop is blocked; Serve then starts another replica.
+        """End this process because its event loop is blocked; Serve then starts another replica.
 
-        Called from a thread. Nothing milder works: `sys.exit` would end only this thread, the
-        blocked thread cannot receive an exception, and Ray ends an actor only through its event
-        loop.
+        Called from a thread. Nothing milder works: `sys.exit` would end only the calling thread,
+        the blocked thread cannot receive an exception, and Ray ends an actor only through the
+        actor's event loop.
         """
         if self._shown is not None:
             self._shown.heartbeat.flush(END_LIMIT_S)  # so that the state file contains the reason
@@ -362,7 +362,7 @@ class ServeReplica(ServeCalls):
 
     @property
     def inputs(self) -> Sequence[Input]:
-        """The inputs to replay; empty before the warm-up began."""
+        """The inputs to replay; empty before the warm-up begins."""
         return self._warmup.journal.inputs if self._warmup is not None else ()
 
     async def pack(self) -> PackedReplica:
@@ -428,23 +428,23 @@ class ShownState:
         )
 
     def configure(self, config: WarmupConfig) -> None:
-        """Move the state file to the configured directory, if it changed."""
+        """Move the state file to the configured directory, if this setting changed."""
         directory = _state_directory(config)
         if self.heartbeat.directory != directory:
             self.heartbeat.stop()
             self.heartbeat = self._heartbeat(directory)
 
     def watch_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on, show when an event loop last ran."""
+        """From now on, show when this event loop last ran."""
         self._loop, self._loop_ran_s = loop, node.boot_s()
 
     def observer(self) -> Callable[[Report], None]:
-        """Return an observer of the warm-up, and export the metrics of the warm-up from now on.
+        """Return an observer of the warm-up, and export the warm-up's metrics from now on.
 
         A new stage is written to the file and exported at once. Progress within a stage is written
         to the file at a limited rate. In addition, one thread writes the file and another exports
-        the metrics every few seconds. Progress within a stage reaches the metrics only through that
-        export.
+        the metrics every few seconds. Progress within a stage reaches the metrics only through this
+        periodic export.
         """
         sink = metrics.RaySink(self._report)
 
@@ -461,10 +461,10 @@ class ShownState:
         return told
 
     def _loop_last_ran_s(self) -> float | None:
-        """Return the time at which the serving loop last ran, and schedule another run.
+        """Return the time at which the serving loop last ran, and schedule another run of the loop.
 
-        Unless the user defines `check_health`, Serve may not use the loop for minutes. So Serve
-        considers a replica healthy even if its handler blocks the loop.
+        Unless the user defines `check_health`, minutes can pass before Serve uses the loop again.
+        So Serve considers a replica healthy even while a handler blocks the loop.
         """
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the process exits
@@ -475,12 +475,12 @@ class ShownState:
         self._loop_ran_s = node.boot_s()
 
     def _facts(self) -> dict[str, Any]:
-        """Return the current facts for the state file; called by the thread that writes it."""
+        """Return the current facts for the state file; runs on the thread that writes the file."""
         return {**facts_of(self._report()), "loop_boot_s": self._loop_last_ran_s()}
 
 
 def facts_of(report: Report) -> dict[str, Any]:
-    """Return the facts of a report that belong in the state file, as plain data for JSON."""
+    """Return the facts from a report that belong in the state file, as plain data for JSON."""
     return {
         "stage": report.stage.value,
         "verdict": report.verdict.value if report.verdict else None,
@@ -523,11 +523,11 @@ def _gang() -> Any:
 
 
 def _claim(replica: str, name: str) -> None:
-    """Record the object that a replica warms up, and refuse a second one.
+    """Record the object that a replica warms up, and refuse a second object.
 
-    Serve waits only for the object that it calls, so Serve would send requests before a second
-    object is warm. Two objects would also share the state file, and the caches, counts and stance
-    of the process.
+    Serve waits only for the object that it calls, so it would send requests before a second object
+    is warm. Two objects would also share the state file and the process's caches, counts and
+    stance.
     """
     first = WARMED.get(replica)
     if first is not None:
@@ -541,7 +541,7 @@ def _claim(replica: str, name: str) -> None:
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of the software in use, with torch's only after torch is imported."""
+    """Return the versions of the software in use; torch's version only after torch is imported."""
     return {"serve_warm": __version__, "ray": ray.__version__, **torch_version()}
 
 

@@ -3,7 +3,7 @@
 """Replays of single inputs on one rank, with compiling allowed or forbidden.
 
 If the GPU runs out of memory for an input, that input is skipped and reported. The largest inputs
-are replayed first, so that they get the memory.
+are replayed first, while the most memory is free.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 class InputCalls:
     """Replays one input at a time, counts compiles with `seen`, and records results in `progress`.
 
-    If there are several ranks, they must all answer before `deadline`.
+    If there are several ranks, all must answer before `deadline`.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class InputCalls:
         return forbid() if self.is_alone else contextlib.nullcontext()
 
     async def replay(self, item: Input) -> float | None:
-        """Return the seconds of a replay, or None for a skipped input.
+        """Replay an input and return the seconds it took, or None if the input was skipped.
 
-        An input is skipped if it runs out of memory twice. Cached memory is freed before the second
-        attempt.
+        An input is skipped if two attempts run out of memory. Cached memory is freed before the
+        second attempt.
         """
         if item.name in self._progress.left_out:
             return None
@@ -85,7 +85,7 @@ class InputCalls:
         return None
 
     async def prove(self, item: Input, calls: CompiledCalls) -> Replayed:
-        """Replay one input with compiling forbidden, record the result, and return its calls."""
+        """Replay an input with compiling forbidden. Record the result, and return the calls."""
         progress = self._progress
         alone = self.is_alone
         before = self._seen.counts()
@@ -120,7 +120,7 @@ class InputCalls:
         return replayed
 
     def describe_eager(self) -> str:
-        """Return why an input is not proven if its code is eager due to the recompile limit."""
+        """Return why an input is not proven: its code runs eagerly due to the recompile limit."""
         needed = len(self._progress.inputs)
         return (
             "runs eagerly without a message from torch: it has more compiled variants than the "
@@ -129,7 +129,7 @@ class InputCalls:
         )
 
     def may_be_left_out(self, error: ReplayFailed) -> bool:
-        """Return whether the replay ran out of memory, and replays of other inputs can continue."""
+        """Return whether a replay ran out of memory and other inputs can still be replayed."""
         # With several ranks they cannot, because the other ranks are in the middle of the same
         # call.
         return self.is_alone and cuda_graphs.ran_out_of_memory(error)

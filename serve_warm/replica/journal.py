@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The journal of a start: its events so far, and the observers that are told of each change.
+"""The journal of a start: the events so far, and observers that are told about each change.
 
-Every stage writes its findings to the journal. The report is built only from the journal, at any
-time and on any thread. Each stage returns the results that a later stage needs.
+Every stage writes its findings to the journal. The report is built only from the journal, and can
+be built at any time and on any thread. Each stage returns the results that a later stage needs.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Journal:
 
     @contextmanager
     def timed(self, stage: Stage, *, hidden_s: float = 0.0) -> Iterator[None]:
-        """Count the seconds of the block for a stage, even if the block raises."""
+        """Count the block's seconds for a stage, even if the block raises."""
         start = time.perf_counter()
         try:
             yield
@@ -149,7 +149,7 @@ class Journal:
     def add_time(self, stage: Stage, seconds: float, *, hidden_s: float = 0.0) -> None:
         """Count seconds for a stage.
 
-        Another `hidden_s` seconds of the stage's work ran during `__init__`.
+        `hidden_s` is additional time that the stage's work took during `__init__`.
         """
         self._times.append(StageTime(stage=stage, seconds=seconds, hidden_s=hidden_s))
 
@@ -228,7 +228,7 @@ class Journal:
         self.degraded = [*others, f"{LATE}{why}"]
 
     def note_nothing_compiles(self, text: str) -> None:
-        """Record that this app compiles nothing, so that a cache miss does not count."""
+        """Record that this app compiles nothing, so a cache miss does not count."""
         self.warnings.append(text)
         if self.verdict is Verdict.MISS and self.artifact is not None:
             # A missing artifact is normal here, because `serve-warm build` publishes none for such
@@ -301,7 +301,8 @@ class Journal:
     def log_compile(self, event: CompileEvent, suggest: Callable[[CompileEvent], str]) -> None:
         """Log a compile in traffic, at a limited rate.
 
-        The watch counts the compile. `suggest` returns the input that would prevent the compile.
+        The watch counts the compile. `suggest` returns an input that, if declared, would have
+        prevented the compile.
         """
         self.traffic_log.log(
             event, proven_on=self.progress.threads, suggest=suggest, fields=self.log_fields
@@ -310,9 +311,9 @@ class Journal:
     def log_fields(self, event: str, **more: str | float) -> dict[str, Any]:
         """Return the extra fields of a log record; Serve's JSON logs show them as fields.
 
-        Serve adds the deployment and replica itself, but adds the application only during requests.
-        All field names have serve_warm's prefix, because a user's record factory may add fields,
-        and `logging` raises an error if a record already has a field.
+        Serve itself adds the deployment and the replica, but adds the application only during
+        requests. All field names have serve_warm's prefix, because a user's record factory can add
+        fields, and `logging` raises an error if the record already has a field with the same name.
         """
         about = {
             "event": event,
@@ -422,7 +423,7 @@ class _Serving:
 
 
 def _describe_skips(many: int, events: Sequence[CompileEvent]) -> str:
-    """Return a warning about CUDA graphs that torch does not capture.
+    """Return a warning about CUDA graphs that torch did not capture.
 
     Graphs with the same reason are grouped.
     """
@@ -449,9 +450,9 @@ def _many_sizes(events: Iterable[CompileEvent]) -> Iterator[str]:
 
 
 def _build_again(artifact: ArtifactUse, counts: Counts) -> str:
-    """Return why a start compiled although it has an artifact.
+    """Return why a start compiled although the start has an artifact.
 
-    Something changed since the build, because the build's own checks would have failed.
+    Something must have changed since the build: otherwise the build's own checks would have failed.
     """
     reasons = (use.reason for use in SESSION.uses() if use.level == 1)
     told = next((reason for reason in reasons if SINCE_BUILD in reason), "")
@@ -476,7 +477,7 @@ def torch_version() -> dict[str, str]:
     """Return torch's version under the key `torch`; empty before torch is imported.
 
     This does not read torch's package metadata: to find metadata, Python lists the folders of
-    `sys.path`. A cold start would then wait for the disk before `__init__` begins.
+    `sys.path`. With such a search, a cold start would wait for the disk before `__init__` begins.
     """
     torch: Any = sys.modules.get("torch.version")
     # Without the attribute, another thread is still importing torch.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stages PULLING, VERIFYING and LOADING: install an artifact, or start cold.
 
-No code of an artifact runs before the artifact is verified. If loading fails, the files written so
-far are not used.
+No code from an artifact runs until the artifact has been verified. If loading fails, the files
+written so far are not used.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ TRACE_LINES = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """The result of loading: the artifact that a start uses, or the reason why it uses none."""
+    """The result of loading: the artifact that a start uses, or the reason why there is none."""
 
     verdict: Verdict = Verdict.OFF
     artifact: ArtifactUse | None = None
@@ -78,7 +78,7 @@ class Loaded:
     error is raised once something compiles."""
 
     def needs_compiler(self, compiles_with: CompilesWith) -> bool:
-        """Whether the start needs torch's compiler and has not imported it yet."""
+        """Whether the start needs torch's compiler but has not imported it yet."""
         if compiles_with == "torch" or self.has_libraries:
             return False
         # The compiler is needed in a build, without loaded libraries, and if a model is created
@@ -120,7 +120,7 @@ class Loading:
         require_compiler(environment())
 
     async def go_on_without(self, refusal: ArtifactRefused, prepared: Prepared) -> None:
-        """Refuse the loaded artifact, whose code raised, and compile everything from now on.
+        """Refuse the loaded artifact because its code raised, and compile everything from now on.
 
         Raises:
             WarmupFailed: `on_refused` is `fail`.
@@ -199,7 +199,7 @@ class Loading:
     async def _pull(
         self, uri: str, wanted: prefetch.Wanted, fingerprint: Fingerprint, deadline: Deadline
     ) -> tuple[Pulled, prefetch.Taken | None]:
-        """Return a verified artifact, with its `Taken` if it was pulled during `__init__`."""
+        """Return a verified artifact, and a `Taken` if the pull happened during `__init__`."""
         journal = self._journal
         limit = Deadline(min(self._config.pull_deadline_s, deadline.left()))
         given_up = threading.Event()
@@ -275,8 +275,8 @@ class Loading:
     ) -> bool:
         """Load an artifact, and return whether its libraries can be used.
 
-        `unpacked` is the folder of the part `cache`, if already unpacked. After the deadline this
-        raises, and the loading thread stops at the next piece.
+        `unpacked` is the folder with the `cache` part, if already unpacked. After the deadline,
+        this raises, and the loading thread stops at the next piece.
         """
         limit_s = max(0.1, min(self._config.pull_deadline_s, deadline.left()))
         key, given_up = pulled.chosen.key, threading.Event()
@@ -307,7 +307,7 @@ class Loading:
             given_up.set()
 
     def _missed(self, error: ServeWarmError) -> ServeWarmError:
-        """Return the error of a miss, with the folder that a relative path starts from."""
+        """Return the error for a miss, with the folder that a relative path is resolved against."""
         if not is_relative(str(self._config.artifact)):
             return error
         return reword(
@@ -391,7 +391,7 @@ def _lines(trace: Sequence[Considered]) -> tuple[str, ...]:
 async def _retry(
     journal: Journal, uri: str, limit: Deadline, pull_once: Callable[[], Pulled]
 ) -> Pulled:
-    """Call `pull_once` in a thread until it returns, fails permanently, or time runs out."""
+    """Call `pull_once` in a thread until it returns, it fails permanently, or time runs out."""
     tries, began, last = 0, time.perf_counter(), ""
     while True:
         journal.stay_in(Stage.PULLING)  # the previous try may have reached a later stage
@@ -428,8 +428,8 @@ async def _retry(
 async def _run_in_own_thread(pull_once: Callable[[], Pulled], *, timeout_s: float) -> Pulled:
     """Return the result of `pull_once`. After the timeout, do not wait for the thread.
 
-    This does not use the thread pool of the event loop: user code shares that pool, and a thread
-    that hangs in a store would be missing from it.
+    This does not use the event loop's thread pool, because user code shares that pool, and a thread
+    that hangs in a store would take one of the pool's threads.
     """
     pulling = begin(pull_once, name="serve_warm-pull")
     came = None

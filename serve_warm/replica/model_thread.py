@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The model thread: one thread for model calls that lives as long as the replica."""
+"""The model thread: one thread that makes model calls and lives as long as the replica."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 class ModelThread:
-    """The replica's one thread for calls of its model, created on the first call."""
+    """The replica's only thread for calls to its model, created on the first call."""
 
     def __init__(self, owner: Any, *, is_starting: Callable[[], bool]) -> None:
         self._owner = owner

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The raw parts of an artifact, packed from the caches and entries of a proven replica."""
+"""The raw parts of an artifact, packed from a proven replica's caches and entries."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ async def pack(
     """Return the raw parts of an artifact and the build facts for its manifest.
 
     If `serve_warm.compile` was used, this replays the inputs again and makes an entry for each kind
-    of call. `report` is the report of the proof; `new_replay` returns a replay of the same inputs.
-    Works only once per process, because torch cannot fully load the bytes of a second save. `say`
-    receives the current step.
+    of call. `report` is the report made at the proof; `new_replay` returns a replay of the same
+    inputs. Works only once per process, because torch cannot fully load the bytes that a second
+    save produces. `say` is called with the current step.
     """
     facts = dict(build_facts(report))
     if has_profile:
@@ -102,11 +102,11 @@ class _Steps:
 
 
 async def _compile_by_profile(replay: Replay) -> None:
-    """Compile the graphs that later starts with this profile need but this start did not need.
+    """Compile the graphs that this start did not need, but later starts with this profile do.
 
     For example, after batches of 8 and 1, the profile records that the batch size changes. A later
-    start then compiles its first graph for all batch sizes, but this start compiled its first graph
-    for 8.
+    start then compiles its first graph for all batch sizes, whereas this start compiled its first
+    graph only for batches of 8.
     """
     seen = watch_process()
     of_traffic = seen.on_event, seen.forbidden
@@ -123,7 +123,7 @@ def pack_parts(
 ) -> dict[str, bytes]:
     """Return the raw parts of an artifact from this process's caches. Works once per process.
 
-    `entries` maps the name of each part with entries to its files.
+    `entries` maps the name of each part that contains entries to the files of the part.
     """
     parts = {"cache": pack_directory(cache_directory)}
     for name, files in (entries or {}).items():
@@ -140,7 +140,7 @@ def pack_parts(
 
 
 def build_facts(report: Report) -> Mapping[str, Any]:
-    """Return the build facts for a manifest, in addition to fingerprint and parts."""
+    """Return the build facts that a manifest contains in addition to fingerprint and parts."""
     return {
         ISA_FACT: isa_checks().answers,
         "inputs": [result.name for result in report.inputs],

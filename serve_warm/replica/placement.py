@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The installation of a verified artifact: unpack its files, read its entries, load torch's bytes.
+"""Installation of a verified artifact: unpack files, read entries, and load torch's bytes.
 
-Loading runs code from the build in a separate thread. The start may stop waiting for this thread.
+Loading runs code from the build, in a separate thread. The start can stop waiting for this thread.
 If the code raises, the start refuses the artifact.
 """
 
@@ -46,7 +46,7 @@ def put_in_place(
 ) -> bool:
     """Load an artifact into this process, and return whether its libraries can be used.
 
-    `unpacked` is the folder of the part `cache`, if already unpacked. `check_wanted` is called
+    `unpacked` is the folder with the `cache` part, if already unpacked. `check_wanted` is called
     often, and raises to stop the work.
 
     Raises:
@@ -73,7 +73,7 @@ def put_in_place(
 
 
 def refuse_broken(what: str, statement: str, trace: Sequence[Considered] = ()) -> ArtifactRefused:
-    """Return the error for an artifact that is refused because its code raised an exception."""
+    """Return the error for an artifact that is refused because code in it raised an exception."""
     refusal = ArtifactRefused(
         what,
         reason="broken",

@@ -2,19 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The work of a start during `__init__`: pulling the artifact and importing the compiler.
 
-Pulling and importing run in daemon threads, once the user's class is instantiated. Best effort: if
-the work is unfinished, failed or not wanted, the start does it again from the beginning.
-Prefetching does not weaken trust. The same code checks signatures and digests with the same keys,
-and nothing is loaded before the start accepts the artifact.
+Pulling and importing run in daemon threads, which start when the user's class is instantiated. Best
+effort: if the work is unfinished, has failed or is no longer wanted, the start does it again from
+the beginning. Prefetching does not weaken trust. The same code checks signatures and digests with
+the same keys, and nothing is loaded before the start accepts the artifact.
 
 Downloading, hashing, decompressing and writing release the GIL, so this work runs in parallel with
 `__init__`. Imports are Python code, so imports run in parallel only while `__init__` waits, or
-reads and copies weights in C++. If `__init__` also runs Python code, the two take turns, which
-saves nothing.
+reads and copies weights in C++. If `__init__` also runs Python code, imports and `__init__` take
+turns, which saves no time.
 
 Prefetching never queries CUDA devices before user code does. The first query fixes the device list,
-and `__init__` may still set `CUDA_VISIBLE_DEVICES`. Importing Inductor queries CUDA devices (torch
-2.11, `torch/_inductor/runtime/benchmarking.py`); importing Dynamo does not.
+and `__init__` might set `CUDA_VISIBLE_DEVICES` after that. Importing Inductor queries CUDA devices
+(torch 2.11, `torch/_inductor/runtime/benchmarking.py`); importing Dynamo does not.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ discarded."""
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """A request for an artifact: the deployment, the store and the trust.
+    """A request for an artifact, with the deployment, the store and the trust policy.
 
     Equal requests pull the same artifact.
     """
@@ -134,7 +134,7 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """An artifact that was pulled before the app was known. Either use it or call `discard`."""
+    """An artifact pulled before the app was known. Either use the artifact or call `discard`."""
 
     wanted: Wanted
     store: Store
@@ -158,16 +158,16 @@ class Taken:
         return self.unpack_s * self.early
 
     def discard(self) -> None:
-        """Close the files of the artifact and remove its folder."""
+        """Close the artifact's files and remove the artifact's folder."""
         self.pulled.close()
         if self.directory is not None:
             shutil.rmtree(self.directory, ignore_errors=True)
 
 
 class Prefetch:
-    """The work that runs for one start during `__init__`: call `begin()` once.
+    """The work done for one start during `__init__`. Call `begin()` once.
 
-    The start then calls `init_ended()`, `taken(...)` at most once, and always `drop()`.
+    The start then calls `init_ended()`, calls `taken(...)` at most once, and always calls `drop()`.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Prefetch:
         driver: Sequence[Path] = NVIDIA,
         timeline: Timeline | None = None,
     ) -> None:
-        """`rank` is the rank and group size that the process group will report, if known."""
+        """`rank` is the pair (rank, group size) that the process group will report, if known."""
         self._has_driver = any(path.exists() for path in driver)
         self._config = config
         self._deployment = deployment
@@ -212,7 +212,7 @@ class Prefetch:
         ).start()
 
     def init_ended(self) -> None:
-        """Report the end of the user's `__init__`, so that the work no longer waits for it."""
+        """Tell the work that the user's `__init__` has ended, so that it no longer waits."""
         self._ended_at = time.perf_counter()
         self._init_ended.set()
 
@@ -232,7 +232,7 @@ class Prefetch:
 
     @property
     def set_too_late(self) -> Sequence[str]:
-        """Environment variables of torch's compiler that `__init__` set after its import.
+        """Variables for torch's compiler that `__init__` set after the compiler was imported.
 
         torch reads such variables only when it is imported. Without the prefetch, this import might
         have come after `__init__` set the variables.
@@ -248,8 +248,8 @@ class Prefetch:
     ) -> Taken | None:
         """Wait for the artifact. Return the artifact if a pull of `wanted` would still choose it.
 
-        To find out, this chooses again among the statements, by all factors of the fingerprint, the
-        deny list and the age. Returns None in every other case, including a timeout.
+        To check this, serve_warm chooses again among the statements, using all fingerprint factors,
+        the deny list and the age. Returns None in every other case, including a timeout.
         """
         is_there, asked = self._taken.done(), time.perf_counter()
         try:
@@ -288,12 +288,12 @@ class Prefetch:
             turns.end()
 
     def _note_import(self, name: str, began_boot_s: float, ended_boot_s: float) -> None:
-        """Record an import of torch's compiler by user code in the timeline."""
+        """Record in the timeline that user code imported torch's compiler."""
         if name.startswith(COMPILER_MODULES) and ended_boot_s - began_boot_s >= SHOWN_S:
             self._timeline.add(COMPILER, began_boot_s, ended_boot_s)
 
     def _will_compile(self) -> bool:
-        """Whether torch is imported, and something will be compiled or needs Dynamo to load."""
+        """Whether torch is imported, and Dynamo is needed to compile or to load something."""
         if "torch" not in sys.modules:
             return False
         # torch.compile imports Dynamo. An app without torch.compile and serve_warm.compile pays
@@ -327,7 +327,7 @@ class Prefetch:
             import_dynamo()
 
     def _devices_are_chosen(self) -> bool:
-        """Whether user code has initialized CUDA, or the machine has no CUDA to initialize."""
+        """Whether user code has initialized CUDA, or there is no CUDA to initialize."""
         torch: Any = sys.modules.get("torch")
         return not self._has_driver or (
             torch is not None and (torch.version.cuda is None or torch.cuda.is_initialized())
@@ -435,7 +435,7 @@ class _Span:
 def unpack(
     raw: BinaryIO, directory: Path, *, check_wanted: Callable[[], None] = lambda: None
 ) -> None:
-    """Unpack the part `cache` into the empty private folder `directory`.
+    """Unpack the `cache` part into the empty private folder `directory`.
 
     `check_wanted` is called often, and raises to stop the work.
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The stage PENDING, which finds the inputs to replay, the compiler and the fingerprint."""
+"""The stage PENDING: find the inputs to replay, the compiler and the fingerprint."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Preparation:
             self._journal.warn(str(error))
 
     def _refuse_shared_code(self) -> None:
-        """Raise if a build could pack code that another process wrote to a folder."""
+        """Raise if a build could pack code that another process put in the build's folder."""
         if self._config.headers != "own":
             return
         what = "the folder that a build compiles in"
@@ -240,7 +240,7 @@ class Preparation:
 
 
 async def prepare_compiler(start: Start) -> None:
-    """Import torch's compiler as part of the stage, and set up its profile."""
+    """Import torch's compiler as part of the stage, and set up the compiler's profile."""
     # This does nothing if the import is done, and waits if an import from __init__ is still
     # running.
     with start.journal.timeline.span(COMPILER):
@@ -260,7 +260,7 @@ async def prepare_compiler(start: Start) -> None:
 
 
 def only_libraries(arguments: Mapping[str, str]) -> bool:
-    """Return whether all known compiled code uses libraries (level 3).
+    """Return whether all compiled code known so far uses libraries (level 3).
 
     `arguments` are the compile arguments found on the user's object.
     """

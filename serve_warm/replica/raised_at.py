@@ -19,8 +19,8 @@ _OWN = str(Path(__file__).parents[1])
 def find_line(error: BaseException) -> str:
     """Return the innermost line outside installed packages, for example `app.py:32, in score`.
 
-    If all lines are in installed packages, return the innermost one. Return an empty string without
-    a traceback.
+    If all lines are in installed packages, return the innermost line. Return an empty string if
+    there is no traceback.
     """
     frames = traceback.extract_tb(error.__traceback__)
     users = [

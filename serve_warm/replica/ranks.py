@@ -2,16 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ranks of a tensor-parallel group, which compute together and so must start together.
 
-Each rank holds a part of one model, and the compiled code of all ranks communicates in collectives.
-A collective ends when all ranks have called it. If one rank compiles, or makes fewer passes than
-the others, the other ranks wait. So each decision of a start uses the answers of all ranks.
+Each rank holds a part of one model, and the compiled code on all ranks communicates in collectives.
+A collective ends only when all ranks have called it. If one rank compiles, or makes fewer passes
+than the others, the other ranks wait. So each decision of a start uses the answers of all ranks.
 
-Ranks communicate through the store of the process group that user code created, not by collectives.
-The store needs no GPU, does not interfere with the collectives of the model, and shows which rank
-has not answered. A rank that fails writes its error to the store. The other ranks also notice a
-rank that ends without a message.
+To agree, ranks use the store of the process group that user code created, instead of collectives.
+The store needs no GPU, does not interfere with the model's collectives, and shows which rank has
+not answered. A rank that fails writes its error to the store. The other ranks also notice if a rank
+ends without a message.
 
-This module uses a private name of torch: `distributed_c10d._get_default_store` (seen in 2.13).
+This module uses a private torch function: `distributed_c10d._get_default_store` (seen in 2.13).
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/distributed/distributed_c10d.py
 """
 
@@ -46,7 +46,7 @@ WORDS = 500
 
 
 class Ranks:
-    """The ranks that start together, as one rank sees them. By default, there is only one rank.
+    """The ranks that start together, as seen by one of them. By default, there is only one rank.
 
     `pulse_s` is the time between two pulses of this rank. `silent_s` is the time without a pulse
     after which another rank counts as ended. Both times are in seconds.
@@ -159,7 +159,7 @@ class Ranks:
             self._say("failed", excerpt(text, WORDS))
 
     def give_pulse(self, ended: threading.Event) -> None:
-        """Send pulses of this rank until `ended` is set."""
+        """Send this rank's pulses until `ended` is set."""
         # Use a separate connection: a caller that waits for a key blocks its own connection.
         with contextlib.suppress(RuntimeError):
             store = self._store.clone()
@@ -186,7 +186,7 @@ class _Pulses:
 
 @contextlib.contextmanager
 def join(*, pulse_s: float = PULSE_S, silent_s: float = SILENT_S) -> Iterator[Ranks]:
-    """Join the other ranks for the block. If the block raises, tell the other ranks.
+    """Join the other ranks while the block runs. If the block raises, tell the other ranks.
 
     `pulse_s` and `silent_s` are as for `Ranks`.
 

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Readahead of files: the kernel reads weights from disk while `__init__` is still importing.
+"""File readahead: the kernel reads weights from disk while `__init__` is still importing.
 
-A disk is idle during imports, and imports wait while weights are read. As soon as Serve
-instantiates the class, a thread asks the kernel to read the files that the setting `readahead`
-names. Best effort: if a file is missing or cannot be opened, a line is logged, and `__init__` reads
-the file as usual.
+Without readahead, the disk is idle during imports, and nothing is imported while weights are read.
+As soon as Serve instantiates the class, a thread asks the kernel to read the files named in the
+setting `readahead`. Best effort: if a file is missing or cannot be opened, a warning is logged, and
+`__init__` reads the file as usual.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class Readahead:
         self._free_bytes = free_bytes
 
     def begin(self) -> None:
-        """Start a thread that asks the kernel for the files, and return at once."""
+        """Start a thread that asks the kernel to read the files, and return at once."""
         threading.Thread(target=self.run, name="serve_warm-readahead", daemon=True).start()
 
     def run(self) -> None:
-        """Ask the kernel for the files now. Never raises."""
+        """Ask the kernel to read the files now. Never raises."""
         if self._ask is None:
             logger.info("readahead: this system has no posix_fadvise, so no file is read ahead")
             return
@@ -94,7 +94,7 @@ class Readahead:
         logger.info("readahead: files=%d bytes=%d in %.1f s", count, total, took_s)
 
     def _find(self, absent: list[str]) -> Iterator[Path]:
-        """Yield the files in order, each once; add patterns without a matching file to `absent`."""
+        """Yield each file once, in order; add patterns that match no file to `absent`."""
         seen: set[Path] = set()
         for pattern in self._patterns:
             try:
@@ -109,7 +109,7 @@ class Readahead:
 
 
 def _ask_for(ask: Ask, path: Path, most: int | None) -> int:
-    """Ask the kernel for up to `most` bytes of a file; return the number. Raises OSError."""
+    """Ask the kernel to read up to `most` bytes of a file; return how many. Raises OSError."""
     # A pipe with such a name must not block.
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:

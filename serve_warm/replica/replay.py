@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The replay of the declared inputs until nothing compiles, and the proof.
 
-serve_warm cannot know in advance how often code must run until it is warm. Even with an Inductor
-cache hit, code is traced once. A CUDA graph needs three calls, and a graph break needs more. So all
-inputs are replayed, pass after pass, until a whole pass changes no count. Then one more pass runs
-with compiling forbidden.
+serve_warm cannot know in advance how many runs it takes until code is warm. Even with an Inductor
+cache hit, code is traced once. A CUDA graph needs three calls, and code with a graph break needs
+more. So all inputs are replayed, pass after pass, until no count changes during a whole pass. Then
+one more pass runs with compiling forbidden.
 
-Ranks that compute together make the same passes. The passes continue until a pass was quiet on all
-ranks. An input is proven if it is proven on all ranks.
+Ranks that compute together make the same passes. The passes continue until one pass is quiet on all
+ranks. An input counts as proven only if all ranks have proven it.
 
 `call_evidence` holds the rest of the proof, and `input_calls` replays a single input.
 """
@@ -69,7 +69,7 @@ class Replay:
         )
 
     async def until_quiet(self) -> None:
-        """Replay all inputs until a whole pass compiles, captures and settles nothing.
+        """Replay all inputs until nothing is compiled, captured or settled in a whole pass.
 
         An entry is first used in the pass after its settling calls.
 
@@ -112,7 +112,7 @@ class Replay:
             await self._calls.replay(item)
 
     async def until(self, is_done: Callable[[], bool]) -> None:
-        """Replay the inputs, smallest first and each at most once, until `is_done()`.
+        """Replay the inputs until `is_done()`, smallest first and each at most once.
 
         Raises:
             ReplayFailed: an input raised.
@@ -141,7 +141,7 @@ class Replay:
     async def prove(self, *, attempts: int = PROOF_ATTEMPTS) -> None:
         """Replay all inputs once with compiling forbidden, and record which are proven.
 
-        Inputs may be unproven when this returns: `progress` shows which inputs are proven.
+        Some inputs can still be unproven when this returns: `progress` shows which are proven.
 
         Raises:
             ReplayFailed: an input raised for a reason other than the proof.
@@ -172,7 +172,8 @@ class Replay:
     async def find_compiling(self, items: Sequence[Input]) -> list[Input]:
         """Replay each of `items` with compiling forbidden, and return the items that would compile.
 
-        The items are not declared inputs, so the result does not affect the declared inputs.
+        The items are not declared inputs, so the result does not affect whether the declared inputs
+        are proven.
 
         Raises:
             WarmupTimeout: a deadline passed.
@@ -189,7 +190,7 @@ class Replay:
         return found
 
     async def _prove_together(self) -> None:
-        """Mark an input as not proven if another rank has not proven it."""
+        """Mark an input as unproven if another rank has not proven this input."""
         progress = self.progress
         for rank, unproven in enumerate(await self._calls.agree("the proof", progress.unproven)):
             for name, why in unproven.items():

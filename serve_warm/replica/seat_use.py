@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The start of a replica on a seat: the settings that it applies first, and the seat's result.
+"""A replica's start on a seat: the settings to apply first, and whether the seat was used.
 
-A seat does not know some settings when it imports (`serve_warm.preload`), such as the number of
-threads that Ray sets for a replica. `take` applies these settings, so that the start is like a
-start without a seat. If a setting cannot be applied any more, the report says why the seat was not
-used. A worker that only imports does not need this module.
+While a seat imports modules (`serve_warm.preload`), some settings are not known yet, such as the
+number of threads that Ray sets for a replica. `take` applies these settings, so that the start is
+like a start without a seat. If a setting can no longer be applied, the report says why the seat was
+not used. A worker that is still importing does not need this module.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ process."""
 
 
 def take(environ: Mapping[str, str]) -> SeatUse:
-    """Apply the settings that were unknown during the imports; return the result of the seat.
+    """Apply the settings that were unknown during the imports; return whether the seat was used.
 
     Call this once, on the thread that serves, before anything else uses torch.
     """
@@ -110,7 +110,7 @@ def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
 
 
 def _set_threads(early: EarlyImports, environ: Mapping[str, str]) -> str:
-    """Set torch's number of threads as a plain start does; return why this is impossible, or "".
+    """Set torch's thread count as in a start without a seat; return why this failed, or "".
 
     `torch.set_num_threads` also sets the threads of OpenMP and MKL. torch's inter-op pool does not
     depend on OMP_NUM_THREADS (torch 2.11 to 2.13, `torch.__config__.parallel_info()`).
@@ -138,7 +138,7 @@ def _has_openblas() -> bool:
 
 
 def _physical_cores() -> int:
-    """Return the number of cores available to this process, MKL's limit for torch's threads."""
+    """Return the number of cores that this process can use: MKL's limit for torch's threads."""
     usable = os.sched_getaffinity(0)
     cores = set()
     for cpu in usable:
@@ -151,7 +151,7 @@ def _physical_cores() -> int:
 
 
 def _set_modes(early: EarlyImports) -> None:
-    """Set the modes that the imports set on this thread, if a plain start would have them here."""
+    """Set the torch modes that this thread would have in a start without a seat."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not early.modes:
         return

@@ -2,15 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seats for the next replicas: a serving replica asks its raylet for workers in advance.
 
-Ray has no public API for this. All private names are in `Raylet`, with the file and version in
-which each was seen. If a name is missing, no seats are kept, and starts work as without seats.
+Ray has no public API for this. All private Ray names used here are in `Raylet`, each with the file
+and version in which the name was seen. If a name is missing, no seats are kept, and starts work as
+they do without seats.
 
-`PrestartWorkers` always starts new workers, however many exist (HandlePrestartWorkers in
-src/ray/raylet/node_manager.cc). Ray gives a replica a worker of the same runtime_env, and of the
-same job or of no job. A seat belongs to no job: Ray ends the idle workers of a job whose driver has
-exited, but replicas outlive their driver. Ray also ends a worker after the worker's keep-alive time
-if the node has more idle workers than free CPUs (TryKillingIdleWorkers in
-src/ray/raylet/worker_pool.cc). So a keeper counts its seats by the files that the seats write.
+`PrestartWorkers` always starts new workers, however many workers already exist
+(HandlePrestartWorkers in src/ray/raylet/node_manager.cc). Ray gives a replica a worker that has the
+same runtime_env, and that belongs to the same job or to no job. A seat belongs to no job, because
+Ray ends a job's idle workers when the job's driver has exited, but replicas outlive their driver.
+After a worker's keep-alive time, Ray ends the worker if the node has more idle workers than free
+CPUs (TryKillingIdleWorkers in src/ray/raylet/worker_pool.cc). So a keeper counts seats by the files
+that the seats write.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ class SeatsUnavailable(Exception):
 
 
 class SeatsDelayed(Exception):
-    """The raylet did not answer, but may answer next time."""
+    """The raylet did not answer, but might answer next time."""
 
 
 class WorkerSource(Protocol):
@@ -86,11 +88,11 @@ class WorkerSource(Protocol):
 
 
 class Raylet:
-    """The raylet of this node, which can start workers like this process.
+    """This node's raylet, which can start workers like this process.
 
     The request is `NodeManagerService/PrestartWorkers` in ray/core/generated/node_manager_pb2.py
-    (2.53 to 2.60). The channel must use the cluster's token and TLS, because otherwise the raylet
-    refuses it.
+    (2.53 to 2.60). The channel must use the cluster's token and TLS. Otherwise the raylet refuses
+    the connection.
     """
 
     def __init__(self, *, host: str, port: int, runtime_env: str) -> None:
@@ -100,7 +102,7 @@ class Raylet:
 
     @classmethod
     def of_worker(cls) -> Raylet:
-        """Return the raylet of this worker. Call this on a thread on which Ray calls user code.
+        """Return this worker's raylet. Call this on a thread on which Ray calls user code.
 
         Raises:
             SeatsUnavailable: this version of Ray does not expose the raylet's address.
@@ -153,10 +155,10 @@ class Raylet:
 
 
 class ReplicaSeats:
-    """The seat of this replica's start, if any, and the seats that it keeps for others."""
+    """The seat on which this replica started, if any, and the seats kept for other replicas."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """Prepare this process as a replica. Create this object before anything else uses torch.
+        """Prepare this process to be a replica. Create this object before anything else uses torch.
 
         Raises:
             WarmupFailed: an import initialized CUDA in the seat, and Ray then chose other GPUs.
@@ -203,10 +205,10 @@ class ReplicaSeats:
 
 
 def imports_of_seat(settings: Seats, loaded: Iterable[str]) -> tuple[str, ...]:
-    """Return the imports of a seat, from the modules that a serving replica has loaded.
+    """Return the modules for a seat to import, given the modules that a serving replica has loaded.
 
-    The app's modules come first, because whatever they set before importing torch must be set
-    before that import.
+    The app's modules come first, because settings that these modules make before importing torch
+    must also be made before that import here.
     """
     names = set(loaded)
     wanted = [*settings.imports]
@@ -222,7 +224,7 @@ def imports_of_seat(settings: Seats, loaded: Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(kw_only=True)
 class _Asked:
-    """A worker that was requested and has not arrived."""
+    """A worker that was requested but has not arrived yet."""
 
     ticket: str
     at_s: float
@@ -231,8 +233,8 @@ class _Asked:
 class SeatKeeper:
     """Keeps `count` seats for one deployment on this node, until this process ends.
 
-    Only one replica of the deployment on a node keeps seats at a time, in one thread. Any thread
-    may call `describe`.
+    At any time, only one of the deployment's replicas on a node keeps seats, in one thread. It is
+    safe to call `describe` on any thread.
     """
 
     def __init__(
@@ -290,7 +292,7 @@ class SeatKeeper:
             self._stop(f"the thread that keeps seats ended: {sys.exc_info()[1]!r}")
 
     def look(self) -> None:
-        """Count the seats once, and request missing seats. Does nothing after a problem.
+        """Count the seats once, and request missing seats. Does nothing once there is a problem.
 
         A folder that cannot be read or written counts as a loss.
         """
@@ -342,7 +344,7 @@ class SeatKeeper:
             os.close(lock)
 
     def _count(self) -> list[Seat]:
-        """Return the live seats, and note which seats arrived, were taken or were lost."""
+        """Return the live seats, and record which seats have arrived, were taken or were lost."""
         seats = {
             seat.pid: seat for seat in self._folder.seats() if seat.deployment == self._deployment
         }
@@ -408,7 +410,7 @@ class SeatKeeper:
         return self._clock() - seat.began_boot_s < keep_s - lead_s
 
     def _affordable(self) -> int:
-        """Return the number of further seats that fit into the free memory."""
+        """Return how many more seats fit into the free memory."""
         free, held = self._free_bytes(), self._seat_bytes
         if free is None:
             return self._settings.count
@@ -453,7 +455,7 @@ def new_keeper(
 ) -> SeatKeeper | str:
     """Return the keeper for this replica's deployment, or the reason why seats cannot be kept.
 
-    Call it on a thread on which Ray calls user code.
+    Call this on a thread on which Ray calls user code.
     """
     if not preload.has_hook():
         return f"the env_vars of its runtime_env need {preload.hook_environment()}"
@@ -474,7 +476,7 @@ def new_keeper(
 
 
 def free_memory_bytes() -> int | None:
-    """Return the free bytes of the node's memory, or the container's if fewer; None if unknown."""
+    """Return the free memory of the node, or of the container if less; None if unknown."""
     found = []
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

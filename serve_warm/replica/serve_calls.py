@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of the user's object, made as Ray Serve makes them: methods, routes, generators.
+"""Calls on the user's object, made in the same way as by Ray Serve: methods, routes, generators.
 
-This module uses private names of Ray Serve, each seen in 2.60 and checked by the tests:
+This module uses these private Ray Serve names, each seen in 2.60 and checked by the tests:
 `ASGIAppReplicaWrapper` (whether a class is an ASGI app), `_serve_request_context` (the multiplexed
 model id of a replayed call) and `RAY_SERVE_RUN_SYNC_IN_THREADPOOL` (where sync handlers run).
 """
@@ -54,8 +54,8 @@ class CompileForbidden(DeploymentUnavailableError):
     def message(self) -> str:
         """The text of Serve's answer.
 
-        It contains no data of the request. The signature of the arguments is only in the log and
-        the report.
+        The text contains no data from the request. Only the log and the report show the signature
+        of the arguments.
         """
         return (
             f"this replica compiles nothing after it is ready, but {self.event.function} would "
@@ -67,7 +67,7 @@ class CompileForbidden(DeploymentUnavailableError):
 
 
 class ServeCalls:
-    """Calls of one object of the user, one for each declared input."""
+    """Calls on one user object, one for each declared input."""
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
@@ -198,7 +198,7 @@ class ServeCalls:
         return [v for v in vars(self.owner).values() if isinstance(v, DeploymentHandle)]
 
     def suggest(self, event: CompileEvent, declared: Sequence[Input]) -> str:
-        """Return the `Input(...)` that would prevent a compile in the current request."""
+        """Return the `Input(...)` that would have prevented a compile in the current request."""
         request = serve_context._get_serve_request_context()  # noqa: SLF001
         return suggest_input(
             declared,
@@ -230,7 +230,7 @@ def max_batch_size(kind: type) -> int:
 
 
 def max_ongoing_requests() -> int | None:
-    """Return how many concurrent requests Serve sends to this replica; `None` outside Serve."""
+    """Return Serve's limit of concurrent requests for this replica; `None` outside Serve."""
     config = getattr(replica_context(), "_deployment_config", None)
     limit = getattr(config, "max_ongoing_requests", None)
     return limit if isinstance(limit, int) else None
@@ -245,7 +245,7 @@ def replica_context() -> Any:
 
 
 def suggest_target(cls: type, wrong: str) -> str:
-    """Return a hint that lists existing methods, for a method that a class does not have.
+    """Return a hint that lists a class's methods, for a method name that the class does not have.
 
     The hint lists `__call__` and the author's methods, but not the methods of WarmupMixin.
     """
@@ -348,7 +348,7 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Take a message from the app (ASGI's `send`)."""
+        """Receive a message from the app (ASGI's `send`)."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
         elif message["type"] == "http.response.body":

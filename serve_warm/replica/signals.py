@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Detection of signals during a call.
 
-An exception from a signal handler is not a failure of the call.
+If a signal handler raises an exception, the call itself has not failed.
 
-Code of an artifact can also raise KeyboardInterrupt and SystemExit, but such code must not end a
-replica. Python runs signal handlers only on the main thread, and an exception from a handler looks
-like an exception from the interrupted code. So during a call on the main thread, handlers are
-wrapped to record that they ran.
+Code from an artifact can also raise KeyboardInterrupt and SystemExit, but must not end a replica
+that way. Python runs signal handlers only on the main thread, and an exception raised by a handler
+looks as if the interrupted code had raised it. So during a call on the main thread, each handler is
+wrapped to record that the handler ran.
 """
 
 from __future__ import annotations

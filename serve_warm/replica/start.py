@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The state that all stages of a start share: the replica, settings, caches and journal."""
+"""The state shared by all stages of a start: the replica, the settings, caches and journal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Replica(Protocol):
         """Return the user's declared inputs."""
 
     async def call(self, item: Input) -> None:
-        """Replay one input in the way that Ray Serve would call it."""
+        """Call one input's target in the same way as Ray Serve would."""
 
     def check(self, inputs: Sequence[Input]) -> None:
         """Raise `InputError` for an input whose target does not exist."""
@@ -54,10 +54,10 @@ class Replica(Protocol):
         """Return the largest number of requests in one batch; 1 without `@serve.batch`."""
 
     def trust(self) -> Trust | None:
-        """Return the trust settings in code; `None` means the trust files of the machine."""
+        """Return the trust settings given in code; `None` means the machine's trust files."""
 
     def suggest(self, event: CompileEvent, declared: Sequence[Input]) -> str:
-        """Return the `Input(...)` that would prevent a compile in the current request."""
+        """Return the `Input(...)` that would have prevented a compile in the current request."""
 
     def refusal(self, event: CompileEvent) -> BaseException:
         """Return the error for a request that would compile under `after_ready: forbid`."""
@@ -78,8 +78,8 @@ class CompileCaches:
     def begin(self) -> Path:
         """Make torch's caches use a new directory, unless already done, and return the directory.
 
-        In Serve, this happens before the user's `__init__`, which may compile. Elsewhere, the start
-        does it.
+        In Serve, the change happens before the user's `__init__`, which might compile something.
+        Elsewhere, the start makes the change.
 
         Raises:
             OSError: the directory cannot be made.

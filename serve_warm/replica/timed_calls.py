@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of inputs as traffic would make them, with their deadlines and progress."""
+"""Calls to the targets of inputs, as traffic would make them, with deadlines and progress."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class _UnderWay:
 
 @dataclass
 class Progress:
-    """The progress of a replay, which observers read while it changes."""
+    """The progress of a replay, which observers read while the replay runs."""
 
     inputs: Sequence[Input] = ()
     passes: int = 0
@@ -127,7 +127,7 @@ class TimedCalls:
         """The call that has begun and not ended, if any."""
 
     def overdue(self) -> WarmupTimeout | None:
-        """Return why the current replay is late, or None. Any thread may call this."""
+        """Return why the current replay is late, or None. It is safe to call this on any thread."""
         late = (self._timeout(now.item, now.limit_s) for now in self._under_way if now.is_late())
         return next(late, None)
 
@@ -139,7 +139,7 @@ class TimedCalls:
             raise self._timeout(item, self._deadline.seconds)
 
     async def make(self, item: Input) -> tuple[float, ReplayFailed | None]:
-        """Call an input's target; return the seconds and the error, if any.
+        """Call an input's target; return how many seconds this took, and the error, if any.
 
         Raises:
             WarmupTimeout: the deadline of the call passed.
@@ -196,8 +196,8 @@ class TimedCalls:
     async def _call_without_exit(self, item: Input) -> None:
         """Call an input's target; treat SystemExit and KeyboardInterrupt like any other error.
 
-        If a task raised one of these two, asyncio would end the process. This is correct only if a
-        signal handler raised the exception.
+        If a task raised one of these two, asyncio would end the process. Ending the process is
+        correct only if a signal handler raised the exception.
         """
         with SignalsSeen() as signals:
             try:

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The timeline of a start: the beginning and end of each part, on one clock.
+"""The timeline of a start: when each part begins and ends, measured by one clock.
 
-The clock is CLOCK_BOOTTIME, which all processes of a machine share. /proc also uses this clock, for
-parts that began before any code of this package ran. The node's metrics server uses this clock to
-compute current values.
+The clock is CLOCK_BOOTTIME, which all processes on a machine share. /proc uses the same clock,
+which gives the times of parts that began before any code of this package ran. The node's metrics
+server also uses this clock to compute current values.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ imports the app. A worker that Ray started in advance waits before creating this
 
 
 def spans_before(created_boot_s: float, *, seat: bool = False) -> tuple[Span, ...]:
-    """Return the parts of this process's life before the replica's object was created.
+    """Return the parts of this process's life until the replica's object was created.
 
     `process` lasts until Ray makes the process an actor. Then `imports` begins. If Ray's thread is
-    not found, the two are one part. With `seat`, the first part was over before the start of the
-    replica, so it is left out.
+    not found, these two parts are returned as one. With `seat`, the first part ended before the
+    replica's start, so this part is left out.
     """
     began_s = _began_s(Path("/proc/self"))
     actor = next((t for t in threading.enumerate() if t.name == ACTOR_THREAD), None)
@@ -53,7 +53,7 @@ def _began_s(process: Path) -> float:
 
 
 class Timeline:
-    """The spans of one start. Any thread may add spans."""
+    """The spans of one start. It is safe to add spans on any thread."""
 
     def __init__(self, before: tuple[Span, ...] = ()) -> None:
         self._spans = list(before)
@@ -67,9 +67,9 @@ class Timeline:
 
     @contextmanager
     def span(self, name: str, *, beside: bool = False) -> Iterator[None]:
-        """Add the block as a part.
+        """Add a part that begins and ends with the block.
 
-        `beside` marks a block that runs in parallel in another thread.
+        `beside` marks a part that runs in another thread, in parallel to the start.
         """
         began_s = boot_s()
         self._under_way[name] = (began_s, beside)
@@ -82,12 +82,12 @@ class Timeline:
             )
 
     def say(self, text: str) -> None:
-        """Set `doing` to this text; an empty text clears it."""
+        """Set `doing` to this text; an empty text clears `doing`."""
         self._said = text
 
     @property
     def doing(self) -> str:
-        """The text that was set, or the last running part that is not in a parallel thread."""
+        """The text set by `say`, or the latest running part that is not in a parallel thread."""
         if self._said:
             return self._said
         names = [name for name, (_, beside) in list(self._under_way.items()) if not beside]

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log lines about compiles in traffic, at a limited rate and with advice.
 
-The watch counts all compiles. A compile has one of three causes: an undeclared input, a call on a
-thread other than the model's, or a change since the proof.
+The watch counts all compiles. A compile in traffic has one of three causes: an undeclared input, a
+call on a thread other than the model's, or a change since the proof.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOST_RACE = "Unexpected recompilation"
 
 
 class TrafficLog:
-    """The log lines about compiles in one replica; any thread may log."""
+    """The log lines about compiles in one replica; safe to use on any thread."""
 
     def __init__(self) -> None:
         self.warmed: Collection[tuple[str, str]] = ()
@@ -52,7 +52,7 @@ class TrafficLog:
     ) -> None:
         """Log a compile, or only count it for the next line; `suggest` returns an input to declare.
 
-        `proven_on` has the native ids of the threads that made compiled calls in the proof.
+        `proven_on` contains the native ids of the threads that made compiled calls in the proof.
         """
         self._unlogged += 1
         if time.monotonic() < self._silent_until:

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Waits of replays for replicas of other deployments, recorded as spans of a start.
+"""The times that replays wait for replicas of other deployments, recorded as spans of a start.
 
-A replay that calls another deployment waits until that deployment has a replica, which may still be
-warming up. Without these spans, the wait would look like a slow replay.
+A replay that calls another deployment waits until that deployment has a replica, whose warm-up
+might not be done yet. Without these spans, the wait would look like a slow replay.
 """
 
 from __future__ import annotations

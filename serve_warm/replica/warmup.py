@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The order of a start's stages, with its deadlines and policies. Only this module knows the order.
+"""The order of a start's stages, with deadlines and policies. Only this module knows the order.
 
 A `Warmup` is one start of one replica. A `Replica` provides the facts that only the deployment
 knows: the inputs, how to call them, and the compile arguments. The warm-up writes to a journal,
@@ -59,9 +59,9 @@ logger = logging.getLogger(__name__)
 
 
 class Warmup:
-    """One start of one replica: call `prove()` once, then `become_ready()` once it may serve.
+    """One start of one replica: call `prove()` once, then `become_ready()` when it can serve.
 
-    Call `report()` at any time and from any thread.
+    It is safe to call `report()` at any time and on any thread.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Warmup:
         return self.journal.report()
 
     async def run(self) -> Report:
-        """Warm up, prove that the replica is warm, and become ready; raise as `prove` does."""
+        """Warm up, prove that the replica is warm, and become ready. Raises what `prove` raises."""
         await self.prove()
         report = self.become_ready()
         if self.checks is not None:
@@ -122,13 +122,13 @@ class Warmup:
 
     @property
     def checks(self) -> Checks | None:
-        """Checks of entries against eager; None without entries."""
+        """Checks that compare entries with eager execution; None without entries."""
         return self._proof.checks
 
     async def prove(self) -> None:
         """Warm up, and prove that the replica is warm.
 
-        When this returns, the replica may become ready.
+        Once this returns, the replica is allowed to become ready.
 
         Raises:
             WarmupFailed: an input failed, a deadline passed, or a policy forbids becoming ready.
@@ -213,7 +213,7 @@ class Warmup:
     async def pack(self) -> tuple[dict[str, bytes], Mapping[str, Any]]:
         """Return the raw parts of an artifact and the build facts for its manifest.
 
-        Works once per process, after `run()`.
+        Works only once per process, after `run()`.
         """
         with self._join() as self._proof.ranks:
             try:
@@ -274,7 +274,7 @@ class Warmup:
         self.journal.mark_late(error.message)
 
     def _late(self, error: WarmupTimeout) -> None:
-        """Report the delay at once, even though the loop may be blocked."""
+        """Report the delay at once, even if the loop is blocked."""
         if self._serves_late():
             self._mark_late(error)
             self.journal.tell()
@@ -313,11 +313,11 @@ class Proof:
 
     @property
     def checks(self) -> Checks | None:
-        """Checks of entries against eager; None without entries."""
+        """Checks that compare entries with eager execution; None without entries."""
         return self._journal.checks
 
     def overdue(self) -> WarmupTimeout | None:
-        """Return why the current replay is late, or None; any thread may call this."""
+        """Return why the current replay is late, or None; safe to call on any thread."""
         return self._replays[-1].overdue() if self._replays else None
 
     def new_replay(self, prepared: Prepared, deadline: Deadline) -> Replay:
@@ -351,11 +351,11 @@ class Proof:
             await self.replay_and_prove(prepared, deadline)
 
     async def blame_artifact(self, failed: ReplayFailed, loaded: Loaded) -> ArtifactRefused | None:
-        """Return why the artifact is refused, if its code raised but eager execution does not.
+        """Return why the artifact is refused if code from it raised but eager execution does not.
 
-        Returns None if memory ran out, or if eager execution also raises, because then the input is
-        wrong. Also returns None with several ranks, because the other ranks are in the middle of
-        the same call.
+        Returns None if memory ran out. Returns None if eager execution also raises, because then
+        the input is wrong. Also returns None with several ranks, because the other ranks are in the
+        middle of the same call.
         """
         used, cause = loaded.artifact, failed.__cause__
         if loaded.verdict is not Verdict.FULL_HIT or used is None or self.ranks.size > 1:
@@ -373,7 +373,7 @@ class Proof:
         )
 
     async def replay_and_prove(self, prepared: Prepared, deadline: Deadline) -> None:
-        """Replay the inputs until nothing compiles, and then once more with compiling forbidden."""
+        """Replay the inputs until nothing compiles, then once more with compiling forbidden."""
         journal = self._journal
         watch_process().count_kernels_in(self._caches.directory)
         self._begin_checks()
@@ -411,7 +411,7 @@ class Proof:
             )
 
     def drop_checks(self) -> None:
-        """Drop the checks of entries that are no longer used."""
+        """Drop the checks, because the entries are no longer used."""
         self._journal.checks = None
 
     def _note_withdrawn(self, failure: str) -> None:
@@ -419,7 +419,7 @@ class Proof:
         self._journal.tell()
 
     async def withdraws_entries(self) -> bool:
-        """Check an entry of each callable, and return whether any entry was withdrawn."""
+        """Check one entry of each callable, and return whether any entry was withdrawn."""
         journal, checks = self._journal, self.checks
         if checks is None:
             return False
@@ -460,7 +460,7 @@ class Proof:
     def judge(self, prepared: Prepared, missing: WarmupFailed | None) -> None:
         """Warn about problems that the proof found, or raise if a policy forbids them.
 
-        `missing` is the error of `on_missing: fail`, raised if something has compiled.
+        `missing` is the error for `on_missing: fail`, and is raised if something has compiled.
 
         Raises:
             WarmupFailed: `missing`; or CUDA graphs were captured on threads that end with their
@@ -489,9 +489,9 @@ class Proof:
         )
 
     def _judge_threads(self, progress: Progress) -> None:
-        """Warn about handlers whose compiled calls run on changing threads.
+        """Warn about handlers whose compiled calls run on a different thread each time.
 
-        With CUDA graphs, raise instead.
+        If there are CUDA graphs, raise instead.
         """
         strangers = progress.threads - self._replica.serving_threads()
         if not strangers:
@@ -529,11 +529,11 @@ class Proof:
 
 @contextlib.contextmanager
 def _startup_objects_frozen() -> Iterator[None]:
-    """Exclude objects from imports and weights from garbage collection during the replay.
+    """During the replay, keep the objects of imports and weights out of garbage collection.
 
-    Dynamo creates millions of objects, and each full collection walks all of torch: 15 to 20 % of a
-    warm replay (MiniLM, six inputs, torch 2.13). Serve itself freezes such objects permanently
-    after the start.
+    Dynamo creates millions of objects, and each full collection visits all of torch's objects.
+    Without this, such collections take 15 to 20 % of a warm replay (MiniLM, six inputs, torch
+    2.13). Serve itself freezes such objects permanently after the start.
     """
     if gc.get_freeze_count():
         # Other code has already frozen objects, and unfreezing would undo this.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A thread that checks deadlines even while a handler blocks the event loop.
 
-While the loop runs, the loop itself cancels late work. While a handler blocks the loop, no timeout
-of the loop can fire. Without this thread, a start would then wait until the handler returns.
+While the loop runs, the loop itself cancels late work. While a handler blocks the loop, none of the
+loop's timeouts can fire. Without this thread, a start would wait until the handler returns.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ running loop notices the deadline earlier, and ends the start itself."""
 
 
 class Watchdog:
-    """Checks deadlines every `POLL_S` seconds, from its creation until `stop()`.
+    """Checks deadlines every `POLL_S` seconds, from the watchdog's creation until `stop()`.
 
-    Create it on the thread of the loop to watch. It calls these functions on its own thread:
+    Create it on the thread of the event loop to watch. The watchdog calls these functions on its
+    own thread:
 
     `overdue` returns the error for late work, or None.
     `late` is called once, as soon as some work is overdue.
     `stuck` is called once, with the blocked line, if the loop does not run in the next `GRACE_S`
-    seconds. `stuck` may end the process.
+    seconds. `stuck` can end the process.
 
-    After `stop()` has returned, none of these functions runs or will be called.
+    Once `stop()` has returned, none of these functions is running or will be called.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Watchdog:
         threading.Thread(target=self._run, name="serve_warm-watchdog", daemon=True).start()
 
     def stop(self) -> None:
-        """End the watch. Waits for a running callback, which may end the process."""
+        """End the watch. Waits for a running callback, which can end the process."""
         with self._firing:
             self._stopped.set()
 
@@ -89,7 +90,7 @@ class Watchdog:
         return False
 
     def _where(self) -> str:
-        """Return the line that the thread of the loop is executing."""
+        """Return the line that the loop's thread is executing."""
         frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001 - documented
         if frame is None:
             return "an unknown line"

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Stores for artifacts: the protocol of a store, and the URI that selects one.
+"""Stores for artifacts: the protocol of a store, and the URIs that select a store.
 
 A store keeps bytes under keys and knows nothing about artifacts. Each object is written only once,
-so that a checked object cannot change. Stores are not trusted: callers check every object that they
-read (`serve_warm.artifact.statements`, `serve_warm.artifact.blobs`).
+so an object that was checked cannot change. Stores are not trusted: callers check every object that
+they read (`serve_warm.artifact.statements`, `serve_warm.artifact.blobs`).
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ several threads at once. Together, the pieces cover the object without gaps or o
 
 
 class Store(Protocol):
-    """Bytes under keys, each written once.
+    """Bytes under keys. Each key is written once.
 
     A key is one or more names joined by `/`; `check_key` has the rules. Every method raises
-    StoreError if the key is invalid, or if the store cannot be reached, read or written to. Its
+    StoreError if the key is invalid, or if the store cannot be reached, read or written to. The
     subclass StoreDenied means that a retry cannot help.
     """
 
@@ -76,14 +76,14 @@ class Store(Protocol):
     def list(self, prefix: str) -> builtins.list[str]:
         """Return all keys that begin with `prefix`, sorted.
 
-        The listing is current, even if reads of objects are pinned to a version.
+        The listing is up to date, even if objects are read from a pinned version.
         """
 
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
         """Yield the keys that `list` returns, one page at a time, in any order.
 
-        Pages are requested lazily, so callers can stop early. A page may be empty. If possible, the
-        store skips keys before `prefix` without listing them.
+        Pages are requested lazily, so callers can stop early. A page can be empty. If possible, the
+        store skips keys that sort before `prefix` without listing these keys.
         """
 
     def head(self, key: str) -> Object:
@@ -102,7 +102,7 @@ class Store(Protocol):
         """
 
     def download(self, found: Object, sink: Sink) -> None:
-        """Pass a whole object to `sink` in pieces, in bounded memory; `sink` may raise to cancel.
+        """Pass a whole object to `sink` in pieces, in bounded memory; `sink` can raise to cancel.
 
         Raises:
             ObjectNotFound: the object no longer exists.
@@ -113,7 +113,7 @@ class Store(Protocol):
     def create(self, key: str, source: bytes | BinaryIO) -> None:
         """Store an object atomically; succeed if the key already holds the same bytes.
 
-        A file is read from offset 0.
+        If `source` is a file, it is read from offset 0.
 
         Raises:
             ObjectExists: the key already holds other bytes, which do not change.
@@ -165,8 +165,8 @@ def open_store(uri: str) -> Store:
 def open_existing_store(uri: str) -> Store:
     """Return the store at `uri`, for callers that only read or delete objects.
 
-    A folder must exist, because otherwise a mistyped path would look like an empty store. Other
-    kinds of stores report a wrong address on first use.
+    The folder of a folder store must exist, because otherwise a mistyped path would look like an
+    empty store. Other kinds of stores report a wrong address on first use.
 
     Raises:
         ConfigError, StoreDenied: as `open_store`.
@@ -184,7 +184,7 @@ def open_existing_store(uri: str) -> Store:
 
 @dataclass(frozen=True, kw_only=True)
 class MissingFolder:
-    """The path of a folder store that is not an existing folder."""
+    """A folder store's path, at which there is no folder."""
 
     folder: Path
     is_file: bool
@@ -197,9 +197,9 @@ class MissingFolder:
 
 
 def find_missing_folder(store: Store, *, holding: str = "") -> MissingFolder | None:
-    """Return details if `store` is a folder store whose folder is missing, else None.
+    """Return the details if `store` is a folder store and the folder is missing, else None.
 
-    Only folders that have the same parent and contain `holding` are suggested.
+    The suggested folder has the same parent, and contains `holding`.
     """
     folder = folder_of(store.uri)
     if folder is None:
@@ -215,9 +215,9 @@ def find_missing_folder(store: Store, *, holding: str = "") -> MissingFolder | N
 
 
 def kind_of(uri: str) -> str:
-    """Return the kind of store at an address; `none` if it is not a store address.
+    """Return the kind of store at `uri`, or "none" if `uri` is not a store address.
 
-    Stores of installed packages are `other`.
+    The kind of a store from an installed package is "other".
 
     >>> kind_of("./artifacts"), kind_of("az://container/prefix")
     ('file', 'azure')
@@ -284,9 +284,9 @@ def pieces_of(source: bytes | BinaryIO) -> Iterator[bytes]:
 def check_key(key: str) -> None:
     """Refuse a key that could be interpreted as a path outside the store.
 
-    Each name in a key has 1 to 255 bytes, and the whole key at most 1024. Names have no backslash
-    and no unprintable characters. Names do not begin with a dot, because stores use such names for
-    temporary files.
+    Each name in a key has 1 to 255 bytes, and the whole key at most 1024. Names contain no
+    backslash and no unprintable characters. Names do not begin with a dot, because stores use such
+    names for temporary files.
 
     Raises:
         StoreError: the key is invalid.

@@ -66,7 +66,7 @@ def status_and_code(text: str) -> tuple[int, str]:
 
 
 def boil_down(error: BaseException) -> str:
-    """Return obstore's error of several lines in a few words."""
+    """Describe an obstore error, whose text has several lines, in a few words."""
     text = str(error)
     status, code = status_and_code(text)
     if status:
@@ -88,7 +88,7 @@ _ENDPOINTS: dict[BucketScheme, tuple[str, ...]] = {
 def describe_endpoint(scheme: BucketScheme, environ: Mapping[str, str]) -> str:
     """Return ` at SERVER (VARIABLE)` if the environment sets a server; empty otherwise.
 
-    Shows only scheme, host and port: a user, a path or a query may be a credential.
+    The text has only scheme, host and port, because a user, path or query could be a credential.
 
     >>> describe_endpoint("s3", {"AWS_ENDPOINT_URL": "http://me:secret@127.0.0.1:9/x?y"})
     ' at http://127.0.0.1:9 (AWS_ENDPOINT_URL)'

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Hugging Face Hub model repository as a store, read at one commit.
 
-A branch can move during reads. So the first read and each `list` resolve the revision to a commit,
-and later reads use this commit. Writes through this store also update the commit. Call `list` again
-to see changes by other writers. Each write is a commit whose parent is the commit that was just
-checked. If several writers commit at once, the Hub accepts one commit; the other writers check
-again and retry.
+A branch can move between reads. So the first read and each `list` resolve the revision to a commit,
+and later reads use this commit. After a write through this store, reads use the commit of the
+write. Call `list` again to see changes by other writers. Each write is a commit whose parent is the
+commit that was just checked. If several writers commit at once, the Hub accepts one commit; the
+other writers check again and retry.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class _Pin:
             self.commit, self.writes = commit, self.writes + 1
 
     def found(self, commit: str, *, writes: int) -> str:
-        """Read from a resolved commit, unless this store wrote meanwhile.
+        """Read from a resolved commit, unless this store has written in the meantime.
 
         Return the commit to read.
         """
@@ -118,8 +118,8 @@ class HubStore:
     """The files of a model repository, or of one folder in it.
 
     A call times out if the Hub sends nothing for `silence_s`. The client's own retries (six in half
-    a minute) happen within this time. A download may take as long as it needs while data arrives.
-    An upload may take as long as it would at 256 KiB/s.
+    a minute) happen within this time. A download can take any time as long as data arrives. An
+    upload times out if it is slower than 256 KiB/s.
     """
 
     repository: str
@@ -174,16 +174,17 @@ class HubStore:
         )
 
     def list(self, prefix: str) -> builtins.list[str]:
-        """Return the files that begin with `prefix`, in the current state of the branch.
+        """Return the files whose keys begin with `prefix`, in the branch's current state.
 
         Files whose names are not valid keys are skipped.
         """
         return sort_keys(self.pages(prefix))
 
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
-        """Yield the keys that `list` returns, one answer of the Hub at a time.
+        """Yield the keys that `list` returns, one Hub answer at a time.
 
-        Listed times are None, because the Hub would need another request for every few files.
+        Listed times are None, because getting the times would take another Hub request for every
+        few files.
         """
         check_prefix(prefix)
         folder, commit = self._path(prefix).rpartition("/")[0], self._move_on()
@@ -214,7 +215,7 @@ class HubStore:
         return f"{open_api().endpoint}/api/models/{self.repository}/{what}/{quoted}"
 
     def head(self, key: str) -> Object:
-        """Return the size and time of an object; its version is the commit that was read."""
+        """Return the size and time of an object; the version is the commit that was read."""
         check_key(key)
         commit = self._commit()
         file = self._look(key, commit)
@@ -240,10 +241,11 @@ class HubStore:
             return file.read()
 
     def download(self, found: Object, sink: Sink) -> None:
-        """Pass an object to `sink`, at the commit where `head` found it.
+        """Pass an object to `sink`, read from the commit in which `head` found the object.
 
-        The object is first downloaded to a private temporary folder, which takes as much disk space
-        as the object. The Hub keeps history, so an object deleted since then can still be read.
+        The object is first downloaded to a private temporary folder, which needs disk space for the
+        whole object. The Hub keeps the history, so an object that was deleted after `head` can
+        still be read.
         """
         check_key(found.key)
         if not _COMMIT.fullmatch(found.version):
@@ -428,8 +430,8 @@ class HubStore:
     def _look(self, key: str, commit: str, *, parents: str = "ignore") -> RepoFile | None:
         """Return the file under a key, or None.
 
-        With `parents="refuse"`, raise ObjectExists if the key is a folder or one of its parents is
-        a file: a commit there would replace the folder or file.
+        With `parents="refuse"`, raise ObjectExists if the key is a folder or if one of the key's
+        parents is a file, because a commit would replace this folder or file.
         """
         from huggingface_hub import RepoFile, RepoFolder
 
@@ -524,8 +526,8 @@ class HubStore:
     ) -> T:
         """Return the client's answer, translating its exceptions into StoreErrors.
 
-        Most requests of the client have no timeout, and none can be set for a single call. So each
-        call runs in its own thread, which is abandoned when the call times out.
+        Most of the client's requests have no timeout, and a timeout cannot be set for a single
+        call. So each call runs in its own thread, which is abandoned when the call times out.
         """
         silence_s = self.silence_s if silence_s is None else silence_s
         pulse = Pulse()

@@ -47,7 +47,7 @@ class OutrunError(StoreError):
 
 
 class OverlongError(Exception):
-    """A body is longer than announced or allowed. An endless body would fill memory or disk."""
+    """A response body is longer than announced or allowed, and could fill the memory or disk."""
 
 
 class GivenUpError(Exception):
@@ -73,7 +73,7 @@ class Pulse:
 
 
 def explain_failure(error: BaseException) -> tuple[type[StoreError], str, str]:
-    """Return the error class, text and hint for a failure without an HTTP answer from the Hub."""
+    """Return an error class, text and hint for a failure in which the Hub sent no HTTP answer."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.OfflineModeIsEnabled):
@@ -99,11 +99,11 @@ MAX_REDIRECTS = 5
 
 
 def ask_json(pulse: Pulse, method: str, url: str, **sent: Any) -> tuple[Any, str]:
-    """Return the JSON of an answer, and the URL of the next page (empty on the last page).
+    """Return the JSON from an answer, and the URL of the next page (empty on the last page).
 
-    The client reads whole bodies of answers, errors and redirects, however long they are. So this
-    function uses the client's session directly and reads at most `MAX_ANSWER_BYTES`. `sent` has
-    further arguments for the session's request.
+    The client reads the whole body of every answer, error and redirect, however long the body is.
+    So this function uses the client's session directly and reads at most `MAX_ANSWER_BYTES`. `sent`
+    has further arguments for the session's request.
 
     Raises:
         OverlongError: the answer is longer, or compressed.
@@ -184,9 +184,10 @@ _bars_hidden = 0
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Hide the client's upload progress bars, which have only a process-wide setting.
+    """Hide the client's upload progress bars, for which there is only a process-wide setting.
 
-    The setting is restored afterwards. HF_HUB_DISABLE_PROGRESS_BARS=0 keeps the progress bars.
+    The setting is restored afterwards. Progress bars stay visible with
+    HF_HUB_DISABLE_PROGRESS_BARS=0.
     """
     global _bars_hidden  # noqa: PLW0603 - it counts the holders of a setting of the process
     from huggingface_hub import constants
@@ -226,7 +227,7 @@ def import_client() -> None:
 
 
 def open_api() -> HfApi:
-    """Return the client, whose logs from now on contain no signed URLs."""
+    """Return the client, and keep signed URLs out of the client's logs from now on."""
     from huggingface_hub import HfApi
 
     for name in _LOGGERS:
@@ -235,6 +236,6 @@ def open_api() -> HfApi:
 
 
 def _redact_record(record: logging.LogRecord) -> bool:
-    """Remove signed URLs from a log record of the client."""
+    """Remove signed URLs from one of the client's log records."""
     record.msg, record.args = redact(record.getMessage()), ()
     return True

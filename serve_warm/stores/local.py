@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A folder as a store: on a disk, a network share or a mounted volume.
 
-The store writes an object to a temporary file, syncs it, and then hard-links it to its key. So a
-crash never leaves a partial object, and a visible object is never replaced.
+The store writes an object to a temporary file, syncs it, and then hard-links the file to the
+object's key. So a crash never leaves a partial object, and a visible object is never replaced.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class LocalStore:
 
     On Windows, where folders cannot be opened, a store is read-only. Links below the root are
     followed only for reading, and links to folders are not listed. Nothing is created or deleted
-    through a link. Otherwise anyone with write access to the store could use a link to change any
-    file of this user. Reading through links is harmless, because callers check the content, and
-    mounted Kubernetes volumes consist of links.
+    through a link, because otherwise anyone with write access to the store could use a link to
+    change any of this user's files. Reading through links is harmless, because callers check the
+    content, and mounted Kubernetes volumes consist of links.
     """
 
     root: Path
@@ -68,7 +68,7 @@ class LocalStore:
         return self.root.as_uri()
 
     def list(self, prefix: str) -> builtins.list[str]:
-        """Return the keys that begin with `prefix`, without leftovers of crashes."""
+        """Return the keys that begin with `prefix`, without files left over from crashes."""
         return sort_keys(self._pages(prefix, times="none"))
 
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
@@ -147,7 +147,7 @@ class LocalStore:
             raise ObjectExists(key, store=self.uri)
 
     def delete(self, key: str) -> None:
-        """Remove an object. Empty folders remain, because another writer may be about to use them.
+        """Remove an object. Empty folders remain, because another writer might need them.
 
         If the object is a link to a file, the link is removed.
         """
@@ -246,7 +246,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def _files(root: Path, start: Sequence[str], times: Times) -> Generator[Listed | None, None, None]:
-    """Yield the files in and below one folder of a store, and None for every other name.
+    """Yield the files in and below one of a store's folders, and None for every other name.
 
     Unreadable folders below that folder are skipped.
     """
@@ -273,7 +273,7 @@ def _files(root: Path, start: Sequence[str], times: Times) -> Generator[Listed |
 
 @contextmanager
 def _scan(root: Path, names: Sequence[str]) -> Iterator[Iterator[os.DirEntry[str]]]:
-    """Yield the entries of the folder `names` below `root`; none of the names may be a link."""
+    """Yield the entries of the folder `names` below `root`; no name is allowed to be a link."""
     if BY_DESCRIPTOR:
         with _open_folder(root, names) as folder, os.scandir(folder) as entries:
             yield entries
@@ -352,9 +352,10 @@ def _publish(name: str, source: bytes | BinaryIO, folder: int) -> bool:
 def _open_folder(
     root: Path, names: Sequence[str], *, missing: Literal["raise", "make"] = "raise"
 ) -> Iterator[int]:
-    """Yield a descriptor of the folder `names` below `root`.
+    """Yield a file descriptor for the folder `names` below `root`.
 
-    Each folder is opened relative to its parent's descriptor, so that nobody can insert a link.
+    Each folder is opened relative to the parent folder's descriptor, so that nobody can insert a
+    link.
 
     Raises:
         _LinkError: one of the names is a link.

@@ -3,8 +3,8 @@
 """Buckets as stores: S3 and compatible servers, Google Cloud Storage, Azure Blob Storage.
 
 Credentials come from obstore's providers (environment, web identity, container and instance roles).
-A custom endpoint comes from the environment of the process (`AWS_ENDPOINT_URL`,
-`AWS_ENDPOINT_URL_S3`). A store address never contains credentials or an endpoint.
+A custom endpoint comes from the process's environment (`AWS_ENDPOINT_URL`, `AWS_ENDPOINT_URL_S3`).
+A store address never contains credentials or an endpoint.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ CONFLICT_TRIES = 5
 class ObjectStore:
     """The objects of a bucket whose keys begin with a prefix.
 
-    A missing bucket raises StoreDenied, as missing permission does. Many stores give the same
-    answer in both cases, and retries do not help. Only `head` cannot distinguish a missing bucket
-    from a missing object, because the answer to HEAD has no body.
+    A missing bucket raises StoreDenied, just like missing permission, because many stores give the
+    same answer in both cases and retries do not help. The exception is `head`, which cannot
+    distinguish a missing bucket from a missing object, because the answer to HEAD has no body.
     """
 
     scheme: BucketScheme
@@ -161,7 +161,7 @@ class ObjectStore:
     def list(self, prefix: str) -> builtins.list[str]:
         """Return the keys that begin with `prefix`, skipping objects with invalid names.
 
-        The bucket lists everything in the folder of `prefix` that sorts at or after `prefix`.
+        The bucket returns everything in the folder of `prefix` that sorts at or after `prefix`.
         """
         return sort_keys(self.pages(prefix))
 
@@ -192,7 +192,7 @@ class ObjectStore:
         return _object(key, self._ask("read", key, lambda: obstore.head(self._reader, path)))
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
-        """Return an object of at most `max_bytes` with one GET; do not read a larger object."""
+        """Return an object of at most `max_bytes`, with one GET; larger objects are not read."""
         path = self._path(key)
 
         def ask() -> tuple[int, bytes]:
@@ -212,9 +212,9 @@ class ObjectStore:
     def download(self, found: Object, sink: Sink) -> None:
         """Pass an object to `sink`: with one GET if at most `ONE_GET_BYTES`, else with ranged GETs.
 
-        `PARTS_AT_ONCE` threads read the ranges. All of them have ended when this method returns. If
-        a thread fails or `sink` raises, the other threads end at their next piece or at the end of
-        their request.
+        `PARTS_AT_ONCE` threads read the ranges. All these threads have ended when this method
+        returns. If a thread fails or `sink` raises, each other thread ends at its next piece or
+        when its request ends.
         """
         # Without an ETag, ranges of different objects could be mixed.
         if found.size_bytes <= ONE_GET_BYTES or not found.version:
@@ -285,15 +285,16 @@ class ObjectStore:
     def create(self, key: str, source: bytes | BinaryIO) -> None:
         """Store an object that does not exist yet.
 
-        Objects up to `ONE_PUT_BYTES` use a conditional PUT: if several writers compete, the store
-        accepts one of them. Larger objects use a multipart upload, which obstore cannot make
-        conditional. If two such uploads begin at once, both succeed, and the bytes of the last one
-        remain. So keys of objects above this size must be derived from the content. The same
-        applies to stores that ignore the condition (Ceph 16 in versioned buckets, some gateways).
-        For these uploads, checks before and after make a conflict unlikely, but not impossible.
+        Objects up to `ONE_PUT_BYTES` are written with a conditional PUT: if several writers
+        compete, the store accepts only one PUT. Larger objects are written with a multipart upload,
+        which obstore cannot make conditional. If two such uploads begin at once, both succeed, and
+        the bytes of the last upload remain. So keys of objects above this size must be derived from
+        the content. The same applies to stores that ignore the condition (Ceph 16 in versioned
+        buckets, some gateways). Checks before and after such writes make a conflict unlikely, but
+        not impossible.
 
-        An interrupted upload is never visible. The uploaded parts may remain, and be billed, until
-        a lifecycle rule of the bucket removes them.
+        An interrupted upload is never visible. The uploaded parts can remain, and be billed, until
+        one of the bucket's lifecycle rules removes them.
         """
         self._path(key)
         size = _size_of(source)
@@ -314,7 +315,7 @@ class ObjectStore:
             raise ObjectExists(key, store=self.uri)
 
     def delete(self, key: str) -> None:
-        """Remove an object. A versioned bucket only hides the object and keeps the old version."""
+        """Remove an object. A versioned bucket only hides the object, and keeps the old version."""
         import obstore
 
         path = self._path(key)
@@ -322,7 +323,7 @@ class ObjectStore:
             self._ask("delete", key, lambda: obstore.delete(self._reader, path))
 
     def _put(self, key: str, data: bytes) -> str:
-        """Store an object with one PUT; return its ETag, or "" if another writer was first."""
+        """Store an object with one PUT; return the ETag, or "" if another writer was first."""
         path, writer = self._path(key), self._writer(len(data))
 
         def ask() -> str | None:
@@ -509,12 +510,12 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
 
 
 class _Failure(AbstractContextManager["_Failure"]):
-    """Catches obstore's exceptions and those of the given kinds, for translation.
+    """Catches exceptions from obstore and of the given kinds, so that they can be translated.
 
     This is not an `except` block for two reasons. First, an error raised in an `except` block keeps
     the original error as its context, and error trackers show the original text. Second, a panic in
-    obstore's native code is not an Exception, and no module exports its class. A line break after
-    an access key can cause such a panic.
+    obstore's native code does not raise an `Exception`, and no module exports the class of what is
+    raised. A line break after an access key can cause such a panic.
     """
 
     error: BaseException

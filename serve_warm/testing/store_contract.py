@@ -11,7 +11,7 @@ The tests need `pytest`, and a subclass with two fixtures:
         @pytest.fixture
         def raw(self) -> Raw: ...  # the same objects, read and written without the store
 
-Without `raw`, a bug in `create` could hide the same bug in `get`.
+Without `raw`, matching bugs in `create` and `get` could hide each other.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ BAD_KEYS = (
 
 
 class Raw(Protocol):
-    """Direct access to the objects of a store, without the code of the store."""
+    """Direct access to a store's objects, without the store's code."""
 
     def read(self, key: str) -> bytes:
         """Return the bytes under a key."""
@@ -94,7 +94,7 @@ class StoreContract:
             store.get(KEY, max_bytes=5)
 
     def test_an_empty_object_is_an_object(self, store: Store) -> None:
-        """An object of 0 bytes is stored, found, sized and listed like any other."""
+        """An object of 0 bytes is stored, found, measured and listed like any other object."""
         store.create(KEY, b"")
 
         assert (store.get(KEY, max_bytes=0), store.head(KEY).size_bytes) == (b"", 0)
@@ -115,7 +115,7 @@ class StoreContract:
             store.head(KEY)
 
     def test_a_prefix_of_keys_is_not_an_object(self, store: Store) -> None:
-        """A prefix of keys, which other stores call a folder, is not an object with bytes."""
+        """A prefix of keys, called a folder in some stores, is not an object with bytes."""
         store.create(KEY, b"x")
 
         with pytest.raises(ObjectNotFound):
@@ -126,7 +126,7 @@ class StoreContract:
         assert store.list("statements/app/") == []
 
     def test_list_returns_sorted_keys_that_begin_with_the_prefix(self, store: Store) -> None:
-        """A prefix is text, not a folder, and keys are sorted regardless of the order of writes."""
+        """A prefix is text, not a folder. Keys are sorted, whatever order they were written in."""
         for key in ("s/b/2", "s/a-b/1", "s/a/9", "s/a/10", "t/a/1", "s/ab"):
             store.create(key, b"x")
 
@@ -137,7 +137,7 @@ class StoreContract:
         assert len(store.list("")) == 6
 
     def test_pages_are_what_list_returns(self, store: Store) -> None:
-        """Together, the pages have each key with the prefix exactly once, in any order."""
+        """Taken together, the pages contain each key with the prefix exactly once, in any order."""
         for key in ("s/b/2", "s/a-b/1", "s/a/9", "s/a/10", "t/a/1", "s/ab"):
             store.create(key, b"x")
 
@@ -146,7 +146,7 @@ class StoreContract:
             assert sorted(paged) == store.list(prefix)
 
     def test_pages_tell_when_it_was_written_or_nothing(self, store: Store) -> None:
-        """A listed time is when the object was written, or None if listings have no times."""
+        """A listed time is when the object was written, or None if the store lists no times."""
         store.create(KEY, b"x")
 
         [[listed]] = [page for page in store.pages("blobs/") if page]
@@ -155,12 +155,12 @@ class StoreContract:
             assert abs(listed.modified_unix - store.head(KEY).modified_unix) < 1
 
     def test_a_prefix_that_could_lead_elsewhere_has_no_pages(self, store: Store) -> None:
-        """Listing by pages cannot look outside the store."""
+        """Listing page by page cannot look outside the store."""
         with pytest.raises(StoreError, match="not a key"):
             list(store.pages("../"))
 
     def test_create_twice_with_the_same_bytes_is_success(self, store: Store, raw: Raw) -> None:
-        """An interrupted push can be repeated, although some of its objects exist."""
+        """An interrupted push can be repeated even though some of its objects exist."""
         store.create(KEY, b"same")
 
         store.create(KEY, b"same")
@@ -181,7 +181,7 @@ class StoreContract:
         assert raw.read(KEY) == b"mine"
 
     def test_of_racing_writers_one_wins(self, store: Store, raw: Raw) -> None:
-        """If eight writers race with different bytes, one succeeds and its object is complete."""
+        """If eight writers race with different bytes, one wins, and the object is complete."""
         barrier = Barrier(8)
         contents = [bytes([number]) * 200_000 for number in range(8)]
 
@@ -199,7 +199,7 @@ class StoreContract:
         assert winners == [raw.read(KEY)]
 
     def test_racing_writers_of_the_same_bytes_all_succeed(self, store: Store, raw: Raw) -> None:
-        """Builders that publish the same blob at once do not disturb each other."""
+        """Builders that publish the same blob at the same time do not disturb each other."""
         barrier = Barrier(8)
 
         def write(data: bytes) -> None:
@@ -231,7 +231,7 @@ class StoreContract:
 
     @pytest.mark.parametrize("count", [0, 1, 3_000_001])
     def test_download_gives_each_byte_once(self, store: Store, raw: Raw, count: int) -> None:
-        """The pieces, joined by their offsets, are the object without gap or overlap."""
+        """The pieces, joined by their offsets, make up the object without gaps or overlaps."""
         data = bytes(range(251)) * (count // 251) + bytes(range(count % 251))
         raw.write(KEY, data)
         pieces: list[tuple[int, bytes]] = []
@@ -245,7 +245,7 @@ class StoreContract:
     def test_download_notices_that_the_object_was_replaced(self, store: Store, raw: Raw) -> None:
         """A download returns the object that `head` found.
 
-        A replaced object is an error, never a mix of both.
+        If the object was replaced, the download is an error, never a mix of both objects.
         """
         raw.write(KEY, b"first" * 1000)
         found = store.head(KEY)
@@ -264,7 +264,7 @@ class StoreContract:
             store.download(found, lambda _at, _piece: None)
 
     def test_what_the_sink_raises_ends_the_download(self, store: Store) -> None:
-        """An error of the caller's sink, such as a full disk, is raised unchanged."""
+        """An error from the caller's sink, such as a full disk, is raised unchanged."""
         store.create(KEY, b"x" * 3_000_000)
 
         def full(_at: int, _piece: bytes | memoryview) -> None:
@@ -276,7 +276,7 @@ class StoreContract:
         assert not isinstance(caught.value, StoreError)
 
     def test_create_reads_a_file_from_its_beginning(self, store: Store, raw: Raw) -> None:
-        """The whole file is stored, whatever its position."""
+        """The whole file is stored, whatever the file's current position."""
         file = io.BytesIO(bytes(range(256)) * 10_000)
         file.seek(77)
 
@@ -286,7 +286,7 @@ class StoreContract:
         assert raw.read(KEY) == file.getvalue()
 
     def test_create_from_a_file_never_overwrites(self, store: Store, raw: Raw) -> None:
-        """A key is also written only once if the bytes come from a file."""
+        """A key is written only once, even if the bytes come from a file."""
         store.create(KEY, b"mine")
 
         with pytest.raises(ObjectExists):
@@ -295,7 +295,7 @@ class StoreContract:
         assert raw.read(KEY) == b"mine"
 
     def test_delete_removes_an_object_and_no_other(self, store: Store) -> None:
-        """A deleted object is neither found nor listed, and similar keys stay."""
+        """A deleted object is neither found nor listed, and objects with similar keys stay."""
         for key in ("s/a", "s/ab", "s/a-b/c"):
             store.create(key, b"x")
 
@@ -306,7 +306,7 @@ class StoreContract:
             store.head("s/a")
 
     def test_delete_of_nothing_is_success(self, store: Store) -> None:
-        """Two prunes at once do not disturb each other."""
+        """Two prunes at the same time do not disturb each other."""
         store.create("s/a", b"x")
 
         store.delete("s/a")
@@ -315,7 +315,7 @@ class StoreContract:
         assert store.list("") == []
 
     def test_a_deleted_key_can_be_created_again(self, store: Store, raw: Raw) -> None:
-        """Deleting an object frees its key."""
+        """After an object is deleted, its key can be written again."""
         store.create(KEY, b"old")
         store.delete(KEY)
 

@@ -4,8 +4,8 @@
 
 A statement describes an artifact. A statement is stored in an envelope
 (https://github.com/secure-systems- lab/dsse), whose signatures cover the exact bytes of the
-statement. The statement and the envelope may come from an attacker. So bytes that two parsers could
-read differently (a repeated name, loose base64) are refused.
+statement. The statement and the envelope can come from an attacker. So bytes that two parsers could
+read differently are refused, such as a repeated name or loose base64.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ cause."""
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """One signature of an envelope, not yet checked."""
+    """One signature from an envelope, not yet checked."""
 
     key_id: str
     """An unverified hint from the envelope, which affects only the text of a refusal."""
@@ -85,7 +85,7 @@ class Envelope:
         return Signature(key_id=item.get("keyid", ""), value=_base64(item.get("sig"), what="sig"))
 
     def signers(self, keys: Iterable[TrustedKey]) -> tuple[TrustedKey, ...]:
-        """Return those of `keys` that signed this payload, each once."""
+        """Return the keys among `keys` that signed this payload, each once."""
         message = _pae(self.payload)
         return tuple(
             key
@@ -115,7 +115,7 @@ def _pae(payload: bytes) -> bytes:
 
 
 def parse_json(data: bytes) -> Any:
-    """Parse JSON from a possible attacker: it must be UTF-8, without repeated names or NaN.
+    """Parse JSON that an attacker might have sent: only UTF-8, without repeated names or NaN.
 
     Raises:
         ValueError: the data is anything else, or is nested beyond the recursion limit.
@@ -140,9 +140,9 @@ def _no_constants(name: str) -> Any:
 
 
 def sign(payload: bytes, *keys: Ed25519PrivateKey) -> bytes:
-    """Return the envelope of `payload`, with one signature for each key.
+    """Return an envelope for `payload`, with one signature for each key.
 
-    Equal payloads and keys give equal bytes, so publishing twice changes nothing.
+    The same payload and keys always give the same bytes, so publishing twice changes nothing.
 
     Raises:
         ConfigError: no key was given, or more than `MAX_SIGNATURES`.
@@ -152,9 +152,9 @@ def sign(payload: bytes, *keys: Ed25519PrivateKey) -> bytes:
 
 
 def wrap_unsigned(payload: bytes) -> bytes:
-    """Return the envelope of `payload` without a signature.
+    """Return an envelope for `payload`, without a signature.
 
-    A policy that requires a trusted key never believes it.
+    A policy that requires a trusted key never believes this envelope.
 
     Raises:
         BuildFailed: the envelope is larger than any reader accepts.
@@ -163,11 +163,11 @@ def wrap_unsigned(payload: bytes) -> bytes:
 
 
 def add_signatures(envelope: bytes, *keys: Ed25519PrivateKey) -> bytes:
-    """Return the envelope with signatures by `keys` added, for key rotation.
+    """Return the envelope with signatures made with `keys` added, for key rotation.
 
-    Keeps the payload and all existing signatures, including invalid ones, and removes duplicates. A
-    key that has already signed adds nothing. This function checks nothing. Verify the envelope
-    first, because a signature vouches for the whole payload.
+    Keeps the payload and all existing signatures, even invalid signatures, and removes duplicates.
+    A key that has already signed does not sign again. This function checks nothing. Verify the
+    envelope first, because a signature vouches for the whole payload.
 
     Raises:
         ArtifactRefused: `too_large` or `bad_statement`: not an envelope.

@@ -3,8 +3,8 @@
 r"""The trust files of this machine and user: their paths, permissions and format.
 
 The trust files are `/etc/serve_warm/trust.toml` and `~/.config/serve_warm/trust.toml`. `~` is the
-home folder in the password database, never `$HOME`: control over environment variables must not be
-enough to add a key.
+home folder in the password database, never `$HOME`, because control over environment variables must
+not be enough to add a key.
 
     pinned = ["sha256:9f2c..."]         # optional: statements believed without a trusted key
     denied = ["sha256:41aa..."]         # optional: statements or parts refused in any case
@@ -26,8 +26,8 @@ enough to add a key.
     store = "file:///home/me/artifacts"
     reason = "my own experiments"
 
-serve_warm combines the settings of both files. A file that any user except root and this user can
-write to is an error.
+serve_warm combines the settings of both files. It is an error if any user except root and this user
+can write to a trust file.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ MAX_TRUST_FILE_BYTES = 1 << 20
 def default_trust_files() -> tuple[Path, ...]:
     """Return the paths of the trust files on this machine, existing or not.
 
-    Empty on Windows, where serve_warm cannot check who may change them.
+    Empty on Windows, where serve_warm cannot check who is allowed to change the files.
     """
     if not _private_folders.CAN_CHECK:
         return ()
@@ -79,7 +79,7 @@ def user_directory() -> Path | None:
 
 
 def load_trust(files: Sequence[Path] | None = None) -> Trust:
-    """Return the trust settings of all trust files on this machine, combined.
+    """Return the combined trust settings from all trust files on this machine.
 
     Missing files are skipped. `files` replaces the default paths.
 
@@ -104,7 +104,7 @@ def trust_lines(key: Ed25519PublicKey, *, name: str) -> str:
 
 
 def how_to_trust() -> str:
-    """Return the hint for a machine that trusts no key, or not the signer's key."""
+    """Return the hint for a machine that trusts no key, or does not trust the signer's key."""
     if not default_trust_files():
         here = _private_folders.system_name()
         return (
@@ -121,7 +121,7 @@ def how_to_trust() -> str:
 
 
 def add_key(key: Ed25519PublicKey, path: Path, *, name: str) -> None:
-    """Add `key` to a trust file, creating the file if needed and keeping its content.
+    """Add `key` to a trust file. Create the file if needed, and keep existing content.
 
     Raises:
         ConfigError: as for `load_trust`, or the file would no longer be valid TOML.
@@ -237,7 +237,7 @@ def _parse_key(table: Any, path: Path) -> TrustedKey:
 
 
 def _read_guarded(path: Path) -> bytes | None:
-    """Read a file that only root or this user can write to; return None if it does not exist."""
+    """Read a file that only root or this user can write to; return None if there is no file."""
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

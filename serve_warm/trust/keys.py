@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ed25519 keys and their files.
 
-A private key is an unencrypted PKCS#8 PEM that only its user can read. A public key is a PEM
+A private key is an unencrypted PKCS#8 PEM that only the key's user can read. A public key is a PEM
 (SubjectPublicKeyInfo). openssl reads and writes both formats. serve_warm never overwrites a key.
 """
 
@@ -100,7 +100,7 @@ class TrustedKey:
         )
 
     def covers(self, *, deployment: str | None, store: str) -> bool:
-        """Return whether this key is trusted for a deployment in a store.
+        """Return whether this key is trusted for a deployment's artifacts in a store.
 
         A `deployment` of None means that the deployment is unknown.
         """
@@ -119,9 +119,9 @@ class TrustedKey:
 
 
 def _read_plain(pem: bytes) -> bytes | None:
-    """Return the key in a plain PEM block; None if only `cryptography` can read it.
+    """Return the key in a plain PEM block; None if only `cryptography` can read the block.
 
-    Importing the library's readers for all formats would add 5 ms to every start.
+    Importing that library's readers for all formats would add 5 ms to every start.
     """
     found = re.fullmatch(PEM, pem)
     der = base64.b64decode(found[1]) if found is not None else b""
@@ -136,14 +136,14 @@ def _not_ed25519(name: str) -> ConfigError:
 
 
 def key_id(key: Ed25519PublicKey) -> str:
-    """Return the id used in signatures: hex sha256 of the key's DER SubjectPublicKeyInfo."""
+    """Return the key id used in signatures: hex sha256 of the key's DER SubjectPublicKeyInfo."""
     return hashlib.sha256(ED25519_DER + key.public_bytes_raw()).hexdigest()
 
 
 def distinct(keys: Iterable[TrustedKey]) -> tuple[TrustedKey, ...]:
-    """Return each pair of key and scope once, under its first name.
+    """Return each pair of key and scope once, under the first name given.
 
-    A key with two names is one signer.
+    A key with two names counts as one signer.
     """
     first: dict[tuple[Any, ...], TrustedKey] = {}
     for key in keys:
@@ -201,7 +201,7 @@ def make_signing_key(path: Path) -> None:
 
 
 def write_key_pair(path: Path) -> TrustedKey:
-    """Create a signing key: the private key in `path`, the public key in `path` + `.pub`.
+    """Create a signing key, with the private key in `path` and the public key in `path` + `.pub`.
 
     The private key is an unencrypted PKCS#8 PEM that only this user can read. The public key is a
     PEM that anyone can read. Returns the public key, named after the file. Nothing is overwritten.

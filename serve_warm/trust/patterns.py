@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Patterns for deployments, stores and builders in policies: text with `*` as a wildcard.
 
-`*` matches any characters, including none and `/`. All other characters match themselves, so names
+`*` matches zero or more characters, including `/`. All other characters match themselves, so names
 of branches and models need no escaping.
 """
 

@@ -2,16 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trust policies: which artifacts are safe to run.
 
-A compile-cache artifact is a program: torch unpickles it, executes its sources and loads its
-libraries. The content of an artifact does not show whether it is harmful, so serve_warm only checks
-who made the bytes. A statement is believed in three cases: a trusted Ed25519 key signed it; its
-exact digest is pinned; or it comes from a store named in `unsigned_ok`, which logs a warning.
+A compile-cache artifact is a program: torch unpickles the artifact, executes its sources and loads
+its libraries. The content does not show whether an artifact is harmful, so serve_warm only checks
+who made the bytes. A statement is believed in three cases: it is signed with a trusted Ed25519 key;
+its exact digest is pinned; or its store is named in `unsigned_ok`. The last case logs a warning.
 Without any configuration, no artifact is believed. A key can be limited to some deployments and
 stores. A deny-list, an age limit, required facts and the refusal of rollbacks also apply to
 believed artifacts. No setting overrides these limits.
 
-Code combines policies with `|`. `serve_warm.trust.files` reads the same settings from files, and
-`serve_warm.trust.verify` applies them:
+`serve_warm.trust.files` reads the same settings from files, and `serve_warm.trust.verify` applies
+policies. In code, combine policies with `|`:
 
     trust = signed_by(CI_PEM, max_age_s=90 * 86400) | pinned("sha256:9f2c...")
 """
@@ -111,9 +111,9 @@ class Trust:
 
     @property
     def limits(self) -> Trust:
-        """A policy with only the restrictions of this one, such as the deny-list.
+        """A policy that has only this policy's restrictions, such as the deny-list.
 
-        It believes nothing.
+        The new policy believes nothing.
         """
         return Trust(
             denied=self.denied,
@@ -145,7 +145,7 @@ class Trust:
 
 
 def _check_exact(store: str) -> None:
-    """Refuse everything except the exact address of one store, as that store spells it."""
+    """Refuse everything but the exact address of one store, in the form that the store reports."""
     scheme, _, rest = store.partition("://")
     names = rest.split("/")
     hint = "there are no wildcards; the log and `serve-warm inspect` show a store's exact address"
@@ -189,10 +189,10 @@ def signed_by(
     """Return a policy that believes artifacts signed by any of `keys`.
 
     Each key is a `TrustedKey` or a PEM public key. PEM keys are trusted only for the given
-    `deployments` and `stores`, or for all if none are given. In these names and addresses, `*`
-    matches any characters. The policy refuses artifacts that are older than `max_age_s` seconds;
-    the default is a year. It also refuses statements and parts whose digest is in `denied`, as
-    `sha256:<64 hex digits>`.
+    `deployments` and `stores`, or for everything if none are given. In these names and addresses,
+    `*` matches any characters. The policy refuses artifacts that are older than `max_age_s` seconds
+    (default: a year). The policy also refuses statements and parts whose digest is in `denied`, in
+    the form `sha256:<64 hex digits>`.
 
     Raises:
         ConfigError: no key is given, or a key, digest or age is invalid.
@@ -218,7 +218,7 @@ def _find_by_id(pem: str) -> TrustedKey:
 
 @public
 def pinned(*digests: str) -> Trust:
-    """Return a policy that believes exactly these statements, given as `sha256:<64 hex digits>`.
+    """Return a policy that believes only these statements, given as `sha256:<64 hex digits>`.
 
     Raises:
         ConfigError: no digest is given, or a digest is invalid.
@@ -248,7 +248,7 @@ def unsigned_ok(*stores: str, reason: str) -> Trust:
 
 
 def with_scope(key: TrustedKey, scope: Mapping[str, Any], *, where: str) -> TrustedKey:
-    """Return the key, limited to the `deployments` and `stores` in `scope`, if given.
+    """Return the key, limited to the `deployments` and `stores` if these are in `scope`.
 
     Raises:
         ConfigError: `deployments` or `stores` is not a list of patterns.

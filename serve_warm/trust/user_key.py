@@ -24,9 +24,9 @@ def user_key(directory: Path | None = None) -> Ed25519PrivateKey:
     """Return this user's own signing key, created and trusted on first use.
 
     The key is `~/.config/serve_warm/signing_key.pem`, where `~` is the home folder in the password
-    database. `trust.toml` in the same folder has its public key, so users can load their own
-    builds. Concurrent callers get the same key. To stop trusting the key, delete `signing_key.pem`
-    and `trust.toml`.
+    database. `trust.toml` in the same folder contains the matching public key, so users can load
+    their own builds. Concurrent callers get the same key. To stop trusting the key, delete
+    `signing_key.pem` and `trust.toml`.
 
     Raises:
         ConfigError: the files cannot be written, or other users could read or write them.

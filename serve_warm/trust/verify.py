@@ -3,9 +3,9 @@
 """Verification of envelopes: signatures and digests are checked against a trust policy.
 
 Verification has two steps, because the second step needs the verified payload. `verify` returns the
-payload and why it may be read. `check_age_and_denied` then refuses payloads that are denied, too
-old or dated in the future. `serve_warm.artifact.statements.Believed` is an artifact that passed
-both steps.
+payload and why parsing the payload is allowed. `check_age_and_denied` then refuses payloads that
+are denied, too old or dated in the future. `serve_warm.artifact.statements.Believed` is an artifact
+that passed both steps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KEY_ID = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """A payload that may be parsed, and why. It may still be denied or too old."""
+    """A payload that is allowed to be parsed, and why. It might still be denied or too old."""
 
     payload: bytes = field(repr=False)
     how: Literal["signature", "pin", "unsigned_ok"]
@@ -51,10 +51,10 @@ class Verified:
 
 
 def verify(envelope: bytes, trust: Trust, *, store: str = "") -> Verified:
-    """Return the payload of an envelope whose origin `trust` accepts, and why.
+    """Return the payload of an envelope, and why `trust` accepts the envelope's origin.
 
     `store` is the address that the store itself reports, never an address from the envelope. The
-    payload may still be denied or too old.
+    payload might still be denied or too old.
 
     Raises:
         ArtifactRefused: `no_trust` (nothing is configured), `too_large`, `bad_statement` (not an
@@ -111,7 +111,7 @@ def _out_of_scope(
 
 
 def _refusal(opened: Envelope, trust: Trust) -> ArtifactRefused:
-    """Return the most specific reason why no trusted key vouches for an envelope."""
+    """Return a refusal with the most specific reason why no trusted key vouches for an envelope."""
     claimed = {signature.key_id for signature in opened.signatures}
     forged = [key for key in trust.keys if key.id in claimed]
     if forged:
@@ -137,12 +137,12 @@ def check_age_and_denied(
     created: str,
     now_unix: float | None = None,
 ) -> None:
-    """Refuse a verified payload that is on the deny-list, too old, or dated in the future.
+    """Refuse a verified payload that is denied, too old, or dated in the future.
 
-    Digests are the hex sha256 of the payload and of the parts as stored. `created` is the payload's
-    creation time, in ISO 8601 with its zone. `now_unix` is in seconds since the epoch; None means
-    this machine's clock. A creation time more than a day in the future is always refused, because
-    such an artifact would remain the newest for too long.
+    Digests are the hex sha256 of the payload, and of each part as stored. `created` is the
+    payload's creation time, in ISO 8601 with a time zone. `now_unix` is in seconds since the epoch;
+    None means this machine's clock. A creation time more than a day in the future is always
+    refused, because such an artifact would remain the newest for too long.
 
     Raises:
         ArtifactRefused: `denied`, `expired` (too old, or from the future), or `bad_statement`
@@ -208,7 +208,8 @@ def _age_s(created: str, now_unix: float) -> float:
 def describe_end(trust: Trust, *, created: str) -> str:
     """Return a warning that an artifact will soon be too old, once 90 % of the limit has passed.
 
-    Return an empty string before that. The warning comes before starts become cold.
+    Return an empty string before that. The warning comes before the artifact is refused and starts
+    become cold.
     """
     age_s, limit_s = _age_s(created, time.time()), trust.age_limit_s
     if age_s < 0.9 * limit_s:
@@ -221,9 +222,9 @@ def describe_end(trust: Trust, *, created: str) -> str:
 
 
 def check_required(trust: Trust, said: Mapping[str, Any]) -> None:
-    """Refuse an artifact whose origin does not match what the policies require.
+    """Refuse an artifact whose origin does not match what the policy requires.
 
-    `said` maps names of `policy.FACTS` to the values in the statement.
+    `said` maps names in `policy.FACTS` to the values in the statement.
 
     Raises:
         ArtifactRefused: `untrusted`.
