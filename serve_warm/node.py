@@ -449,7 +449,7 @@ class Heartbeat:
             # Other threads change the report, and the sizes of its dicts, while it is being read.
             except (RuntimeError, ValueError, TypeError) as error:
                 text = str(error) or type(error).__name__
-                trouble = f"cannot build this replica's state, so it will be built again: {text}"
+                trouble = f"could not describe this replica's state, and will try again: {text}"
             self._say(trouble)
             for written in waiting:
                 written.set()

@@ -1050,7 +1050,7 @@ def test_a_heartbeat_survives_whatever_a_report_raises(tmp_path: Path, caplog):
 
     assert (
         caplog.text.count(
-            "cannot build this replica's state, so it will be built again: changed size"
+            "could not describe this replica's state, and will try again: changed size"
         )
         == 1
     )

@@ -332,4 +332,4 @@ class Built:
 
 
 SETTLED_NS = 2_000_000_000
-"""Seconds after its last change during which a folder may contain an unfinished kernel."""
+"""Nanoseconds after its last change during which a folder can contain an unfinished kernel."""

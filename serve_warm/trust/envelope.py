@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bytes of a signed statement: a DSSE envelope around an in-toto statement, in JSON.
 
-A statement describes an artifact. A statement is stored in an envelope
-(https://github.com/secure-systems- lab/dsse), whose signatures cover the exact bytes of the
-statement. The statement and the envelope can come from an attacker. So bytes that two parsers could
-read differently are refused, such as a repeated name or loose base64.
+A statement describes an artifact. A statement is stored in an envelope, whose signatures cover the
+exact bytes of the statement (https://github.com/secure-systems-lab/dsse). The statement and the
+envelope can come from an attacker. So bytes that two parsers could read differently are refused,
+such as a repeated name or loose base64.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def check_age_and_denied(
 
 
 def _show_age(seconds: float) -> str:
-    """Return an age as text, in the largest unit that gives at least 1.
+    """Return an age as text, in the largest unit that gives at least 1, or in seconds.
 
     >>> [_show_age(age) for age in (200_000.0, 7200.0, 90.0, 0.1)]
     ['2.3 days', '2.0 hours', '1.5 minutes', '0.1 seconds']

@@ -99,9 +99,10 @@ def costs() -> str:
     transfer = load("transfer")
     return (
         "From the built model to the proof, serve_warm takes "
-        f"{ratios['warm_to_cold']:.2f} of the time of a cold start, and "
-        f"{ratios['warm_to_torch_bytes']:.2f} of the time with torch's bytes (ResNet-152: "
-        f"{other['warm_to_cold']:.2f} and {other['warm_to_torch_bytes']:.2f}). Without the "
+        f"{ratios['warm_to_cold']:.2f} times as long as a cold start, and "
+        f"{ratios['warm_to_torch_bytes']:.2f} times as long as a start from torch's own cache "
+        f"(ResNet-152: {other['warm_to_cold']:.2f} and {other['warm_to_torch_bytes']:.2f}). "
+        "Without the "
         f"compute of the passes, serve_warm takes {warm:.2f} s, and a cold start takes "
         f"{cold:.1f} s. serve_warm adds {watch:.1f} µs to a warm call, and `on_model_thread` adds "
         f"{request['on_model_thread']:.0f} µs to a request. Pulling and verifying 256 MiB "
@@ -178,9 +179,9 @@ def seats() -> str:
             f"`make seats`: {found['starts']} turns of all four on {machine['cpus']} shared cores "
             f"({machine['cpu']}), load {min(found['load']):.0f} to {max(found['load']):.0f}, torch "
             f"{versions['torch']}, Ray {versions['ray']}. A start on a seat takes {of_plain:.2f} "
-            "of the time of a start without a seat (median of the turns). "
+            "times as long as a start without a seat (median of the turns). "
             f"{found['full_hits']} of {found['starts']} starts on seats were full hits, and "
-            f"{found['thread_drift']} had a different fingerprint from the start without a seat. "
+            f"{found['thread_drift']} had another fingerprint than the start without a seat. "
             f"A seat uses {found['memory_bytes_per_seat'] / 1e6:.0f} MB of memory, including its "
             "share of shared pages."
         ),
@@ -284,7 +285,7 @@ WHY: Mapping[str, Mapping[str, str]] = {
     "aotinductor": {
         "": "aotinductor builds no model, because each package contains the weights; its loader "
         "imports less than Dynamo and Inductor; it checks no shapes, and only warns of another CPU",
-        "steady": "its calls check no arguments, because neither Dynamo nor serve_warm runs first",
+        "steady": "it checks no arguments, because neither Dynamo nor serve_warm runs first",
     },
     "torch_bytes": {"artifact": "the artifact holds sources, so every start runs g++ again"},
     "redis": {"artifact": "the artifact holds sources, so every start runs g++ again"},
@@ -292,7 +293,7 @@ WHY: Mapping[str, Mapping[str, str]] = {
 """Why one that is not serve_warm can be best, by what the key begins with; the last that fits."""
 
 FOR_ALL = {
-    "steady": "the kernels are the same as those of serve_warm, so the difference is noise",
+    "steady": "it runs the same kernels as serve_warm, so the difference is noise",
     "peak_rss": "the process loads no libraries for stores, signatures and settings",
 }
 """As `WHY`, for all others."""
@@ -464,12 +465,13 @@ def best(found: Mapping[str, Any]) -> Sequence[str]:
         if not ours or not eager.get(workload, {}).get("ready_s"):
             continue
         row, other = min(ours, key=lambda row: row["ready_s"]), eager[workload]
-        calls = " and ".join(f"{other[key] / row[key]:.2f}" for _, key, _, _ in CALL)
+        small, large = (f"{other[key] / row[key]:.2f}" for _, key, _, _ in CALL)
         model = title.replace(", ", " (") + ")"
         lines.append(
             f"- With {model}, eager is ready after {other['ready_s']:.1f} s, "
-            f"and {label(row)} is ready after {row['ready_s']:.1f} s. Eager calls take {calls} "
-            "times as long as calls of serve_warm (smallest and largest input)."
+            f"and {label(row)} is ready after {row['ready_s']:.1f} s. An eager call takes {small} "
+            f"times as long as a call with serve_warm for the smallest input, and {large} times "
+            "as long for the largest."
         )
     return lines
 
@@ -514,8 +516,8 @@ def side_by_side(found: Mapping[str, Any]) -> str:
     return (
         f"The run compared serve_warm with {len(systems)} other ways to start. This is its "
         f"overhead at levels 1 / 2 / 3: {'; '.join(words)}. Without the remaining import of "
-        "torch's compiler, the overhead at level 2 is, in the same order, "
-        f"{' / '.join(past_import)} s. Level 3 does not import the compiler. This "
+        f"torch's compiler, the overhead at level 2 is {' / '.join(past_import)} s, in the same "
+        "order. Level 3 does not import the compiler. This "
         f"paragraph and the picture show medians of {found['repeats']} turns on {machine['cpus']} "
         f"shared cores ({machine['cpu']}), {found['threads']} thread, no Ray, no GPU, torch "
         f"{machine['torch']}, Python {machine['python']}. Compare only ratios, not seconds, with "
@@ -568,8 +570,8 @@ def architectures(name: str = "architectures") -> str:
             "runs them in `inference_mode` with one thread. Versions: Python "
             f"{versions['python']}, {libraries}, {found['machine']}. One process made the entries "
             "and another process loaded them. `error` is the largest difference from eager "
-            "execution, relative to the largest value. With `two` shapes a model has two entries, "
-            "and with `dynamic` shapes one entry. A call without an entry goes to "
+            "execution, relative to the largest value. A model with `two` shapes has two entries, "
+            "and a model with `dynamic` shapes has one. A call without an entry goes to "
             "`torch.compile`, which was not run here."
         ),
         "",
@@ -615,8 +617,8 @@ def generation() -> str:
         (
             "Small random models, one thread, by `python tests/benchmarks/bench_generation.py`: "
             f"transformers {versions['transformers']}, torch {versions['torch']}, Python "
-            f"{versions['python']}, {versions['machine']}. Entries were made in one process and "
-            "loaded in another, which drew 32 tokens after each of two padded prompts. The "
+            f"{versions['python']}, {versions['machine']}. One process made the entries. Another "
+            "process loaded them, and generated 32 tokens after each of two padded prompts. The "
             "column `start` is the time from loading the entries to the end of a pass in which "
             "compiling is forbidden. The column `torch` is the time that torch.compile with empty "
             "caches takes to the end of this pass, and `cached` is the time with filled caches, as "
@@ -704,9 +706,10 @@ def gpu_line() -> str:
     warm = [to_proof("serve_warm", level) for level in (1, 2, 3)]
     return (
         f"On an {machine['gpu']}, torch {machine['torch']}, ResNet-152 ran at batch 32 with CUDA "
-        f"graphs. From the built model to the proof, a cold start takes {others[0]} s, a start "
-        f"with torch's bytes {others[1]} s, and starts at levels 1, 2 and 3 take {warm[0]}, "
-        f"{warm[1]} and {warm[2]} s (medians of {found['repeats']} turns). "
+        f"graphs. From the built model to the proof, a cold start takes {others[0]} s, and a start "
+        f"from torch's own cache takes {others[1]} s. serve_warm takes {warm[0]} s at level 1, "
+        f"{warm[1]} s at level 2, and {warm[2]} s at level 3 (medians of {found['repeats']} "
+        "turns). "
         f"{ours['together']['clients']} clients sent {ours['together']['requests']:,} requests to "
         f"the image classifier under Ray Serve. These requests caused {counts}, and got "
         f"{ours['together']['wrong']} wrong answers. A naive deployment with a warm-up in "
@@ -820,7 +823,7 @@ def warm_calls() -> str:
         (
             f"`python tests/benchmarks/bench_changes.py`, a model of {changes['layers']} layers, "
             f"medians of {changes['rounds']} rounds of {changes['calls_per_round']} calls. The "
-            "time includes the change. Calls at level 1 go to torch.compile."
+            "time includes the change. At level 1, `torch.compile` answers the calls."
         ),
         "",
         (
@@ -873,7 +876,7 @@ def at_once_on_gpus() -> str:
     return (
         f"{summary['replicas']} replicas of `{summary['workload']}` at level {summary['level']} on "
         f"{found['gpus']} {found['machine']['gpu']} and {found['machine']['cpus']} cores: "
-        f"{warm} full hits, {counted} compiles, kernels and tunings, one download of "
+        f"{warm} full hits, {counted} compiles, compiled kernels and tunings, one download of "
         f"{summary['downloaded_bytes'] / 1e6:.2f} MB. From the built model to the proof, a single "
         f"replica took {summary['alone_s']:.1f} s. When all replicas started at once, the median "
         f"was {statistics.median(took):.1f} s, and the slowest took {max(took):.1f} s."
