@@ -25,6 +25,7 @@ from serve_warm.report import Verdict
 README = figures.README.read_text()
 REFERENCE = "".join(page.read_text() for page in figures.METRICS.parent.glob("*.md"))
 GUIDE = (figures.ROOT / "docs" / "guides" / "first-artifact.md").read_text()
+SENTENCES = " ".join(GUIDE.split())
 BENCHED = ("text_embedder", "image_classifier", "image_generator", "speech_to_text")
 """Deployments that `make bench` starts in each mode of `serve-warm bench`."""
 
@@ -61,7 +62,7 @@ def test_the_models_that_reach_level_2_are_counted_as_found():
     """The guide's sentence is that of the committed run."""
     rows = figures.load("architectures")["rows"]
 
-    assert f"[{figures.served(rows, 2)} of {figures.ran(rows, 2)} tiny models]" in " ".join(GUIDE.split())
+    assert f"[{figures.served(rows, 2)} of {figures.ran(rows, 2)} tiny models]" in SENTENCES
 
 
 def test_the_guide_has_a_row_for_each_field_of_an_input():
@@ -142,8 +143,10 @@ def test_the_sentences_of_the_guide_have_their_figures_from_the_results():
     bytes_alone = figures.load("text_embedder")["medians"]["torch_bytes"]
 
     seconds = f"{min(loads):.1f} to {max(loads):.1f} s"
-    assert f"Once torch's compiler is imported, a start loads the entries in {seconds}." in " ".join(GUIDE.split())
-    assert f"while {bytes_alone['compiler_processes']:.0f} compiler processes run" in " ".join(GUIDE.split())
+    assert (
+        f"Once torch's compiler is imported, a start loads the entries in {seconds}." in SENTENCES
+    )
+    assert f"while {bytes_alone['compiler_processes']:.0f} compiler processes run" in SENTENCES
 
 
 def test_the_line_beside_the_picture_names_its_machine():
