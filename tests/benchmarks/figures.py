@@ -562,30 +562,38 @@ def architectures(name: str = "architectures") -> str:
     found = load(name)
     versions, rows = found["versions"], found["rows"]
     libraries = ", ".join(f"{name} {versions[name]}" for name in versions if name != "python")
+    reached = ", and ".join(
+        f"{served(rows, level)} of the {ran(rows, level)} models that were run at level {level} "
+        "reached it"
+        for level in (2, 3)
+        if ran(rows, level)
+    )
     lines = [
         (
-            f"The list has {len(rows)} tiny models with random weights. {served(rows, 2)} of the "
-            f"{ran(rows, 2)} models that were run at level 2 reached it, and {served(rows, 3)} of "
-            f"the {ran(rows, 3)} models that were run at level 3 reached it. `make architectures` "
-            "runs them in `inference_mode` with one thread. Versions: Python "
-            f"{versions['python']}, {libraries}, {found['machine']}. One process made the entries "
-            "and another process loaded them. `error` is the largest difference from eager "
-            "execution, relative to the largest value. A model with `two` shapes has two entries, "
-            "and a model with `dynamic` shapes has one. A call without an entry goes to "
-            "`torch.compile`, which was not run here."
+            f"The list has {len(rows)} tiny models with random weights. {reached}. "
+            f"`make {name.replace('_', '-')}` runs them in `inference_mode` with one thread. "
+            f"Versions: Python {versions['python']}, {libraries}, {found['machine']}. One process "
+            "made the entries and another process loaded them. `error` is the largest difference "
+            "from eager execution, relative to the largest value. A model with `two` shapes has "
+            "two entries, and a model with `dynamic` shapes has one. `load` is the time at level 2 "
+            "from reading the entries to the first result, and `torch` is the time of the first "
+            "call of `torch.compile` with empty caches. Other work ran on the same cores."
         ),
         "",
-        "| model | library | shapes | level 2 | level 3 | error | why not |",
-        "|---|---|---|---|---|---:|---|",
+        "| model | library | shapes | level 2 | level 3 | error | load, s | torch, s | why not |",
+        "|---|---|---|---|---|---:|---:|---:|---|",
     ]
     for row in rows:
         at_2, at_3 = row["level_2"] or {}, row["level_3"] or {}
         errors = [level["error"] for level in (at_2, at_3) if level.get("served")]
         error = f"{max(errors):.0e}" if errors else "–"
+        cold, load_s = row["torch_compile_s"], at_2.get("load_s")
         reason = at_2.get("reason") or at_3.get("reason") or ""
         lines.append(
             f"| {row['name']} | {row['library']} | {row['shapes']} | {outcome(row['level_2'])} "
-            f"| {outcome(row['level_3'])} | {error} | {reason.replace('|', '/')} |"
+            f"| {outcome(row['level_3'])} | {error} "
+            f"| {f'{load_s:.2f}' if at_2.get('served') else '–'} "
+            f"| {f'{cold:.0f}' if cold else '–'} | {reason.replace('|', '/')} |"
         )
     return "\n".join(lines)
 
