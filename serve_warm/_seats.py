@@ -142,9 +142,9 @@ class SeatFolder:
     def of_worker(cls, arguments: Sequence[str]) -> SeatFolder | None:
         """Return the folder of a worker, from the command line that Ray started it with.
 
-        None if the process is not a worker. Ray reuses a worker only for the same runtime_env,
-        whose hash is on the command line (2.53 to 2.60). Since a seat belongs to no job, workers
-        share a folder exactly if one can replace another.
+        Returns None if the process is not a worker. Ray reuses a worker only for the same
+        runtime_env, whose hash is on the command line (2.53 to 2.60). A seat belongs to no job, so
+        two workers share a folder if and only if each can replace the other.
         """
         found = dict(
             word[2:].split("=", 1) for word in arguments if word[:2] == "--" and "=" in word
@@ -181,7 +181,7 @@ class SeatFolder:
         return path.name
 
     def claim(self) -> tuple[str, Wanted] | None:
-        """Take a ticket that no other worker took. Return its name and the request.
+        """Take a ticket that no other worker has taken. Return its name and the request.
 
         Also removes tickets older than `TICKET_S`, because their replica has ended, and tickets of
         other versions of this file.
@@ -216,13 +216,13 @@ class SeatFolder:
         return True
 
     def write(self, seat: Seat) -> None:
-        """Write the file of a seat. Raises OSError."""
+        """Write a seat's file. Raises OSError."""
         path = self._file(seat)
         data = json.dumps(asdict(seat)).encode()
         _private_folders.write_beside(path, data, mode=0o600).replace(path)
 
     def remove(self, seat: Seat) -> None:
-        """Remove the file of a seat that became a replica, or whose process ended."""
+        """Remove the file of a seat that has become a replica, or whose process has ended."""
         with suppress(FileNotFoundError):
             self._file(seat).unlink()
 
@@ -266,7 +266,7 @@ class TicketSearch:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def decide(self, result: Literal["none", "ticket", "late"]) -> bool:
-        """Set the result unless it is set; return whether this call set it."""
+        """Set the result unless it is already set; return whether this call set it."""
         with self._lock:
             is_first = not self._result
             self._result = self._result or result

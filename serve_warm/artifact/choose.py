@@ -210,7 +210,7 @@ def in_order_of_use(candidates: Sequence[Candidate]) -> list[Considered]:
 
 
 def warn_of_refused(candidates: Sequence[Candidate], *, uri: str) -> None:
-    """Log refused statements: a few with their reasons, and the number of the others."""
+    """Log refused statements: a few with their reasons, and a count of the rest."""
     refused = [(c.statement.key, c.refusal) for c in candidates if c.refusal is not None]
     for key, refusal in refused[:SHOWN_VARIANTS]:
         logger.warning("refused statement=%s reason=%s: %s", key, refusal.reason, refusal.message)

@@ -157,8 +157,8 @@ class NewestSeen:
     def _record(self, variant: Variant) -> None:
         """Create or touch the record of a mark in the node cache, if the node cache exists.
 
-        The node cache removes records that have been unused for a long time. By then, the marks of
-        these records are not needed either.
+        The node cache removes records that have been unused for a long time. By then, the marks
+        that belong to these records are no longer needed either.
         """
         with suppress(FileNotFoundError):
             _private_folders.check_private(self.node_cache, "the node cache")

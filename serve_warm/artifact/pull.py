@@ -9,8 +9,8 @@ store is believed before its signature is checked, and nothing is unpacked befor
 checked.
 
 A pull has three steps. `find_fitting` reads and verifies statements, `choose` picks one for this
-machine and app, and `take` fetches and unpacks it. These are separate functions because a pull can
-begin before the app is known. Such a pull fetches the artifact that `expect` predicts, and
+machine and app, and `take` fetches and unpacks it. The steps are separate functions because a pull
+can begin before the app is known. Such a pull fetches the artifact that `expect` predicts, and
 `confirm` makes the full choice later.
 """
 
@@ -267,7 +267,7 @@ def expect(
 
 
 def only_libraries(found: Found) -> bool:
-    """Return whether verified artifacts exist and all of them contain only calls of level 3.
+    """Return whether verified artifacts exist and all of them contain only level-3 calls.
 
     The answer relies on facts in the manifests, so use it only to decide what to prefetch.
     """

@@ -8,8 +8,8 @@ whose name contains the fingerprint of this machine and app are read first, alte
 newest and the oldest. Junk added later then cannot delay the oldest statements, and junk added
 earlier cannot delay the newest.
 
-Reading ends early once no unread statement can be chosen. A statement cannot be in a store before
-it was signed, so every statement written before the best statement was signed is older than the
+Reading ends early once no unread statement can be chosen. Statements are signed before they are
+stored. So every statement that was stored before the best statement was signed is older than the
 best statement.
 """
 

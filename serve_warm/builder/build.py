@@ -205,7 +205,7 @@ def _settings(cpu: Cpu | None) -> dict[str, Any]:
 
 
 def _one_each(packed: Sequence[PackedReplica]) -> list[PackedReplica]:
-    """Drop each packed replica whose machine and app are the same as those of an earlier one.
+    """Drop each packed replica with the same machine and app as an earlier packed replica.
 
     A gang without a process group has no ranks: its replicas can all start from the same artifact.
     """
@@ -244,7 +244,7 @@ def _manifest(
 
 
 def _portable_of(by_rank: Sequence[PackedReplica]) -> list[PackedReplica]:
-    """Return the packed replicas whose code is for other CPUs too, and so must be checked."""
+    """Return the packed replicas whose code must be checked because it is for other CPUs too."""
     return [p for p in by_rank if p["fingerprint"]["app"].get("cpu") == "portable"]
 
 

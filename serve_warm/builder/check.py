@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The quick checks of an application, which start neither Ray nor a replica.
 
-A problem is certain to affect a build or a start. A warning depends on the replica's machine, or
-cannot be proven from the source. None of the checks runs an `__init__`.
+A problem is a finding that is certain to affect a build or a start. A warning depends on the
+replica's machine, or cannot be proven from the source. None of the checks runs an `__init__`.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class _Scope:
 
 
 def assigns(cls: type, name: str) -> bool:
-    """Return whether instances of a class may have an attribute that the class itself lacks.
+    """Return whether instances of a class might have an attribute that the class itself lacks.
 
     Any assignment to the attribute in the source of the class or its bases counts. If the source is
     unclear or missing, the answer is True.

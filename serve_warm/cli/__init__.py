@@ -103,7 +103,7 @@ class _Lazy(click.Group):
 
 
 def check_system(name: str, *, anywhere: Collection[str] = ANYWHERE) -> None:
-    """Refuse a command on a system on which it cannot work.
+    """Refuse a command on a system where the command cannot work.
 
     Raises:
         ServeWarmError: the command does not work here; the hint says where it does.
@@ -150,7 +150,7 @@ class _ScreenHandler(logging.Handler):
 class _Harmless(logging.Formatter):
     """Formats log lines and tracebacks without credentials and control characters.
 
-    Log lines of other packages may contain credentials and control characters.
+    Log lines from other packages can contain credentials and control characters.
     """
 
     def format(self, record: logging.LogRecord) -> str:

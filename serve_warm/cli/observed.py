@@ -100,7 +100,7 @@ class Observed:
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """The replicas that all sources show at one time."""
+    """The replicas that all sources together show at one time."""
 
     sources: tuple[str, ...] = ()
     replicas: tuple[Observed, ...] = ()
@@ -109,7 +109,7 @@ class Look:
 
     @property
     def living(self) -> tuple[Observed, ...]:
-        """The replicas whose process runs."""
+        """The replicas whose process is running."""
         return tuple(each for each in self.replicas if not each.ended)
 
     @property
@@ -467,8 +467,8 @@ def _of_figures(
 def _condition(stage: str, heartbeat_s: float | None, *, believed: bool) -> tuple[str, str]:
     """Return the condition of a running replica, as `node.look` does, and its problem.
 
-    `believed` says whether the page counts a READY replica as ready. The server may use another
-    limit than `node.STALE_S`.
+    `believed` says whether the page counts a READY replica as ready. The server might use a
+    different limit than `node.STALE_S`.
     """
     late = heartbeat_s is not None and heartbeat_s > node.STALE_S
     if late or (stage == "READY" and not believed):

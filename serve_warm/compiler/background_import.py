@@ -110,8 +110,8 @@ class Turns:
     ) -> Iterator[bool]:
         """Wait until `ready()` is true and no thread imports; then make other imports wait.
 
-        `quiet_s` is the number of seconds without an import to wait for. Yields True if the caller
-        may import. Once `given_up` is set, this yields False.
+        `quiet_s` is how many seconds must pass without an import. Yields True if the caller may
+        import. Once `given_up` is set, this yields False.
         """
         with self._changed:
             while (

@@ -94,7 +94,7 @@ _one_at_a_time = threading.RLock()
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Prevent captures in other threads, because these could break a capture in this thread.
+    """Prevent captures in other threads, because such captures could break a capture here.
 
     From 2.13 on, torch's graph trees have their own lock for this, and take serve_warm's lock after
     their own (`_hook_trees`). A thread that captured before the trees were imported holds only
@@ -394,7 +394,7 @@ def _hook_threads(trees: ModuleType) -> None:
     """Let each thread capture; versions of torch with `_initialize_tls` (2.13) do this themselves.
 
     Earlier versions raise AssertionError in every thread except the thread that imported the module
-    of graph trees, which may be the thread that loaded an artifact. Autograd's threads still use
+    of graph trees, which might be the thread that loaded an artifact. Autograd's threads still use
     the graphs of only one thread. So the backward pass is not captured for other threads.
     """
     if hasattr(trees, "_initialize_tls") or not hasattr(trees, "get_obj"):
@@ -419,7 +419,7 @@ def _hook_threads(trees: ModuleType) -> None:
 
 
 def _why_here(captured_by: Mapping[int, str]) -> str:
-    """Return a text on the threads that captured before, if this thread did not.
+    """Return a text about the threads that captured before, if this thread did not capture.
 
     Empty if this thread captured before, or if no thread did.
     """
@@ -514,10 +514,10 @@ def note_skip(reason: str) -> None:
 def pool_bytes() -> Mapping[tuple[int, str], int]:
     """Return the bytes that each graph memory pool of this process holds, by device and pool.
 
-    A pool keeps its bytes even if no graph runs, and no other allocation can use these bytes. The
-    result includes pools that user code made with `torch.cuda.MemPool`. This takes some ms and does
-    not query the device. Returns an empty mapping if CUDA was never used, or if torch does not use
-    its native allocator.
+    A pool keeps its bytes even if no graph is running, and no other allocation can use these bytes.
+    The result includes pools that user code made with `torch.cuda.MemPool`. This takes some ms and
+    does not query the device. Returns an empty mapping if CUDA was never used, or if torch does not
+    use its native allocator.
     """
     torch = _allocating()
     if torch is None:

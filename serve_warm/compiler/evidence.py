@@ -67,7 +67,7 @@ class CompiledCalls:
     def is_outside(self) -> bool:
         """Return whether the caller runs during a replay, but outside the calls of any replay.
 
-        Code of an earlier replay that is still running counts as inside, because it has that
+        Code from an earlier replay that is still running counts as inside, because it has that
         replay's mark.
         """
         return self._replayed is not None and _marked.get() is None
