@@ -220,7 +220,7 @@ NAME_CHARS = 40
 
 
 def shorten(text: str, most: int = SHOWN) -> str:
-    """Return `text` cut to `most` characters, with dots at the end if it was longer.
+    """Return `text` cut to `most` characters, with dots at the end if `text` was longer.
 
     Use this function only for texts that serve_warm wrote. Use `excerpt` for texts from errors,
     servers and machines.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Records of seats, and the folder through which replicas and workers of a node exchange them.
+"""Seat records, and the folder through which a node's replicas and workers exchange them.
 
 A replica that asks Ray for a worker leaves a ticket in the folder. The worker takes the ticket, and
 writes its progress to a file. The folder is private to the user, because a ticket names modules to
@@ -75,7 +75,7 @@ class SeatUse:
     """Why this replica asks for no more seats; empty while it asks."""
 
     def text(self) -> str:
-        """Return the record as a line of a report.
+        """Return the record as one line for a report.
 
         >>> SeatUse(count=1, hit=True, import_s=3.25, waited_s=9.0, memory_bytes=250_000_000).text()
         'seat: yes, imported for 3.2 s and waited 9.0 s, 250 MB'
@@ -132,7 +132,7 @@ class Seat:
 
 
 class SeatFolder:
-    """Tickets and seats of the workers of one node and runtime_env, in a private folder."""
+    """Tickets and seats for the workers of one node and runtime_env, in a private folder."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = boot_s) -> None:
         self.path = path
@@ -259,7 +259,7 @@ def _read_ticket(name: str, data: bytes) -> Wanted | None:
 
 @dataclass(kw_only=True)
 class TicketSearch:
-    """A worker's search for a ticket, which another thread may end as too late."""
+    """A worker's search for a ticket, which another thread can end as too late."""
 
     is_over: threading.Event = field(default_factory=threading.Event)
     _result: Literal["", "none", "ticket", "late"] = ""
@@ -288,7 +288,7 @@ def is_taken(seat: Seat) -> bool:
 
 
 def is_named_idle(pid: int | Literal["self"]) -> bool:
-    """Return whether Ray names a process an idle worker; False once it has ended.
+    """Return whether Ray names a process an idle worker; False once the process has ended.
 
     `WORKER_PROCESS_TYPE_IDLE_WORKER` in ray/_private/ray_constants.py (2.53 to 2.60). Ray writes
     the name over the command line before it calls the setup hook.
@@ -312,6 +312,6 @@ def start_ticks(pid: int | Literal["self"]) -> int:
 
 
 def resident_bytes(pid: int | Literal["self"] = "self") -> int:
-    """Return the resident memory of a process, shared pages included. Raises OSError."""
+    """Return the resident memory of a process, including shared pages. Raises OSError."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")

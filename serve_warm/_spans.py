@@ -130,7 +130,7 @@ def _shared_s(span: Span, other: Span | None) -> float:
 
 
 def _contains(part: Span, span: Span) -> bool:
-    """Whether a span lies within a part of the start, so that its seconds count in both."""
+    """Whether a span lies within a part of the start, so that the span's seconds count in both."""
     is_other = span.name not in PARTS
     return is_other and 0.0 <= span.began_boot_s - part.began_boot_s < part.seconds
 

@@ -4,9 +4,9 @@
 
     blobs/sha256/<hex>                              one part, as it is stored
 
-A blob's size is checked before the blob is downloaded, and its digest before it is unpacked. Pieces
-of a blob arrive in any order and are hashed on arrival. Reading a blob again to hash it would take
-as long as downloading it over a fast network.
+A blob's size is checked before the blob is downloaded, and its digest before the blob is unpacked.
+Pieces of a blob arrive in any order and are hashed on arrival. Reading a blob again to hash it
+would take as long as downloading it over a fast network.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class Manifest:
 
     @property
     def entry_rules(self) -> int:
-        """Version of the build's rules for making entries; 1 if the build recorded no version."""
+        """Version of the rules by which entries were made; 1 if the build recorded no version."""
         rules = self.facts.get(ENTRIES_FORMAT, 1)
         return rules if isinstance(rules, int) else 1
 

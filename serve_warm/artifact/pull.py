@@ -112,10 +112,10 @@ def pull(
     """Return the newest trusted artifact that fits, with the named parts unpacked.
 
     `fingerprint` describes this machine and app. Parts stream into `cache`, are hashed on arrival,
-    and are unpacked into unnamed files, so memory does not grow with the size of the parts.
+    and are unpacked into unnamed files, so memory use does not grow with the size of the parts.
     `max_bytes` (as stored) and `max_raw_bytes` (unpacked) limit each part. `fetched` is called once
     all parts are on this node, before any part is unpacked. To cancel the pull, set `given_up` from
-    another thread. The pull then ends at the store's next answer or piece.
+    another thread. The pull then ends when the store next answers or sends a piece.
 
     Raises:
         ArtifactNotFound: no artifact exists, or none fits; `trace` gives the reason for each

@@ -214,7 +214,7 @@ def payload_digest(envelope: bytes) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Believed:
-    """A verified artifact that may be used. The constructor applies the limits of the trust policy.
+    """A verified artifact that can be used. The constructor applies the limits of the trust policy.
 
     Raises:
         ArtifactRefused: the artifact is denied, too old, dated in the future, or not from a

@@ -191,7 +191,7 @@ def _sizes_in_use(store: Store, app: App, used: Mapping[str, Any]) -> Sizes:
 def _settings(cpu: Cpu | None) -> dict[str, Any]:
     """Return the settings of every replica of a build.
 
-    With these settings, a missing artifact fails the start.
+    With these settings, a missing artifact makes the start fail.
     """
     if cpu == "portable":
         find_objdump()  # fail now, not after everything has compiled

@@ -155,7 +155,7 @@ class _Scope:
         raise _Unknown
 
     def target(self, node: ast.expr | None) -> str | None:
-        """Return the target of an input: `embed` for `self.embed`, and a string as it is."""
+        """Return the target of an input: `embed` for `self.embed`, and a string unchanged."""
         if (
             isinstance(node, ast.Attribute)
             and isinstance(node.value, ast.Name)

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Signing:
-    """The key that signs a build's artifact, when to sign, and the facts of origin to sign."""
+    """The key that signs a build's artifact, when to sign, and the origin facts to sign."""
 
     key: Ed25519PrivateKey | None = None
     """The signing key. None means the per-user key, created and trusted on first use. The replicas

@@ -3,7 +3,7 @@
 """Replicas as seen from outside: in this node's state files, and on pages of metrics.
 
 Both sources become the same records. A field that a source does not have is None or empty, never a
-guess. A page of metrics has only numbers, and Ray's page has no heartbeat.
+guess. A metrics page contains only numbers, and Ray's page has no heartbeat.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Look:
 
     @property
     def ready(self) -> bool:
-        """Whether all sources were read, and at least one replica runs, and all are ready."""
+        """Whether all sources were read, at least one replica runs, and all replicas are ready."""
         living = self.living
         return not self.troubles and bool(living) and all(each.warm for each in living)
 
@@ -583,5 +583,5 @@ def _count(value: Any) -> int | None:
 
 
 def _age(seconds: float) -> float | None:
-    """Return the seconds; None if they are negative, because then the clock is of another boot."""
+    """Return the seconds; None if negative, because the clock then belongs to another boot."""
     return max(0.0, seconds) if seconds > -1.0 else None

@@ -164,7 +164,7 @@ class _Moving:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Return a table with text in the first column and numbers in the others."""
+    """Return a table with text in the first column and numbers in the other columns."""
     drawn = Table(box=None, pad_edge=False)
     for index, name in enumerate(header):
         drawn.add_column(name, justify="left" if index == 0 else "right", no_wrap=True)

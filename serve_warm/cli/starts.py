@@ -398,7 +398,7 @@ SERVES = ("ray", "starlette", "fastapi", "uvicorn")
 
 
 def need_ray(command: str) -> None:
-    """Refuse a command that starts replicas if its packages are missing.
+    """Refuse a command that starts replicas if the command's packages are missing.
 
     Raises:
         MissingPackage: `ray[serve]` or `torch` is not installed.

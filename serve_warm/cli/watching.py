@@ -131,7 +131,7 @@ def _every(period_s: float) -> Iterator[int]:
 
 
 def follow(looks: Iterable[Look], which: Which, *, as_json: bool) -> None:
-    """Show the replicas again and again: in place in a terminal, elsewhere one line per change."""
+    """Show the replicas repeatedly: in place in a terminal, elsewhere one line per change."""
     if as_json:
         for now in looks:
             click.echo(json.dumps(plain(now)))

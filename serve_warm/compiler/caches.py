@@ -141,9 +141,9 @@ def load_torch_bytes(raw: bytes) -> bool:
     """Load bytes from `save_torch_bytes`; return whether torch accepted the bytes.
 
     Loading runs code from the bytes, so check the signature first. If this returns False, torch has
-    found a bad entry, and may have written the entries before it to the cache directory. From 2.14
-    on, torch does not open entries when loading: an unreadable entry becomes a cache miss when a
-    compile looks it up.
+    found a bad entry, and might already have written the entries before it to the cache directory.
+    From 2.14 on, torch does not open entries when loading: an unreadable entry becomes a cache miss
+    when a compile looks it up.
     """
     import torch
     import torch._dynamo

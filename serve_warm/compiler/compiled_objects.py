@@ -50,8 +50,8 @@ def compile_arguments(owner: Any) -> dict[str, str]:
     """Return the arguments of each `torch.compile` found in `owner`'s attributes, by attribute.
 
     This finds compiled attributes and modules compiled in place, but does not find compiled
-    functions elsewhere. The arguments of such functions are still in torch's own cache keys. If
-    those arguments differ, torch later reports a cache miss, without naming the argument.
+    functions elsewhere. The arguments of such functions are still part of torch's own cache keys.
+    If those arguments differ, torch later reports a cache miss, without naming the argument.
     """
     found = {}
     for name, value in vars(owner).items():

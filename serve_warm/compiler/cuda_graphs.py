@@ -107,7 +107,7 @@ def alone() -> Iterator[None]:
 
 
 def _manager_without_some(manager_class: Any) -> type:
-    """Return the class of graph managers with a failed capture.
+    """Return the class for graph managers with a failed capture.
 
     The class runs some functions of such a manager without a graph. It is a subclass, so that
     launches by other managers cost nothing extra.
@@ -228,7 +228,7 @@ class _Attempt:
         *,
         can_fail: Literal["for any reason", "for memory", "no"],
     ) -> Any:
-        """Return the result of `step`. If it fails, return the function's result without a graph.
+        """Return the result of `step`, or the function's result without a graph if `step` fails.
 
         `can_fail` selects the failures that are handled; other failures are raised. If the GPU is
         out of memory, this frees unused memory and repeats the step once. After a handled failure,
@@ -430,7 +430,7 @@ def _why_here(captured_by: Mapping[int, str]) -> str:
 
 
 def _why_again(manager: Any, new_inputs: Any, function_id: Any) -> str:
-    """Return why a function is captured again; empty for the first capture."""
+    """Return why a function is being captured again; empty for the first capture."""
     node = manager.current_node
     captured = (manager.roots if node is None else node.children)[function_id]
     if not captured:
@@ -559,7 +559,7 @@ def _allocating() -> Any:
 
 
 def clone_outputs(value: Any) -> Any:
-    """Return `value` with every CUDA tensor cloned. A graph's next run overwrites its outputs."""
+    """Return `value` with its CUDA tensors cloned, because a graph's next run overwrites them."""
     from torch.utils._pytree import tree_map
 
     return tree_map(lambda leaf: leaf.clone() if getattr(leaf, "is_cuda", False) else leaf, value)

@@ -80,7 +80,7 @@ call reads it."""
 
 @contextlib.contextmanager
 def note_calls() -> Iterator[CompiledCalls]:
-    """Note the calls of compiled functions in the block, and which replay made each call."""
+    """Note the calls to compiled functions in the block, and which replay made each call."""
     global current  # noqa: PLW0603 - process-wide, as the hooks that read it are
     calls = current = CompiledCalls()
     try:

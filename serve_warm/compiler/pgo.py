@@ -26,9 +26,9 @@ from typing import Any
 def keep_profile(deployment: str) -> str:
     """For the rest of this process, make torch keep its profile in the cache directory.
 
-    Unless a job id is set already, derives the id from the deployment's name, so that replicas
-    share the builder's profile. Imports Dynamo. Returns why this torch cannot keep a profile, or an
-    empty string.
+    Unless a job id is already set, derives the id from the deployment's name, so that replicas
+    share the builder's profile. Imports Dynamo. Returns the reason why this torch cannot keep a
+    profile, or an empty string.
     """
     import torch.compiler.config
     from torch._dynamo import pgo
@@ -57,7 +57,7 @@ def forget_profile() -> None:
 def begin_anew() -> None:
     """Make torch recompile everything with the profile, as a new process would do.
 
-    The files in the cache directory stay. No compiled function may be running.
+    The files in the cache directory stay. Call this only while no compiled function is running.
     """
     import torch
 
