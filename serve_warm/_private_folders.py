@@ -13,9 +13,9 @@ A path that is safe from the root down stays safe, because nobody else can chang
 
 Python shows neither owners nor modes on Windows, so no folder on Windows counts as safe.
 
-This module also writes small files, whole or not at all, with a mode that does not depend on the
-umask. A file gets its name only when it is complete on the disk, so a full disk or a crash leaves
-no partial file.
+This module also writes small files atomically, with a mode that does not depend on the umask. A
+file gets its name only when it is complete on the disk, so a full disk or a crash leaves no partial
+file.
 """
 
 from __future__ import annotations
@@ -286,9 +286,9 @@ def private_base(*, last: Path = LAST_BASE) -> Path:
     """Return a folder in which this user can make folders that nobody else can replace.
 
     Candidates are the folder for temporary files, `~/.cache/serve_warm` (where `~` is the home
-    folder in the password database) and `last`. This returns the first candidate that is safe and
-    writable. So an unsafe `/tmp` does no harm. For example, Kubernetes mounts an emptyDir with mode
-    0777 and without the sticky bit.
+    folder in the password database) and `last`. This function returns the first candidate that is
+    safe and writable. So an unsafe `/tmp` does no harm. For example, Kubernetes mounts an emptyDir
+    with mode 0777 and without the sticky bit.
 
     If no candidate is safe, this function logs a warning and returns the first candidate. Callers
     that need a safe folder call `problems`.

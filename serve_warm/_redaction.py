@@ -194,7 +194,7 @@ def join_lines(text: str) -> str:
 def loggable(error: BaseException) -> Tainted:
     """Return an exception to log as `exc_info` instead of `error`: same frames, no credentials.
 
-    Each exception in its chain of causes is replaced as well.
+    Each exception in the chain of causes is replaced as well.
     """
     first = last = tainted(error).with_traceback(error.__traceback__)
     seen = {id(error)}

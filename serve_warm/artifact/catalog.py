@@ -142,7 +142,7 @@ def merge_signatures(described: Sequence[Described]) -> list[Described]:
     """Return each trusted artifact once, with the names of all its signers.
 
     Signing an artifact again adds a second statement with the same digest. Of such statements, this
-    returns the one with the most signers.
+    function returns the statement with the most signers.
     """
     by_digest: dict[str, list[Described]] = {}
     for item in described:

@@ -252,9 +252,9 @@ def sign(
     """Add signatures by `keys` to the artifacts in a store; return the new statements.
 
     Use this to rotate keys: once an artifact is signed with the old and the new key, each reader
-    finds a key that it trusts. Parts do not change. The function skips artifacts that `trust` does
-    not already accept, because a signature vouches for the whole artifact. So junk in a store
-    cannot block a rotation. Artifacts that are already signed by these keys do not change.
+    finds a key that it trusts. Parts do not change. Artifacts that `trust` does not already accept
+    are skipped, because a signature vouches for the whole artifact. So junk in a store cannot block
+    a rotation. Artifacts that are already signed by these keys do not change.
 
     Raises:
         ArtifactNotFound: the store has no artifacts to sign.

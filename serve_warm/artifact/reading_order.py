@@ -91,8 +91,8 @@ def _list(pages: Iterable[Sequence[Listed]]) -> Listing:
 class ReadingOrder:
     """The reading order of a listing.
 
-    Call `take`, read the statements of these keys and call `note` for each, until `take` returns no
-    key.
+    Repeat until `take` returns no key: call `take`, read the statements with these keys, and call
+    `note` for each.
     """
 
     def __init__(self, listing: Listing, *, variant: str | None) -> None:

@@ -251,8 +251,8 @@ def _portable_of(by_rank: Sequence[PackedReplica]) -> list[PackedReplica]:
 def _portable_facts(packed: PackedReplica) -> dict[str, Any]:
     """Return the proven facts of a portable artifact for its manifest.
 
-    This check runs in the builder, not in the replica that compiled, because user code in the
-    replica could change the result.
+    This check runs in the builder, because user code in the replica that compiled could change the
+    result.
     """
     machine = packed["fingerprint"]["machine"]
     if machine["cpu_isa"] != PORTABLE_ISA:

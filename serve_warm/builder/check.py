@@ -245,7 +245,7 @@ def check_store(
     environ: Mapping[str, str],
     limit_s: float = STORE_LIMIT_S,
 ) -> Checked:
-    """Return the problems of a deployment's store, and how it differs from `store`."""
+    """Return the problems of a deployment's store, and how that store differs from `store`."""
     checked = compare_stores(application, deployment, store, environ=environ)
     uri = _artifact(application, deployment, environ)
     if uri is None:

@@ -209,7 +209,7 @@ class Cluster:
     def deployed(self, app: App, settings: Mapping[str, Any]) -> Iterator[str]:
         """Deploy `app` under a new name and route, yield the name, and delete it afterwards.
 
-        This does not wait for the deployment, and does not change other applications of the
+        This does not wait for the deployment, and does not change other applications on the
         cluster.
         """
         name = build_name()

@@ -160,7 +160,7 @@ class _Harmless(logging.Formatter):
 def harmless(text: str) -> str:
     r"""Return untrusted lines in a form that a terminal can show safely.
 
-    Credentials are redacted. A line with unprintable characters becomes a Python string.
+    Credentials are redacted. A line with unprintable characters is shown as a Python string.
 
     >>> print(harmless("all good\n\x1b[2Ktrusted"))
     all good

@@ -146,7 +146,7 @@ def _is_of(name: str, replica: Observed) -> bool:
 
 
 def look(state_dir: str, urls: Sequence[str]) -> Look:
-    """Return the replicas that the state directory (unless empty) and all pages show now.
+    """Return the replicas that the state directory, if given, and all pages show now.
 
     Pages are fetched concurrently. If several sources show a replica, the first one wins: the
     directory, then the pages in their order.

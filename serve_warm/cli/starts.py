@@ -161,7 +161,7 @@ def build(
 
 
 def _import_to_build(app: str) -> Application:
-    """Import the app with fresh folders for torch's caches, which its replicas use too.
+    """Import the app with fresh folders for torch's caches, which the app's replicas use too.
 
     The app might compile code while it is being imported. All processes of a user share torch's
     default folder. With that folder, code that another process left there would run and be signed.

@@ -62,8 +62,9 @@ cause."""
 class Turns:
     """Lets either any number of threads import in this process, or only one background thread.
 
-    Create it in the thread that imports most, but not during an import, because imports that began
-    earlier are not seen. Imports are watched until `end()`. For `stuck_s`, see `STUCK_S`.
+    Create this object in the thread that imports most, but not during an import, because imports
+    that began earlier are not seen. Imports are watched until `end()`. For `stuck_s`, see
+    `STUCK_S`.
     """
 
     def __init__(

@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """CUDA graphs: counting and timing of captures, and reasons for skips.
 
-Graphs cannot be cached, so every process captures its own. Inductor's graph trees need two calls of
+Graphs cannot be cached, so every process captures its own. Inductor's graph trees need two calls to
 a function: the first runs eagerly in the memory pool of the graphs, and the second is captured. The
-eager run compiles nothing. It is counted anyway, because later calls behave differently: they
-launch a graph. Libraries (level 3) do not use graph trees: `aoti_graphs` captures their graphs.
+eager run compiles nothing. The eager run is counted anyway, because later calls behave differently:
+they launch a graph. Libraries (level 3) do not use graph trees: `aoti_graphs` captures their
+graphs.
 
 If a capture runs out of memory or meets an operation that cannot be captured, torch alone would
-raise an error in every later call of the function. serve_warm records a skip with the reason
+raise an error in every later call to the function. serve_warm records a skip with the reason
 instead, and runs the function without a graph from then on.
 
 Private names of torch (seen in 2.11, 2.13 and 2.15): `CUDAGraphTreeManager` with `record_function`
@@ -65,7 +66,7 @@ def _note(event: CompileEvent) -> None:
 
 
 class _Elsewhere(threading.local):
-    """A flag for each thread: whether the code that makes the captures counts them itself."""
+    """A flag for each thread: whether the code that makes captures counts the captures itself."""
 
     counted = False
 

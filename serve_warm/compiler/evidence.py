@@ -8,9 +8,9 @@ nothing in the replay, but the first real request would compile.
 
 A replay marks its context (`contextvars`). Tasks, `asyncio.to_thread`, AnyIO's threads and the
 model thread copy the context, so their calls carry the mark. Thread pools, threads that read a
-queue and the task of `@serve.batch` do not copy the context. Their calls are recorded separately,
-together with calls of unrelated threads. `serve_warm.replica.replay` tells calls of the replay and
-calls of unrelated threads apart.
+queue and the task of `@serve.batch` do not copy the context. Calls in these places are recorded
+separately, together with calls from unrelated threads. `serve_warm.replica.replay` tells calls from
+the replay and calls from unrelated threads apart.
 """
 
 from __future__ import annotations
