@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Daemon threads whose result is a future.
 
-A process that ends does not wait for a daemon thread, but it does wait for the threads of a pool.
-With a pool, a store that hangs would keep the process alive, even if the start of the replica
-failed long ago.
+At exit, a process waits for pool threads, but not for daemon threads. With a pool, a store that
+hangs would keep the process alive long after the replica failed to start.
 """
 
 from __future__ import annotations

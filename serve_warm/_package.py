@@ -21,7 +21,7 @@ AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])
 def public(found: AnyCallable) -> AnyCallable:
     """Set the `__module__` of a class or function to the package, so that pickles survive a move.
 
-    Annotations of a class are replaced by the objects that they name. Otherwise
+    Class annotations are replaced by the objects that the annotations name. Otherwise
     `typing.get_type_hints` and pydantic would look for these names in the package.
     """
     if isinstance(found, type):

@@ -1,21 +1,21 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Folders that no other user of this machine can change: how to check and where to make them.
+"""Private folders, which no other user of this machine can change: checks and locations.
 
-A folder is only as private as the folders above it: a user who can rename a folder above it can
-replace it. So the check covers the whole path from the root down. Each folder on the path must
-belong to root or to this user, and others must not be able to write to it. A sticky folder such as
-/tmp is an exception, because a user cannot rename another user's files in it. Access control lists
-(ACLs) need no check: if a file has an ACL, its group bits show the largest access that the ACL
-grants.
+A folder is only as private as the folders above it: a user who can rename a parent folder can
+replace the folder. So the check covers the whole path from the root down. Each folder on the path
+must belong to root or to this user, and others must not be able to write to it. A sticky folder
+such as /tmp is an exception, because a user cannot rename another user's files in it. Access
+control lists (ACLs) need no check: if a file has an ACL, its group bits show the largest access
+that the ACL grants.
 
 A path that is safe from the root down stays safe, because nobody else can change it.
 
 Python shows neither owners nor modes on Windows, so no folder on Windows counts as safe.
 
-This module also writes small files, whole or not at all, with a mode that does not depend on the
-umask. A file gets its name only when it is complete on the disk, so a full disk or a crash leaves
-no partial file.
+This module also writes small files atomically, with a mode that does not depend on the umask. A
+file gets its name only when it is complete on the disk, so a full disk or a crash leaves no partial
+file.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Problem:
 def problems(
     folder: Path, *, leaf: Leaf = "private", opened: int | None = None
 ) -> tuple[Problem, ...]:
-    """Return all problems of a folder and the folders above it; empty if it is safe.
+    """Return all problems of a folder and its parents; empty if the folder is safe.
 
     A symbolic link anywhere on the path is a problem. If `opened`, a descriptor of the folder, is
     given, the owner and mode of the open folder are checked, even if the name now leads elsewhere.
@@ -102,7 +102,7 @@ def problems(
 
 
 def judged(path: Path, status: os.stat_result, *, of: Leaf, user: int) -> Problem | None:
-    """Return the problem that the `lstat` of one step of a path shows; None if it shows none."""
+    """Return the problem that the `lstat` of one path step shows; None if there is no problem."""
     mode = stat.S_IMODE(status.st_mode)
     if stat.S_ISLNK(status.st_mode):
         fix = f"name {os.path.realpath(path)} instead"
@@ -286,9 +286,9 @@ def private_base(*, last: Path = LAST_BASE) -> Path:
     """Return a folder in which this user can make folders that nobody else can replace.
 
     Candidates are the folder for temporary files, `~/.cache/serve_warm` (where `~` is the home
-    folder in the password database) and `last`. This returns the first candidate that is safe and
-    writable. So an unsafe `/tmp` does no harm. For example, Kubernetes mounts an emptyDir with mode
-    0777 and without the sticky bit.
+    folder in the password database) and `last`. This function returns the first candidate that is
+    safe and writable. So an unsafe `/tmp` does no harm. For example, Kubernetes mounts an emptyDir
+    with mode 0777 and without the sticky bit.
 
     If no candidate is safe, this function logs a warning and returns the first candidate. Callers
     that need a safe folder call `problems`.
@@ -344,7 +344,7 @@ def _unusable(base: Path) -> tuple[Problem, ...]:
 def user_home() -> Path | None:
     """Return this user's home in the password database, never the value of `$HOME`.
 
-    None for a user without a home, and on Windows, which has no such database.
+    Returns None for a user without a home, and on Windows, which has no such database.
     """
     try:
         import pwd
@@ -360,7 +360,7 @@ def user_folder(name: str, *, among: Sequence[node.Place] | None = None) -> Path
     """Return `<base>/serve_warm-<uid>/<name>`, the same for all processes of a user.
 
     `node.choose_place` picks `<base>` from `among`, by default from `node.places()`. The folder
-    `serve_warm-<uid>` is made, so that nobody else can take its name. `<name>` is not made.
+    `serve_warm-<uid>` is created, so that no other user can take the name. `<name>` is not made.
     """
     return Path(_claim(among).folder) / name
 
@@ -404,7 +404,7 @@ def _log_once(level: int, text: str) -> None:
 def process_folder(base: Path | None = None) -> Path:
     """Return a new folder of mode 0700 that belongs to this process until it ends.
 
-    Most processes end by a signal, so there is no cleanup at the end. Instead, each call removes
+    Most processes are ended by a signal, so no cleanup runs at the end. Instead, each call removes
     the folders of ended processes from `base`, by default `private_base()`.
 
     Raises:

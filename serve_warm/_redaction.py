@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Redaction, which keeps credentials and texts of requests out of logs, metrics and errors.
+"""Redaction, which keeps credentials and request texts out of logs, metrics and errors.
 
 Credentials get into texts in two ways: an SDK puts a signed address or a header into its message,
-or a user writes a credential into an address that serve_warm repeats. So every error of serve_warm
+or a user writes a credential into an address that serve_warm repeats. So every serve_warm error
 passes its text through `redact`. An SDK's exception is replaced by `tainted` before it becomes the
 cause of an error, because a logged traceback prints the whole chain of causes.
 
-Most credentials can be recognised by their form or by the name before them. But a server may return
+Most credentials can be recognized by their form or by the name before them. But a server can return
 a credential in any form, with no name before it. So the values of the credential variables in this
 process's environment are hidden as well.
 """
@@ -125,8 +125,8 @@ def redact(text: str) -> str:
 def _values_of_credentials() -> list[str]:
     """Return the values of credential variables, in all spellings of `_spell`.
 
-    The longest values come first, because a value may be part of another. The environment is read
-    at each call, because credentials are renewed and user code may set them late.
+    The longest values come first, because a value can be part of another value. The environment is
+    read at each call, because credentials are renewed and user code might set them late.
     """
     found: set[str] = set()
     for name in list(os.environ):
@@ -194,7 +194,7 @@ def join_lines(text: str) -> str:
 def loggable(error: BaseException) -> Tainted:
     """Return an exception to log as `exc_info` instead of `error`: same frames, no credentials.
 
-    Each exception in its chain of causes is replaced as well.
+    Each exception in the chain of causes is replaced as well.
     """
     first = last = tainted(error).with_traceback(error.__traceback__)
     seen = {id(error)}
@@ -220,9 +220,9 @@ NAME_CHARS = 40
 
 
 def shorten(text: str, most: int = SHOWN) -> str:
-    """Return `text` cut to `most` characters, with dots at the end if it was longer.
+    """Return `text` cut to `most` characters, with dots at the end if `text` was longer.
 
-    Use this function only for texts that serve_warm wrote. Use `excerpt` for texts of errors,
+    Use this function only for texts that serve_warm wrote. Use `excerpt` for texts from errors,
     servers and machines.
     """
     return text if len(text) <= most else f"{text[: most - 3]}..."
@@ -231,14 +231,14 @@ def shorten(text: str, most: int = SHOWN) -> str:
 def excerpt(text: str, most: int = SHOWN) -> str:
     """Return `text` redacted and then cut to `most` characters.
 
-    Redaction comes first, because it cannot recognise a part of a secret. Use this function for
-    every text that serve_warm did not write.
+    Redaction comes first, because redaction cannot recognize part of a secret. Use this function
+    for every text that serve_warm did not write.
     """
     return shorten(redact(text), most)
 
 
 def first_line(text: str, most: int = SHOWN) -> str:
-    """Return the first non-blank line of `text`, redacted and cut like `excerpt`; may be empty."""
+    """Return the first non-blank line of `text`, redacted and cut like `excerpt`; can be empty."""
     return shorten((redact(text).strip().splitlines() or [""])[0], most)
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Records of seats, and the folder through which replicas and workers of a node exchange them.
+"""Seat records, and the folder through which a node's replicas and workers exchange them.
 
 A replica that asks Ray for a worker leaves a ticket in the folder. The worker takes the ticket, and
 writes its progress to a file. The folder is private to the user, because a ticket names modules to
@@ -75,7 +75,7 @@ class SeatUse:
     """Why this replica asks for no more seats; empty while it asks."""
 
     def text(self) -> str:
-        """Return the record as a line of a report.
+        """Return the record as one line for a report.
 
         >>> SeatUse(count=1, hit=True, import_s=3.25, waited_s=9.0, memory_bytes=250_000_000).text()
         'seat: yes, imported for 3.2 s and waited 9.0 s, 250 MB'
@@ -132,7 +132,7 @@ class Seat:
 
 
 class SeatFolder:
-    """Tickets and seats of the workers of one node and runtime_env, in a private folder."""
+    """Tickets and seats for the workers of one node and runtime_env, in a private folder."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = boot_s) -> None:
         self.path = path
@@ -142,9 +142,9 @@ class SeatFolder:
     def of_worker(cls, arguments: Sequence[str]) -> SeatFolder | None:
         """Return the folder of a worker, from the command line that Ray started it with.
 
-        None if the process is not a worker. Ray reuses a worker only for the same runtime_env,
-        whose hash is on the command line (2.53 to 2.60). Since a seat belongs to no job, workers
-        share a folder exactly if one can replace another.
+        Returns None if the process is not a worker. Ray reuses a worker only for the same
+        runtime_env, whose hash is on the command line (2.53 to 2.60). A seat belongs to no job, so
+        two workers share a folder if and only if each can replace the other.
         """
         found = dict(
             word[2:].split("=", 1) for word in arguments if word[:2] == "--" and "=" in word
@@ -181,7 +181,7 @@ class SeatFolder:
         return path.name
 
     def claim(self) -> tuple[str, Wanted] | None:
-        """Take a ticket that no other worker took. Return its name and the request.
+        """Take a ticket that no other worker has taken. Return its name and the request.
 
         Also removes tickets older than `TICKET_S`, because their replica has ended, and tickets of
         other versions of this file.
@@ -216,13 +216,13 @@ class SeatFolder:
         return True
 
     def write(self, seat: Seat) -> None:
-        """Write the file of a seat. Raises OSError."""
+        """Write a seat's file. Raises OSError."""
         path = self._file(seat)
         data = json.dumps(asdict(seat)).encode()
         _private_folders.write_beside(path, data, mode=0o600).replace(path)
 
     def remove(self, seat: Seat) -> None:
-        """Remove the file of a seat that became a replica, or whose process ended."""
+        """Remove the file of a seat that has become a replica, or whose process has ended."""
         with suppress(FileNotFoundError):
             self._file(seat).unlink()
 
@@ -259,14 +259,14 @@ def _read_ticket(name: str, data: bytes) -> Wanted | None:
 
 @dataclass(kw_only=True)
 class TicketSearch:
-    """A worker's search for a ticket, which another thread may end as too late."""
+    """A worker's search for a ticket, which another thread can end as too late."""
 
     is_over: threading.Event = field(default_factory=threading.Event)
     _result: Literal["", "none", "ticket", "late"] = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def decide(self, result: Literal["none", "ticket", "late"]) -> bool:
-        """Set the result unless it is set; return whether this call set it."""
+        """Set the result unless it is already set; return whether this call set it."""
         with self._lock:
             is_first = not self._result
             self._result = self._result or result
@@ -288,7 +288,7 @@ def is_taken(seat: Seat) -> bool:
 
 
 def is_named_idle(pid: int | Literal["self"]) -> bool:
-    """Return whether Ray names a process an idle worker; False once it has ended.
+    """Return whether Ray names a process an idle worker; False once the process has ended.
 
     `WORKER_PROCESS_TYPE_IDLE_WORKER` in ray/_private/ray_constants.py (2.53 to 2.60). Ray writes
     the name over the command line before it calls the setup hook.
@@ -312,6 +312,6 @@ def start_ticks(pid: int | Literal["self"]) -> int:
 
 
 def resident_bytes(pid: int | Literal["self"] = "self") -> int:
-    """Return the resident memory of a process, shared pages included. Raises OSError."""
+    """Return the resident memory of a process, including shared pages. Raises OSError."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")

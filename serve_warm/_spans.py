@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The spans of a start, and a sentence about the duration of the start and its parts.
+"""The spans of a start, and a sentence that states how long the start and its parts took.
 
 Logs, reports and the command line share this sentence. Imports only the standard library.
 """
@@ -46,9 +46,9 @@ def seconds_by_owner(
 ) -> dict[str, float]:
     """Return the seconds of a start by owner, from its first span to `ended_boot_s`.
 
-    `stages` maps each stage's name, in lower case, to its seconds. `weights` is the time of
-    `__init__`, including the creation of a CUDA context. `ours` is the time of all stages except
-    passes, and `ray` is the rest. Empty without spans.
+    `stages` maps each stage's name, in lower case, to its seconds. `weights` is the time spent in
+    `__init__`, including the creation of a CUDA context. `ours` is the time spent in all stages
+    except passes, and `ray` is the rest. Empty without spans.
 
     >>> spans = [Span(name="process", began_boot_s=7.0, seconds=1.5),
     ...          Span(name="imports", began_boot_s=8.5, seconds=2.0),
@@ -75,7 +75,7 @@ def seconds_by_owner(
 
 
 def describe(spans: Sequence[Span]) -> str:
-    """Return how long a start took since its process began, and its parts; empty without spans.
+    """Return how long a start took after its process began, with its parts; empty without spans.
 
     >>> describe([Span(name="process", began_boot_s=7.0, seconds=1.5),
     ...           Span(name="imports", began_boot_s=8.5, seconds=2.0)])
@@ -121,7 +121,7 @@ def _describe_beside(spans: Sequence[Span]) -> str:
 
 
 def _shared_s(span: Span, other: Span | None) -> float:
-    """Return for how many seconds the two spans overlap; 0 without `other`."""
+    """Return how many seconds the two spans overlap; 0 without `other`."""
     if other is None:
         return 0.0
     began = max(span.began_boot_s, other.began_boot_s)
@@ -130,7 +130,7 @@ def _shared_s(span: Span, other: Span | None) -> float:
 
 
 def _contains(part: Span, span: Span) -> bool:
-    """Whether a span lies within a part of the start, so that its seconds count in both."""
+    """Whether a span lies within a part of the start, so that the span's seconds count in both."""
     is_other = span.name not in PARTS
     return is_other and 0.0 <= span.began_boot_s - part.began_boot_s < part.seconds
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The form of a store's address: the kind of store that it names, and common misspellings.
 
-Errors repeat only the scheme of an address, because the rest may hold a password or a presigned
-query.
+Errors repeat only the scheme of an address, because the rest might contain a password or a
+presigned query.
 """
 
 from __future__ import annotations

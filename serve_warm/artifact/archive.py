@@ -27,7 +27,7 @@ more."""
 
 
 def is_scratch(name: str) -> bool:
-    """Return whether a path is a lock, temporary file or PCH, which only its own directory needs.
+    """Return whether a path is a lock, temporary file or PCH, which other directories do not need.
 
     Torch looks for precompiled headers (PCHs) only in its default directory, wherever the cache is.
     Precompiled headers in an artifact would be megabytes that nothing reads.
@@ -85,9 +85,9 @@ def unpack_directory(
 ) -> None:
     """Write a packed directory into `target`, an empty directory that only this user can enter.
 
-    All members are checked before any file is written. Files get mode 0600, directories 0700.
-    `check_wanted` is called before each piece is read or written, and raises an exception to
-    cancel.
+    All members are checked before any file is written. Files get mode 0600, and directories get
+    mode 0700. `check_wanted` is called before each piece is read or written, and raises an
+    exception to cancel.
 
     Raises:
         ArtifactRefused: `bad_archive`, or `unsafe_directory` for the target.
@@ -168,8 +168,8 @@ def _members_in(raw: BinaryIO, check_wanted: Callable[[], None]) -> Iterator[tar
 class _Headers(io.RawIOBase):
     """A view of an archive that lets tarfile read only small headers within the file.
 
-    tarfile trusts headers. It allocates as many bytes as a header claims for a long name (Python
-    3.14.8 reads in pieces instead), and seeks to whatever offset a size implies.
+    tarfile trusts headers. By itself, tarfile allocates as many bytes as a header claims for a long
+    name (Python 3.14.8 reads in pieces instead), and seeks to whatever offset a size implies.
     """
 
     def __init__(self, raw: BinaryIO) -> None:

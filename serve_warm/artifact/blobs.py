@@ -4,9 +4,9 @@
 
     blobs/sha256/<hex>                              one part, as it is stored
 
-A blob's size is checked before its download, and its digest before it is unpacked. Pieces of a blob
-arrive in any order and are hashed on arrival. Reading a blob again to hash it would take as long as
-downloading it over a fast network.
+A blob's size is checked before the blob is downloaded, and its digest before the blob is unpacked.
+Pieces of a blob arrive in any order and are hashed on arrival. Reading a blob again to hash it
+would take as long as downloading it over a fast network.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ def receive(file: BinaryIO, digest: str, size_bytes: int, fill: Callable[[Sink],
 class _Landing:
     """A sink that writes each piece at its offset and hashes the file in order.
 
-    A piece that arrives early is hashed once the gap before it is closed. Its bytes are then read
+    A piece that arrives early is hashed once the gap before it is closed. The piece is then read
     back from the file, usually from the page cache. Early pieces are not kept in memory, because
     together they could be as large as the blob.
     """

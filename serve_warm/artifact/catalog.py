@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The catalog of a store, for the people who maintain the store: list and verify artifacts.
+"""The catalog of a store, which lists and verifies artifacts for the store's maintainers.
 
 This module never loads an artifact. So it runs on any machine, without torch or a fingerprint.
 """
@@ -103,7 +103,7 @@ def check(
 ) -> list[Described]:
     """Verify every statement in full: signature, age, sizes, digests, contents. Return the results.
 
-    The checks are the same as in a pull, but artifacts may be for any machine. Every part is
+    The checks are the same as in a pull, but cover artifacts for any machine. Every part is
     downloaded and unpacked into an unnamed file. No part is loaded or kept.
 
     Raises:
@@ -142,7 +142,7 @@ def merge_signatures(described: Sequence[Described]) -> list[Described]:
     """Return each trusted artifact once, with the names of all its signers.
 
     Signing an artifact again adds a second statement with the same digest. Of such statements, this
-    returns the one with the most signers.
+    function returns the statement with the most signers.
     """
     by_digest: dict[str, list[Described]] = {}
     for item in described:

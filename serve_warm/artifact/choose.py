@@ -210,7 +210,7 @@ def in_order_of_use(candidates: Sequence[Candidate]) -> list[Considered]:
 
 
 def warn_of_refused(candidates: Sequence[Candidate], *, uri: str) -> None:
-    """Log refused statements: a few with their reasons, and the number of the others."""
+    """Log refused statements: a few with their reasons, and a count of the rest."""
     refused = [(c.statement.key, c.refusal) for c in candidates if c.refusal is not None]
     for key, refusal in refused[:SHOWN_VARIANTS]:
         logger.warning("refused statement=%s reason=%s: %s", key, refusal.reason, refusal.message)
@@ -268,7 +268,7 @@ def raise_none_fits(
 def say_why_none(candidates: Sequence[Candidate]) -> str:
     """Return a short reason why none of the candidates was chosen; `candidates` must not be empty.
 
-    The order of reasons is that of `raise_none_fits`: unreadable, refused, nearest miss.
+    The reasons have the same order as in `raise_none_fits`: unreadable, refused, nearest miss.
     """
     unread = [c.considered for c in candidates if c.considered.reason == "unreadable"]
     refused = [c.considered for c in candidates if c.refusal is not None]
@@ -290,7 +290,7 @@ def of_another_gpu(considered: Considered) -> str:
 
 
 def _find_hint(trace: Sequence[Considered], nearest: Considered, uri: str) -> str:
-    """Return a hint on what to do if no variant fits."""
+    """Return a hint that says what to do if no variant fits."""
     build = (
         "build an artifact on the same kind of machine, with the same settings: serve-warm build "
         "APP "

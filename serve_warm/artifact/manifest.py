@@ -162,12 +162,12 @@ class Manifest:
 
     @property
     def entry_rules(self) -> int:
-        """Version of the build's rules for making entries; 1 if the build recorded no version."""
+        """Version of the rules by which entries were made; 1 if the build recorded no version."""
         rules = self.facts.get(ENTRIES_FORMAT, 1)
         return rules if isinstance(rules, int) else 1
 
     def has_older_entries(self, rules: int) -> bool:
-        """Return whether the artifact has entries made by older rules than version `rules`.
+        """Return whether the artifact has entries made by rules older than version `rules`.
 
         Replicas with rules of this version do not run older entries.
         """
@@ -242,7 +242,7 @@ def _subject(part: Part) -> dict[str, Any]:
 
 
 def _check_format(statement: Any) -> None:
-    """Raise for a newer format, before reading fields whose meaning may have changed."""
+    """Raise for a newer format, before reading fields whose meaning might have changed."""
     if not isinstance(statement, dict) or statement.get("_type") != STATEMENT_TYPE:
         raise ValueError(f"_type is not {STATEMENT_TYPE}")
     kind, predicate = statement.get("predicateType"), statement.get("predicate")

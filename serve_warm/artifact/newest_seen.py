@@ -3,9 +3,10 @@
 """Rollback marks: the newest artifact of each variant that a node has used.
 
 A signature proves that an artifact is good, not that it is the latest. Anyone who can write to a
-store can delete the newest statement, and replicas then use an older artifact. So each start that
-accepts an artifact writes its signed creation time to a small file, the mark. There is one mark for
-each store, deployment and fingerprint. The marks are in a private folder next to the node cache.
+store can delete the newest statement, and replicas would then use an older artifact. So each start
+that accepts an artifact writes its signed creation time to a small file, the mark. There is one
+mark for each store, deployment and fingerprint. The marks are in a private folder next to the node
+cache.
 
 A new node has no marks, and accepts any artifact. A node whose mark was removed must not look like
 a new node. So each mark has a record, an empty file among the blobs of the node cache. A new node
@@ -57,7 +58,7 @@ class Variant:
     def record_name(self) -> str:
         """The file name of the record.
 
-        The name looks like that of a lock, because every release accepts locks in the node cache.
+        The name looks like a lock's name, because every release accepts locks in the node cache.
         """
         return self._digest() + _RECORD_SUFFIX
 
@@ -157,8 +158,8 @@ class NewestSeen:
     def _record(self, variant: Variant) -> None:
         """Create or touch the record of a mark in the node cache, if the node cache exists.
 
-        The node cache removes records that have been unused for a long time. By then, the marks of
-        these records are not needed either.
+        The node cache removes records that have been unused for a long time. By then, the marks
+        that belong to these records are no longer needed either.
         """
         with suppress(FileNotFoundError):
             _private_folders.check_private(self.node_cache, "the node cache")

@@ -124,7 +124,7 @@ class NodeCache:
 
         If the blob is not cached, `fill` downloads it. Only one process of the node downloads a
         blob at a time; the others wait. If the folder cannot be written to, each process downloads
-        for itself, and a warning is logged. The caller closes the file.
+        its own copy, and a warning is logged. The caller closes the file.
 
         Raises:
             ArtifactRefused: `digest_mismatch`, and nothing is cached; or `fill` raised this error.

@@ -35,7 +35,7 @@ _HEX_64 = re.compile(r"[0-9a-f]{64}")
 class Rules:
     """Rules for what may be removed from a store.
 
-    By default, only blobs that no statement names.
+    By default, only blobs that no statement names can be removed.
     """
 
     older_than_s: float | None = None
@@ -106,11 +106,12 @@ def prune(
 ) -> Pruned:
     """Remove what the rules select; with `do="show"`, only report it.
 
-    `in_use` has the keys of statements that replicas use; these are always kept. Statements are
-    removed before blobs, so that a reader never finds a statement without its blobs. A blob is
-    removed when no remaining statement names it. A blob that no removed statement named either must
-    also be at least a day old. Signatures are not checked: anyone who may delete from the store may
-    prune it. So artifacts of a withdrawn key can be removed too.
+    `in_use` has the keys of statements that replicas use; these statements are always kept.
+    Statements are removed before blobs, so that a reader never finds a statement without its blobs.
+    A blob is removed when no remaining statement names it. If no removed statement named the blob
+    either, the blob must also be at least a day old. Signatures are not checked: anyone with
+    permission to delete from the store can prune it. So artifacts signed with a withdrawn key can
+    be removed too.
 
     Raises:
         ConfigError: the store has blobs but no statement, so it may not be a serve_warm store.
@@ -218,7 +219,7 @@ def _choose(
 
 
 def _without_newest(entries: Iterable[_Entry], keep: int) -> list[_Entry]:
-    """Return the entries that may be removed, oldest first.
+    """Return the entries that can be removed, oldest first.
 
     Two envelopes of one artifact count as one: an added signature is not a newer build.
     """

@@ -9,8 +9,8 @@ store is believed before its signature is checked, and nothing is unpacked befor
 checked.
 
 A pull has three steps. `find_fitting` reads and verifies statements, `choose` picks one for this
-machine and app, and `take` fetches and unpacks it. These are separate functions because a pull can
-begin before the app is known. Such a pull fetches the artifact that `expect` predicts, and
+machine and app, and `take` fetches and unpacks it. The steps are separate functions because a pull
+can begin before the app is known. Such a pull fetches the artifact that `expect` predicts, and
 `confirm` makes the full choice later.
 """
 
@@ -112,10 +112,10 @@ def pull(
     """Return the newest trusted artifact that fits, with the named parts unpacked.
 
     `fingerprint` describes this machine and app. Parts stream into `cache`, are hashed on arrival,
-    and are unpacked into unnamed files, so memory does not grow with the size of the parts.
+    and are unpacked into unnamed files, so memory use does not grow with the size of the parts.
     `max_bytes` (as stored) and `max_raw_bytes` (unpacked) limit each part. `fetched` is called once
     all parts are on this node, before any part is unpacked. To cancel the pull, set `given_up` from
-    another thread. The pull then ends at the store's next answer or piece.
+    another thread. The pull then ends when the store next answers or sends a piece.
 
     Raises:
         ArtifactNotFound: no artifact exists, or none fits; `trace` gives the reason for each
@@ -267,7 +267,7 @@ def expect(
 
 
 def only_libraries(found: Found) -> bool:
-    """Return whether verified artifacts exist and all of them contain only calls of level 3.
+    """Return whether verified artifacts exist and all of them contain only level-3 calls.
 
     The answer relies on facts in the manifests, so use it only to decide what to prefetch.
     """

@@ -7,8 +7,8 @@
     ...                    /<variant>-s<8 hex>.dsse.json  the same artifact, other signatures
 
 Blobs are written before the statement that names them, so a statement never points at missing
-blobs. If several publishers publish one variant at once, the first one wins. Nothing is
-overwritten: `serve_warm.artifact.choose` chooses among all statements.
+blobs. If several publishers publish the same variant at the same time, the first publisher wins.
+Nothing is overwritten: `serve_warm.artifact.choose` chooses among all statements.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def _place(
 
 
 def _find_resigned(key: str, envelope: bytes) -> str:
-    """Return the key for an envelope with the payload of the one at `key`, signed differently."""
+    """Return the key for an envelope with the same payload as at `key`, but other signatures."""
     stem = re.sub(r"(-s[0-9a-f]{8})?" + re.escape(STATEMENT_SUFFIX) + r"\Z", "", key)
     return f"{stem}-s{hashlib.sha256(envelope).hexdigest()[:8]}{STATEMENT_SUFFIX}"
 
@@ -252,9 +252,9 @@ def sign(
     """Add signatures by `keys` to the artifacts in a store; return the new statements.
 
     Use this to rotate keys: once an artifact is signed with the old and the new key, each reader
-    finds a key that it trusts. Parts do not change. The function skips artifacts that `trust` does
-    not already accept, because a signature vouches for the whole artifact. So junk in a store
-    cannot block a rotation. Artifacts that are already signed by these keys do not change.
+    finds a key that it trusts. Parts do not change. Artifacts that `trust` does not already accept
+    are skipped, because a signature vouches for the whole artifact. So junk in a store cannot block
+    a rotation. Artifacts that are already signed by these keys do not change.
 
     Raises:
         ArtifactNotFound: the store has no artifacts to sign.
@@ -373,7 +373,7 @@ def _all_vouched(
     """Return the trusted statements, all other envelopes, and why these envelopes are refused.
 
     A refused envelope gets no reason if another envelope of the same artifact is trusted. Such an
-    envelope is left from before a key rotation, or was added by someone with write access.
+    envelope is left over from before a key rotation, or was added by someone with write access.
 
     Raises:
         ArtifactNotFound: there are no statements.

@@ -8,8 +8,8 @@ whose name contains the fingerprint of this machine and app are read first, alte
 newest and the oldest. Junk added later then cannot delay the oldest statements, and junk added
 earlier cannot delay the newest.
 
-Reading ends early once no unread statement can be chosen. A statement cannot be in a store before
-it was signed, so every statement written before the best statement was signed is older than the
+Reading ends early once no unread statement can be chosen. Statements are signed before they are
+stored. So every statement that was stored before the best statement was signed is older than the
 best statement.
 """
 
@@ -91,8 +91,8 @@ def _list(pages: Iterable[Sequence[Listed]]) -> Listing:
 class ReadingOrder:
     """The reading order of a listing.
 
-    Call `take`, read the statements of these keys and call `note` for each, until `take` returns no
-    key.
+    Repeat until `take` returns no key: call `take`, read the statements with these keys, and call
+    `note` for each.
     """
 
     def __init__(self, listing: Listing, *, variant: str | None) -> None:

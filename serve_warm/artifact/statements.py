@@ -121,7 +121,7 @@ def read_at_once(store: Store, keys: Sequence[str]) -> list[Read]:
     """Return these statements, read in one thread each; pass at most `READERS` keys.
 
     Uses daemon threads instead of a pool, because Python waits for pool threads at exit. If
-    `__init__` failed while a store did not answer, a pool would keep the process from exiting.
+    `__init__` failed while a store was not answering, a pool would keep the process from exiting.
     """
     answers: dict[str, Read] = {}
 
@@ -214,7 +214,7 @@ def payload_digest(envelope: bytes) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Believed:
-    """A verified artifact that may be used. The constructor applies the limits of the trust policy.
+    """A verified artifact that can be used. The constructor applies the limits of the trust policy.
 
     Raises:
         ArtifactRefused: the artifact is denied, too old, dated in the future, or not from a

@@ -17,8 +17,8 @@ def check_torch_bytes(raw: bytes) -> None:
 
     Torch trusts every length in this container. Truncated bytes make torch loop forever, a count of
     2**60 makes torch create that many objects, and torch uses a key such as `../x` as a path. This
-    function parses the same format and checks all bounds. It does not check the content of entries.
-    Format:
+    function parses the same format and checks all bounds. The function does not check the content
+    of entries. Format:
     https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/_appending_byte_serializer.py
 
     Raises:

@@ -76,7 +76,7 @@ def sign_unsigned(
     that the build recorded. The limits of `trust` apply. If `trust` has keys, it must believe the
     new statement in `target`. So if the fleet would refuse an artifact, signing fails here first.
     Statements that already have a signature are skipped. If the app compiles nothing, its build
-    makes no artifact, and this is not an error.
+    makes no artifact, which is not an error.
 
     Raises:
         ArtifactNotFound: the source has artifacts, but all of them are already signed.

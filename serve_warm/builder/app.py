@@ -155,7 +155,7 @@ class Application:
         }
 
     def option(self, deployment: str, name: str) -> Any:
-        """Return an option of a deployment, from the YAML if set there, or else from the code."""
+        """Return a deployment's option, from the YAML if set there, or else from the code."""
         override = self.overrides.get(deployment, {})
         return override[name] if name in override else getattr(self.deployments[deployment], name)
 

@@ -104,7 +104,7 @@ def one(
     progress: Progress = lambda _: None,
     inspect: Callable[[Start], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Return the record of one start; `inspect` gets the start before the app is deleted."""
+    """Return the record of one start; `inspect` receives the start before the app is deleted."""
     parts = [CACHE, PRECOMPILED, EXPORTED]
     settings: dict[str, Any] = {"enabled": True, "artifact": store, "parts": parts}
     if mode == "cold":

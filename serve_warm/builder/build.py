@@ -191,7 +191,7 @@ def _sizes_in_use(store: Store, app: App, used: Mapping[str, Any]) -> Sizes:
 def _settings(cpu: Cpu | None) -> dict[str, Any]:
     """Return the settings of every replica of a build.
 
-    With these settings, a missing artifact fails the start.
+    With these settings, a missing artifact makes the start fail.
     """
     if cpu == "portable":
         find_objdump()  # fail now, not after everything has compiled
@@ -205,7 +205,7 @@ def _settings(cpu: Cpu | None) -> dict[str, Any]:
 
 
 def _one_each(packed: Sequence[PackedReplica]) -> list[PackedReplica]:
-    """Drop each packed replica whose machine and app are the same as those of an earlier one.
+    """Drop each packed replica with the same machine and app as an earlier packed replica.
 
     A gang without a process group has no ranks: its replicas can all start from the same artifact.
     """
@@ -244,15 +244,15 @@ def _manifest(
 
 
 def _portable_of(by_rank: Sequence[PackedReplica]) -> list[PackedReplica]:
-    """Return the packed replicas whose code is for other CPUs too, and so must be checked."""
+    """Return the packed replicas whose code must be checked because it is for other CPUs too."""
     return [p for p in by_rank if p["fingerprint"]["app"].get("cpu") == "portable"]
 
 
 def _portable_facts(packed: PackedReplica) -> dict[str, Any]:
     """Return the proven facts of a portable artifact for its manifest.
 
-    This check runs in the builder, not in the replica that compiled, because user code in the
-    replica could change the result.
+    This check runs in the builder, because user code in the replica that compiled could change the
+    result.
     """
     machine = packed["fingerprint"]["machine"]
     if machine["cpu_isa"] != PORTABLE_ISA:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The quick checks of an application, which start neither Ray nor a replica.
 
-A problem is certain to affect a build or a start. A warning depends on the replica's machine, or
-cannot be proven from the source. None of the checks runs an `__init__`.
+A problem is a finding that is certain to affect a build or a start. A warning depends on the
+replica's machine, or cannot be proven from the source. None of the checks runs an `__init__`.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def check_store(
     environ: Mapping[str, str],
     limit_s: float = STORE_LIMIT_S,
 ) -> Checked:
-    """Return the problems of a deployment's store, and how it differs from `store`."""
+    """Return the problems of a deployment's store, and how that store differs from `store`."""
     checked = compare_stores(application, deployment, store, environ=environ)
     uri = _artifact(application, deployment, environ)
     if uri is None:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of `warmup_inputs` that read only its source, and run no code of the application."""
+"""Checks of `warmup_inputs` that read only its source, and run no code from the application."""
 
 from __future__ import annotations
 

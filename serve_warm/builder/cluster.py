@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The Ray cluster of builds and benchmarks, which starts applications and waits for them."""
+"""The Ray cluster for builds and benchmarks, which starts applications and waits for them."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def build_name() -> str:
 
 
 class Cluster:
-    """A Ray cluster with Serve, on which builds and benchmarks start applications."""
+    """A Ray cluster with Serve, where the build and bench commands start applications."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class Cluster:
     def deployed(self, app: App, settings: Mapping[str, Any]) -> Iterator[str]:
         """Deploy `app` under a new name and route, yield the name, and delete it afterwards.
 
-        This does not wait for the deployment, and does not change other applications of the
+        This does not wait for the deployment, and does not change other applications on the
         cluster.
         """
         name = build_name()
@@ -257,7 +257,7 @@ class Cluster:
     def has_room(self, resources: Mapping[str, float]) -> bool:
         """Return whether all nodes together have these resources free, by Ray's count.
 
-        Ray's count is about a second late.
+        Ray's count lags by about a second.
         """
         import ray
 
@@ -314,7 +314,7 @@ def open_cluster(
     working_dir: Path | None = None,
     progress: Callable[[str], None] = lambda _text: None,
 ) -> Iterator[Cluster]:
-    """Yield the cluster at `address`, or a local cluster that ends with the block.
+    """Yield the cluster at `address`, or a local cluster that is shut down when the block exits.
 
     During the block, SIGTERM raises an exception that ends the process with exit code 143.
 
@@ -388,8 +388,8 @@ class _RayFailure(contextlib.AbstractContextManager["_RayFailure"]):
     """Raises ConfigError with one sentence if Ray or Serve does not start.
 
     This is not an `except` clause, because Ray also raises plain Exception (seen in 2.60: "The
-    current node timed out during startup"). `except Exception` would also catch subclasses
-    that Ray does not raise, but these must pass.
+    current node timed out during startup"). Subclasses that Ray does not raise must propagate, but
+    `except Exception` would catch them too.
     """
 
     def __init__(self, what: str, place: str) -> None:
@@ -468,7 +468,7 @@ def ask_replicas(address: str) -> list[dict[str, Any]]:
 
 
 def _ask_all(handle: Any) -> list[dict[str, Any]]:
-    """Return the reports of all replicas of a deployment; empty if it does not use the mixin."""
+    """Return the reports of all replicas of a deployment; empty if its class lacks the mixin."""
     from ray.exceptions import RayError
     from ray.serve.exceptions import RayServeException
 

@@ -155,7 +155,7 @@ class _Scope:
         raise _Unknown
 
     def target(self, node: ast.expr | None) -> str | None:
-        """Return the target of an input: `embed` for `self.embed`, and a string as it is."""
+        """Return the target of an input: `embed` for `self.embed`, and a string unchanged."""
         if (
             isinstance(node, ast.Attribute)
             and isinstance(node.value, ast.Name)
@@ -167,7 +167,7 @@ class _Scope:
 
 
 def assigns(cls: type, name: str) -> bool:
-    """Return whether instances of a class may have an attribute that the class itself lacks.
+    """Return whether instances of a class might have an attribute that the class itself lacks.
 
     Any assignment to the attribute in the source of the class or its bases counts. If the source is
     unclear or missing, the answer is True.

@@ -147,11 +147,11 @@ _PREFIXES = {"26", "2e", "36", "3e", "64", "65", "67"}
 def beyond_avx2(listing: Iterable[str]) -> Iterator[tuple[str, str]]:
     r"""Yield the function and text of each instruction that is not in x86-64-v3.
 
-    AVX-512, AMX and APX instructions are recognised by their registers and encoding. Extensions
-    with the encoding of AVX2 are recognised by name.
+    AVX-512, AMX and APX instructions are recognized by their registers and encoding. Extensions
+    with the encoding of AVX2 are recognized by name.
 
     `listing` has the lines of `objdump --disassemble --wide`. Instructions that this objdump does
-    not know are also yielded, because they may be newer.
+    not know are also yielded, because they might be newer.
 
     Example:
         >>> list(beyond_avx2(["0000 <add>:", " 0:\t62 f1 7c 48 58 c1\tvaddps %zmm1,%zmm0,%zmm0"]))

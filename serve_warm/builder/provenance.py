@@ -3,7 +3,7 @@
 """The provenance of an artifact in its manifest: the source commit, the image and the builder.
 
 In a CI job, the source and the builder come from environment variables of the CI system. Variables
-without a certain meaning are not used.
+whose meaning is uncertain are not used.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ class RoundTrip:
 def plan(stored: Mapping[str, bytes], entries: Sequence[Mapping[str, Any]]) -> list[RoundTrip]:
     """Return the round trips that prove an artifact, one per level.
 
-    Each level is tested by itself. A call that an entry runs does not test the caches, but a start
-    needs the caches when no entry matches. If every call has a library, neither entries nor caches
-    are needed.
+    Each level is tested by itself. A call that is served by an entry does not test the caches, but
+    a start needs the caches when no entry matches. If every call has a library, neither entries nor
+    caches are needed.
     """
     trips = [RoundTrip(label="round trip", parts=["cache"], level=1)]
     if "precompiled" in stored:

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Signing:
-    """The key that signs a build's artifact, when to sign, and the facts of origin to sign."""
+    """The key that signs a build's artifact, when to sign, and the origin facts to sign."""
 
     key: Ed25519PrivateKey | None = None
     """The signing key. None means the per-user key, created and trusted on first use. The replicas
@@ -48,7 +48,7 @@ BY_USER_KEY = Signing()
 
 
 def check_place(destination: Destination, signing: Signing) -> None:
-    """Raise if an unsigned artifact may not be published in this store.
+    """Raise if an unsigned artifact must not be published to this store.
 
     Raises:
         ConfigError: the store is not a folder, or `if_published` is `keep`.
@@ -127,7 +127,7 @@ def staging(store: Store, beside: Beside) -> Iterator[str]:
     """Yield a store for the round trip that no serving replica reads.
 
     On a local cluster, the store is a temporary folder. On other clusters, all nodes must be able
-    to read the store, and the key may be trusted only for some stores. So on those clusters, the
+    to read the store, and the key might be trusted only for some stores. So on those clusters, the
     copy is in the artifact's own store, under keys that no artifact uses.
     """
     if beside == "temporary":

@@ -63,7 +63,7 @@ def _describe(routes: Sequence[Any]) -> Iterator[str]:
 
 
 def modules_without_compile(cls: type) -> list[str]:
-    """Return the user's modules of a class, if no name in them refers to compiling.
+    """Return the user's modules of a class, if no name in these modules refers to compiling.
 
     Empty if a name refers to compiling, or if a source cannot be read.
     """

@@ -103,7 +103,7 @@ class _Lazy(click.Group):
 
 
 def check_system(name: str, *, anywhere: Collection[str] = ANYWHERE) -> None:
-    """Refuse a command on a system on which it cannot work.
+    """Refuse a command on a system where the command cannot work.
 
     Raises:
         ServeWarmError: the command does not work here; the hint says where it does.
@@ -150,7 +150,7 @@ class _ScreenHandler(logging.Handler):
 class _Harmless(logging.Formatter):
     """Formats log lines and tracebacks without credentials and control characters.
 
-    Log lines of other packages may contain credentials and control characters.
+    Log lines from other packages can contain credentials and control characters.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -160,7 +160,7 @@ class _Harmless(logging.Formatter):
 def harmless(text: str) -> str:
     r"""Return untrusted lines in a form that a terminal can show safely.
 
-    Credentials are redacted. A line with unprintable characters becomes a Python string.
+    Credentials are redacted. A line with unprintable characters is shown as a Python string.
 
     >>> print(harmless("all good\n\x1b[2Ktrusted"))
     all good

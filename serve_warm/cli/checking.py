@@ -67,7 +67,7 @@ def _count(number: int, what: str) -> str:
 
 
 class _CannotTell:
-    """Ends the command with exit code 2 for any exception of the user's module."""
+    """Ends the command with exit code 2 for any exception that the user's module raises."""
 
     def __enter__(self) -> None:
         pass

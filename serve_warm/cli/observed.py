@@ -3,7 +3,7 @@
 """Replicas as seen from outside: in this node's state files, and on pages of metrics.
 
 Both sources become the same records. A field that a source does not have is None or empty, never a
-guess. A page of metrics has only numbers, and Ray's page has no heartbeat.
+guess. A metrics page contains only numbers, and Ray's page has no heartbeat.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Observed:
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """The replicas that all sources show at one time."""
+    """The replicas that all sources together show at one time."""
 
     sources: tuple[str, ...] = ()
     replicas: tuple[Observed, ...] = ()
@@ -109,12 +109,12 @@ class Look:
 
     @property
     def living(self) -> tuple[Observed, ...]:
-        """The replicas whose process runs."""
+        """The replicas whose process is running."""
         return tuple(each for each in self.replicas if not each.ended)
 
     @property
     def ready(self) -> bool:
-        """Whether all sources were read, and at least one replica runs, and all are ready."""
+        """Whether all sources were read, at least one replica runs, and all replicas are ready."""
         living = self.living
         return not self.troubles and bool(living) and all(each.warm for each in living)
 
@@ -146,7 +146,7 @@ def _is_of(name: str, replica: Observed) -> bool:
 
 
 def look(state_dir: str, urls: Sequence[str]) -> Look:
-    """Return the replicas that the state directory (unless empty) and all pages show now.
+    """Return the replicas that the state directory, if given, and all pages show now.
 
     Pages are fetched concurrently. If several sources show a replica, the first one wins: the
     directory, then the pages in their order.
@@ -467,8 +467,8 @@ def _of_figures(
 def _condition(stage: str, heartbeat_s: float | None, *, believed: bool) -> tuple[str, str]:
     """Return the condition of a running replica, as `node.look` does, and its problem.
 
-    `believed` says whether the page counts a READY replica as ready. The server may use another
-    limit than `node.STALE_S`.
+    `believed` says whether the page counts a READY replica as ready. The server might use a
+    different limit than `node.STALE_S`.
     """
     late = heartbeat_s is not None and heartbeat_s > node.STALE_S
     if late or (stage == "READY" and not believed):
@@ -583,5 +583,5 @@ def _count(value: Any) -> int | None:
 
 
 def _age(seconds: float) -> float | None:
-    """Return the seconds; None if they are negative, because then the clock is of another boot."""
+    """Return the seconds; None if negative, because the clock then belongs to another boot."""
     return max(0.0, seconds) if seconds > -1.0 else None

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Output of the commands: bars and a clock in a terminal, lines in a log, JSON for programs.
 
-Anybody may have written an untrusted statement, so `show_line` or a table of this module must show
-its texts.
+Anyone could have written an untrusted statement, so show its texts only with `show_line` or a table
+of this module.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ stdout = Console(highlight=False)
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows the current step. It may be called often.
+    """Yield a function that shows the current step. The function can be called often.
 
     In a terminal the function updates one line. Elsewhere it writes no line if only a counter
     changed, so that a log shows every stage but not every input.
@@ -94,7 +94,7 @@ def progress() -> Iterator[Callable[[str], None]]:
 def bars() -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function that shows a transfer, given its name, the bytes done and the total bytes.
 
-    A terminal shows a bar for the current transfer. Each completed transfer becomes a line, also
+    A terminal shows a bar for the current transfer. Each completed transfer becomes a line, even
     outside a terminal.
     """
     shown_bars = Progress(
@@ -164,7 +164,7 @@ class _Moving:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Return a table with text in the first column and numbers in the others."""
+    """Return a table with text in the first column and numbers in the other columns."""
     drawn = Table(box=None, pad_edge=False)
     for index, name in enumerate(header):
         drawn.add_column(name, justify="left" if index == 0 else "right", no_wrap=True)

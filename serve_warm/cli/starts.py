@@ -161,10 +161,10 @@ def build(
 
 
 def _import_to_build(app: str) -> Application:
-    """Import the app with fresh folders for torch's caches, which its replicas use too.
+    """Import the app with fresh folders for torch's caches, which the app's replicas use too.
 
-    The app may compile while it is imported. All processes of a user share torch's default folder.
-    With that folder, code that another process left there would run and be signed.
+    The app might compile code while it is being imported. All processes of a user share torch's
+    default folder. With that folder, code that another process left there would run and be signed.
     """
     from serve_warm.builder.app import load_application
 
@@ -229,8 +229,8 @@ def _check_first(
 ) -> None:
     """Fail on the problems that `check` reports, and print its warnings.
 
-    A store that differs from the store of the replicas is only a warning. A build may publish to a
-    store that replicas do not read. A build with --unsigned always does so.
+    A store that differs from the replicas' store is only a warning. A build can publish to a store
+    that replicas do not read. A build with --unsigned always does so.
     """
     from serve_warm.builder import check
 
@@ -310,13 +310,13 @@ def _waits(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _own_seconds(report: Mapping[str, Any]) -> float:
-    """Return the seconds to the proof without waits for other deployments."""
+    """Return the seconds until the proof, excluding waits for other deployments."""
     waited_s = sum(float(span["seconds"]) for span in _waits(report))
     return max(0.001, float(report["to_proof_s"]) - waited_s)
 
 
 def _describe_seconds(report: Mapping[str, Any]) -> str:
-    """Return a text with the seconds to the proof, and the waits for other deployments."""
+    """Return a text with the seconds until the proof, and the waits for other deployments."""
     waits = _waits(report)
     waited_s = sum(span["seconds"] for span in waits)
     names = ", ".join(dict.fromkeys(span["name"] for span in waits))
@@ -398,7 +398,7 @@ SERVES = ("ray", "starlette", "fastapi", "uvicorn")
 
 
 def need_ray(command: str) -> None:
-    """Refuse a command that starts replicas if its packages are missing.
+    """Refuse a command that starts replicas if the command's packages are missing.
 
     Raises:
         MissingPackage: `ray[serve]` or `torch` is not installed.

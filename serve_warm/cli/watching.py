@@ -131,7 +131,7 @@ def _every(period_s: float) -> Iterator[int]:
 
 
 def follow(looks: Iterable[Look], which: Which, *, as_json: bool) -> None:
-    """Show the replicas again and again: in place in a terminal, elsewhere one line per change."""
+    """Show the replicas repeatedly: in place in a terminal, elsewhere one line per change."""
     if as_json:
         for now in looks:
             click.echo(json.dumps(plain(now)))
@@ -154,10 +154,10 @@ def follow(looks: Iterable[Look], which: Which, *, as_json: bool) -> None:
 
 
 def choose(now: Look, which: Which) -> list[Observed]:
-    """Return the replicas to show: all of them, or without those that have ended.
+    """Return the replicas to show: all of them, or only those that have not ended.
 
-    A replica that ended recently, before it was ready, is always shown, because Serve has already
-    replaced this replica, and the new replica does not report its end.
+    A replica that ended recently, before it was ready, is always shown: Serve has already replaced
+    it, and the new replica does not report the old replica's end.
     """
     return [each for each in now.replicas if which == "all" or not each.ended or each.died_young]
 

@@ -10,15 +10,15 @@ compiler, and 7 of them failed (torch 2.13, Python 3.11). So a thread that impor
 first waits for the background thread, and only then takes the module's lock. The background thread
 waits until no other thread is importing.
 
-A waiting thread may hold another lock that the background thread needs. For example,
+A waiting thread might hold another lock that the background thread needs. For example,
 `logging.config.dictConfig` imports handlers while it holds logging's lock, and each
 `logging.getLogger` takes this lock. So a thread stops waiting if the background thread makes no
 progress.
 
-One deadlock remains, and any two Python threads can have it. A thread waits forever if it holds a
-lock that the background thread needs, and imports the same module as the background thread. A child
-process also waits forever if its parent forked while a thread held such a lock, and the child then
-imports that module.
+One deadlock remains, and any two Python threads can have it. A thread waits forever if it imports
+the same module as the background thread while holding a lock that the background thread needs. A
+child process also waits forever if its parent forked while a thread held such a lock, and the child
+then imports that module.
 
 `when_imported` lets a caller act on a module as soon as the module is loaded, without importing it.
 
@@ -62,8 +62,9 @@ cause."""
 class Turns:
     """Lets either any number of threads import in this process, or only one background thread.
 
-    Create it in the thread that imports most, but not during an import, because imports that began
-    earlier are not seen. Imports are watched until `end()`. For `stuck_s`, see `STUCK_S`.
+    Create this object in the thread that imports most, but not during an import, because imports
+    that began earlier are not seen. Imports are watched until `end()`. For `stuck_s`, see
+    `STUCK_S`.
     """
 
     def __init__(
@@ -110,8 +111,8 @@ class Turns:
     ) -> Iterator[bool]:
         """Wait until `ready()` is true and no thread imports; then make other imports wait.
 
-        `quiet_s` is the number of seconds without an import to wait for. Yields True if the caller
-        may import. Once `given_up` is set, this yields False.
+        `quiet_s` is how many seconds must pass without an import. Yields True if the caller is
+        allowed to import. Once `given_up` is set, this yields False.
         """
         with self._changed:
             while (
@@ -137,7 +138,7 @@ class Turns:
                     self._changed.notify_all()
 
     def _wait(self) -> None:
-        """Wait until no other thread is the only importer, or that thread makes no progress.
+        """Wait until no other thread is the only importer, or until that thread is stuck.
 
         Holds `_changed`.
         """

@@ -31,8 +31,8 @@ def defer_precompiled_headers() -> None:
     """Make torch precompile its C++ headers when a compiler runs, not when a kernel is loaded.
 
     In every process, Inductor preprocesses two headers and precompiles them into the user's folder
-    under the temp directory. It does so before checking whether the kernel's library exists. On a
-    fresh node, this costs 5 s of g++, even if the artifact has all kernels (torch 2.13,
+    under the temp directory. Inductor does so before checking whether the kernel's library exists.
+    On a fresh node, this costs 5 s of g++, even if the artifact has all kernels (torch 2.13,
     `_precompile_header` of codecache.py). Only the compiler's command line uses the path of the
     header. So a placeholder replaces the path until a compiler runs.
     """
@@ -100,10 +100,10 @@ def header_directory(base: Path | None = None) -> Path:
     """Return the folder of this user's precompiled headers: `user_folder("headers")`.
 
     All processes of a user share the folder, because precompiling a header costs 5.7 s and saves
-    only 1 s per kernel. Six kernels on two cores take 3.8 s with the precompiled header, 7.1 s
-    without it, and 10.5 s if it must be made first. If another user could write to the folder or
-    replace it, this returns a new folder of this process instead. With `base`, the folder is below
-    `base`.
+    only 1 s per kernel. Compiling six kernels on two cores takes 3.8 s with the precompiled header,
+    7.1 s without it, and 10.5 s if the header must be made first. If another user could write to
+    the folder or replace it, this returns a new folder of this process instead. With `base`, the
+    folder is below `base`.
     """
     folder = _private_folders.user_folder("headers")
     if base is not None:
@@ -141,9 +141,9 @@ def load_torch_bytes(raw: bytes) -> bool:
     """Load bytes from `save_torch_bytes`; return whether torch accepted the bytes.
 
     Loading runs code from the bytes, so check the signature first. If this returns False, torch has
-    found a bad entry, and may have written the entries before it to the cache directory. From 2.14
-    on, torch does not open entries when loading: an unreadable entry becomes a cache miss when a
-    compile looks it up.
+    found a bad entry, and might already have written the entries before it to the cache directory.
+    From 2.14 on, torch does not open entries when loading: an unreadable entry becomes a cache miss
+    when a compile looks it up.
     """
     import torch
     import torch._dynamo

@@ -50,8 +50,8 @@ def compile_arguments(owner: Any) -> dict[str, str]:
     """Return the arguments of each `torch.compile` found in `owner`'s attributes, by attribute.
 
     This finds compiled attributes and modules compiled in place, but does not find compiled
-    functions elsewhere. The arguments of such functions are still in torch's own cache keys. If
-    those arguments differ, torch later reports a cache miss, without naming the argument.
+    functions elsewhere. The arguments of such functions are still part of torch's own cache keys.
+    If those arguments differ, torch later reports a cache miss, without naming the argument.
     """
     found = {}
     for name, value in vars(owner).items():
@@ -78,7 +78,7 @@ def reaches_compiled(owner: Any) -> bool:
     """Return whether the user's object refers to compiled code, without running the object's code.
 
     This looks at attributes and their contents, and at the globals that methods use. Unused imports
-    do not count, because a router may share its module with a model.
+    do not count, because a router might share its module with a model.
     """
     if "torch" not in sys.modules:
         return False
@@ -105,7 +105,7 @@ def _is_compiled(value: Any) -> bool:
 
 
 def _list_held(value: Any) -> list[Any]:
-    """Return objects that a value contains or uses and that may lead to compiled code."""
+    """Return objects that a value contains or uses and that might lead to compiled code."""
     plain = (str, bytes, int, float, type, ModuleType)
     if isinstance(value, plain) or _is_foreign(type(value)):
         return []

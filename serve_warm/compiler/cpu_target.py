@@ -107,7 +107,7 @@ PINNED = {"cpp.simdlen": 256, "cpp.march": fingerprint.PORTABLE_MARCH}
 
 
 def pin_portable_cpu() -> Sequence[str]:
-    """Make Inductor compile for any CPU with AVX2, until this process ends.
+    """For the rest of this process, make Inductor compile for any CPU with AVX2.
 
     Returns the required features that this CPU lacks. If any feature is missing, this CPU could not
     run portable kernels. In that case this function changes nothing, and torch compiles for this
@@ -135,7 +135,7 @@ def _pin_settings(config: ModuleType) -> None:
 
 
 def force_setting(config: ModuleType, name: str, *, value: object) -> None:
-    """Set a setting of torch as an environment variable would, overriding every other value.
+    """Set a torch setting as an environment variable would, overriding every other value.
 
     Since 2.12, an assignment is valid in only one context, and requests run in other contexts. The
     vector width has no environment variable. Both settings are part of torch's cache keys.

@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """CUDA graphs: counting and timing of captures, and reasons for skips.
 
-Graphs cannot be cached, so every process captures its own. Inductor's graph trees need two calls of
+Graphs cannot be cached, so every process captures its own. Inductor's graph trees need two calls to
 a function: the first runs eagerly in the memory pool of the graphs, and the second is captured. The
-eager run compiles nothing. It is counted anyway, because later calls behave differently: they
-launch a graph. Libraries (level 3) do not use graph trees: `aoti_graphs` captures their graphs.
+eager run compiles nothing. The eager run is counted anyway, because later calls behave differently:
+they launch a graph. Libraries (level 3) do not use graph trees: `aoti_graphs` captures their
+graphs.
 
 If a capture runs out of memory or meets an operation that cannot be captured, torch alone would
-raise an error in every later call of the function. serve_warm records a skip with the reason
+raise an error in every later call to the function. serve_warm records a skip with the reason
 instead, and runs the function without a graph from then on.
 
 Private names of torch (seen in 2.11, 2.13 and 2.15): `CUDAGraphTreeManager` with `record_function`
@@ -65,7 +66,7 @@ def _note(event: CompileEvent) -> None:
 
 
 class _Elsewhere(threading.local):
-    """A flag for each thread: whether the code that makes the captures counts them itself."""
+    """A flag for each thread: whether the code that makes captures counts the captures itself."""
 
     counted = False
 
@@ -94,7 +95,7 @@ _one_at_a_time = threading.RLock()
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Prevent captures in other threads, because these could break a capture in this thread.
+    """Prevent captures in other threads, because such captures could break a capture here.
 
     From 2.13 on, torch's graph trees have their own lock for this, and take serve_warm's lock after
     their own (`_hook_trees`). A thread that captured before the trees were imported holds only
@@ -107,7 +108,7 @@ def alone() -> Iterator[None]:
 
 
 def _manager_without_some(manager_class: Any) -> type:
-    """Return the class of graph managers with a failed capture.
+    """Return the class for graph managers with a failed capture.
 
     The class runs some functions of such a manager without a graph. It is a subclass, so that
     launches by other managers cost nothing extra.
@@ -228,7 +229,7 @@ class _Attempt:
         *,
         can_fail: Literal["for any reason", "for memory", "no"],
     ) -> Any:
-        """Return the result of `step`. If it fails, return the function's result without a graph.
+        """Return the result of `step`, or the function's result without a graph if `step` fails.
 
         `can_fail` selects the failures that are handled; other failures are raised. If the GPU is
         out of memory, this frees unused memory and repeats the step once. After a handled failure,
@@ -394,7 +395,7 @@ def _hook_threads(trees: ModuleType) -> None:
     """Let each thread capture; versions of torch with `_initialize_tls` (2.13) do this themselves.
 
     Earlier versions raise AssertionError in every thread except the thread that imported the module
-    of graph trees, which may be the thread that loaded an artifact. Autograd's threads still use
+    of graph trees, which might be the thread that loaded an artifact. Autograd's threads still use
     the graphs of only one thread. So the backward pass is not captured for other threads.
     """
     if hasattr(trees, "_initialize_tls") or not hasattr(trees, "get_obj"):
@@ -419,7 +420,7 @@ def _hook_threads(trees: ModuleType) -> None:
 
 
 def _why_here(captured_by: Mapping[int, str]) -> str:
-    """Return a text on the threads that captured before, if this thread did not.
+    """Return a text about the threads that captured before, if this thread did not capture.
 
     Empty if this thread captured before, or if no thread did.
     """
@@ -430,7 +431,7 @@ def _why_here(captured_by: Mapping[int, str]) -> str:
 
 
 def _why_again(manager: Any, new_inputs: Any, function_id: Any) -> str:
-    """Return why a function is captured again; empty for the first capture."""
+    """Return why a function is being captured again; empty for the first capture."""
     node = manager.current_node
     captured = (manager.roots if node is None else node.children)[function_id]
     if not captured:
@@ -514,10 +515,10 @@ def note_skip(reason: str) -> None:
 def pool_bytes() -> Mapping[tuple[int, str], int]:
     """Return the bytes that each graph memory pool of this process holds, by device and pool.
 
-    A pool keeps its bytes even if no graph runs, and no other allocation can use these bytes. The
-    result includes pools that user code made with `torch.cuda.MemPool`. This takes some ms and does
-    not query the device. Returns an empty mapping if CUDA was never used, or if torch does not use
-    its native allocator.
+    A pool keeps its bytes even if no graph is running, and no other allocation can use these bytes.
+    The result includes pools that user code made with `torch.cuda.MemPool`. This takes some ms and
+    does not query the device. Returns an empty mapping if CUDA was never used, or if torch does not
+    use its native allocator.
     """
     torch = _allocating()
     if torch is None:
@@ -559,7 +560,7 @@ def _allocating() -> Any:
 
 
 def clone_outputs(value: Any) -> Any:
-    """Return `value` with every CUDA tensor cloned. A graph's next run overwrites its outputs."""
+    """Return `value` with its CUDA tensors cloned, because a graph's next run overwrites them."""
     from torch.utils._pytree import tree_map
 
     return tree_map(lambda leaf: leaf.clone() if getattr(leaf, "is_cuda", False) else leaf, value)

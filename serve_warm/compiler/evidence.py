@@ -8,9 +8,9 @@ nothing in the replay, but the first real request would compile.
 
 A replay marks its context (`contextvars`). Tasks, `asyncio.to_thread`, AnyIO's threads and the
 model thread copy the context, so their calls carry the mark. Thread pools, threads that read a
-queue and the task of `@serve.batch` do not copy the context. Their calls are recorded separately,
-together with calls of unrelated threads. `serve_warm.replica.replay` tells calls of the replay and
-calls of unrelated threads apart.
+queue and the task of `@serve.batch` do not copy the context. Calls in these places are recorded
+separately, together with calls from unrelated threads. `serve_warm.replica.replay` tells calls from
+the replay and calls from unrelated threads apart.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class CompiledCalls:
     def is_outside(self) -> bool:
         """Return whether the caller runs during a replay, but outside the calls of any replay.
 
-        Code of an earlier replay that is still running counts as inside, because it has that
+        Code from an earlier replay that is still running counts as inside, because it has that
         replay's mark.
         """
         return self._replayed is not None and _marked.get() is None
@@ -80,7 +80,7 @@ call reads it."""
 
 @contextlib.contextmanager
 def note_calls() -> Iterator[CompiledCalls]:
-    """Note the calls of compiled functions in the block, and which replay made each call."""
+    """Note the calls to compiled functions in the block, and which replay made each call."""
     global current  # noqa: PLW0603 - process-wide, as the hooks that read it are
     calls = current = CompiledCalls()
     try:

@@ -3,7 +3,7 @@
 """torch's profile of dynamic sizes, and the names under which a later process finds the profile.
 
 With `dynamic=None`, torch compiles a static graph for the first shape. At the second shape, it
-compiles a graph for all shapes. Its profile (profile-guided optimisation, `torch._dynamo.pgo`)
+compiles a graph for all shapes. Its profile (profile-guided optimization, `torch._dynamo.pgo`)
 remembers which sizes changed, so that the next process compiles the graph for all shapes at once.
 The profile is a file in the cache directory, so it is part of the artifact. torch reads and writes
 this file only if the job has an id. torch finds the entry of a function only if both processes give
@@ -24,11 +24,11 @@ from typing import Any
 
 
 def keep_profile(deployment: str) -> str:
-    """Make torch keep its profile in the cache directory until this process ends.
+    """For the rest of this process, make torch keep its profile in the cache directory.
 
-    Unless a job id is set already, derives the id from the deployment's name, so that replicas
-    share the builder's profile. Imports Dynamo. Returns why this torch cannot keep a profile, or an
-    empty string.
+    Unless a job id is already set, derives the id from the deployment's name, so that replicas
+    share the builder's profile. Imports Dynamo. Returns the reason why this torch cannot keep a
+    profile, or an empty string.
     """
     import torch.compiler.config
     from torch._dynamo import pgo
@@ -46,8 +46,8 @@ def keep_profile(deployment: str) -> str:
 def forget_profile() -> None:
     """Make torch read its profile again, from the current cache directory.
 
-    torch reads the profile once, at the first compile. The first compile may be in `__init__`,
-    before an artifact is loaded.
+    torch reads the profile once, at the first compile. The first compile might happen in
+    `__init__`, before an artifact is loaded.
     """
     from torch._dynamo import pgo
 
@@ -55,9 +55,9 @@ def forget_profile() -> None:
 
 
 def begin_anew() -> None:
-    """Make torch recompile everything with the profile, as a new process would do.
+    """Make torch recompile everything with the profile, as a new process would.
 
-    The files in the cache directory stay. No compiled function may be running.
+    The files in the cache directory stay. Call this only while no compiled function is running.
     """
     import torch
 

@@ -87,7 +87,7 @@ def falls_counted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _look_at_fallen_again() -> Iterator[None]:
-    """Make Dynamo process calls of code at its recompile limit, so that the watch counts them."""
+    """Make Dynamo process calls to code at its recompile limit, so that the watch counts them."""
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
     def treat_fallen(action: _FrameAction) -> None:
