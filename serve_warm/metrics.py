@@ -245,7 +245,7 @@ METRICS = (
         kind="gauge",
         zeros=False,
         labels=("level",),
-        help="Different kinds of calls to functions compiled with serve_warm.compile, by level.",
+        help="Distinct kinds of calls to functions compiled with serve_warm.compile, by level.",
         read=lambda r: {(level,): float(count) for level, count in r.levels.items()},
     ),
     Metric(

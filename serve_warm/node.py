@@ -1438,7 +1438,7 @@ NODE_METRICS = {
     "serve_warm_node_excused": (
         "gauge",
         (),
-        "Unready replicas that do not count yet, because they were added to a warm node.",
+        "Unready replicas that are not counted yet, because they were added to a warm node.",
     ),
     "serve_warm_replica_alive": (
         "gauge",

@@ -936,7 +936,7 @@ OF_ONE_REPLICA = Row(
             kind="lines",
             title="Kinds of calls by level",
             description=(
-                "Different kinds of calls, by the level that runs them. Level 1 is torch.compile, "
+                "Distinct kinds of calls, by the level that runs them. Level 1 is torch.compile, "
                 "level 2 an entry, level 3 a library."
             ),
             unit="short",
@@ -961,7 +961,7 @@ OF_ONE_REPLICA = Row(
             kind="lines",
             title="Degraded or unverified",
             description=(
-                "Degraded is 1 while a replica serves although it missed its deadline, has "
+                "Degraded is 1 if a replica is serving but missed its deadline, has "
                 "unproven inputs or withdrew entries. Unverified is 1 while the replica uses an "
                 "artifact without a trusted signature."
             ),

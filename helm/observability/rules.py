@@ -276,7 +276,7 @@ count by ({WHO}, reason) (
         f"{OF} refuses its artifact: {{{{ $labels.reason }}}}",
         "{{ $value }} start(s) found an artifact but refused to load it. The number includes "
         "starts in progress and starts that ended in the last hour. The reasons untrusted, "
-        "bad_signature and digest_mismatch can mean an attack.",
+        "bad_signature and digest_mismatch can be signs of an attack.",
     ),
     alert(
         "ServeWarmParityFailed",
@@ -431,7 +431,7 @@ and on ({TARGET})
 max by ({TARGET}) (max_over_time(serve_warm_node_ready[1d]))
 """,
         "The node server at {{ $labels.instance }} does not respond to Prometheus",
-        "The node server did respond within the last day. If the node's readiness probe queries "
+        "The node server responded within the last day. If the node's readiness probe queries "
         "this server, the probe fails, and the node counts as not ready.",
         lasting="5m",
     ),

@@ -392,7 +392,7 @@ def explain(
 
 
 class _TimedReader:
-    """The read methods of a store, counting wall seconds and downloaded bytes."""
+    """Wraps the read methods of a store, and counts wall seconds and downloaded bytes."""
 
     def __init__(self, store: Store, given_up: threading.Event | None = None) -> None:
         self._store = store

@@ -252,7 +252,7 @@ def _check_parts(manifest: Manifest, stored: dict[str, BinaryIO]) -> None:
 def _compare(
     target: Store, manifest: Manifest, trust: Trust
 ) -> Literal["none", "current", "supersede"]:
-    """Compare the believed artifacts of this variant in the store with a new artifact.
+    """Compare the trusted artifacts of this variant in the store with a new artifact.
 
     Return `none` if the store has no such artifact, `supersede` if every such artifact has entries
     made by older rules, and `current` otherwise.

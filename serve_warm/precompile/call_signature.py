@@ -140,7 +140,7 @@ def _source(
 
 
 def _instead_of(kind: type) -> str:
-    """Return a hint on what to pass or call instead of an argument of an unsupported class."""
+    """Return what to pass or call instead, for an argument of an unsupported class."""
     if any(f"{base.__module__}.{base.__name__}" == TRANSFORMERS_CACHE for base in kind.__mro__):
         return "decode with serve_warm.compile_generation, which keeps the cache in the model"
     return "pass plain tensors, finite numbers, strings, or lists, tuples and dicts of these"

@@ -279,10 +279,10 @@ class EntryBuilder:
         """Return the difference from eager execution. Raise `NoEntry` if it is too large.
 
         Also raises `NoEntry` if the call changes Python values on which its graph depends, such as
-        a counter, a growing list or a value computed once. At the next call, the graph would be out
-        of date. The check uses eager execution, because compiled code would write the values from
-        its first call every time. Also raises if the call changes a list or dict argument, because
-        an entry receives other objects.
+        a counter, a growing list or a value that is kept once it is computed. At the next call, the
+        graph would be out of date. The check uses eager execution, because compiled code would
+        write the values from its first call every time. Also raises if the call changes a list or
+        dict argument, because an entry receives other objects.
         """
 
         def eager(callee: Any, *tensors: Any) -> Any:

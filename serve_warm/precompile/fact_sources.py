@@ -274,8 +274,8 @@ class Sources:
     def _note_of_config(self, base: Any, name: str) -> None:
         """Record the sources of an attribute of a `transformers` configuration.
 
-        A model reads dozens of such attributes. Each read runs Python functions, but comparing dict
-        versions costs almost nothing.
+        A model reads dozens of such attributes. Reading the values would run Python functions each
+        time. Comparing dict versions costs almost nothing.
         """
         renamed = base.attribute_map
         self._note_of_instance(base, type(base), "attribute_map")

@@ -276,7 +276,7 @@ def module(name: str) -> Any:
 
 
 def take(base: Any, step: str, argument: Any) -> Any:
-    """Return the object that a step leads to from `base`, or `Missing`."""
+    """Return the object that one step from `base` reaches, or `Missing` if there is none."""
     try:
         return TAKE[step](base, argument)
     except UNREADABLE as error:

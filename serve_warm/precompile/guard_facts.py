@@ -479,7 +479,7 @@ def _on_paths(table: _Table, callee: Any) -> dict[int, Any]:
 def _partition(objects: Mapping[int, Any]) -> list[tuple[int, str, Any]]:
     """Return facts that say which of these rows hold the same object, and which do not.
 
-    Dynamo has no guard on two objects that differ, or on two names that can share a list.
+    Dynamo does not guard that two objects are different, or that two names share a list.
     """
     first: dict[int, int] = {}
     facts: list[tuple[int, str, Any]] = []

@@ -515,7 +515,7 @@ async def _join(task: asyncio.Task[None]) -> None:
 
 
 def _gang() -> Any:
-    """Return Serve's context of this replica's gang, or `None` without a gang.
+    """Return Serve's gang context for this replica, or `None` if it is not in a gang.
 
     Ray 2.60 has gangs; 2.53 does not.
     """

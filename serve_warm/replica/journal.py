@@ -64,7 +64,7 @@ SIZES_OF_A_GRAPH = 8
 
 
 class Journal:
-    """The record of one start so far. Stages write to it; `report()` reads it."""
+    """What is recorded about one start so far. Stages write to it; `report()` reads it."""
 
     def __init__(
         self, known: Report, config: WarmupConfig, timeline: Timeline | None = None

@@ -843,7 +843,7 @@ TEXTS = {
         (
             "1 start(s) found an artifact but refused to load it. The number includes starts in "
             "progress and starts that ended in the last hour. The reasons untrusted, "
-            "bad_signature and digest_mismatch can mean an attack."
+            "bad_signature and digest_mismatch can be signs of an attack."
         ),
     ),
     "ServeWarmParityFailed": (
@@ -918,7 +918,7 @@ TEXTS = {
         16,
         "The node server at n1:8099 does not respond to Prometheus",
         (
-            "The node server did respond within the last day. If the node's readiness probe "
+            "The node server responded within the last day. If the node's readiness probe "
             "queries this server, the probe fails, and the node counts as not ready."
         ),
     ),
