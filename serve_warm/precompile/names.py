@@ -281,10 +281,12 @@ def locate(value: Any) -> tuple[str, str] | None:
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):
         return None
-    try:
-        return (module, name) if resolve(module, name) is value else None
-    except (ImportError, AttributeError):
-        return None
+    with contextlib.suppress(ImportError, AttributeError):
+        if resolve(module, name) is value:
+            return module, name
+    # Classes of the interpreter say that they are built-ins, which have no name for most of them.
+    names = (name for name, found in vars(types).items() if found is value)
+    return next((("types", name) for name in names), None)
 
 
 def resolve(module: str, name: str) -> Any:

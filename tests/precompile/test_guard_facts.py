@@ -205,7 +205,7 @@ def test_a_guard_of_a_kind_that_may_go_stays_where_it_is_about_something_else(ki
     "key",
     [
         *("text", 3, True, None, 1.5, b"bytes", (1, (2, "x")), slice(1, None, 2), 2j),
-        *(torch.float32, torch.device("cpu"), Colour.RED, dict, math.sqrt),
+        *(torch.float32, torch.device("cpu"), Colour.RED, dict, math.sqrt, type(None)),
     ],
     ids=repr,
 )
@@ -526,6 +526,8 @@ def test_a_name_is_only_given_where_it_leads_back():
     assert locate(torch.nn.Linear) == ("torch.nn.modules.linear", "Linear")
     assert locate(math) == ("math", "")
     assert locate(lambda: 1) is None
+    assert locate(type(None)) == ("types", "NoneType")  # not a name of its module, `builtins`
+    assert locate(type(lambda: 1)) == ("types", "FunctionType")
 
 
 def test_a_guard_of_an_unknown_kind_stops_the_entry():
