@@ -252,9 +252,12 @@ def _is_plain_function(target: Any) -> bool:
 
 
 def _constant(value: Any) -> str:
-    if not isinstance(value, torch.Tensor):
-        raise NoEntry(DEPENDS_ON_ORDER)  # a graph inside the graph
-    data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+    if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+        raise NoEntry(DEPENDS_ON_ORDER)  # a graph inside the graph, or no numbers to compare
+    with unset_fake_temporarily():  # torch is tracing, and the constant is a real tensor
+        data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
     return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(data).hexdigest()}"
 
 

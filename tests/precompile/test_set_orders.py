@@ -115,6 +115,21 @@ class Assigned(Base):
         return self.parts["one"](given)
 
 
+class Constant(ByName):
+    """Makes a tensor from numbers, which is a constant in the graph."""
+
+    def forward(self, given: torch.Tensor) -> Any:
+        return super().forward(given) * torch.tensor([0.5, 1.0, 1.5, 2.0])
+
+
+class Counted(ByName):
+    """The numbers are in the order of the set."""
+
+    def forward(self, given: torch.Tensor) -> Any:
+        found = torch.tensor([float(self.names.index(name)) for name in set(self.names)])
+        return super().forward(given) * found.sum() + found[0]
+
+
 class Weighed(Base):
     """A number of the set is in the graph; each forward finds it in another way."""
 
@@ -152,7 +167,7 @@ def test_a_number_that_depends_on_the_order_has_no_entry(way: str, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [ByName, Held])
+@pytest.mark.parametrize("kind", [ByName, Held, Constant])
 @torch.inference_mode()
 def test_a_set_whose_order_does_not_matter_has_an_entry(kind: Callable[..., Any], tmp_path: Path):
     """The entry fits as long as the set has the same items."""
@@ -171,7 +186,7 @@ def test_a_set_whose_order_does_not_matter_has_an_entry(kind: Callable[..., Any]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [InTurn, Listed, Paired, Random, Written, Assigned])
+@pytest.mark.parametrize("kind", [InTurn, Listed, Paired, Random, Written, Assigned, Counted])
 @torch.inference_mode()
 def test_a_set_whose_order_is_in_the_graph_has_no_entry(kind: Callable[[], Any], tmp_path: Path):
     """The reason says what to do."""
