@@ -106,13 +106,13 @@ def check_scheme(uri: str) -> None:
         missing = _NO_COLON.match(uri)
         if missing and missing[1].lower() in (*SCHEMES, "http", "https"):
             raise ConfigError(
-                f"{missing[1]}// is not the scheme of a store address: its colon is missing",
+                f"{missing[1]}// is not the scheme of a store address: the colon is missing",
                 hint=f"write {missing[1].lower()}://, or ./{missing[1]} for a folder of that name",
             )
         return
     if name in ("http", "https"):
         raise ConfigError(
-            f"{name}:// is not a store: such an address could make replicas call any host",
+            f"{name}:// addresses are not accepted, because they could make replicas call any host",
             hint=ADDRESSES,
         )
     if name not in SCHEMES and installed_opener(name) is None:

@@ -187,9 +187,9 @@ def test_a_duration_in_words_is_told_in_seconds(name: str, text: str, seconds: s
     ("artifact", "message"),
     [
         ("s4://bucket/hush", "s4: is not the scheme of a store address; did you mean s3://?"),
-        ("https://host/hush", "https:// is not a store"),
-        ("s3//bucket/hush", "its colon is missing; write s3://"),
-        ("S3//bucket/hush", "its colon is missing; write s3://"),
+        ("https://host/hush", "https:// addresses are not accepted"),
+        ("s3//bucket/hush", "the colon is missing; write s3://"),
+        ("S3//bucket/hush", "the colon is missing; write s3://"),
         ("s3:/bucket/hush", "s3: is not the scheme of a store address: write s3://"),
         ("file://srv/hush", "file: is not the scheme of a store address: write file:///"),
     ],

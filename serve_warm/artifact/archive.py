@@ -131,7 +131,7 @@ def _check_private(target: Path) -> None:
         raise ArtifactRefused(
             f"{target} is not empty",
             reason="unsafe_directory",
-            hint="unpack into a new directory of mode 0700",
+            hint="unpack into a new directory with mode 0700",
         )
 
 
@@ -159,7 +159,9 @@ def _members_in(raw: BinaryIO, check_wanted: Callable[[], None]) -> Iterator[tar
             # tarfile copies global headers into every member, so every copy takes memory.
             said = archive.pax_headers.keys() or member.pax_headers.keys() - PAX_KEYS
             if said:
-                raise ValueError(f"an extended header has the key {excerpt(min(said), 40)!r}")
+                raise ValueError(
+                    f"an extended header has the forbidden key {excerpt(min(said), 40)!r}"
+                )
             if problem := _name_problem(member.name):
                 raise ValueError(problem)  # now: members stay in memory until checked
             yield member

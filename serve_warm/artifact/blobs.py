@@ -210,7 +210,7 @@ def _unpack(part: Part, stored: BinaryIO, raw: BinaryIO) -> None:
 def _decompress(part: Part, stored: BinaryIO) -> Iterator[bytes]:
     what = f"part {part.name}"
     wrong_size = ArtifactRefused(
-        f"{what} does not unpack to {part.raw_bytes} bytes, as the manifest says",
+        f"{what} does not unpack to the {part.raw_bytes} bytes that the manifest states",
         reason="size_mismatch",
     )
     stored.seek(0)
@@ -272,8 +272,8 @@ def receive(file: BinaryIO, digest: str, size_bytes: int, fill: Callable[[Sink],
         raise landing.failure from error
     if landing.hashed_bytes != size_bytes:
         raise StoreError(
-            f"received {landing.received_bytes} of {size_bytes} bytes of a blob; bytes are "
-            f"missing after the first {landing.hashed_bytes}",
+            f"received {landing.received_bytes} of {size_bytes} bytes of a blob; the "
+            f"first gap is after {landing.hashed_bytes} bytes",
             hint="the store returned an incomplete blob",
         )
     if landing.hexdigest() != digest:
@@ -322,7 +322,7 @@ class _Landing:
             self.received_bytes += len(view)
             if max(self.received_bytes, offset + len(view)) > self._size_bytes:
                 raise StoreError(
-                    f"received more data than the {self._size_bytes} bytes of the blob",
+                    f"received more data than the blob's {self._size_bytes} bytes",
                     hint="the store sent a piece twice, or sent another object",
                 )
         written = 0

@@ -216,7 +216,7 @@ def warn_of_refused(candidates: Sequence[Candidate], *, uri: str) -> None:
         logger.warning("refused statement=%s reason=%s: %s", key, refusal.reason, refusal.message)
     if len(refused) > SHOWN_VARIANTS:
         rest = len(refused) - SHOWN_VARIANTS
-        logger.warning("refused %d more statements of %s", rest, uri)
+        logger.warning("refused %d more statements in %s", rest, uri)
 
 
 def raise_none_fits(

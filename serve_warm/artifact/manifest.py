@@ -133,7 +133,9 @@ class Manifest:
     def __post_init__(self) -> None:
         names = [part.name for part in self.parts]
         if not 1 <= len(names) <= MAX_PARTS or len(set(names)) != len(names):
-            raise ValueError(f"an artifact has 1 to {MAX_PARTS} parts with distinct names: {names}")
+            raise ValueError(
+                f"an artifact must have 1 to {MAX_PARTS} parts with distinct names: {names}"
+            )
         if not self.deployment or not self.deployment.isprintable():
             raise ValueError(f"not a deployment name: {self.deployment!r}")
         if self.format != FORMAT:
@@ -255,7 +257,7 @@ def _check_format(statement: Any) -> None:
         raise ValueError("format and predicateType disagree")
     if int(version) > FORMAT:
         raise ArtifactRefused(
-            f"the artifact has format {version}, this release reads format {FORMAT}",
+            f"the artifact has format {version}, but this release reads format {FORMAT}",
             reason="newer_format",
             hint="upgrade serve-warm here, or build with the release that runs here",
         )
@@ -287,7 +289,7 @@ def _read_statement(statement: Any) -> Manifest:
         for item in predicate["parts"]
     )
     if statement["subject"] != [_subject(part) for part in parts]:
-        raise ValueError("the subjects of the statement differ from its parts")
+        raise ValueError("the statement's subjects do not match its parts")
     return Manifest(
         format=predicate["format"],
         deployment=predicate["deployment"],
@@ -301,7 +303,7 @@ def _read_statement(statement: Any) -> Manifest:
 def _members(data: Any, **types: type) -> dict[str, Any]:
     """Return `data` if it is an object that has exactly these members with exactly these types."""
     if not isinstance(data, dict) or data.keys() != types.keys():
-        raise ValueError(f"an object should have exactly the members {', '.join(types)}")
+        raise ValueError(f"an object must have exactly these members: {', '.join(types)}")
     for name, kind in types.items():
         # Not isinstance, which would accept True as a number.
         if type(data[name]) is not kind:
@@ -327,6 +329,6 @@ def check_caps(
     ):
         if size > limit:
             raise ArtifactRefused(
-                f"part {part.name} has {size} bytes {label}, but the limit is {limit}",
+                f"part {part.name} has {size} {label} bytes, but the limit is {limit}",
                 reason="too_large",
             )

@@ -289,8 +289,8 @@ def _check_own(root: Path, descriptor: int) -> None:
                 raise ArtifactRefused(
                     f"the node cache {root} contains a foreign file: {entry.name!r}",
                     reason="unsafe_directory",
-                    hint="set node_cache_dir to a folder with no other use, because serve_warm "
-                    "removes old files from this folder",
+                    hint="set node_cache_dir to a folder that nothing else uses, because "
+                    "serve_warm removes old files from it",
                 )
 
 

@@ -121,7 +121,7 @@ def prune(
     statements = statement_keys(store, None)
     if not statements and store.list(BLOBS):
         raise ConfigError(
-            f"{store.uri} has blobs but no statement, so it may not be a store of serve_warm",
+            f"{store.uri} has blobs but no statement, so it might not be a serve_warm store",
             hint="nothing was removed; check the address, and if the address is right, delete the "
             "folder or prefix yourself",
         )

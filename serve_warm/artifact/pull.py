@@ -131,8 +131,8 @@ def pull(
     warn_of_refused(candidates, uri=found.uri)
     if not found.is_complete:
         logger.warning(
-            "read %d statements of %r in %s, and skipped at least %d: remove files that are not "
-            "artifacts",
+            "read %d statements for %r in %s, and skipped at least %d more: remove files that are "
+            "not artifacts",
             *(len(found.statements), deployment, found.uri, found.unread),
         )
     chosen = choose(candidates)

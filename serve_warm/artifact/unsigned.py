@@ -120,7 +120,7 @@ def _list_few(source: Store, deployment: str) -> list[str]:
     seen = statement_keys(source, deployment)
     if len(seen) > MAX_UNSIGNED:
         raise ArtifactRefused(
-            f"{source.uri} has {len(seen)} artifacts of {deployment!r}, but a build makes one for "
+            f"{source.uri} has {len(seen)} artifacts for {deployment!r}, but a build makes one for "
             f"each rank, and sign accepts at most {MAX_UNSIGNED}",
             reason="too_large",
             hint="find out who wrote to this folder, then build into an empty folder",
@@ -146,7 +146,7 @@ def _read_gang(
             found.append(manifest)
     if why := _explain_gang([manifest.fingerprint for manifest in found]):
         raise ArtifactRefused(
-            f"{source.uri} does not have one artifact for each rank of one gang: {why}",
+            f"the artifacts in {source.uri} do not form one complete gang: {why}",
             reason="bad_statement",
             hint="find out who wrote to this folder, then build once into an empty folder",
         )

@@ -183,7 +183,7 @@ class Application:
             (deployment,) = classes
         if deployment not in classes:
             raise ConfigError(
-                f"{self.target}: no deployment {deployment!r} uses WarmupMixin",
+                f"{self.target}: no deployment named {deployment!r} uses WarmupMixin",
                 hint=" ".join([*_guess(deployment, classes), f"those that do: {list(classes)}"]),
             )
         sizes = {
@@ -205,7 +205,7 @@ class Application:
         asked = [question for name in names for question in _guess(name, self.deployments)]
         return ConfigError(
             f"{self.target} has options for {', '.join(map(repr, names))}, but the application "
-            "has no deployment of this name",
+            "has no such deployment",
             hint=" ".join([*asked, f"its deployments: {sorted(self.deployments)}"]),
         )
 

@@ -70,7 +70,7 @@ def run(
         raise ConfigError(
             f"{app.deployment} is a gang of {app.replicas} replicas: bench sends a request to "
             "only one replica, and that replica would wait for the others",
-            hint="read the durations of the starts in the reports of the replicas",
+            hint="see the replicas' reports for the duration of each start",
         )
     runs = []
     for repeat in range(repeats):

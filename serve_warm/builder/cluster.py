@@ -406,8 +406,8 @@ class _RayFailure(contextlib.AbstractContextManager["_RayFailure"]):
         raise ConfigError(
             f"{self._what} could not start {self._place}: {text}",
             hint=(
-                "read session_latest/logs in Ray's temporary folder (/tmp/ray); the machine "
-                "usually has too little memory or disk space, or too few process ids"
+                "read session_latest/logs in Ray's temporary folder (/tmp/ray); the usual "
+                "cause is too little memory or disk space, or too few process ids"
             ),
         ) from error
 
@@ -477,7 +477,7 @@ def _ask_all(handle: Any) -> list[dict[str, Any]]:
             return list(handle.broadcast("warmup_report").results(timeout_s=REPORT_LIMIT_S))
         return [handle.warmup_report.remote().result(timeout_s=REPORT_LIMIT_S)]
     except (AttributeError, RayError, RayServeException, TimeoutError) as error:
-        logger.info("no report of %s: %s", handle.deployment_name, error)
+        logger.info("no report from %s: %s", handle.deployment_name, error)
         return []
 
 

@@ -52,7 +52,7 @@ def find_objdump() -> str:
     found = shutil.which("objdump")
     if found is None:
         raise ConfigError(
-            "serve_warm needs objdump to check a portable artifact, but it is not on the PATH",
+            "serve_warm needs objdump to check a portable artifact, but objdump is not on the PATH",
             hint="install binutils (Debian: apt-get install binutils); g++ needs it too",
         )
     return found

@@ -33,7 +33,8 @@ def read_provenance(
     for name, text in said.items():
         if not text.isprintable() or len(text) > MAX_CHARACTERS:
             raise ConfigError(
-                f"{name} is not a line of up to {MAX_CHARACTERS} printable characters: {text!r:.80}"
+                f"{name} must be one line of at most {MAX_CHARACTERS} printable characters: "
+                f"{text!r:.80}"
             )
     return {name: said[name] for name in FACTS if name in said}
 

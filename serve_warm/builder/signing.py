@@ -65,8 +65,8 @@ def check_place(destination: Destination, signing: Signing) -> None:
         )
     if destination.if_published == "keep":
         raise ConfigError(
-            "--if-published keep cannot be combined with --unsigned: keep checks a published "
-            "artifact and builds no unsigned one",
+            "--if-published keep cannot be combined with --unsigned: `keep` proves a published "
+            "artifact and does not build an unsigned one",
             hint="pass --if-published keep to serve-warm sign",
         )
 
@@ -116,8 +116,8 @@ def check_key(
         f"the signing key is trusted only for {entries[0].scope}, so the round trip would refuse "
         f"the artifact of {app.deployment!r} in {store.uri}",
         hint=(
-            "extend `deployments` or `stores` of the key in the trust file; the copy for the "
-            f"round trip is in a folder of the store, so use {store.uri}* to include the copy"
+            "extend `deployments` or `stores` of the key in the trust file; use "
+            f"{store.uri}*, because the copy for the round trip is in a folder inside the store"
         ),
     )
 

@@ -122,8 +122,8 @@ def check_system(name: str, *, anywhere: Collection[str] = ANYWHERE) -> None:
         )
     if not CAN_CHECK:
         raise ServeWarmError(
-            f"serve-warm {name} does not work on {system}, because serve_warm cannot check there "
-            "who may change stores, keys and trust files",
+            f"serve-warm {name} does not work on {system}, where serve_warm cannot check who is "
+            "allowed to change stores, keys and trust files",
             hint="use Linux, macOS or WSL",
         )
 

@@ -78,7 +78,7 @@ def verify(*, store: str, deployment: str | None, as_json: bool) -> None:
     """Check the artifacts in STORE as a replica would, on any machine.
 
     Checks signatures, age, deny-list, sizes, digests and the contents of the parts. Each part is
-    downloaded and deleted again. Nothing is loaded. Run diff to see whether an artifact fits a
+    downloaded and then deleted. Nothing is loaded. Run diff to see whether an artifact fits a
     machine.
 
     Ends with exit code 3 if an artifact is refused (for example because no key is trusted), or if
@@ -216,8 +216,8 @@ def push(
 ) -> None:
     """Verify the artifacts of FOLDER, and publish them in STORE.
 
-    A published artifact is never replaced. With --if-published supersede, push adds the new
-    artifact of a variant and keeps the old one. Replicas use the newest artifact.
+    A published artifact is never replaced. With --if-published supersede, push adds a
+    variant's new artifact and keeps the old one. Replicas use the newest artifact.
     """
     _copy(folder, store, deployment, on_taken, as_json=as_json)
 

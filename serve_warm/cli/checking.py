@@ -21,7 +21,7 @@ from serve_warm.errors import ServeWarmError
 @click.argument("app")
 @click.option(
     "--store",
-    help="Store that build will publish to, for a comparison with the store of the app.",
+    help="Store that build will publish to; check compares it with the app's own store.",
 )
 @click.option("--deployment", help="Check only this deployment, which must use WarmupMixin.")
 @click.option(

@@ -38,7 +38,7 @@ BY_REPLICA = "set by the replica"
         "Default: this machine."
     ),
 )
-@click.option("--all", "show_all", is_flag=True, help="Show the equal factors too.")
+@click.option("--all", "show_all", is_flag=True, help="Also show the factors that match.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 def diff(
     *, store: str, deployment: str | None, against: Path | None, show_all: bool, as_json: bool
@@ -46,9 +46,9 @@ def diff(
     """Show which factors of the artifacts in STORE match this machine, and which differ.
 
     Needs neither torch nor ray. Factors that a replica sets (threads, grad mode, arguments of
-    torch.compile) are unknown here and do not count, unless the file of --against contains them.
+    torch.compile) are unknown here and do not count, unless the --against file contains them.
 
-    Ends with exit code 3 if no artifact of a deployment fits, or if no artifact exists.
+    Ends with exit code 3 if a deployment has no artifact that fits, or if no artifact exists.
     """
     opened = open_existing_store(store)
     here = _this_machine() if against is None else _read_described(against)

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--name", help="Name of the key in trust files; default: the name of the file.")
+@click.option("--name", help="Name of the key in trust files; default: FILE's name without suffix.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
-    """Make an Ed25519 signing key: FILE is the private key, FILE.pub the public key.
+    """Make an Ed25519 signing key: FILE is the private key, and FILE.pub is the public key.
 
-    Prints the lines for the trust.toml of machines that should trust the key. Keep the private key
-    where you build artifacts, and never on a replica.
+    Prints the lines to add to trust.toml on machines that should trust the key. Keep the private
+    key where you build artifacts, and never on a replica.
     """
     name = file.stem if name is None else name
     if not name or not name.isprintable():
@@ -73,8 +73,8 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
     "deployments",
     multiple=True,
     help=(
-        "Sign only the artifacts of this deployment. --unsigned requires this option, which may "
-        "be repeated."
+        "Sign only the artifacts of this deployment. --unsigned requires this option, and "
+        "allows repeating it."
     ),
 )
 @click.option(
@@ -93,7 +93,7 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
 @click.option(
     "--image",
     default="",
-    help="With --unsigned: image of the build, recorded in the signed artifact.",
+    help="With --unsigned: image that the build ran in, recorded in the signed artifact.",
 )
 @click.option(
     "--builder",
@@ -131,8 +131,8 @@ def sign(
     artifact. If an artifact is skipped, the exit code is 3.
 
     With --unsigned, sign adds the first signature to artifacts that were built without a signature.
-    sign checks the parts first and loads nothing, so the code of the model never runs in a process
-    with the key. An unsigned artifact can contain false claims, so pass the deployment and the
+    sign checks the parts first and loads nothing, so the model's code never runs in a process that
+    has the key. An unsigned artifact can contain false claims, so pass the deployment and the
     origin as options.
     """
     if not unsigned and (target or on_taken or source_commit or image or builder):

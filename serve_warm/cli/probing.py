@@ -39,10 +39,10 @@ def probe(
     verbose: bool,
     as_json: bool,
 ) -> None:
-    """Report whether this node's replicas are warm and its raylet and proxy are healthy.
+    """Report whether this node's replicas are warm and whether its raylet and proxy are healthy.
 
     The exit code is 0 if the node is ready. Otherwise probe prints one reason per line, and the
-    exit code is 1. For a Kubernetes probe, run only the file node.py, which takes some hundredths
+    exit code is 1. For a Kubernetes probe, run only the file node.py, which takes a few hundredths
     of a second: python -I -S .../serve_warm/node.py probe. node.py probe has the same options,
     except --json.
     """

@@ -59,7 +59,7 @@ def version(text: str) -> str:
     try:
         Version(text)
     except InvalidVersion as error:
-        raise click.BadParameter(f"{text!r} is not a version, for example 2.12") from error
+        raise click.BadParameter(f"{text!r} is not a version such as 2.12") from error
     return text
 
 
@@ -79,13 +79,14 @@ def version(text: str) -> str:
 @click.option(
     "--torch-before",
     type=version,
-    help="Remove artifacts that were built for an earlier version of torch.",
+    help="Remove artifacts that were built for a torch version before VERSION, for example 2.12.",
 )
 @click.option(
     "--keep-newest",
     type=click.IntRange(0),
     help=(
-        "Number of newest artifacts of each variant that are kept despite age and size; default: 1."
+        "Number of newest artifacts to keep of each variant, whatever their age and size; "
+        "default: 1."
     ),
 )
 @click.option(

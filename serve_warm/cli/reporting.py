@@ -76,8 +76,8 @@ class Start:
 )
 @click.option(
     "--address",
-    help="Address of a running Ray cluster. Its replicas return their reports. auto finds a "
-    "cluster.",
+    help="Address of a running Ray cluster, or auto to find one; its replicas return their "
+    "reports.",
 )
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON here."

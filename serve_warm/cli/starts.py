@@ -118,10 +118,10 @@ def build(
 ) -> None:
     """Build, prove, sign and publish the artifact of a deployment.
 
-    First, build looks for the mistakes that check finds, and stops at a problem. Then build starts
-    the deployment with its configured resources, replays its inputs and packs its caches. build
-    publishes the artifact only after a second, fresh replica has loaded it and proven every input
-    without running a compiler.
+    First, build looks for the mistakes that check finds, and stops if there is a problem. Then
+    build starts the deployment with its configured resources, replays its inputs and packs its
+    caches. build publishes the artifact only after a second, fresh replica has loaded it and
+    proven every input without running a compiler.
     """
     if every and deployment is not None:
         raise click.UsageError("--all and --deployment cannot be combined: pass only one of them")
@@ -263,7 +263,7 @@ def _show_built(built: Built, *, unsigned: bool) -> None:
     done = "published" if built.published == "new" else "already published, kept:"
     click.echo(f"{done} {built.statement}")
     for rank, statement in enumerate(built.ranks[1:], start=1):
-        click.echo(f"and for rank {rank} {statement}")
+        click.echo(f"and for rank {rank}: {statement}")
     click.echo(f"  store       {built.store}")
     click.echo(f"  variant     {built.variant}")
     for name, count in built.parts.items():

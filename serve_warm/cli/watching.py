@@ -65,9 +65,11 @@ replicas."""
     type=click.FloatRange(0.1),
     default=1.0,
     show_default=True,
-    help="Seconds between two updates of --watch.",
+    help="Seconds between updates with --watch.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; one line per update of --watch.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, one line per update with --watch."
+)
 @click.pass_context
 def status(
     context: click.Context,

@@ -97,7 +97,8 @@ def _check_numbers(batch: int, max_length: int, prompt_lengths: Sequence[int]) -
     ):
         if not isinstance(number, int) or number < 1:
             raise ConfigError(
-                f"compile_generation got {name} with {number!r}", hint="pass positive whole numbers"
+                f"compile_generation got an invalid {name}: {number!r}",
+                hint="pass positive whole numbers",
             )
 
 
@@ -123,6 +124,6 @@ def _check_lengths(
         )
     if not model.config.is_encoder_decoder and max(prompt_lengths) >= max_length:
         raise ConfigError(
-            f"the prompt length {max(prompt_lengths)} fills max_length={max_length}",
+            f"the prompt length {max(prompt_lengths)} leaves no room in max_length={max_length}",
             hint="pass a larger max_length or shorter prompt_lengths",
         )

@@ -77,8 +77,8 @@ class CachedDecoder:
         with self._lock:
             if count > self.slots:
                 raise GenerationRefused(
-                    f"A batch of {count} sequences needs more than the {self.slots} slots of this "
-                    "model."
+                    f"A batch of {count} sequences does not fit into the {self.slots} slots of "
+                    "this model."
                 )
             others = self.slots - len(self._free)
             if count > len(self._free):

@@ -128,7 +128,7 @@ def _call_once(model: Any) -> tuple[Any, Any, int]:
             )
     if getattr(out, "past_key_values", None) is not cache:
         raise ConfigError(
-            f"{name} keeps its state in something other than a key-value cache of transformers",
+            f"{name} keeps its state in something other than a transformers key-value cache",
             hint="serve it with serve_warm.compile, without a cache",
         )
     return cache, states, length

@@ -237,7 +237,7 @@ class CompiledGeneration:
             raise _foreign(rows)
         if not rows.is_open:
             raise GenerationRefused(
-                "This cache belongs to a generation that has ended, so it cannot be continued."
+                "This cache belongs to a generation that has ended, so the cache cannot be used."
             )
         _check_given(given)
         if self.config.is_encoder_decoder:  # type: ignore[attr-defined]
@@ -353,7 +353,7 @@ def _encoder_decoder(rows: Rows, given: dict[str, Any]) -> torch.Tensor:
     columns = tokens.T.tolist()
     if len(tokens) != len(states):
         raise GenerationRefused(
-            f"{len(states)} inputs of the encoder do not match {len(tokens)} sequences."
+            f"{len(states)} encoder inputs do not match {len(tokens)} sequences."
         )
     rows.begin(len(tokens), 1)
     rows.lengths = [1] * len(tokens)
@@ -380,7 +380,7 @@ def _lengths_of(encoded: Any, mask: torch.Tensor | None) -> list[int]:
     lengths: list[int] = mask.sum(1).tolist()
     for row, length in zip(mask, lengths, strict=True):
         if not bool(row[:length].all()):
-            raise _refused("encoder_outputs=", "the padding of these outputs must be on the right")
+            raise _refused("encoder_outputs=", "these outputs must be padded on the right")
     return lengths
 
 
@@ -411,7 +411,7 @@ def _without_padding(tokens: torch.Tensor, mask: torch.Tensor | None) -> list[to
 def _one_column(tokens: torch.Tensor) -> list[int]:
     if tokens.shape[1] != 1:
         raise GenerationRefused(
-            f"A step takes one token of each sequence, but this step got {tokens.shape[1]}."
+            f"A step takes one token per sequence, but this step got {tokens.shape[1]}."
         )
     found: list[int] = tokens[:, 0].tolist()
     return found
@@ -429,7 +429,7 @@ def _check_given(given: Mapping[str, Any]) -> None:
             )
     mask = given.get("decoder_attention_mask")
     if mask is not None and not bool(mask.all()):
-        raise _refused("decoder_attention_mask=", "the prompts of a decoder must have no padding")
+        raise _refused("decoder_attention_mask=", "a decoder's prompts must have no padding")
 
 
 def _check_positions(

@@ -129,7 +129,7 @@ def test_what_was_cut_short_behind_our_back_is_noticed():
 
     with (
         tempfile.TemporaryFile() as file,
-        pytest.raises(StoreError, match="bytes are missing after the first"),
+        pytest.raises(StoreError, match="the first gap is after"),
     ):
         receive(file, DIGEST, len(DATA), fill)
 

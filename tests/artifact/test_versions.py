@@ -124,6 +124,6 @@ def test_a_later_format_beside_ours_is_passed_over_with_its_reason(
 
     assert key == old
     assert caught.value.reason == "newer_format"
-    assert f"format {FORMAT + 1}, this release reads format {FORMAT}" in caught.value.message
+    assert f"format {FORMAT + 1}, but this release reads format {FORMAT}" in caught.value.message
     assert "upgrade" in caught.value.hint
     assert [considered.statement for considered in caught.value.trace] == [name]

@@ -273,7 +273,7 @@ def test_an_unknown_deployment_is_refused(written, example, way):
     """A deployment that does not warm up is refused. The error lists the deployments that do."""
     error = refusal(written(example) if way == "yaml" else APP, deployment="Embedder")
 
-    assert error.message.endswith(": no deployment 'Embedder' uses WarmupMixin")
+    assert error.message.endswith(": no deployment named 'Embedder' uses WarmupMixin")
     assert error.hint == "did you mean 'TextEmbedder'? those that do: ['TextEmbedder']"
 
 
@@ -288,7 +288,7 @@ def test_options_for_an_unknown_deployment_are_refused(written, example):
 
     assert error.message == (
         f"{path} has options for 'Reranker', 'TextEmbeder', but the application has no "
-        "deployment of this name"
+        "such deployment"
     )
     assert error.hint == "did you mean 'TextEmbedder'? its deployments: ['TextEmbedder']"
 
@@ -702,5 +702,5 @@ def test_a_ci_job_says_where_an_artifact_comes_from(environ: Any, given: Any, sa
 @pytest.mark.parametrize("text", ["a\nb", "x" * 1001])
 def test_an_origin_is_one_line(text: str):
     """An origin is shown in terminals and compared, so it has one line."""
-    with pytest.raises(ConfigError, match="source is not a line"):
+    with pytest.raises(ConfigError, match="source must be one line"):
         read_provenance({}, source=text)

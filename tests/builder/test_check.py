@@ -436,7 +436,7 @@ def test_an_app_that_compiles_nothing_is_a_warning(written):
     ("artifact", "what"),
     [
         ("s4://bucket/scorer", "s4: is not the scheme of a store address"),
-        ("s3//bucket/scorer", "its colon is missing"),
+        ("s3//bucket/scorer", "the colon is missing"),
     ],
 )
 def test_an_address_of_no_store_is_a_problem(written, artifact, what):

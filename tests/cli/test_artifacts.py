@@ -109,7 +109,7 @@ def test_a_url_without_its_colon_is_no_folder(run):
     ended = run("inspect", "s3//bucket")
 
     assert ended.code == 1
-    assert ended.err.startswith("error: s3// is not the scheme of a store address: its colon")
+    assert ended.err.startswith("error: s3// is not the scheme of a store address: the colon")
     assert "write s3://" in ended.err
 
 
@@ -465,7 +465,7 @@ def test_our_errors_are_two_lines_on_stderr(run, target, command):
 
     assert (ended.code, ended.out) == (1, "")
     error, hint = ended.err.splitlines()[-2:]
-    assert error.startswith("error: https:// is not a store: ")
+    assert error.startswith("error: https:// addresses are not accepted, ")
     assert hint.startswith("hint: name a folder (./artifacts, file:///srv/artifacts), s3://")
     assert "Traceback" not in ended.err
 

@@ -201,7 +201,7 @@ SIZES = {"batch": 2, "max_length": 32, "prompt_lengths": [16]}
 @pytest.mark.parametrize(
     ("make", "sizes", "message"),
     [
-        (mamba, {}, "something other than a key-value cache"),
+        (mamba, {}, "something other than a transformers key-value cache"),
         (
             llama4,
             {},
@@ -217,10 +217,10 @@ SIZES = {"batch": 2, "max_length": 32, "prompt_lengths": [16]}
         (
             lambda: load("llama"),
             {"prompt_lengths": [32]},
-            "the prompt length 32 fills max_length=32",
+            "the prompt length 32 leaves no room in max_length=32",
         ),
-        (lambda: load("llama"), {"batch": 0}, "got batch with 0"),
-        (lambda: load("llama"), {"prompt_lengths": [4, "8"]}, "got prompt_lengths with '8'"),
+        (lambda: load("llama"), {"batch": 0}, "got an invalid batch: 0"),
+        (lambda: load("llama"), {"prompt_lengths": [4, "8"]}, "got an invalid prompt_lengths: '8'"),
     ],
 )
 def test_a_model_without_a_static_cache_says_why(make: Any, sizes: dict[str, Any], message: str):

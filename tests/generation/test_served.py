@@ -188,9 +188,7 @@ def test_states_of_the_encoder_may_be_handed_over(pads: str):
         }
 
     if pads == "left":
-        with pytest.raises(
-            GenerationRefused, match="the padding of these outputs must be on the right"
-        ):
+        with pytest.raises(GenerationRefused, match="these outputs must be padded on the right"):
             best(model, given)
     else:
         assert best(model, given, max_new_tokens=8) == best(eager, batch, max_new_tokens=8)
@@ -317,7 +315,7 @@ REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
     ),
     (
         lambda model: draw(model, prompt(4, rows=4)),
-        "A batch of 4 sequences needs more than the 3 slots of this model.",
+        "A batch of 4 sequences does not fit into the 3 slots of this model.",
     ),
     (
         lambda model: draw(model, prompt(4, rows=3)),
@@ -355,7 +353,7 @@ REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
     (assistant, "assistant_model= cannot be served by compiled steps: assisted decoding"),
     (own_cache, "past_key_values is a DynamicCache, but the compiled steps have their own cache"),
     (cache_of_another, "past_key_values is the cache of another model, but the compiled"),
-    (ended_cache, "This cache belongs to a generation that has ended, so it cannot be continued."),
+    (ended_cache, "This cache belongs to a generation that has ended, so the cache cannot"),
 ]
 
 
