@@ -162,6 +162,7 @@ def test_another_runtime_env_has_no_use_of_a_seat(cluster: Cluster):
 
 @pytest.mark.long
 @pytest.mark.stress
+@pytest.mark.timeout(2400)  # 20 s a start beside other work
 def test_a_hundred_starts_leave_nothing_behind(cluster: Cluster):
     """Every start but the first uses a seat. Processes stop growing at the tenth."""
     (keeping,) = cluster.start({"keeping": seat_apps.bound("many")}).values()
