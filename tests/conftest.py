@@ -235,6 +235,8 @@ def cluster() -> Iterator[Cluster]:
         # Every process of the cluster inherits these.
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_AUTH_MODE", "disabled")
+        # Ray lowers the priority of its workers, which would then wait for the other test process.
+        patch.setenv("RAY_worker_niceness", "0")
         patch.setenv("SERVE_WARM_STATE_DIR", str(directory / "state"))
         patch.setenv("TMPDIR", str(directory))
         # torch writes its default here in whichever process asks for it, this one included.
