@@ -251,7 +251,7 @@ def test_a_library_that_torch_made_itself_is_not_made_again(tmp_path: Path):
     commands.note(line(WRITE, library), str(library))
     library.write_bytes(b"weights that torch appends")
 
-    with pytest.raises(RuntimeError, match="in an unknown way"):
+    with pytest.raises(RuntimeError, match="with the recorded commands"):
         commands.begin(str(library))
 
     commands.forget()
