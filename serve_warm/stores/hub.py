@@ -407,7 +407,7 @@ class HubStore:
         if file is None or file.size != size_bytes:
             raise StoreError(
                 f"{self.uri}: the Hub accepted a commit with {key!r}, but the commit does not "
-                "contain this object",
+                "contain the object",
                 hint="check whether the .gitignore of the repository excludes it",
                 key=key,
             )
