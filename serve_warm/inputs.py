@@ -306,7 +306,7 @@ def shape_grid(
             hint=("pass the name of an axis; for a fixed number of calls, use Input(concurrency=)"),
         )
     if make is not None and fields is not None:
-        raise InputError("shape_grid got make= and fields=", hint="pass one of them")
+        raise InputError("shape_grid got both make= and fields=", hint="pass only one of them")
     is_http = isinstance(target, str) and HTTP_TARGET.fullmatch(target) is not None
     if make is None and is_http:
         raise InputError(f"{target!r} needs make=", hint='make=lambda length: {"json": {...}}')
@@ -334,7 +334,7 @@ def _within(budget: int, buckets: Buckets) -> list[dict[str, int]]:
     if len(points) > budget:
         raise InputError(
             f"{buckets!r} makes {len(points)} inputs, but the budget is {budget}",
-            hint="use fewer buckets, or pass budget= if the start may take that long",
+            hint="use fewer buckets, or raise budget= if a longer start is acceptable",
         )
     return points
 

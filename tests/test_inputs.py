@@ -295,7 +295,7 @@ def test_a_grid_over_its_budget_is_an_error_and_not_cut():
     inputs = shape_grid(EMBEDDER.embed, buckets, budget=132)
 
     assert "makes 132 inputs, but the budget is 128" in error.message
-    assert "fewer buckets, or pass budget=" in error.hint
+    assert "fewer buckets, or raise budget=" in error.hint
     assert len(inputs) == 132
 
 
@@ -308,7 +308,7 @@ def test_a_grid_over_its_budget_is_an_error_and_not_cut():
             "'batches' is not an axis",
             "pass the name of an axis",
         ),
-        (EMBEDDER.embed, {"make": dict, "fields": {}}, "got make= and fields=", "pass one"),
+        (EMBEDDER.embed, {"make": dict, "fields": {}}, "got both make= and fields=", "only one"),
         ("POST /embed", {}, "'POST /embed' needs make=", "make=lambda"),
         ("POST /embed", {"fields": {}}, "'POST /embed' needs make=", "make=lambda"),
         ("embed", {}, "cannot find out the arguments of 'embed'", "make= or fields="),

@@ -264,7 +264,7 @@ def _references(entry: Any, environment: Any) -> dict[str, tuple[str, str]]:
         where = locate(entry.fn.__globals__[name])
         if where is None:
             value = entry.fn.__globals__[name]
-            raise NoEntry(f"its code refers to a {type(value).__name__} by identity")
+            raise NoEntry(f"its code needs a {type(value).__name__} that has no import path")
         found[name] = where
     return found
 

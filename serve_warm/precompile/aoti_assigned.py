@@ -87,7 +87,7 @@ class Assigned:
         self._before = []
         for each in (container for value in values for container in _containers(value)):
             if type(each) is not list or id(each) in known:
-                raise NoEntry("it assigns a dict or set, or a list that has another reference")
+                raise NoEntry("it assigns a dict, a set, or a list that is also used elsewhere")
             known.add(id(each))
         if known & set(map(id, _containers(returned))) and values:
             raise NoEntry("it assigns a list that it returns")

@@ -359,7 +359,8 @@ class _Graph:
         for eager, ours, output in zip(self._aliases, found, self._outputs, strict=True):
             if eager != ours and id(output) not in given:
                 raise NoEntry(
-                    f"its output shares memory with {ours}, but the eager output with {eager}"
+                    f"its output shares memory with {ours}, but the eager output shares memory "
+                    f"with {eager}"
                 )
 
     def refuse_other_result(
@@ -370,10 +371,10 @@ class _Graph:
         places = self.assigned.places(_path_of_module)
         for (_, name, make), (_, _, value) in zip(function.assigns, places, strict=True):
             if not _same(make(*given), value):
-                raise NoEntry(f"the value assigned to {name} cannot be rebuilt from its parts")
+                raise NoEntry(f"rebuilding the value assigned to {name} gives a different value")
         if not _same(function.result(*given), returned):
             raise NoEntry(
-                f"the returned {type(returned).__qualname__} cannot be rebuilt from its parts"
+                f"rebuilding the returned {type(returned).__qualname__} gives a different value"
             )
 
 

@@ -149,8 +149,8 @@ def _refuse_another_runtime(data: bytes) -> None:
     """
     if not any(name in data for name in CPP_RUNTIMES):
         raise NoEntry(
-            "the C++ compiler linked its runtime statically into the library: make it link "
-            "libstdc++ as a shared library"
+            "the C++ compiler linked its runtime statically into the library: configure the "
+            "compiler to link libstdc++ as a shared library"
         )
 
 
@@ -178,7 +178,7 @@ class Commands:
         """
         words = shlex.split(line)
         if words.count(target) != 1 or self._library:
-            raise RuntimeError(f"not a command line that builds {target} for a library: {line}")
+            raise RuntimeError(f"unexpected command line for building {target}: {line}")
         file = Path(target)
         self._places[target] = str(self._folder / f"{len(self._places)}{file.suffix}")
         self._lines.append(words)
@@ -202,7 +202,7 @@ class Commands:
             RuntimeError: no recorded command makes that path.
         """
         if returned != self._library or Path(returned).exists():
-            raise RuntimeError(f"torch built {returned} in an unknown way")
+            raise RuntimeError(f"torch did not build {returned} with the recorded commands")
         self.has_begun = True
         return _daemon_threads.begin(self._run, name=THREAD)
 

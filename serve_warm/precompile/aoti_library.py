@@ -93,7 +93,7 @@ class Input:
         unknown = {self.kind} - {*KINDS} | {kind for kind, _ in self.path} - {*STEPS}
         if unknown:
             raise ValueError(
-                f"the path to an input of a library has the unknown step {min(unknown)!r}"
+                f"the path to a library input contains the unknown step {min(unknown)!r}"
             )
 
 
@@ -371,7 +371,7 @@ class Native:
     def _model(self) -> ctypes.c_void_p:
         model = ctypes.c_void_p()
         if self._create(ctypes.byref(model)):
-            raise NoEntry(f"its library cannot be started: {self._why()}")
+            raise NoEntry(f"its library cannot create a model: {self._why()}")
         found = ctypes.c_size_t()
         self._count_outputs(model, ctypes.byref(found))
         if found.value != self._outputs._length_:

@@ -181,4 +181,4 @@ def refuse_unusual(tensor: Any) -> None:
     keys = set(text.partition("(")[2].rstrip(")").split(", "))
     more = keys - {kind, "ADInplaceOrView", f"Autograd{kind}", f"Autocast{kind}"}
     if more or kind not in keys:
-        raise NoEntry(f"a tensor is not plain dense memory: {', '.join(sorted(more or keys))}")
+        raise NoEntry(f"unsupported kind of tensor: {', '.join(sorted(more or keys))}")

@@ -155,7 +155,7 @@ def _scalar(value: Any, known: Collection[tuple[type, Any]] | None) -> str:
     if kind is str and known is not None and (kind, value) not in known:
         return _length(value)
     if kind is int and value.bit_length() > LONGEST_BITS:  # Python refuses to print very long ones
-        raise NoEntry(f"an argument is an int of {value.bit_length()} bits")
+        raise NoEntry(f"an int argument is too large: it has {value.bit_length()} bits")
     return repr(value)
 
 

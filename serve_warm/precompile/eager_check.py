@@ -267,16 +267,16 @@ def _distance(eager: Any, ours: Any) -> float:
         return 0.0
     if not eager.is_floating_point() and not eager.is_complex():
         if not torch.equal(eager, ours):
-            raise NoEntry(f"it differs from eager in {eager.dtype} values")
+            raise NoEntry(f"its {eager.dtype} values differ from the eager result")
         return 0.0
     if eager.is_complex():
         eager, ours = torch.view_as_real(eager), torch.view_as_real(ours)
     left, right = eager.double(), ours.double()
     if not torch.equal(torch.isfinite(left), torch.isfinite(right)):
-        raise NoEntry("its infinite or NaN values are in other places than in the eager result")
+        raise NoEntry("its infinite or NaN values are at other positions than the eager result's")
     finite = torch.isfinite(left)
     if not torch.equal(left[~finite].nan_to_num(), right[~finite].nan_to_num()):
-        raise NoEntry("it differs from eager in infinite or NaN values")
+        raise NoEntry("its infinite or NaN values differ from the eager result")
     if not bool(finite.any()):
         return 0.0
     largest = float(left[finite].abs().max())

@@ -400,7 +400,7 @@ def why_not_read(version: Any) -> str:
 def _entry(plain: Mapping[str, Any], tables: Mapping[str, Facts]) -> Entry:
     name = str(plain["file"])
     if not name.isidentifier():
-        raise ValueError(f"not the name of an entry: {name!r}")
+        raise ValueError(f"invalid entry name: {name!r}")
     level = int(plain.get("level", 2))
     if level not in PREFIXES:
         raise ValueError(f"not a level: {level}")

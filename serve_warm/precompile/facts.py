@@ -345,7 +345,7 @@ def encode_key(key: Any) -> Any:
         plain = ["name", *place]
     else:
         raise NoEntry(
-            f"a key of class {kind.__qualname__}, which can be recognized only by its identity"
+            f"a key of class {kind.__qualname__}; such a key can be recognized only by identity"
         )
     return plain
 

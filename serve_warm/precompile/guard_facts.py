@@ -375,7 +375,7 @@ def _expect(guard: Guard) -> tuple[str, Any]:
     if kind == "keys":
         for key in guard.value:
             if literal(key) is None and not identity(key):
-                raise NoEntry(f"a {type(key).__name__} key can be recognized only by its identity")
+                raise NoEntry(f"a {type(key).__name__} key can be recognized only by identity")
     return expect(kind, guard.value, [guard.argument, None])
 
 
@@ -503,7 +503,7 @@ def _refuse_bare_identity(
         if len(objects) < 2 or row not in objects or not _is_of_python(type(objects[row])):
             kind = type(objects[row]).__name__ if row in objects else "object"
             raise NoEntry(
-                f"{collected.path(row)} is a {kind}, which can be recognized only by its identity"
+                f"{collected.path(row)}, a {kind}, can be recognized only by its identity"
             )
 
 

@@ -109,7 +109,7 @@ class SettlingCalls:
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a call eagerly, including every compiled callable inside it."""
         SESSION.settling_calls += 1
-        logger.info("settling call of %s, which creates state that the entries need", self._name)
+        logger.info("settling call: %s creates state that the entries need", self._name)
         with eagerly():
             return self._callee(*args, **kwargs)
 

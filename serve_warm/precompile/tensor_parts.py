@@ -49,7 +49,7 @@ def describe_parts(tensor: Any) -> list[str]:
 
 def _describe(tensor: Any, path: str, depth: int) -> Iterator[str]:
     if depth > DEPTH:
-        raise TypeError(f"its parts are nested more than {DEPTH} levels deep")
+        raise TypeError(f"its inner tensors are nested more than {DEPTH} levels deep")
     names, metadata = tensor.__tensor_flatten__()
     yield f"{path}class: {name_of_class(type(tensor))}"
     if type(metadata) is dict:
@@ -60,7 +60,7 @@ def _describe(tensor: Any, path: str, depth: int) -> Iterator[str]:
     for name in names:
         part = getattr(tensor, name)
         if not isinstance(part, torch.Tensor):
-            raise TypeError(f"its part {name} is a {type(part).__qualname__}, not a tensor")
+            raise TypeError(f"its attribute {name} is a {type(part).__qualname__}, not a tensor")
         yield f"{path}{name}: {describe_tensor(part)}"
         if has_parts(part):
             yield from _describe(part, f"{path}{name}.", depth + 1)

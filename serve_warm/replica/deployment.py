@@ -146,7 +146,7 @@ def warmup(cls: Class | None = None, *, trust: Trust | None = None, **settings: 
             )
         if issubclass(cls, ASGIAppReplicaWrapper):
             raise ConfigError(
-                f"@warmup got {cls.__name__!r} after @serve.ingress",
+                f"@warmup is above @serve.ingress on {cls.__name__!r}",
                 hint="put @warmup below @serve.ingress",
             )
         # The class's own settings stay unless the decorator overrides them.

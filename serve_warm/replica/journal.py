@@ -175,7 +175,8 @@ class Journal:
         if self.compiled_early:
             self.warn(
                 f"{self.compiled_early} frames were compiled in __init__, before the artifact was "
-                "loaded: do not call the model in __init__, but declare the call in warmup_inputs()"
+                "loaded: instead of calling the model in __init__, declare the call in "
+                "warmup_inputs()"
             )
         if counts.graph_skips:
             self.warn(_describe_skips(counts.graph_skips, events))

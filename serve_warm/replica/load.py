@@ -300,7 +300,7 @@ class Loading:
         except (asyncio.TimeoutError, TimeoutError) as error:
             raise StoreError(
                 f"{key}: not loaded within {limit_s:.0f} s",
-                hint="check for a slow disk under the folder for temporary files, or raise "
+                hint="check whether the temporary folder is on a slow disk, or raise "
                 "pull_deadline_s",
             ) from error
         finally:

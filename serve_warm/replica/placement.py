@@ -141,7 +141,7 @@ def _load_entries(
 def _load_torch_bytes(pulled: Pulled) -> None:
     if TORCH_BYTES in pulled.raw and not load_torch_bytes(pulled.raw[TORCH_BYTES].read()):
         raise ArtifactRefused(
-            "torch did not accept the part torch_bytes",
+            "torch did not accept the artifact part 'torch_bytes'",
             reason="bad_archive",
             hint="build the artifact again with this version of torch",
         )

@@ -172,8 +172,8 @@ class Preparation:
         _private_folders.check_private(self._start.caches.directory, what)
         if count := self._replica.unwatched_compiles_before:
             raise ConfigError(
-                f"the app compiled {count} frames while it was imported, with headers from a "
-                "folder that other processes of this user write to",
+                f"while it was imported, the app compiled {count} frames with headers from a "
+                "folder that this user's other processes can write to",
                 hint="compile in __init__ or later: a build then uses private folders",
             )
 
@@ -189,8 +189,8 @@ class Preparation:
     def _warn_of_no_group(self) -> None:
         if self._config.ranks == "together" and read_rank() is None:
             self._journal.warn(
-                "`ranks: together` has no effect, because this process has no process group of "
-                "several ranks. Call torch.distributed.init_process_group in __init__"
+                "`ranks: together` has no effect, because this process is not in a process "
+                "group with several ranks. Call torch.distributed.init_process_group in __init__"
             )
 
     async def _ask_inputs(self, deadline: Deadline) -> Any:
@@ -233,8 +233,8 @@ class Preparation:
                     f"rank {ranks.rank} has {name} {plan[name]}, but rank {rank} has "
                     f"{theirs[name]}",
                     hint=(
-                        "give all ranks the same inputs and settings: in every collective, each "
-                        "rank waits for the others"
+                        "give all ranks the same inputs and settings, because each rank waits for "
+                        "the others in every collective"
                     ),
                 )
 

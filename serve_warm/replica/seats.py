@@ -446,7 +446,7 @@ class SeatKeeper:
     def _stop(self, why: str) -> None:
         if not self._problem:
             self._problem = why
-            logger.warning("seats: this replica will keep no more seats: %s", why)
+            logger.warning("seats: this replica will no longer keep seats: %s", why)
         self._release()
 
 

@@ -362,7 +362,7 @@ class Exchange:
         if self._status >= bad_request:
             text = self._answer.decode(errors="replace")
             raise InputError(
-                f"the request of input {self._name!r} was answered {self._status}: "
+                f"the request for input {self._name!r} was answered with {self._status}: "
                 f"{excerpt(text, 500)}",
                 hint="fix the path, json or headers of this input in warmup_inputs()",
             )

@@ -151,7 +151,8 @@ class Warmup:
                     raise
                 self._mark_late(error)
                 logger.warning(
-                    "the replica serves after its deadline, as on_deadline says: %s", error
+                    "the replica serves after its deadline, because on_deadline is 'serve': %s",
+                    error,
                 )
             journal.to_proof_s = time.perf_counter() - start
         finally:

@@ -232,9 +232,9 @@ def _open_folder(path: str) -> Store:
     from serve_warm.stores.local import LocalStore
 
     if not path or "\0" in path:
-        raise ConfigError("the path of a store is empty or contains a NUL", hint="name a folder")
+        raise ConfigError("the store path is empty or contains a NUL byte", hint="name a folder")
     if path.startswith("~"):
-        raise ConfigError(f"~ is not expanded in the path of a store: {path}", hint="write it out")
+        raise ConfigError(f"~ is not expanded in a store path: {path}", hint="write the full path")
     # Resolve `..` and links, because a trusted key can be limited to stores by address.
     return LocalStore(root=Path(os.path.realpath(path)))
 
@@ -252,7 +252,7 @@ def _open_installed(name: str, uri: str) -> Store:
         text = f"{found.value}, which opens {name}:// stores, failed: {type(error).__name__}"
         if isinstance(error, (ImportError, AttributeError)):
             text = f"{found.value}, which opens {name}:// stores, cannot be imported: {error}"
-        raise ConfigError(text, hint="install or fix the package that declares it") from None
+        raise ConfigError(text, hint="install or fix that package") from None
     members = (member for member in vars(Store) if not member.startswith("_"))
     missing = [member for member in members if not hasattr(store, member)]
     if missing:

@@ -250,7 +250,8 @@ class HubStore:
         check_key(found.key)
         if not _COMMIT.fullmatch(found.version):
             raise StoreError(
-                f"{self.uri}: not a commit: {excerpt(found.version, 80)!r}", key=found.key
+                f"{self.uri}: the version is not a commit: {excerpt(found.version, 80)!r}",
+                key=found.key,
             )
         if self._size(found.key, found.version) != found.size_bytes:
             raise self._explain_change(found.key)
@@ -405,7 +406,7 @@ class HubStore:
         file = self._look(key, commit)
         if file is None or file.size != size_bytes:
             raise StoreError(
-                f"{self.uri}: the Hub accepted the commit of {key!r}, but the commit does not "
+                f"{self.uri}: the Hub accepted a commit with {key!r}, but the commit does not "
                 "contain the object",
                 hint="check whether the .gitignore of the repository excludes it",
                 key=key,

@@ -348,7 +348,7 @@ class ObjectStore:
                 return ""
             time.sleep(0.1 * 2**attempt)
         raise StoreError(
-            f"{self.uri}: cannot write {key!r}: other processes write it at the same time", key=key
+            f"{self.uri}: cannot write {key!r}: other processes are also writing it", key=key
         )
 
     def _upload(self, key: str, source: bytes | BinaryIO) -> str:

@@ -159,7 +159,7 @@ def _parse(data: bytes, path: Path) -> Trust:
         if not isinstance(fields.setdefault(name, []), list):
             raise ConfigError(
                 f"{path}: {name} is not a list",
-                hint="[[keys]] and [[unsigned_ok]] are tables, pinned and denied are lists",
+                hint="write [[keys]] and [[unsigned_ok]] as tables, and pinned and denied as lists",
             )
     try:
         return _to_trust(fields, path)
@@ -197,7 +197,7 @@ def _parse_require(table: Any, path: Path) -> frozenset[tuple[str, str]]:
 def _parse_age(days: Any, path: Path) -> float:
     # type() instead of isinstance, which accepts true as a number. TOML also has inf and nan.
     if type(days) not in (int, float) or not 0 < days * 86400 < math.inf:
-        raise ConfigError(f"{path}: `max_age_days` is not a number above 0: {days!r}")
+        raise ConfigError(f"{path}: `max_age_days` must be a number above 0: {days!r}")
     return float(days * 86400)
 
 
@@ -219,8 +219,8 @@ def _parse_unsigned_ok(table: Any, path: Path) -> UnsignedOk:
 
 def _parse_key(table: Any, path: Path) -> TrustedKey:
     wanted = (
-        "each of [[keys]] has a name and either pem or file, all strings; deployments and stores "
-        "are lists"
+        "each [[keys]] table has a name and either pem or file, all strings; deployments and "
+        "stores are lists"
     )
     named = set(table) - {"deployments", "stores"} if isinstance(table, dict) else set()
     if named not in ({"name", "pem"}, {"name", "file"}) or not all(

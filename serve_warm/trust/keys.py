@@ -53,8 +53,8 @@ class TrustedKey:
             if "://" not in store:
                 raise ConfigError(
                     f"key {self.name!r}: {store!r} is not the address of a store",
-                    hint="write it as `serve-warm inspect` and the log show it, and use * as a "
-                    "wildcard: s3://bucket/*",
+                    hint="write the address as `serve-warm inspect` and the log show it; * is a "
+                    "wildcard, as in s3://bucket/*",
                 )
 
     @classmethod

@@ -41,7 +41,7 @@ def read_patterns(given: Any, *, where: str) -> tuple[str, ...]:
     patterns = tuple(given) if isinstance(given, list | tuple) else ()
     if not patterns or not all(isinstance(p, str) and p and p.isprintable() for p in patterns):
         raise ConfigError(
-            f"{where} is not a list of names, or it is empty: {given!r}",
+            f"{where} must be a non-empty list of names: {given!r}",
             hint='for example ["Embedder", "text/*"]; omit the list to allow all names',
         )
     return patterns

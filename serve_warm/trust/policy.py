@@ -59,8 +59,8 @@ class UnsignedOk:
             raise ConfigError(
                 f"unsigned_ok for {self.store!r} has no reason",
                 hint=(
-                    "add a reason that explains why everyone who can write to this store may run "
-                    "code on this machine"
+                    "anyone who can write to this store can run code on this machine: add a reason "
+                    "why this is acceptable"
                 ),
             )
         _check_exact(self.store)
@@ -99,11 +99,11 @@ class Trust:
                     f"`{label}` has digests that are not 64 hex digits: {', '.join(map(repr, bad))}"
                 )
         if self.max_age_s is not None and not 0 < self.max_age_s < math.inf:
-            raise ConfigError(f"the age limit is not a positive number: {self.max_age_s}")
+            raise ConfigError(f"the age limit must be a positive number: {self.max_age_s}")
         unknown = sorted({name for name, _ in self.require} - set(FACTS))
         if unknown:
             raise ConfigError(
-                f"`require` names {unknown[0]!r}, which is not a fact of artifacts",
+                f"`require` names the unknown fact {unknown[0]!r}",
                 hint=f"the facts are {', '.join(FACTS)}",
             )
         if self.rollback not in ("warn", "refuse"):

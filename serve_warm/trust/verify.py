@@ -101,7 +101,7 @@ def _out_of_scope(
     signers: Sequence[TrustedKey], deployment: str | None, store: str
 ) -> ArtifactRefused:
     named = "; ".join(f"{key.name!r} is trusted only for {key.scope}" for key in signers)
-    what = "this" if deployment is None else f"this is for {deployment!r} and"
+    what = "the artifact" if deployment is None else f"the artifact is for {deployment!r} and"
     return ArtifactRefused(
         f"the signing key {named}, but {what} comes from {store or 'no store'}",
         reason="untrusted",

@@ -256,7 +256,7 @@ def test_a_start_says_what_the_page_quotes(load, on):
             outcomes[name] = outcome(starting)
 
     assert said(outcomes["multiplexed"], around="model ID cannot be empty")
-    assert said(outcomes["routes"], around="was answered 422")
+    assert said(outcomes["routes"], around="was answered with 422")
     assert said(outcomes["service"], around="required positional argument: 'grpc_context'")
     assert said(outcomes["composition"], around="this process has no compiled code")
     assert said(outcomes["composition"], around="warms up there")

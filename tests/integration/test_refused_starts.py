@@ -77,7 +77,7 @@ def test_an_input_that_is_answered_with_an_error_fails_the_start(refused):
     """HTTP 422 of a route is an input that traffic could not send: the answer is in the text."""
     message = refused["wrong body"].failed()
 
-    assert "was answered 422" in message
+    assert "was answered with 422" in message
     assert "Field required" in message
     assert "in warmup_inputs()" in message
 

@@ -123,7 +123,7 @@ def test_a_file_name_cannot_leave_the_folder(copy: Path, name: Any):
     """The index names files: a path in it is not followed."""
     edit(copy, lambda index: index["units"][0]["entries"][0].update(file=name))
 
-    with pytest.raises(NoEntry, match=r"not the name|cannot be read"):
+    with pytest.raises(NoEntry, match=r"invalid entry name|cannot be read"):
         EntryTable.read(copy)
 
 

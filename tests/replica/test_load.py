@@ -323,7 +323,7 @@ def test_what_was_written_before_a_refusal_is_not_built_upon(store: LocalStore, 
 
     caches = Path(tempfile.gettempdir())
     assert start.report().verdict is Verdict.REFUSED
-    assert "torch did not accept the part torch_bytes" in start.report().artifact.reason
+    assert "torch did not accept the artifact part 'torch_bytes'" in start.report().artifact.reason
     assert list(caches.rglob("c244b2rga7kqcbbf2xhyb.so"))  # it had been unpacked
     assert start.caches.directory == pointed_at()
     assert list(start.caches.directory.rglob("*")) == []
