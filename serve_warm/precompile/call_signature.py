@@ -288,7 +288,10 @@ class Dynamic:
             if "L['" not in condition or re.search(r"L\['(?!t\d+'\])", condition):
                 raise NoEntry(f"a size in its graph depends on more than the input: {condition}")
             if unknown := set(_NAME.findall(condition)) - _COMPUTED_WITH:
-                raise NoEntry(f"a size in its graph is computed with {', '.join(sorted(unknown))}")
+                raise NoEntry(
+                    f"a size in its graph is computed with {', '.join(sorted(unknown))}, which an "
+                    "entry cannot compute: use dynamic=False"
+                )
 
     def free(self, index: int) -> Free:
         """Return the dimensions of a tensor that the conditions mention."""
@@ -310,10 +313,8 @@ class Dynamic:
         try:
             # torch wrote the conditions at the build, and they are signed with the entry.
             return bool(eval(self._code, names))  # noqa: S307
-        # A condition reads a view's base, and this tensor is not a view.
-        except AttributeError:
-            return False
-        except (ArithmeticError, ValueError):  # such as a remainder by a size of 0
+        # It reads the base of a tensor that is not a view, or divides by a size of 0.
+        except (AttributeError, ArithmeticError, ValueError):
             return False
 
     @functools.cached_property

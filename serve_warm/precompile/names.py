@@ -284,9 +284,8 @@ def locate(value: Any) -> tuple[str, str] | None:
     with contextlib.suppress(ImportError, AttributeError):
         if resolve(module, name) is value:
             return module, name
-    # Classes of the interpreter say that they are built-ins, which have no name for most of them.
-    names = (name for name, found in vars(types).items() if found is value)
-    return next((("types", name) for name in names), None)
+    # A class such as `NoneType` claims to be in `builtins`, but only `types` has a name for it.
+    return next((("types", alias) for alias, found in vars(types).items() if found is value), None)
 
 
 def resolve(module: str, name: str) -> Any:

@@ -178,7 +178,8 @@ def row_of(name: str, level: int, known: dict[str, Any]) -> dict[str, Any]:
 def clocks_of(name: str, known: dict[str, Any]) -> dict[str, Any]:
     """Return the seconds of torch.compile without entries: caches empty, then filled.
 
-    They have no level, so a row of another level that knows them saves measuring them again.
+    These times do not depend on the level. If the row of another level, `known`, has them, they are
+    taken from it.
     """
     if known.keys() >= set(CLOCKS):
         return {key: known[key] for key in CLOCKS}
@@ -189,7 +190,7 @@ def clocks_of(name: str, known: dict[str, Any]) -> dict[str, Any]:
 
 
 def ask(name: str, level: int, do: str, folder: Path) -> dict[str, Any]:
-    """Return what a process of its own finds."""
+    """Run one step in a new process, and return what the step found."""
     (folder / "entries").mkdir(exist_ok=True)
     question = [name, "--do", do, "--level", str(level), "--in", f"{folder}/entries"]
     ended = subprocess.run(

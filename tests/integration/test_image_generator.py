@@ -23,7 +23,7 @@ from serve_warm.builder.cluster import Cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 
-ARGS = {"batch": [1, 2], "side": 8, "layers": 1, "heads": 1, "channels": [32], "steps": 3}
+ARGS = {"batch": [1, 2], "side": 8, "layers": 1, "heads": 1, "channels": [32, 32], "steps": 3}
 CONFIG = f"""
 applications:
   - name: image_generator
@@ -114,5 +114,5 @@ def test_a_bad_request_is_answered_and_changes_nothing(started):
         'This is no request for an image, such as {"label": 207}: '
         "label: Input should be less than 1000\n"
     )
-    assert pixels(started, label=999).shape == (8, 8, 3)
+    assert pixels(started, label=999).shape == (16, 16, 3)
     assert not any(started.report()["after_ready"].values())
