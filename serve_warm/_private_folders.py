@@ -13,9 +13,9 @@ A path that is safe from the root down stays safe, because nobody else can chang
 
 Python shows neither owners nor modes on Windows, so no folder on Windows counts as safe.
 
-This module also writes small files atomically, with a mode that does not depend on the umask. A
-file gets its name only when it is complete on the disk, so a full disk or a crash leaves no partial
-file.
+This module also writes small files, with a mode that does not depend on the umask. A file gets its
+name only when it is complete on the disk, so a reader never sees a partial file. The exception is
+`create_file` on a file system without hard links.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ it yet."""
 LOCK_NAME = "owner.lock"
 LAST_BASE = Path(node.LAST_BASE)
 ELSEWHERE = (
-    "Point TMPDIR at a folder that only this user can write to, for replicas and probes alike; or "
-    "name folders in SERVE_WARM_STATE_DIR and SERVE_WARM_NODE_CACHE_DIR"
+    "For replicas and for probes, set TMPDIR to a folder that only this user can write to; or set "
+    "SERVE_WARM_STATE_DIR and SERVE_WARM_NODE_CACHE_DIR to such folders"
 )
 MAX_LINKS = 40
 """Largest number of links on one path, as in Linux."""
@@ -86,7 +86,7 @@ def problems(
         return (_unknown(folder),)
     user, found = os.geteuid(), []
     if ".." in folder.parts:
-        fix = f"name {os.path.realpath(folder)} instead"
+        fix = f"use {os.path.realpath(folder)} instead"
         return (Problem(what=f"the path {folder} contains '..'", fix=fix),)
     for step in _way(folder.absolute()):
         link = stat.S_ISLNK(step.status.st_mode)
@@ -105,7 +105,7 @@ def judged(path: Path, status: os.stat_result, *, of: Leaf, user: int) -> Proble
     """Return the problem that the `lstat` of one path step shows; None if there is no problem."""
     mode = stat.S_IMODE(status.st_mode)
     if stat.S_ISLNK(status.st_mode):
-        fix = f"name {os.path.realpath(path)} instead"
+        fix = f"use {os.path.realpath(path)} instead"
         return Problem(what=f"{path} is a symbolic link", fix=fix)
     if not stat.S_ISDIR(status.st_mode):
         return Problem(what=f"{path} is not a directory", fix=f"remove {path}")
@@ -149,7 +149,7 @@ def folder_problems(folder: Path) -> tuple[Problem, ...]:
 
 
 def _unknown(path: Path) -> Problem:
-    what = f"serve_warm cannot check on {system_name()} who may change {path}"
+    what = f"on {system_name()}, serve_warm cannot check who is allowed to change {path}"
     return Problem(what=what, fix="use Linux, macOS or WSL")
 
 
@@ -307,7 +307,7 @@ def private_base(*, last: Path = LAST_BASE) -> Path:
             return base
     _log_once(
         logging.WARNING,
-        "no folder of this machine is safe from other users, so no artifact can be loaded: "
+        "no folder on this machine is safe from other users, so no artifact can be loaded: "
         f"{sentence(found)}. To fix it: {fixes(found)}; or point TMPDIR at a folder that only "
         f"user id {os.geteuid()} can write to",
     )
@@ -380,14 +380,14 @@ def _claim(among: Sequence[node.Place] | None) -> node.Place:
     if not choice.usable:
         _log_once(
             logging.WARNING,
-            f"no folder of this machine can hold the files of user id {os.geteuid()}, so downloads "
+            f"no folder on this machine can hold the files of user id {os.geteuid()}, so downloads "
             f"are not kept and probes do not see this replica: {wrong}. {ELSEWHERE}",
         )
     elif choice.place != among[0]:
         _log_once(
             logging.INFO,
             f"{choice.place.folder} is used instead of {among[0].folder} for this user's folders: "
-            + (wrong or "running replicas have their state there"),
+            + (wrong or "running replicas have their state in it"),
         )
     return choice.place
 
@@ -487,7 +487,10 @@ def _remove(folder: Path) -> None:
 
 
 def create_file(path: Path, data: bytes, *, mode: int) -> None:
-    """Write a new file with exactly this mode, independent of the umask.
+    """Write a new file with exactly this mode, independent of the umask. Never overwrites a file.
+
+    The file gets its name when it is complete. On a file system without hard links, it gets its
+    name first, so a reader can see a partial file, and a crash can leave one.
 
     Raises:
         FileExistsError: the name is taken.

@@ -47,7 +47,7 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
 """All schemes that serve_warm opens by itself; an address without one is a folder."""
 
 ADDRESSES = (
-    "name a folder (./artifacts, file:///srv/artifacts), s3://bucket/prefix, gs://bucket/prefix, "
+    "use a folder (./artifacts, file:///srv/artifacts), s3://bucket/prefix, gs://bucket/prefix, "
     "az://container/prefix, or hf://owner/repo@revision"
 )
 """The hint for a text that is not an address."""
@@ -106,7 +106,7 @@ def check_scheme(uri: str) -> None:
         missing = _NO_COLON.match(uri)
         if missing and missing[1].lower() in (*SCHEMES, "http", "https"):
             raise ConfigError(
-                f"{missing[1]}// is not the scheme of a store address: the colon is missing",
+                f"{missing[1]}// is not a store scheme: the colon is missing",
                 hint=f"write {missing[1].lower()}://, or ./{missing[1]} for a folder of that name",
             )
         return
@@ -118,11 +118,11 @@ def check_scheme(uri: str) -> None:
     if name not in SCHEMES and installed_opener(name) is None:
         near = nearest(name, SCHEMES, likeness=0.5)
         asked = f"did you mean {near}://? " if near else ""
-        raise ConfigError(f"{name}: is not the scheme of a store address", hint=asked + ADDRESSES)
+        raise ConfigError(f"unknown store scheme {name}://", hint=asked + ADDRESSES)
     slashes = "///" if name == "file" else "//"
     if not rest.startswith(slashes):
         raise ConfigError(
-            f"{name}: is not the scheme of a store address: write {name}:{slashes}",
+            f"a store address with the scheme {name} must begin with {name}:{slashes}",
             hint=ADDRESSES,
         )
 

@@ -125,7 +125,7 @@ class WarmupConfig(BaseModel):
     parity: str = "off"
     """Share of calls after READY that are compared with eager execution. `1/1000` compares one in a
     thousand calls of each entry, `1/1` compares all calls, and `off` compares no calls. The
-    comparison before READY always runs."""
+    comparison before READY does not depend on this setting."""
 
     deadline_s: float = Field(default=1800.0, gt=0)
     """Longest time in seconds for the whole warm-up, from the end of `__init__` and of your own
@@ -152,8 +152,8 @@ class WarmupConfig(BaseModel):
     load the artifact too."""
 
     max_passes: int = Field(default=8, ge=2)
-    """Largest number of passes of the replay. If the last pass still compiles, no input is proven.
-    """
+    """Largest number of passes of the replay. If the last pass still compiles, the proof shows
+    which inputs are not proven, and `on_uncovered` decides what happens."""
 
     ranks: Literal["gang", "together", "alone"] = "gang"
     """Whether the ranks of a process group (`torch.distributed`) load, replay and prove together.
@@ -247,7 +247,7 @@ class WarmupConfig(BaseModel):
     @classmethod
     def _some_part(cls, parts: tuple[str, ...]) -> tuple[str, ...]:
         if not parts:
-            message = "name at least one part"
+            message = "list at least one part"
             raise ValueError(message)
         return parts
 

@@ -102,7 +102,7 @@ class MissingPackage(ConfigError):
 
 
 CHANGED_LATER = (
-    "the store was changed after publishing: find out who wrote there before you publish again"
+    "the store was changed after publishing: find out who wrote to it before you publish again"
 )
 """The hint if the bytes in a store differ from the signed bytes."""
 
@@ -119,7 +119,7 @@ class CompilerMissing(ServeWarmError):
         else:
             message = f"looked for {looked_for}"
             hint = (
-                f"install g++ (Debian: apt-get install g++), or name your compiler in CXX; {needed}"
+                f"install g++ (Debian: apt-get install g++), or set CXX to your compiler; {needed}"
             )
         super().__init__(f"no C++ compiler: {message}", hint=hint, looked_for=looked_for)
 

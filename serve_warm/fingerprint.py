@@ -522,7 +522,8 @@ def why_no_gpu(environ: Mapping[str, str], *, driver: Sequence[Path] = NVIDIA) -
         return ""
     return (
         f"torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use this machine's GPU, so "
-        f"no artifact fits: {said}; update the driver, or install a torch for the driver's CUDA"
+        f"no artifact fits: {said}; update the driver, or install torch for the driver's CUDA "
+        "version"
     )
 
 

@@ -207,14 +207,14 @@ def missing_batches(inputs: Sequence[Input], *, largest: int) -> list[Input]:
 
 def _correct_target(target: str) -> str:
     """Return the hint for a target that is neither a method nor a request."""
-    hint = 'name a method ("embed") or a request ("POST /embed")'
+    hint = 'write a method ("embed") or a request ("POST /embed")'
     found = re.fullmatch(r"\s*([A-Za-z]+)\s*(/.*?)\s*", target, re.DOTALL)
     if found is None:
         return hint
     path = urllib.parse.quote(found[2], safe="/?&=#%:@!$'()*+,;[]~")
     written = f"{found[1].upper()} {path}"
     if HTTP_TARGET.fullmatch(written) is None:
-        return f"{hint}; HTTP methods are one of GET, POST, PUT, PATCH, DELETE, HEAD, OPTIONS"
+        return f"{hint}; the HTTP methods are GET, POST, PUT, PATCH, DELETE, HEAD, OPTIONS"
     return f'write "{written}": the method in capitals, one space, and a path without spaces'
 
 
@@ -350,7 +350,7 @@ def _check_axes(fields: Mapping[str, Field], buckets: Buckets, concurrency: str 
         for axis in spec.axes:
             if isinstance(axis, str) and (axis not in buckets or axis == concurrency):
                 raise InputError(
-                    f"field {name!r} names {axis!r}, which is not a dimension of {buckets!r}",
+                    f"field {name!r} uses {axis!r}, which is not a dimension of {buckets!r}",
                     hint="give each dimension as a number or as the name of an axis; "
                     "the concurrency axis cannot be a dimension",
                 )
@@ -362,8 +362,8 @@ def _check_made(made: Any, *, is_http: bool) -> None:
         found = sorted(map(str, made)) if isinstance(made, Mapping) else type(made).__name__
         raise InputError(
             f"make= returned {found}",
-            hint="return a mapping: json, body or headers for a request, or keyword arguments for "
-            "a method",
+            hint="return a mapping: for a request, with the keys json, body or headers; for a "
+            "method, its keyword arguments",
         )
 
 

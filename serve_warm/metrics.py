@@ -148,7 +148,10 @@ METRICS = (
         while_alive=True,
         absent_after=True,
         says_ready=((),),
-        help="1 if a ready replica missed its deadline, has unproven inputs, or withdrew entries.",
+        help=(
+            "1 if a ready replica was late, has unproven inputs or an incomplete artifact, or "
+            "withdrew entries."
+        ),
         read=_one(lambda r: r.stage is Stage.READY and bool(r.degraded)),
     ),
     Metric(
@@ -225,7 +228,10 @@ METRICS = (
     Metric(
         name="serve_warm_inputs_done",
         kind="gauge",
-        help="Inputs that the current pass has replayed; after warm-up, those of the last pass.",
+        help=(
+            "Inputs that the current pass has replayed. After warm-up, this is the number for the last "
+            "pass."
+        ),
         read=_one(lambda r: r.inputs_done),
     ),
     Metric(
@@ -253,7 +259,10 @@ METRICS = (
         kind="gauge",
         zeros=False,
         labels=("traced",),
-        help="1 for the share of compiled calls that Dynamo traced: 'none', 'some' or 'all'.",
+        help=(
+            "1 for the value that says whether Dynamo traced 'none', 'some' or 'all' of the "
+            "compiled calls."
+        ),
         read=lambda r: {(traced,): float(r.traced == traced) for traced in TRACED},
     ),
     Metric(
@@ -266,7 +275,7 @@ METRICS = (
         name="serve_warm_parity_checks",
         kind="counter",
         labels=("result",),
-        help="Checks of an entry against eager execution, by result, including skipped checks.",
+        help="Checks of entries against eager execution, by result, including skipped checks.",
         read=_parity_checks,
     ),
     Metric(

@@ -472,7 +472,7 @@ def _describe_unwritten(directory: str, error: OSError) -> str:
     where = "" if is_told else f" to {directory}"
     said = (
         f"cannot write this replica's state{where}: {text}. Probes, status and metrics of this "
-        "node do not include it, but it serves requests as usual."
+        "node do not include the replica, but it serves requests as usual."
     )
     if is_told:
         return said
@@ -594,16 +594,16 @@ def _replica(
     elif lock.trouble or trouble:
         condition, why = "unreadable", lock.trouble or trouble
     elif state is None:
-        condition, why = "warming", "its start has begun, but it has not written its state yet"
+        condition, why = "warming", "it has started, but has not written its state yet"
     elif age_s > stale_s:
         condition = "stale"
-        why = f"no heartbeat for {age_s:.0f} s, but its process exists: it hangs or is stopped"
+        why = f"no heartbeat for {age_s:.0f} s, but its process exists: it is hung or stopped"
     elif age_s < -1.0:
         condition = "stale"
         why = "its heartbeat is from before the last boot of this machine, or from another machine"
     elif stage == "READY" and _loop_age_s(state) > stale_s:
         condition = "stale"
-        why = f"its event loop has not run for {_loop_age_s(state):.0f} s: a handler blocks it"
+        why = f"its event loop has not run for {_loop_age_s(state):.0f} s: a handler is blocking it"
     elif stage == "FAILED":
         condition, why = "failed", f"FAILED: {state.get('error', '')}"
     elif stage != "READY":
@@ -781,7 +781,7 @@ def _wrong(state: Any) -> str:
     if state["schema"] != STATE_SCHEMA:
         return f"has schema {state['schema']}, not {STATE_SCHEMA}: another release wrote it"
     if not any(_names(state)):
-        return "names no replica"
+        return "does not name a replica"
     if not isinstance(state.get("pid"), int) or isinstance(state["pid"], bool):
         return "has no process id"
     return ""
@@ -860,7 +860,7 @@ def _not_private(directory: str, found: Sequence[tuple[str, str]]) -> Permission
         errno.EACCES,
         f"{directory} is not a private directory of uid {os.geteuid()}: "
         f"{'; '.join(what for what, _ in found)} "
-        f"(to fix it: {'; '.join(fix for _, fix in found)}; or name another directory in "
+        f"(to fix it: {'; '.join(fix for _, fix in found)}; or set another directory in "
         "state_dir or SERVE_WARM_STATE_DIR)",
     )
 
@@ -914,13 +914,13 @@ def _faults(
     """
     user, device, path = os.geteuid(), -1, ""
     if os.pardir in directory.split("/"):
-        yield f"the path {directory} contains '..'", f"name {os.path.realpath(directory)} instead"
+        yield f"the path {directory} contains '..'", f"use {os.path.realpath(directory)} instead"
         return
     for part in directory.rstrip("/").split("/"):
         path = f"{path.rstrip('/')}/{part}"
         status = os.lstat(path)
         if stat.S_ISLNK(status.st_mode):
-            yield f"{path} is a symbolic link", f"name {os.path.realpath(path)} instead"
+            yield f"{path} is a symbolic link", f"use {os.path.realpath(path)} instead"
             return
         leaf = own is not None and path == directory.rstrip("/")
         status = own if own is not None and leaf else status
@@ -934,7 +934,7 @@ def _faults(
             if os.path.basename(path) == _own_name():
                 fix = f"let its owner or root remove {path}"
             elif mounted:
-                fix = f"name a directory inside {path}"
+                fix = f"use a directory inside {path}"
             yield f"{path} belongs to user id {with_name(status.st_uid)}", fix
         elif mode & 0o022 and (leaf or not (mode & stat.S_ISVTX or mounted)):
             what = f"{path} can be written by group or others (mode {mode & 0o777:o})"
@@ -1302,7 +1302,7 @@ def judge(
 
 
 def asked(settings: Settings, *, limit_s: float = CHECK_LIMIT_S) -> dict[str, str]:
-    """Request all health URLs in parallel. Return each URL's problem; empty if healthy."""
+    """Request all health URLs in parallel. Return their problems; "" for a healthy URL."""
     import _thread
 
     found = {name: _late(url, limit_s) for name, url in settings.urls}
@@ -1428,7 +1428,7 @@ NODE_METRICS = {
     "serve_warm_node_replicas": (
         "gauge",
         ("condition",),
-        "Replicas on this node, by condition. Dead replicas are included for a limited time.",
+        "Replicas on this node, by condition. Includes the last 100 dead replicas.",
     ),
     "serve_warm_node_states_readable": (
         "gauge",
@@ -1458,7 +1458,10 @@ NODE_METRICS = {
     "serve_warm_starts": (
         "counter",
         ("application", "deployment", "outcome"),
-        "Starts that ended while this server was running, by outcome: a verdict, failed or died.",
+        (
+            "Starts that ended while this server was running, by outcome: the verdict, 'failed' or "
+            "'died'."
+        ),
     ),
     "serve_warm_start_duration_seconds": (
         "histogram",
@@ -1544,7 +1547,7 @@ class Ledger:
                 self._expose(application, deployment)
 
     def note(self, readiness: Readiness) -> None:
-        """Record the replicas that were found by one look at the state directory."""
+        """Record the replicas found by one scan of the state directory."""
         if readiness.unread:
             return  # a replica that could not be read is not gone
         found = {r.stem: r for r in readiness.replicas}
@@ -1728,7 +1731,7 @@ def _own_rows(
 
 
 def _own_samples(row: dict[str, Any]) -> Iterator[tuple[dict[str, str], float]]:
-    """Yield the labels and value of each sample in a row; nothing for a malformed row."""
+    """For one row, yield each sample's labels and value; yield nothing if the row is malformed."""
     import re
 
     labels: Any = row.get("labels")
@@ -2300,7 +2303,7 @@ def settings_of(
     for _, url in urls:
         split_url(url)
     if not 0 < stale_s < float("inf"):
-        raise ValueError(f"{stale_s} is not a number of seconds above 0")
+        raise ValueError(f"{stale_s} is not a positive number of seconds")
     policy = Policy.of(expect, deployments=deployments, latch=latch)
     return Settings.of(state_dir, policy=policy, stale_s=stale_s, urls=urls)
 
@@ -2341,7 +2344,7 @@ DEPLOYMENT_HELP = (
 )
 HOST_IP_HELP = (
     "Address of the kubelet (status.hostIP). Some connections are reserved for the kubelet and "
-    "this machine. Repeatable, or give several addresses separated by commas."
+    "this machine. Repeatable, or separate several addresses with commas."
 )
 LATCH_HELP = "Count a warm node as unready when a replica is added, until that replica is warm."
 

@@ -483,8 +483,8 @@ class Report(Bounded):
             span.name == COMPILER and span.seconds >= SHOWN_S for span in self.spans
         ):
             lines.append(
-                f"  {COMPILER} was imported by the app, in its imports or __init__: no other work "
-                "hides these seconds"
+                f"  {COMPILER} was imported by the app, in its imports or __init__, so this import "
+                "did not run in parallel with other work"
             )
         lines += [
             f"  {s.stage.value.lower():<10} {s.seconds:8.3f} s"

@@ -254,7 +254,8 @@ NUMBERS = (
     number(
         "Objective met, 28 days",
         "Share of starts that met the objective, for the selected deployments on all clusters. "
-        "Needs the chart's recording rules. Red below 95 %, the default startSloObjective.",
+        "Needs the chart's recording rules. Turns red below 95 %, the default of "
+        "startSloObjective.",
         "percentunit",
         f"1 - sum({MISSED} * on (namespace, application, deployment) {STARTS}) / sum({STARTS})",
         (0.0, FAILING),
@@ -278,8 +279,8 @@ NUMBERS = (
     ),
     number(
         "Oldest artifact",
-        "Age of the oldest artifact in use by a live replica. Orange from 30 days on, the default "
-        "artifactMaxAgeDays.",
+        "Age of the oldest artifact in use by a live replica. Turns orange at 30 days, the default "
+        "of artifactMaxAgeDays.",
         "s",
         f"max({living('time() - ' + each('artifact_created_timestamp_seconds'))}) "
         f"or {NONE_NOW} - 1",
@@ -391,11 +392,11 @@ FLEET = Row(
             title="Starts that could not use a seat, by reason",
             description=(
                 "Starts that did not use a seat although seats are configured. The first start on "
-                "a node has no seat yet, so this panel leaves out first starts. Fix all other "
-                "reasons."
+                "a node has no seat yet, so this panel leaves out first starts. Every other reason "
+                "is a problem to fix."
             ),
             unit="short",
-            empty="no such start: seats are not configured, or Ray's export before a first count",
+            empty="no such start: no seats are configured, or Ray's export has counted nothing yet",
             colors={reason: FAILING for reason in MISSES if reason != "none"},
             queries=(
                 Query(
@@ -538,7 +539,7 @@ TRAFFIC = Row(
                 "0. In Ray's export, a series appears only at its first count."
             ),
             unit="short",
-            empty="nothing counted: no replica, or Ray's export before a first count",
+            empty="no replica is exported, or Ray's export has counted nothing yet",
             limits=((1.0, FAILING),),
             queries=tuple(
                 Query(
@@ -578,7 +579,7 @@ TRAFFIC = Row(
                 "entries. The number of withdrawn entries should stay at 0."
             ),
             unit="short",
-            empty="nothing checked: no replica, or Ray's export before a first check",
+            empty="no replica is exported, or Ray's export has counted no check yet",
             colors={"same": "green", "different": FAILING},
             queries=(
                 Query(
@@ -596,7 +597,7 @@ TRAFFIC = Row(
             title="Calls without an entry",
             description=("Calls that torch.compile ran because no entry in the artifact matched."),
             unit="short",
-            empty="nothing counted: no replica, or Ray's export before a first count",
+            empty="no replica is exported, or Ray's export has counted nothing yet",
             limits=((1.0, "orange"),),
             queries=(
                 Query(
@@ -812,7 +813,7 @@ ON_THE_GPU = Row(
                 "Total wall seconds spent on captures and autotuning after READY. Should stay at 0."
             ),
             unit="s",
-            empty="nothing counted: no replica, or Ray's export before a first count",
+            empty="no replica is exported, or Ray's export has counted nothing yet",
             limits=((0.001, FAILING),),
             queries=tuple(
                 Query(
@@ -844,7 +845,8 @@ ON_THE_GPU = Row(
             title="GPU memory that torch reserves",
             description=(
                 "Memory that torch reserves in each live replica, and the peak of this memory. "
-                "Includes memory for CUDA graphs, and is measured at the same times."
+                "Includes memory for CUDA graphs. Replicas measure this memory after warm-up, and "
+                "again after later captures."
             ),
             unit="bytes",
             empty="no live replica has measured a GPU",
@@ -961,9 +963,9 @@ OF_ONE_REPLICA = Row(
             kind="lines",
             title="Degraded or unverified",
             description=(
-                "Degraded is 1 if a replica is serving but missed its deadline, has "
-                "unproven inputs or withdrew entries. Unverified is 1 while the replica uses an "
-                "artifact without a trusted signature."
+                "Degraded is 1 if a replica is serving but missed its deadline, has unproven "
+                "inputs or an incomplete artifact, or withdrew entries. Unverified is 1 while the "
+                "replica uses an artifact without a trusted signature."
             ),
             unit="short",
             empty="no live replica is exported",

@@ -289,9 +289,9 @@ def receive(file: BinaryIO, digest: str, size_bytes: int, fill: Callable[[Sink],
 class _Landing:
     """A sink that writes each piece at its offset and hashes the file in order.
 
-    A piece that arrives early is hashed once the gap before it is closed. The piece is then read
-    back from the file, usually from the page cache. Early pieces are not kept in memory, because
-    together they could be as large as the blob.
+    A piece that arrives early is hashed only after all pieces before it have arrived. The piece is
+    then read back from the file, usually from the page cache. Early pieces are not kept in memory,
+    because together they could be as large as the blob.
     """
 
     def __init__(self, descriptor: int, size_bytes: int) -> None:

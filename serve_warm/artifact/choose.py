@@ -258,7 +258,7 @@ def raise_none_fits(
         lines.append(f"  and {left} more that were not read")
         hint = f"remove files that are not artifacts from {uri}, or use another store; {hint}"
     raise ArtifactNotFound(
-        f"no artifact for {deployment!r} in {uri} fits here ({len(trace)} considered):\n"
+        f"no artifact for {deployment!r} in {uri} fits this machine ({len(trace)} considered):\n"
         + "\n".join(lines),
         trace=trace,
         hint=hint,
@@ -309,8 +309,8 @@ def _find_hint(trace: Sequence[Considered], nearest: Considered, uri: str) -> st
         return f"{of_another_gpu(nearest)}; {build}"
     if all(_differs_in(considered, "threads") for considered in trace):
         return (
-            "the thread count is the deployment's num_cpus: build with the options that you "
-            f"deploy, or restore num_cpus; {build}"
+            "the thread count comes from the deployment's num_cpus: build with the num_cpus that "
+            f"you deploy with, or restore the old num_cpus; {build}"
         )
     return build
 

@@ -259,7 +259,7 @@ def _check_format(statement: Any) -> None:
         raise ArtifactRefused(
             f"the artifact has format {version}, but this release reads format {FORMAT}",
             reason="newer_format",
-            hint="upgrade serve-warm here, or build with the release that runs here",
+            hint="upgrade serve-warm on this machine, or build with the release that it runs",
         )
 
 

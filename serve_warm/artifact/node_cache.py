@@ -47,7 +47,7 @@ _LOCK = ".lock"
 _OWN = re.compile(r"[0-9a-f]{64}(?:\.lock)?|[0-9a-f]{32}\.tmp")
 """Names of the files that the cache creates. Files with other names are never removed."""
 _OF_THE_FILE_SYSTEM = re.compile(r"lost\+found|\.nfs[0-9a-f]+")
-_ADVICE = "or name another folder in node_cache_dir or SERVE_WARM_NODE_CACHE_DIR"
+_ADVICE = "or set another folder in node_cache_dir or SERVE_WARM_NODE_CACHE_DIR"
 
 
 def default_root() -> Path:

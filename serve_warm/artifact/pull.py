@@ -162,7 +162,7 @@ def _refuse_missing_folder(store: Store, deployment: str) -> None:
     if missing is None:
         return
     if missing.is_file:
-        raise ArtifactNotFound(f"{missing}, but a store must be a folder", hint="name a folder")
+        raise ArtifactNotFound(f"{missing}, but a store must be a folder", hint="use a folder")
     if missing.near:
         raise ArtifactNotFound(f"{missing}; {missing.near}")
     raise ArtifactNotFound(
@@ -333,7 +333,7 @@ def take(
                 raw[part.name] = opened.enter_context(unpack_part(part, file))
         except ArtifactRefused as refusal:
             if refusal.reason == "missing_part" and not source.holds(chosen.key):
-                pruned = f"{store.uri}: {chosen.key} was pruned while it was pulled"
+                pruned = f"{store.uri}: {chosen.key} was pruned while it was being pulled"
                 raise StoreError(pruned, hint="pull again") from refusal
             # Do not fall back to an older artifact. This would hide damaged or forged bytes in the
             # store, and an attacker could force replicas to use an old artifact.

@@ -173,8 +173,8 @@ def already_published(
             what += f", other bytes in {', '.join(differing)}" if differing else ", the same parts"
     return AlreadyPublished(
         f"{store.uri} already has variant {fingerprint.key} of {deployment!r}, as {key} ({what})",
-        hint="a published artifact is never replaced: publish under another prefix, or supersede "
-        "it with --if-published supersede; a build can also keep it (keep)",
+        hint="a published artifact is never replaced: publish under another prefix, or pass "
+        "--if-published supersede. `serve-warm build` also accepts --if-published keep",
         statement=key,
     )
 

@@ -218,7 +218,7 @@ def _read_unsigned(
     manifest = _with_origin(Manifest.from_statement(found.payload), provenance)
     if manifest.created_unix > time.time() + CLOCK_SKEW_S:
         raise ArtifactRefused(
-            f"the build time {manifest.created} is in the future by this machine's clock",
+            f"the build time {manifest.created} is in the future according to this machine's clock",
             reason="bad_statement",
             hint=(
                 "until that time, replicas would prefer this artifact to newer builds; correct "

@@ -184,7 +184,9 @@ class Application:
         if deployment not in classes:
             raise ConfigError(
                 f"{self.target}: no deployment named {deployment!r} uses WarmupMixin",
-                hint=" ".join([*_guess(deployment, classes), f"those that do: {list(classes)}"]),
+                hint=" ".join(
+                    [*_guess(deployment, classes), f"deployments that use it: {list(classes)}"]
+                ),
             )
         sizes = {
             name: _gang_size(each, self.overrides.get(name, {}))
@@ -342,8 +344,8 @@ def _import_bound(config: Mapping[str, Any]) -> Any:
         return call_user_app_builder_with_args_if_necessary(bound, args)
     except TypeError as error:
         raise ConfigError(
-            f"import_path {config['import_path']!r} names no application: {error}",
-            hint="bind the deployment (app = TextEmbedder.bind()), and name app in import_path",
+            f"import_path {config['import_path']!r} does not refer to an application: {error}",
+            hint="bind the deployment (app = TextEmbedder.bind()), and use app in import_path",
         ) from error
     except ValueError as error:  # also pydantic's, if the argument's type rejects the args
         if not args and not hasattr(error, "errors"):

@@ -70,7 +70,7 @@ def run(
         raise ConfigError(
             f"{app.deployment} is a gang of {app.replicas} replicas: bench sends a request to "
             "only one replica, and that replica would wait for the others",
-            hint="see the replicas' reports for the duration of each start",
+            hint="the replicas' reports show how long each start took",
         )
     runs = []
     for repeat in range(repeats):
@@ -182,7 +182,7 @@ def _http(session: requests.Session, url: str, item: Input) -> Callable[[], None
         )
         if not answer.ok:
             raise BuildFailed(
-                f"{verb} {path} of input {item.name!r} was answered {answer.status_code}: "
+                f"{verb} {path} of input {item.name!r} was answered with {answer.status_code}: "
                 f"{excerpt(answer.text, 200)}"
             )
 

@@ -130,7 +130,7 @@ def check_keys(target: str, document: Mapping[str, Any]) -> Checked:
         return [
             Problem(
                 where=f"{target}: {where}{key}",
-                what="this Ray Serve does not know this key, and ignores it",
+                what="this version of Ray Serve does not know this key, and ignores it",
                 fix=did_you_mean(str(key), names) or f"known keys: {', '.join(sorted(names))}",
             )
             for key in (found if isinstance(found, Mapping) else ())
@@ -185,7 +185,8 @@ def _check_names(application: Application, deployment: str | None) -> Checked:
             Problem(
                 where=f"--deployment {deployment}",
                 what="no deployment of this name uses WarmupMixin",
-                fix=did_you_mean(deployment, warming) or f"those that do: {', '.join(warming)}",
+                fix=did_you_mean(deployment, warming)
+                or f"deployments that use it: {', '.join(warming)}",
             )
         )
     return Checked(problems=tuple(problems), warnings=tuple(_unread_settings(application)))
@@ -207,10 +208,7 @@ def _unread_settings(application: Application) -> Iterator[Problem]:
             if nearest(key, ["warmup"], likeness=0.8):
                 yield Problem(
                     where=f"{name}: user_config.{key}",
-                    what=(
-                        "serve_warm reads only settings below the key `warmup`, and there is no "
-                        "such key"
-                    ),
+                    what="serve_warm reads only settings under the key `warmup`, which is missing",
                     fix="did you mean 'warmup'?",
                 )
 
@@ -286,7 +284,7 @@ def compare_stores(
     if store is not None and not _is_same_store(uri, store):
         found = Problem(
             where=where,
-            what=f"--store differs: {_address(store)}; replicas look in {_address(uri)}",
+            what=f"--store is {_address(store)}, but replicas look in {_address(uri)}",
             fix=f"set artifact: {_address(store)}, or pass --store {uri}",
         )
         checked += Checked(problems=(found,))
@@ -295,7 +293,8 @@ def compare_stores(
         place = "Ray's copy of working_dir" if in_copy else "the replica's working directory"
         found = Problem(
             where=where,
-            what=f"a relative path: here it is {_address(uri)}, on a cluster it is in {place}",
+            what=f"the path is relative: for this command, it is {_address(uri)}, but on a cluster "
+            f"it is in {place}",
             fix="use an absolute path that every node has, such as file:///srv/artifacts, or a "
             "bucket; `serve run` on one machine needs no change",
         )
@@ -337,7 +336,7 @@ def ask_store(uri: str, deployment: str, *, limit_s: float = STORE_LIMIT_S) -> l
     store = open_store(uri)
     missing = find_missing_folder(store)
     if missing is not None and missing.is_file:
-        raise StoreError(f"{missing}, but a store must be a folder", hint="name a folder")
+        raise StoreError(f"{missing}, but a store must be a folder", hint="use a folder")
     answers: list[list[str] | StoreError] = []
 
     def ask() -> None:

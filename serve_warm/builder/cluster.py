@@ -279,9 +279,9 @@ def refuse_missing_module(text: str, deployment: str, *, on: Cluster) -> None:
     missing = _NO_MODULE.search(text)
     if missing is None:
         return
-    hint = "install it where the replicas run, or name it in runtime_env: {pip: [...]}"
+    hint = "install it where the replicas run, or add it to runtime_env: {pip: [...]}"
     if on.place == "address" and on.working_dir is None:
-        hint = "--working-dir . has Ray copy this folder to the nodes, with the code of APP"
+        hint = "pass --working-dir . to make Ray copy this folder, with APP's code, to the nodes"
     raise BuildFailed(
         f"{deployment} did not become ready: its replica cannot import the module {missing[1]!r}",
         hint=hint,

@@ -58,16 +58,16 @@ def check_place(destination: Destination, signing: Signing) -> None:
     store = destination.store
     if folder_of(store.uri) is None:
         raise ConfigError(
-            f"an unsigned artifact cannot be published in {store.uri}, because replicas read "
+            f"an unsigned artifact cannot be published to {store.uri}, because replicas read "
             "this store",
             hint="build it into a folder, then publish it with: serve-warm sign FOLDER --unsigned "
             f"--deployment NAME --key FILE --publish {store.uri}",
         )
     if destination.if_published == "keep":
         raise ConfigError(
-            "--if-published keep cannot be combined with --unsigned: `keep` proves a published "
-            "artifact and does not build an unsigned one",
-            hint="pass --if-published keep to serve-warm sign",
+            "`--if-published keep` cannot be combined with `--unsigned`, because it proves the "
+            "published artifact instead of building an unsigned one",
+            hint="pass `--if-published keep` to `serve-warm sign` instead",
         )
 
 
@@ -116,7 +116,7 @@ def check_key(
         f"the signing key is trusted only for {entries[0].scope}, so the round trip would refuse "
         f"the artifact of {app.deployment!r} in {store.uri}",
         hint=(
-            "extend `deployments` or `stores` of the key in the trust file; use "
+            "extend `deployments` or `stores` of the key in the trust file. Write the store as "
             f"{store.uri}*, because the copy for the round trip is in a folder inside the store"
         ),
     )

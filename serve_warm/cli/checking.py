@@ -21,22 +21,23 @@ from serve_warm.errors import ServeWarmError
 @click.argument("app")
 @click.option(
     "--store",
-    help="Store that build will publish to; check compares it with the app's own store.",
+    help="Store to which serve-warm build will publish, to compare with the store in the app's "
+    "settings.",
 )
 @click.option("--deployment", help="Check only this deployment, which must use WarmupMixin.")
 @click.option(
     "--json",
     "json_file",
     type=click.Path(path_type=Path),
-    help="File to write the findings to as JSON; - prints JSON instead of text.",
+    help="File to write the findings to as JSON; - prints them on stdout instead of the text.",
 )
 def check(*, app: str, store: str | None, deployment: str | None, json_file: Path | None) -> None:
     """Look for mistakes in an application, in seconds and without starting Ray.
 
-    Imports the application's module and runs no __init__. Checks deployment names, keys, settings,
-    the store, and the targets and sizes of inputs as far as the source shows them. The exit code is
-    0 without problems, 1 with problems, and 2 if the application cannot be imported or read.
-    Warnings do not count.
+    Imports the application's module, but does not run any __init__. Checks deployment names, keys,
+    settings, the store, and the targets and sizes of inputs as far as the source shows them. The
+    exit code is 0 without problems, 1 with problems, and 2 if the application cannot be imported or
+    read. Warnings do not count.
     """
     start = time.perf_counter()
     with _CannotTell():

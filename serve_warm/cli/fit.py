@@ -45,8 +45,9 @@ def diff(
 ) -> None:
     """Show which factors of the artifacts in STORE match this machine, and which differ.
 
-    Needs neither torch nor ray. Factors that a replica sets (threads, grad mode, arguments of
-    torch.compile) are unknown here and do not count, unless the --against file contains them.
+    Needs neither torch nor ray. This command does not know the factors that a replica sets
+    (threads, grad mode, arguments of torch.compile). These factors do not count, unless the
+    --against file contains them.
 
     Ends with exit code 3 if a deployment has no artifact that fits, or if no artifact exists.
     """
@@ -79,7 +80,7 @@ def diff(
             }
         )
     else:
-        where = "here" if against is None else f"on the machine of {against}"
+        where = "this machine" if against is None else f"the machine of {against}"
         for name, compared in by_deployment.items():
             _show(name, compared, where=screen.show_line(where), show_all=show_all)
         if any(c.by_replica for compared in by_deployment.values() for c in compared):
@@ -187,7 +188,7 @@ def _show(deployment: str, compared: Sequence[_Compared], *, where: str, show_al
     taken = next((c for c in compared if c.considered.accepted), None)
     verdict = f"no artifact fits {where}"
     if taken is not None:
-        verdict = f"a replica {where} would load {taken.statement}"
+        verdict = f"a replica on {where} would load {taken.statement}"
         if taken.by_replica:
             verdict = (
                 f"{taken.statement} fits {where}, but the command did not compare "

@@ -251,7 +251,7 @@ def _elapsed_of(
 def _why(replica: node.Replica, now: float) -> str:
     """Return a replica's problem, unless its other fields show it."""
     if replica.condition == "stale" and replica.heartbeat_s <= now:
-        return "its process exists, but hangs or is stopped"
+        return "its process exists, but is hung or stopped"
     shown = replica.condition in ("stale", "unreadable") or replica.state is None
     return replica.why if shown else ""
 
@@ -286,7 +286,7 @@ def metrics_url(text: str) -> str:
     >>> metrics_url("http://10.0.0.7:8099")
     'http://10.0.0.7:8099/metrics'
     """
-    like = f"{redact(text)!r} is not like http://10.0.0.7:8099/metrics"
+    like = f"{redact(text)!r} is not a URL such as http://10.0.0.7:8099/metrics"
     try:
         parts = urllib.parse.urlsplit(text)
         port = parts.port
@@ -344,8 +344,7 @@ def fetch(url: str, *, limit_s: float = FETCH_LIMIT_S) -> str:
 PIECE_BYTES = 1 << 16
 LATE = "did not answer within {:g} s"
 NO_METRICS = (
-    "has no metrics of serve_warm: pass the address of /metrics of `node.py serve` (port 8099) or "
-    "of Ray"
+    "has no serve_warm metrics: pass the /metrics address of `node.py serve` (port 8099) or of Ray"
 )
 
 
@@ -400,7 +399,7 @@ def of_page(text: str, *, source: str) -> Look:
     if not known:
         return _trouble(source, NO_METRICS)
     more = (
-        f"cannot read the state of {unreadable:g} more replica(s): see /readyz?verbose of this "
+        f"cannot read the state of {unreadable:g} more replica(s): see /readyz?verbose on this "
         "server"
     )
     return Look(
@@ -472,12 +471,12 @@ def _condition(stage: str, heartbeat_s: float | None, *, believed: bool) -> tupl
     """
     late = heartbeat_s is not None and heartbeat_s > node.STALE_S
     if late or (stage == "READY" and not believed):
-        return "stale", "its process exists, but hangs or is stopped"
+        return "stale", "its process exists, but is hung or stopped"
     if stage == "FAILED":
         return "failed", "its log says why"
     if stage == "READY":
         return "warm", ""
-    return "warming", "" if stage else "its start has begun, but it has not written its state yet"
+    return "warming", "" if stage else "it has started, but has not written its state yet"
 
 
 # --- words for both sources ----------------------------------------------------------------

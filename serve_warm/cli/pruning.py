@@ -48,8 +48,8 @@ def _quantity(text: str, units: Mapping[str, int], example: str) -> float:
     unit = None if found is None else units.get(found[2].lower())
     if found is None or unit is None or float(found[1]) == 0:
         raise click.BadParameter(
-            f"{text!r} is not a number above 0 with one of the units {', '.join(units)}, "
-            f"for example {example}"
+            f"{text!r} is not valid: write a number above 0 and one of the units "
+            f"{', '.join(units)}, for example {example}"
         )
     return float(found[1]) * unit
 
@@ -85,7 +85,7 @@ def version(text: str) -> str:
     "--keep-newest",
     type=click.IntRange(0),
     help=(
-        "Number of newest artifacts to keep of each variant, whatever their age and size; "
+        "For each variant, keep this many of the newest artifacts, whatever their age and size; "
         "default: 1."
     ),
 )
@@ -114,8 +114,8 @@ def prune(
 ) -> None:
     """Remove artifacts from STORE by age, size or version of torch.
 
-    Without a rule, prune removes only parts that no artifact names. These parts must be at
-    least a day old, because newer parts may belong to a push that is still running. prune keeps
+    Without a rule, prune removes only parts that no artifact refers to. These parts must be at
+    least a day old, because newer parts might belong to a push that is still running. prune keeps
     artifacts in use by this user's replicas on this machine, and artifacts listed in --in-use
     files. prune cannot see replicas on other machines.
     """
@@ -199,5 +199,5 @@ def _statement_of(item: Any) -> str:
             return ""
         statement = about.get("statement") if isinstance(about, dict) else None
     if not isinstance(statement, str) or not statement.startswith(STATEMENTS):
-        raise ValueError("it names no statement")
+        raise ValueError("it contains no statement")
     return statement

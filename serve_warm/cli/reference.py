@@ -96,19 +96,19 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 TITLES = {
-    "Of each replica, with the labels `application`, `deployment` and `replica`": of_replicas,
-    "Of a node, only from its server": of_nodes,
+    "Metrics of replicas, with the labels `application`, `deployment` and `replica`": of_replicas,
+    "Metrics of a node, only from the node's server": of_nodes,
 }
 
 
 @click.command()
-@click.option("--markdown", "form", flag_value="markdown", help="Print tables for a document.")
+@click.option("--markdown", "form", flag_value="markdown", help="Print Markdown tables.")
 @click.option("--json", "form", flag_value="json", help="Print JSON on stdout.")
 def metrics(*, form: str | None) -> None:
     """Print the name, type, labels, unit and meaning of every metric.
 
-    Ray's endpoint has the metrics of replicas, with extra labels that a query should sum away. The
-    server of a node (node.py serve) has all metrics.
+    Ray's endpoint has the metrics of replicas, with extra labels that a query should aggregate
+    away. A node's server (node.py serve) has all metrics.
     """
     if form == "json":
         screen.data([asdict(row) for rows in TITLES.values() for row in rows()])

@@ -72,15 +72,18 @@ class Start:
     "--state-dir",
     metavar="DIR",
     default="",
-    help="State directory of the replicas on this node. Default: the one that replicas use.",
+    help="State directory of the replicas on this node. Default: the directory that replicas use.",
 )
 @click.option(
     "--address",
-    help="Address of a running Ray cluster, or auto to find one; its replicas return their "
-    "reports.",
+    help="Address of a running Ray cluster, or 'auto' to find one. The command then reads the "
+    "reports of the cluster's replicas.",
 )
 @click.option(
-    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write JSON here."
+    "--json",
+    "json_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to write JSON to.",
 )
 @click.option(
     "--trace",
@@ -93,7 +96,7 @@ def report(
 ) -> None:
     """Show how long each phase of every start took, and the levels of calls.
 
-    The output includes ended replicas of this node as long as their files are kept.
+    The output includes replicas on this node that have ended, as long as their files are kept.
     """
     if state_dir and address:
         raise click.UsageError("pass --state-dir or --address, not both")

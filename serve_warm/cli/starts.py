@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from serve_warm.builder.signing import Signing
     from serve_warm.fingerprint import Cpu
 
-APP_HELP = "APP is a Serve YAML with one application, or module:app."
+APP_HELP = "APP is a Serve YAML file with one application, or module:app."
 
 address_option = click.option(
     "--address",
-    help="Address of a running Ray cluster, or auto to find one; default: a new local cluster.",
+    help="Address of a running Ray cluster, or 'auto' to find one; default: a new local cluster.",
 )
 working_dir_option = click.option(
     "--working-dir",
@@ -294,7 +294,9 @@ def _show_built(built: Built, *, unsigned: bool) -> None:
     if portable:
         click.echo("only replicas that also set `cpu: portable` can load this artifact")
     if built.trust:
-        click.echo("replicas of other users or machines trust this artifact if these lines are in")
+        click.echo(
+            "replicas of other users or on other machines trust this artifact if these lines are in"
+        )
         click.echo("/etc/serve_warm/trust.toml:")
     for line in built.trust.splitlines():
         click.echo(f"  {line}")

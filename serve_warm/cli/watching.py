@@ -48,7 +48,7 @@ replicas."""
         "use; with --url: no directory."
     ),
 )
-@click.option("--app", "application", default="", help="Only this application.")
+@click.option("--app", "application", default="", help="Show only this application.")
 @click.option(
     "--deployment",
     "deployments",
@@ -140,7 +140,7 @@ def follow(looks: Iterable[Look], which: Which, *, as_json: bool) -> None:
     elif screen.stdout.is_terminal and not screen.stdout.is_dumb_terminal:
         with Live(console=screen.stdout, auto_refresh=False) as live:
             for now in looks:
-                clock = Text(time.strftime("%H:%M:%S, Ctrl-C ends"), style="dim")
+                clock = Text(time.strftime("%H:%M:%S, press Ctrl-C to stop"), style="dim")
                 said = [Text(trouble, style="red") for trouble in troubles(now)]
                 said += [Text(remark, style="dim") for remark in remarks(now, which)]
                 live.update(Group(draw(now, which), *said, clock), refresh=True)
@@ -170,7 +170,7 @@ def troubles(now: Look) -> list[str]:
         return list(now.troubles)
     where = " and ".join(now.sources)
     advice = "run as the user that runs the replicas, or pass --state-dir or --url"
-    return [f"there is no replica: looked at {where}; {advice}"]
+    return [f"found no replica in {where}; {advice}"]
 
 
 def remarks(now: Look, which: Which) -> list[str]:
@@ -191,7 +191,7 @@ def remarks(now: Look, which: Which) -> list[str]:
 
 
 WORDS_ELSEWHERE = (
-    "pages of metrics have only numbers: to see stores, errors, last events and what a start waits "
+    "metrics pages have only numbers: to see stores, errors, last events and what a start waits "
     "for, run serve-warm status on the replica's node"
 )
 
@@ -274,7 +274,9 @@ def notes(each: Observed) -> list[str]:
         took += f"deadline {each.deadline_s:.0f} s after its __init__"
     waits = f"waits for {each.doing}" if each.doing else ""
     answered = _describe_levels(each)
-    pools = f"graphs keep {screen.size(each.graph_pool_bytes)}" if each.graph_pool_bytes else ""
+    pools = (
+        f"CUDA graphs reserve {screen.size(each.graph_pool_bytes)}" if each.graph_pool_bytes else ""
+    )
     seats = f"seats: {each.seats}" if each.seats else ""
     parts = (waits, took, _told_of_store(each), answered, pools, seats, each.event)
     return [part for part in parts if part]

@@ -112,7 +112,7 @@ def _check_lengths(
     # T5 has relative positions: its `n_positions` is not a limit.
     if window is not None and config.model_type != "t5" and max_length > window:
         raise ConfigError(
-            f"max_length={max_length} is beyond the {window} positions of {name}",
+            f"max_length={max_length} exceeds the {window} positions of {name}",
             hint=f"pass at most {window}",
         )
     if has_fixed_input:

@@ -118,8 +118,8 @@ class CachedDecoder:
         """Raise `GenerationRefused` if a sequence would get longer than its slot."""
         if length > self.max_length:
             raise GenerationRefused(
-                f"A sequence of {length} tokens, prompt included, does not fit into a cache of "
-                f"{self.max_length} tokens."
+                f"A sequence of {length} tokens, including the prompt, does not fit into a cache "
+                f"of {self.max_length} tokens."
             )
 
     def prefill(self, slot: int, prompt: torch.Tensor) -> torch.Tensor:

@@ -94,4 +94,4 @@ def _holder_of(model: Any, decoder: Any, name: str) -> tuple[Any, str]:
 
 
 def _refused(name: str, why: str) -> GenerationRefused:
-    return GenerationRefused(f"Images for a {name} cannot be served by compiled steps: {why}.")
+    return GenerationRefused(f"The compiled steps do not support images for a {name}: {why}.")

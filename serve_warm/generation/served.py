@@ -63,8 +63,8 @@ INPUTS = {
 
 
 UNKNOWN = {
-    "mm_token_type_ids": "the tokens of an image have positions of their own in this model",
-    "token_type_ids": "the model treats its tokens by their kind",
+    "mm_token_type_ids": "this model gives image tokens their own positions",
+    "token_type_ids": "the model handles each token by its type",
 }
 """Why some other arguments of a model are refused."""
 
@@ -402,7 +402,7 @@ def _without_padding(tokens: torch.Tensor, mask: torch.Tensor | None) -> list[to
         return list(tokens)
     if mask.shape != tokens.shape[:2]:
         raise GenerationRefused(
-            f"An attention_mask of shape {tuple(mask.shape)} does not fit tokens of shape "
+            f"An attention_mask of shape {tuple(mask.shape)} does not match tokens of shape "
             f"{tuple(tokens.shape[:2])}."
         )
     return [row[keep] for row, keep in zip(tokens, mask.bool().to(tokens.device), strict=True)]
@@ -498,7 +498,7 @@ def _check_options(config: Any) -> None:
 
 
 def _refused(option: str, why: str) -> GenerationRefused:
-    return GenerationRefused(f"{option} cannot be served by compiled steps: {why}.")
+    return GenerationRefused(f"The compiled steps do not support {option}: {why}.")
 
 
 def _foreign(cache: Any) -> GenerationRefused:

@@ -133,9 +133,9 @@ def _restarting(
 ) -> tuple[Captured, bool]:
     """Capture again if torch requests a new trace.
 
-    torch.compile traces again if the compile of the graph requests a new trace. torch's
-    ahead-of-time compile ignores such requests, because it compiles the graph only after the trace
-    (2.11 to 2.13).
+    torch.compile traces again if the graph's compilation requests it. In torch 2.11 to 2.13,
+    ahead-of-time compilation ignores such requests, because it compiles the graph only after
+    tracing.
     """
     from torch._dynamo.exc import RestartAnalysis
 

@@ -138,20 +138,20 @@ KNOWN = (
     (
         re.compile(r"^the trace restarted"),
         "torch restarted its trace each time, and did not finish",
-        "Compile a smaller part of the model, by its name",
+        "Compile a smaller part of the model, with serve_warm.compile_regions",
     ),
     (
         re.compile(r"[Dd]ata-dependent (branching|expression)"),
         "data-dependent branching",
         (
-            "Compile the parts before and after it, each by its name; or choose with torch.where "
-            "or torch.cond, or by a number that the caller passes"
+            "Compile the parts before and after it with serve_warm.compile_regions; or choose with "
+            "torch.where or torch.cond, or by a number that the caller passes"
         ),
     ),
     (
         re.compile(r"torch/ao/nn/(intrinsic/)?quantized"),
         "its packed weights are a TorchScript object, which torch.compile does not trace,",
-        "Quantise the model with quantize_ of torchao instead of torch.ao.quantization",
+        "Quantize the model with torchao's quantize_ instead of torch.ao.quantization",
     ),
 )
 """Causes that stop a trace, by torch's text, each with a description and advice."""

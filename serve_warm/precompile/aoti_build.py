@@ -94,7 +94,7 @@ class LibraryBuild:
 
     @property
     def captured(self) -> aot_compile.Captured:
-        """Dynamo's result for the call that began the library."""
+        """Dynamo's result for the call that started the library's build."""
         return self._library.captured
 
     def finish(self, callee: Any, tensors: Sequence[Any]) -> aot_compile.Made:
@@ -319,15 +319,17 @@ class _Graph:
     def _why_not_captured(self, inputs: Sequence[Input]) -> str:
         if any(map(_is_on_the_cpu, self._graph.graph.nodes)):
             # A launch would return the CPU result from the capture, or read it too early.
-            return "a part of it is on the CPU, which a graph's launch does not repeat"
+            return (
+                "a part of it runs on the CPU, and launching a CUDA graph does not repeat that part"
+            )
         for given, tensor, written in zip(inputs, self._inputs, self._written, strict=True):
             if given.kind != "argument":
                 continue
             # A CUDA graph has its own copies of a call's tensors.
             if written:
-                return f"it writes into argument {given.index}, and a graph only has a copy of it"
+                return f"it writes into argument {given.index}, but a CUDA graph has only a copy"
             if aoti_graphs.overlaps_itself(tensor):
-                return f"argument {given.index} is expanded, and cannot be copied into"
+                return f"argument {given.index} is an expanded tensor, which cannot be copied into"
         shared = [where for where in self._aliases if where]
         return f"an output shares memory with {shared[0]}" if shared else ""
 
@@ -356,11 +358,11 @@ class _Graph:
             outputs = native(copies)
         given = {id(tensor) for tensor in self._inputs}
         found = _aliases(outputs, copies)
-        for eager, ours, output in zip(self._aliases, found, self._outputs, strict=True):
+        pairs = zip(self._aliases, found, self._outputs, strict=True)
+        for number, (eager, ours, output) in enumerate(pairs):
             if eager != ours and id(output) not in given:
                 raise NoEntry(
-                    f"its output shares memory with {ours}, but the eager output shares memory "
-                    f"with {eager}"
+                    f"its output {number} {_sharing(ours)}, but the eager output {_sharing(eager)}"
                 )
 
     def refuse_other_result(
@@ -406,7 +408,7 @@ def _is_on_the_cpu(node: Any) -> bool:
 def _aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[str]:
     """Return which tensor each output shares memory with, and the output's offset in that memory.
 
-    Empty if no output shares memory.
+    The text is empty for an output that shares no memory with an input or an earlier output.
     """
     owners = {
         tensor.untyped_storage().data_ptr(): f"input {number}"
@@ -422,11 +424,17 @@ def _aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[str]:
     return found
 
 
+def _sharing(where: str) -> str:
+    """Return what a message says about an output, given its text from `_aliases`."""
+    none = "shares no memory with an input or an earlier output"
+    return f"shares memory with {where}" if where else none
+
+
 # The plan -------------------------------------------------------------------------------------
 
 
 def _place(source: str, callee: Any) -> Input:
-    """Return where to find an expression's object, in the format of a plan.
+    """Return the location, as written in a plan, of the object that an expression refers to.
 
     Raises:
         NoEntry: the object is not an argument, and no path in a plan leads from the callee to the
@@ -535,7 +543,7 @@ def _plain(value: Any, known: Mapping[int, list[Any]], *, dynamic: bool) -> list
             raise NoEntry(f"it returns the number {value}")
         return ["plain", value]
     if kind in (int, float):
-        raise NoEntry("it returns a number that may depend on a dynamic size")
+        raise NoEntry("it returns a number that might depend on a dynamic size")
     if kind in (list, tuple):
         return [kind.__name__, [_plain(item, known, dynamic=dynamic) for item in value]]
     if kind in (dict, OrderedDict) and all(type(key) in (str, int, bool) for key in value):
@@ -560,8 +568,8 @@ def _of_class(value: Any, known: Mapping[int, list[Any]], *, dynamic: bool) -> l
         ]
     else:
         raise NoEntry(
-            f"it returns a {kind.__qualname__}, which cannot be built from its parts: return the "
-            "tensors in a tuple, a list or a dict"
+            f"it returns a {kind.__qualname__}, which serve_warm cannot rebuild from tensors: "
+            "return the tensors in a tuple, a list or a dict"
         )
     return [how, list(where), name_of_class(kind), parts]
 

@@ -275,10 +275,10 @@ def refuse_foreign(path: Path) -> None:
         raise NoEntry(f"it calls operators that have no C interface: {', '.join(names)}: {instead}")
 
 
-USE_LEVEL_2 = "use level 2, or real numbers if they are complex"
-USE_OTHERS = "use operators of torch in their place, or level 2"
+USE_LEVEL_2 = "use level 2, or real numbers instead of complex numbers"
+USE_OTHERS = "use torch operators instead, or use level 2"
 INSTEAD = {
-    "transformers::grouped_mm_fallback": "call set_experts_implementation('batched_mm') of the "
-    "model, or use level 2"
+    "transformers::grouped_mm_fallback": "call model.set_experts_implementation('batched_mm'), or "
+    "use level 2"
 }
 """What to do about an operator."""

@@ -105,10 +105,10 @@ def compile_regions(
     if torch.cuda.is_available() and _captures(arguments):
         raise ConfigError(
             "serve_warm.compile_regions does not support CUDA graphs, but the mode, the options "
-            "or a setting of torch asks for them",
+            "or a torch setting enables them",
             hint=(
                 "torch invalidates the output of a compiled call when the next call begins, but "
-                "each block needs the output of the block before; turn CUDA graphs off, or "
+                "each block needs the output of the previous block; turn CUDA graphs off, or "
                 "compile the whole model: serve_warm.compile(model, mode=...)"
             ),
         )

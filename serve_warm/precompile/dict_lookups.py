@@ -182,12 +182,15 @@ def _reads_key(path: str, of: str) -> bool:
 
 
 def number_of(of: str) -> str:
-    """Return a pattern for expressions that take a key of this dict by its number."""
+    """Return a regular expression for expressions that get a key of this dict by its index.
+
+    Such an expression is `list(dict.keys(d))[3]`.
+    """
     return re.escape(f"list(dict.keys({of}))[") + r"\d+\]"
 
 
 def is_number(path: str, of: str) -> bool:
-    """Return whether a path consists only of a key of this dict, given by its number."""
+    """Return whether a path consists only of a key of this dict, given by its index."""
     return re.fullmatch(number_of(of), path) is not None
 
 

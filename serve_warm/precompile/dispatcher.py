@@ -370,7 +370,7 @@ def _why_not_run(fn: Callable[..., Any], error: BaseException) -> str:
         return str(error)
     if not may_run_again(fn, error):
         raise error
-    return f"it does not find an object of the build: {type(error).__name__}: {error}"
+    return f"it cannot find an object that the build used: {type(error).__name__}: {error}"
 
 
 def _name_of(callee: Any) -> str:

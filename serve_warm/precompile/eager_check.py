@@ -273,7 +273,9 @@ def _distance(eager: Any, ours: Any) -> float:
         eager, ours = torch.view_as_real(eager), torch.view_as_real(ours)
     left, right = eager.double(), ours.double()
     if not torch.equal(torch.isfinite(left), torch.isfinite(right)):
-        raise NoEntry("its infinite or NaN values are at other positions than the eager result's")
+        raise NoEntry(
+            "its infinite or NaN values are at different positions than in eager's result"
+        )
     finite = torch.isfinite(left)
     if not torch.equal(left[~finite].nan_to_num(), right[~finite].nan_to_num()):
         raise NoEntry("its infinite or NaN values differ from the eager result")

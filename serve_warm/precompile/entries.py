@@ -295,7 +295,10 @@ class EntryTable:
             return reasons[0] if reasons else none
         other = same[0]
         if other.arguments != unit.arguments:
-            return f"the build compiled with {other.arguments}, but here it is {unit.arguments}"
+            return (
+                f"the build compiled with {other.arguments}, but this process compiles with "
+                f"{unit.arguments}"
+            )
         return describe_model_change(unit.tree, other.tree)
 
     def to_files(self, level: int = 2) -> dict[str, bytes]:
@@ -393,7 +396,7 @@ def read_parts(
 def why_not_read(version: Any) -> str:
     """Return why entries in another format are not run."""
     if isinstance(version, int) and version < FORMAT:
-        return "its entries were built before guards were complete: build again"
+        return "its entries were built by a release without complete guards: build again"
     return f"its entries have format {version}, but this release reads format {FORMAT}"
 
 

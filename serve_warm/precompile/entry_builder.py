@@ -45,8 +45,8 @@ ATTEMPTS = 4
 
 
 ROUNDED = (
-    "its weights are quantised, and if its activations are too, the last bit of a float decides "
-    "between two steps: quantise only the weights, or run the model in bfloat16"
+    "its weights are quantized, and if its activations are quantized too, the last bit of a float "
+    "decides between two steps: quantize only the weights, or run the model in bfloat16"
 )
 """Reason and advice for a quantised model that differs from eager by more than the tolerance."""
 
@@ -113,7 +113,7 @@ class EntryBuilder:
         """
         why = aot_load.can_precompile()
         if self._arguments.get("backend", "inductor") != "inductor":
-            why = f"the backend is {self._arguments['backend']}, and entries need Inductor"
+            why = f"the backend is {self._arguments['backend']}, but entries need Inductor"
         # An attempt that fails in one state may succeed in another. If the state never occurs
         # again, as with a counter, the build gives up after a few attempts.
         attempts = self._failed.setdefault(
@@ -318,7 +318,7 @@ class EntryBuilder:
                     continue
                 # Only entries of this build that no other callable has withdrawn.
                 if table.units.get(unit.key) is unit and entry in unit.entries:
-                    why = f"its graph is built on something that changes between calls: {why}"
+                    why = f"its graph depends on something that changes between calls: {why}"
                     table.withdraw(unit, entry, why)
 
 

@@ -177,8 +177,8 @@ class Facts:
         """Return the same facts, with facts about the graph's own tensors marked as inputs.
 
         `given` has the ids of the tensors. The graph checks its inputs at each call, so these facts
-        need no other check. A library's inputs are a tensor's parts without the tensor's metadata,
-        so the metadata still needs a check.
+        need no other check. A library receives only the parts of a tensor, not the tensor's
+        metadata, so the metadata still needs a check.
         """
         objects = self.objects(callee)
 

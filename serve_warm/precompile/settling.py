@@ -45,7 +45,7 @@ class ChangedByCall(NoEntry):
     """A call changes something that its own graph depends on."""
 
     def __init__(self, why: str, facts: Facts) -> None:
-        super().__init__(f"its call changes what its graph is built on: {why}")
+        super().__init__(f"its call changes something that its graph depends on: {why}")
         self.facts = facts
 
 

@@ -310,9 +310,9 @@ def _limiting_steps(found: Unguarded) -> Replacements:
         def go_through(inp: Any, *args: Any, **kwargs: Any) -> Any:
             why = ""
             if inp.device.type != "cpu":
-                why = "on a GPU, where one call of cuDNN is faster than a graph of its steps"
+                why = "on a GPU, where one cuDNN call is faster than a graph of the layer's steps"
             elif inp.shape[0] > STEPS:
-                why = f"with {inp.shape[0]} steps, and a graph repeats at most {STEPS}"
+                why = f"with {inp.shape[0]} steps, but a graph contains at most {STEPS}"
             if why:
                 found.refusals.append(f"it has a recurrent layer {why}: {COMPILE_OTHERS}")
                 raise RuntimeError(found.refusals[-1])
@@ -325,7 +325,7 @@ def _limiting_steps(found: Unguarded) -> Replacements:
             yield module, name, limiting(getattr(module, name))
 
 
-COMPILE_OTHERS = "compile the parts before and after it, each by its name"
+COMPILE_OTHERS = "compile the parts before and after it with serve_warm.compile_regions"
 """Advice if a part of a model cannot be traced."""
 
 

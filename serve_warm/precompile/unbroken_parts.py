@@ -54,7 +54,7 @@ def advise(callee: Any, function: Callable[..., Any], tensors: Sequence[Any]) ->
     names = sorted({kind.__name__ for kind in kinds})
     if not names:
         return ""
-    return f"These parts of it have a graph: serve_warm.compile_regions(model, {names!r})"
+    return f"torch can trace these parts of it: serve_warm.compile_regions(model, {names!r})"
 
 
 def _calls_of_parts(

@@ -56,8 +56,8 @@ def check_time(pulled: Pulled, wanted: Wanted, warn: Callable[[str], object]) ->
                 reason="rollback",
                 hint="build and push again. To roll back on purpose, remove "
                 f"{seen.folder / variant.file_name} and "
-                f"{seen.node_cache / variant.record_name}, or set rollback to warn in the trust "
-                "file",
+                f'{seen.node_cache / variant.record_name}, or set rollback = "warn" in the '
+                "trust file",
             )
             raise with_trace(refusal, pulled.chosen.key, pulled.chosen.trace)
         warn(f"rollback: {found}")

@@ -251,7 +251,9 @@ class ServeReplica(ServeCalls):
         old, new = self._config.model_dump(), later.model_dump()
         changed = [name for name in new if new[name] != old[name]]
         if changed:
-            logger.warning("takes effect only in new replicas: %s", ", ".join(changed))
+            logger.warning(
+                "these settings take effect only in new replicas: %s", ", ".join(changed)
+            )
 
     async def _users_reconfigure(self, user_config: Any, rank: Any) -> None:
         method = getattr(type(self.owner), "reconfigure", None)
@@ -532,8 +534,8 @@ def _claim(replica: str, name: str) -> None:
     first = WARMED.get(replica)
     if first is not None:
         raise ConfigError(
-            f"replica {replica} makes a {name}, but already has a {first} to warm up",
-            hint="Serve waits for the warm-up of one object: declare all inputs in the "
+            f"replica {replica} creates a {name}, but already has a {first} to warm up",
+            hint="Serve waits for the warm-up of only one object: declare all inputs in the "
             "warmup_inputs() of the deployment class, and remove WarmupMixin or @warmup from the "
             "other class; or make the other class a separate deployment",
         )

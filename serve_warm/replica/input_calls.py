@@ -100,13 +100,13 @@ class InputCalls:
             why = f"would compile: {describe_last(self._seen)}"
         elif error is not None and self.may_be_left_out(error):
             # The passes after a failed proof show whether the input must be skipped.
-            why = f"out of memory: {describe_error(error.__cause__ or error)}"
+            why = f"ran out of memory: {describe_error(error.__cause__ or error)}"
             error = None
             cuda_graphs.free_memory()
         elif error is not None:
             raise error
         elif not change.quiet:
-            why = f"not quiet: {describe_counts(change)}"
+            why = f"was not quiet: {describe_counts(change)}"
             if change.compiles:  # compiles by any thread; the name shows which function compiled
                 why += f"; {describe_last(self._seen)}"
         if why:

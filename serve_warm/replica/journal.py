@@ -200,7 +200,7 @@ class Journal:
         """Enter READY and return the report."""
         self.enter(Stage.READY)
         for reason in self.degraded:
-            logger.warning("ready and degraded: %s", reason)
+            logger.warning("ready but degraded: %s", reason)
         report = self.report()
         why = "; ".join(self.degraded) or (report.artifact.reason if report.artifact else "")
         verdict = report.verdict.value if report.verdict else ""

@@ -314,7 +314,7 @@ class Loading:
             error,
             # Ray chooses a replica's working directory, which may not be the folder of the YAML.
             f"{error.message}\n  {self._config.artifact} is a relative path, resolved against the "
-            f"replica's working directory {Path.cwd()}: name an absolute path or a bucket if the "
+            f"replica's working directory {Path.cwd()}: set an absolute path or a bucket if the "
             "artifact is elsewhere",
             # Without a trace, the hint would recommend building into that folder.
             hint=error.hint if error.trace else "",
@@ -345,7 +345,7 @@ class Loading:
             return None
         setting = "on_missing" if verdict is Verdict.MISS else "on_refused"
         return WarmupFailed(
-            f"verdict {verdict.value}, and {setting} is fail: {error.message}",
+            f"verdict {verdict.value}, and {setting} is 'fail': {error.message}",
             hint=error.hint,
             stage=self._journal.stage.value,
         )

@@ -53,7 +53,7 @@ async def pack(
     """
     facts = dict(build_facts(report))
     if has_profile:
-        say("compiling by the profile")
+        say("compiling with the profile")
         await _compile_by_profile(new_replay())
     entries: dict[str, Mapping[str, bytes]] = {}
     if SESSION.has_callables():
@@ -69,7 +69,7 @@ async def pack(
             await new_replay().once()
             # Replay again. If an entry fits this time, its state occurs repeatedly, such as an
             # adapter that another input switches off.
-            say("checking which entries last")
+            say("checking which entries stay valid")
             await new_replay().once()
             build.refuse_pending()
         table = build.table

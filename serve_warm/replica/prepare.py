@@ -172,7 +172,7 @@ class Preparation:
         _private_folders.check_private(self._start.caches.directory, what)
         if count := self._replica.unwatched_compiles_before:
             raise ConfigError(
-                f"while it was imported, the app compiled {count} frames with headers from a "
+                f"while being imported, the app compiled {count} frames with headers from a "
                 "folder that this user's other processes can write to",
                 hint="compile in __init__ or later: a build then uses private folders",
             )
@@ -196,7 +196,8 @@ class Preparation:
     async def _ask_inputs(self, deadline: Deadline) -> Any:
         late = WarmupTimeout(
             f"warmup_inputs() did not return within {deadline.seconds:.0f} s",
-            hint="declare inputs without waiting for other deployments; replays may wait",
+            hint="declare inputs without waiting for other deployments; replays are allowed to "
+            "wait for them",
             stage=Stage.PENDING.value,
         )
         try:

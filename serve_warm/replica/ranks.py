@@ -133,7 +133,7 @@ class Ranks:
             raise RankFailed(
                 f"rank {rank} of {self.size} has sent no pulse for {self._silent_s:.0f} s, while "
                 f"rank {self.rank} waits for its answer about {what}",
-                hint="the process of that rank has ended or hangs: see its log",
+                hint="the process of that rank has ended or is hung: see its log",
             )
 
     # The store ------------------------------------------------------------------------------

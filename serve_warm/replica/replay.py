@@ -89,7 +89,7 @@ class Replay:
                 return
         what = f"{describe_counts(changed)} in the last pass"
         if changed.quiet:
-            what = f"on rank {quiet.index(False)}, not here"
+            what = f"on rank {quiet.index(False)}, not on this rank"
         raise NotProven(
             f"after {self._max_passes} passes over {len(self.progress.inputs)} inputs the model "
             f"still compiles ({what})",

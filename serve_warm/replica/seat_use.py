@@ -5,7 +5,8 @@
 While a seat imports modules (`serve_warm.preload`), some settings are not known yet, such as the
 number of threads that Ray sets for a replica. `take` applies these settings, so that the start is
 like a start without a seat. If a setting can no longer be applied, the report says why the seat was
-not used. A worker that is still importing does not need this module.
+not used. The exception is the thread count of OpenBLAS: the seat is used, and the report has a
+note. A worker that is still importing does not need this module.
 """
 
 from __future__ import annotations
@@ -77,9 +78,11 @@ def take(environ: Mapping[str, str]) -> SeatUse:
         names = ", ".join(changed)
         note = f"the imports of the seat read {names}, which changed afterwards"
         return replace(use, miss="environment", note=note)
-    notes = [f"{early.slow_threads} threads keep a low priority"] if early.slow_threads else []
+    notes = (
+        [f"{early.slow_threads} threads still have a low priority"] if early.slow_threads else []
+    )
     if early.omp_threads != environ.get(OMP) and _has_openblas():
-        notes.append(f"OpenBLAS keeps the threads of {OMP}={early.omp_threads or ''}")
+        notes.append(f"OpenBLAS keeps the thread count from {OMP}={early.omp_threads or ''}")
     return replace(use, hit=True, note="; ".join(notes))
 
 
@@ -124,7 +127,7 @@ def _set_threads(early: EarlyImports, environ: Mapping[str, str]) -> str:
     if environ.get("MKL_NUM_THREADS") and torch.backends.mkl.is_available():
         return ""  # torch asks MKL, which prefers this variable (ParallelOpenMP.cpp, 2.11 to 2.13)
     if early.threads[0] != early.threads[1]:
-        return f"an import set torch's threads, and {OMP} became {now} after that"
+        return f"an import set torch's thread count, and {OMP} became {now} after that"
     first = (now or "").partition(",")[0].strip()
     if not first.isdigit() or int(first) < 1:
         return f"{OMP} is {now!r}, not a number of threads"

@@ -118,7 +118,9 @@ class Raylet:
                 runtime_env=context.get_runtime_env_string(),
             )
         except (ImportError, AttributeError, RuntimeError) as error:
-            raise SeatsUnavailable(f"Ray {ray.__version__} names no raylet: {error}") from error
+            raise SeatsUnavailable(
+                f"Ray {ray.__version__} does not report its raylet: {error}"
+            ) from error
 
     def ask(self, many: int, *, keep_alive_s: float) -> None:
         """Start workers that have this runtime_env and belong to no job."""

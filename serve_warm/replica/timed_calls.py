@@ -222,7 +222,7 @@ class TimedCalls:
     def _waiting_text(self) -> str:
         if self._waits is None:
             return ""
-        return "; it may wait for other deployments: " + ", ".join(self._waits.names)
+        return "; it might be waiting for other deployments: " + ", ".join(self._waits.names)
 
 
 def _at(error: BaseException) -> str:

@@ -102,8 +102,8 @@ class TrafficLog:
                     f"lose a race in Dynamo's lookup: {KEEP_ON_ONE_THREAD}"
                 )
             return (
-                "the input is declared and proven, but something changed after the proof: the "
-                "reason names it; keep it unchanged"
+                "the input is declared and proven, but something changed after the proof: see the "
+                "reason, and keep that value unchanged"
             )
         # Call `suggest` only if a line is written, because it inspects the current request.
         declare = f"declare it in warmup_inputs(), or pad to a bucket: {suggest(event)}"

@@ -260,7 +260,7 @@ class Warmup:
             return late
         stage = self.journal.stage.value
         return WarmupTimeout(
-            f"the warm-up did not end within {deadline.seconds:.0f} s; it is {stage}",
+            f"the warm-up did not end within {deadline.seconds:.0f} s; it is in stage {stage}",
             hint="raise deadline_s, or set on_deadline: serve",
             stage=stage,
         )
@@ -429,9 +429,9 @@ class Proof:
             await self._replays[-1].until(checks.is_done)
         if checks.failed and self._config.on_refused == "fail":
             raise WarmupFailed(
-                "the artifact's results differ from eager, and on_refused is fail: "
+                "the artifact's results differ from eager, and on_refused is 'fail': "
                 + "; ".join(checks.report().failures),
-                hint="build it again; do not load it elsewhere before you know the cause",
+                hint="build the artifact again; do not load it elsewhere until you know the cause",
                 stage=Stage.PARITY.value,
             )
         return bool(checks.failed)
@@ -450,8 +450,8 @@ class Proof:
         targets = ", ".join(sorted({item.target_name for item in found}))
         many, them = ("s are", "them") if len(found_sizes) > 1 else (" is", "it")
         self._journal.warn(
-            f"{len(found_sizes)} batch size{many} not declared: traffic will compile for {them}, "
-            f"batches of {sizes} requests to {targets}. @serve.batch forms every size up to "
+            f"{len(found_sizes)} batch size{many} not declared: traffic will compile for {them} "
+            f"(batches of {sizes} requests to {targets}). @serve.batch forms every size up to "
             f"{largest}: declare each size with Input(..., concurrency=size) for size in "
             f"range(1, {largest + 1}), or pad each batch to a declared size"
         )

@@ -177,7 +177,7 @@ def open_existing_store(uri: str) -> Store:
     if missing is not None:
         raise StoreError(
             f"{missing}, but a store must be a folder",
-            hint=missing.near or "check the path; build makes the folder",
+            hint=missing.near or "check the path; `serve-warm build` creates the folder",
         )
     return store
 
@@ -232,7 +232,7 @@ def _open_folder(path: str) -> Store:
     from serve_warm.stores.local import LocalStore
 
     if not path or "\0" in path:
-        raise ConfigError("the store path is empty or contains a NUL byte", hint="name a folder")
+        raise ConfigError("the store path is empty or contains a NUL byte", hint="use a folder")
     if path.startswith("~"):
         raise ConfigError(f"~ is not expanded in a store path: {path}", hint="write the full path")
     # Resolve `..` and links, because a trusted key can be limited to stores by address.
@@ -242,7 +242,7 @@ def _open_folder(path: str) -> Store:
 def _open_installed(name: str, uri: str) -> Store:
     found = installed_opener(name)
     if found is None:  # check_scheme has refused this scheme
-        raise ConfigError(f"{name}: is not the scheme of a store address")
+        raise ConfigError(f"unknown store scheme {name}://")
     try:
         store = found.load()(uri)
     except ServeWarmError:

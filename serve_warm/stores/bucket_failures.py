@@ -99,6 +99,6 @@ def describe_endpoint(scheme: BucketScheme, environ: Mapping[str, str]) -> str:
     try:
         parts = urllib.parse.urlsplit(environ[name].strip())
     except ValueError:
-        return f" ({name} names no server)"
+        return f" ({name} is not a server URL)"
     host = parts.netloc.rpartition("@")[2]
-    return f" at {parts.scheme}://{host} ({name})" if host else f" ({name} names no server)"
+    return f" at {parts.scheme}://{host} ({name})" if host else f" ({name} is not a server URL)"

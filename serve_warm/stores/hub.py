@@ -337,7 +337,7 @@ class HubStore:
             raise StoreError(
                 f"{self.uri}: cannot {verb} {key!r}: the address names a commit, "
                 "and a commit never changes",
-                hint="name a branch instead, as in hf://owner/repo@main",
+                hint="use a branch instead, as in hf://owner/repo@main",
                 key=key,
             )
 
@@ -518,7 +518,7 @@ class HubStore:
             ) from error
 
     def _explain_change(self, key: str) -> StoreError:
-        return StoreError(f"{self.uri}: {key!r} was changed while it was read", key=key)
+        return StoreError(f"{self.uri}: {key!r} was changed while it was being read", key=key)
 
     # --- calls of huggingface_hub -------------------------------------------------------
 

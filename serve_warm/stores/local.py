@@ -126,7 +126,7 @@ class LocalStore:
                 left -= len(piece)
 
     def _explain_change(self, key: str) -> StoreError:
-        return StoreError(f"{self.uri}: {key!r} was changed while it was read", key=key)
+        return StoreError(f"{self.uri}: {key!r} was changed while it was being read", key=key)
 
     def create(self, key: str, source: bytes | BinaryIO) -> None:
         """Store an object.
@@ -226,13 +226,16 @@ class _LinkError(OSError):
 
 def _hint(verb: str, error: OSError) -> str:
     if isinstance(error, _LinkError):
-        return "only the path of the store's root may contain links: open the folder it leads to"
+        return (
+            "only the path of the store's root may contain links: open the folder that the link "
+            "points to"
+        )
     if isinstance(error, _ReadOnlyError):
         return "use Linux, macOS or WSL, or a store in a bucket"
     if verb == "write" and error.errno in _NO_HARD_LINKS:
         return (
-            "a store must be on a file system with hard links; without them, write it elsewhere "
-            "and copy it"
+            "a store must be on a file system with hard links; write the store on another file "
+            "system, and copy it"
         )
     if error.errno in _DENIED:
         who = f" (uid {os.geteuid()})" if hasattr(os, "geteuid") else ""

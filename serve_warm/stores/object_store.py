@@ -392,7 +392,7 @@ class ObjectStore:
         return f"{self.prefix}/{key}" if self.prefix else key
 
     def _explain_change(self, key: str) -> StoreError:
-        return StoreError(f"{self.uri}: {key!r} was changed while it was read", key=key)
+        return StoreError(f"{self.uri}: {key!r} was changed while it was being read", key=key)
 
     def _explain_early_end(self, key: str, count: int, expected: int) -> StoreError:
         return StoreError(

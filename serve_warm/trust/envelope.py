@@ -154,7 +154,7 @@ def sign(payload: bytes, *keys: Ed25519PrivateKey) -> bytes:
 def wrap_unsigned(payload: bytes) -> bytes:
     """Return an envelope for `payload`, without a signature.
 
-    A policy that requires a trusted key never believes this envelope.
+    A policy that requires a trusted key never accepts this envelope.
 
     Raises:
         BuildFailed: the envelope is larger than any reader accepts.

@@ -108,8 +108,8 @@ def how_to_trust() -> str:
     if not default_trust_files():
         here = _private_folders.system_name()
         return (
-            f"trust files are not read on {here}, because their permissions cannot be checked "
-            "there: verify on Linux, macOS or WSL"
+            f"on {here}, serve_warm cannot check the permissions of trust files, and does not read "
+            "them: verify on Linux, macOS or WSL"
         )
     files = " or ".join(str(path) for path in default_trust_files())
     return (

@@ -148,7 +148,7 @@ def _check_exact(store: str) -> None:
     """Refuse everything but the exact address of one store, in the form that the store reports."""
     scheme, _, rest = store.partition("://")
     names = rest.split("/")
-    hint = "there are no wildcards; the log and `serve-warm inspect` show a store's exact address"
+    hint = "wildcards are not allowed; the log and `serve-warm inspect` show the exact address"
     if scheme == "file":
         # A space may be encoded or plain in a file URI, but stores report only the encoded form.
         exact = (

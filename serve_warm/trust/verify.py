@@ -165,7 +165,7 @@ def check_age_and_denied(
     if age_s < -MAX_CLOCK_SKEW_S:
         raise ArtifactRefused(
             f"the artifact was created at {created}, which is {_show_age(-age_s)} in the future "
-            "by this machine's clock",
+            "according to this machine's clock",
             reason="expired",
             hint=(
                 "correct the clock of this machine or of the build machine; if the build machine "

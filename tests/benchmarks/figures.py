@@ -89,7 +89,7 @@ def figures() -> str:
 
 
 def costs() -> str:
-    """Return how the starts of the README's table compare, and what calls and a pull cost."""
+    """Return a list: how the starts of the README's table compare, what calls and a pull cost."""
     result = load("text_embedder")
     medians, ratios = result["medians"], result["ratios"]
     other = load("image_classifier")["ratios"]
@@ -97,19 +97,37 @@ def costs() -> str:
     request = load("request")["added_us"]
     watch = load("overhead")["added_us"]
     transfer = load("transfer")
-    return (
-        "From the built model to the proof, serve_warm takes "
-        f"{ratios['warm_to_cold']:.2f} times as long as a cold start, and "
-        f"{ratios['warm_to_torch_bytes']:.2f} times as long as a start from torch's own cache "
-        f"(ResNet-152: {other['warm_to_cold']:.2f} and {other['warm_to_torch_bytes']:.2f}). "
-        "Without the "
-        f"compute of the passes, serve_warm takes {warm:.2f} s, and a cold start takes "
-        f"{cold:.1f} s. serve_warm adds {watch:.1f} µs to a warm call, and `on_model_thread` adds "
-        f"{request['on_model_thread']:.0f} µs to a request. Pulling and verifying 256 MiB "
-        f"takes {transfer['pull_s']:.2f} s if each connection delivers 85 MB/s. This is "
-        f"{transfer['times_a_single_stream']:.1f} times as fast as a single stream, and uses "
-        f"{transfer['peak_mib']:.0f} MiB of memory. Separate programs measured the calls and the "
-        "pull ([results](../tests/benchmarks/results))."
+    items = (
+        (
+            "From the built model to the proof, serve_warm takes "
+            f"{ratios['warm_to_cold']:.2f} times as long as a cold start, and "
+            f"{ratios['warm_to_torch_bytes']:.2f} times as long as a start from torch's own "
+            f"cache. For ResNet-152, the ratios are {other['warm_to_cold']:.2f} and "
+            f"{other['warm_to_torch_bytes']:.2f}."
+        ),
+        (
+            f"Without the compute time of the passes, serve_warm takes {warm:.2f} s, and a cold "
+            f"start takes {cold:.1f} s."
+        ),
+        (
+            f"serve_warm adds {watch:.1f} µs to a warm call, and `on_model_thread` adds "
+            f"{request['on_model_thread']:.0f} µs to a request."
+        ),
+        (
+            f"Pulling and verifying 256 MiB takes {transfer['pull_s']:.2f} s if each connection "
+            f"delivers 85 MB/s. This is {transfer['times_a_single_stream']:.1f} times as fast as "
+            f"a single stream. The pull uses {transfer['peak_mib']:.0f} MiB of memory."
+        ),
+    )
+    return "\n".join(
+        [
+            *(f"- {item}" for item in items),
+            "",
+            (
+                "Separate programs measured the calls and the pull "
+                "([results](../tests/benchmarks/results))."
+            ),
+        ]
     )
 
 
@@ -146,7 +164,7 @@ def example(name: str) -> str:
 
 
 SEAT_STARTS = {
-    "plain": "on a worker without finished imports",
+    "plain": "on a plain worker, which must first import everything",
     "preload": "on a worker with `RAY_preload_python_modules`",
     "seat": "on a seat",
     "empty": "an empty deployment, without torch",
@@ -176,12 +194,13 @@ def seats() -> str:
     lines += [
         "",
         (
-            f"`make seats`: {found['starts']} turns of all four on {machine['cpus']} shared cores "
-            f"({machine['cpu']}), load {min(found['load']):.0f} to {max(found['load']):.0f}, torch "
-            f"{versions['torch']}, Ray {versions['ray']}. A start on a seat takes {of_plain:.2f} "
-            "times as long as a start without a seat (median of the turns). "
-            f"{found['full_hits']} of {found['starts']} starts on seats were full hits, and "
-            f"{found['thread_drift']} had another fingerprint than the start without a seat. "
+            f"`make seats`: {found['starts']} rounds of all four starts on {machine['cpus']} "
+            f"shared cores ({machine['cpu']}), load {min(found['load']):.0f} to "
+            f"{max(found['load']):.0f}, torch {versions['torch']}, Ray {versions['ray']}. A start "
+            f"on a seat takes {of_plain:.2f} times as long as a start on a plain worker (median "
+            f"of the rounds). {found['full_hits']} of {found['starts']} starts on seats were full "
+            f"hits, and {found['thread_drift']} had a different fingerprint from the start on a "
+            "plain worker. "
             f"A seat uses {found['memory_bytes_per_seat'] / 1e6:.0f} MB of memory, including its "
             "share of shared pages."
         ),
@@ -202,7 +221,7 @@ def _scale_ups(found: Mapping[str, Any]) -> str:
         "Scaling from one replica to three under load: the first new replica answered "
         f"{statistics.median(plain['first']):.1f} s after the decision on plain workers, and "
         f"{statistics.median(seat['first']):.1f} s on seats (ratio {first:.2f}, median of the "
-        f"turns). Both new replicas answered after {statistics.median(plain['all']):.1f} s and "
+        f"rounds). Both new replicas answered after {statistics.median(plain['all']):.1f} s and "
         f"{statistics.median(seat['all']):.1f} s (ratio {all_new:.2f}). {found['scale_hits']} of "
         f"{found['scale_starts']} new replicas found a seat."
     )
@@ -217,7 +236,7 @@ def _neighbour(found: Mapping[str, Any]) -> str:
 
     return (
         "While a seat imports at low priority, requests to the replica that asked for the seat "
-        f"take longer: {compared('p50')}, {compared('p99')} (medians of the turns)."
+        f"take longer: {compared('p50')}, {compared('p99')} (medians of the rounds)."
     )
 
 
@@ -235,7 +254,7 @@ def _seats_on_a_gpu(found: Mapping[str, Any]) -> list[str]:
     about = next(iter(found.values()))
     machine, versions = about["machine"], about["versions"]
     text = (
-        f"`python tests/gpu/seats_gpu.py`: level 3, {about['starts']} turns on one "
+        f"`python tests/gpu/seats_gpu.py`: level 3, {about['starts']} rounds on one "
         f"{machine['gpu']}, torch {versions['torch']}, Ray {versions['ray']}."
     )
     return [*lines, "", text]
@@ -247,14 +266,16 @@ def imports() -> str:
     machine, versions = found["machine"], found["versions"]
     most = list(found["by_module_s"].items())[:3]
     return (
-        f"A level-3 replica has imported {found['modules']} serve_warm modules when it is READY. "
-        "In addition to torch and Ray Serve, importing these modules and their libraries takes "
-        f"{statistics.median(found['cpu_s']) * 1e3:.0f} ms of CPU "
-        f"({min(found['cpu_s']) * 1e3:.0f} to {max(found['cpu_s']) * 1e3:.0f}; "
-        f"{statistics.median(found['importtime_s']) * 1e3:.0f} ms by `-X importtime`). The "
-        f"libraries take {found['libraries_s'] * 1e3:.0f} ms of this time. The slowest imports are "
+        f"When a level-3 replica is READY, it has imported {found['modules']} modules of "
+        "serve_warm. These modules and their libraries add "
+        f"{statistics.median(found['cpu_s']) * 1e3:.0f} ms of CPU time to the imports of torch and "
+        f"Ray Serve (the fastest process {min(found['cpu_s']) * 1e3:.0f} ms, the slowest "
+        f"{max(found['cpu_s']) * 1e3:.0f} ms). By `-X importtime`, they add "
+        f"{statistics.median(found['importtime_s']) * 1e3:.0f} ms, of which the libraries take "
+        f"{found['libraries_s'] * 1e3:.0f} ms. The slowest imports are "
         + ", ".join(f"`{name}` ({own_s * 1e3:.1f} ms)" for name, own_s in most)
-        + f". `python tests/benchmarks/bench_imports.py`, {len(found['cpu_s'])} processes on "
+        + ".\n\n"
+        f"`python tests/benchmarks/bench_imports.py`: {len(found['cpu_s'])} processes on "
         f"{machine['cpus']} shared cores ({machine['cpu']}), load {found['load']:.0f}, torch "
         f"{versions['torch']}, Ray {versions['ray']}, Python {machine['python']}."
     )
@@ -300,6 +321,9 @@ FOR_ALL = {
 
 UNKNOWN = "no reason is known"
 
+OTHERS = ("cold", "torch_bytes")
+"""Systems that the first tables of docs/benchmarks.md compare with serve_warm."""
+
 
 def comparison() -> str:
     """Return the comparison of starts: tables, claims, and the best system."""
@@ -311,7 +335,7 @@ def compared(found: Mapping[str, Any]) -> str:
     machine = found["machine"]
     lines = [
         (
-            f"`{found['command']}`, medians of {found['repeats']} turns on {machine['cpus']} "
+            f"`{found['command']}`, medians of {found['repeats']} rounds on {machine['cpus']} "
             f"shared cores ({machine['cpu']}, {machine['memory_bytes'] / 2**30:.0f} GiB), "
             f"{found['threads']} thread, no GPU; torch {machine['torch']}, Python "
             f"{machine['python']}, serve_warm {machine['serve_warm']}; "
@@ -468,10 +492,10 @@ def best(found: Mapping[str, Any]) -> Sequence[str]:
         small, large = (f"{other[key] / row[key]:.2f}" for _, key, _, _ in CALL)
         model = title.replace(", ", " (") + ")"
         lines.append(
-            f"- With {model}, eager is ready after {other['ready_s']:.1f} s, "
-            f"and {label(row)} is ready after {row['ready_s']:.1f} s. An eager call takes {small} "
-            f"times as long as a call with serve_warm for the smallest input, and {large} times "
-            "as long for the largest."
+            f"- {model}: eager is ready after {other['ready_s']:.1f} s, and {label(row)} after "
+            f"{row['ready_s']:.1f} s. For the smallest input, an eager call takes {small} times as "
+            f"long as a call with serve_warm. For the largest input, it takes {large} times as "
+            "long."
         )
     return lines
 
@@ -486,42 +510,51 @@ def sentence(words: str) -> str:
 
 
 def side_by_side(found: Mapping[str, Any]) -> str:
-    """Return the comparison in a few sentences."""
+    """Return the overheads of the comparison as a table, and how they were measured."""
     rows = {
         (row["workload"], row["system"], row["level"]): row
         for row in found["rows"]
         if row["ready_s"] is not None
     }
-    words, past_import = [], []
+
+    def cell(row: Mapping[str, Any] | None, clock: str, digits: int) -> str:
+        return "–" if row is None else f"{row[clock]:.{digits}f}"
+
+    lines = [
+        (
+            "| overhead, s | cold | torch's own cache | level 1 | level 2 "
+            "| level 2 without `import left` | level 3 |"
+        ),
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
     for workload, title in found["titles"].items():
-        level_2 = rows.get((workload, "serve_warm", 2))
-        if level_2 is not None:
-            past_import.append(f"{level_2['past_import_s']:.2f}")
-        named = [
-            *[(f"{n}", rows.get((workload, "serve_warm", n))) for n in (1, 2, 3)],
-            ("cold", rows.get((workload, "cold", None))),
-            ("torch's bytes", rows.get((workload, "torch_bytes", None))),
-        ]
-        levels = [
-            f"{row['overhead_s']:.2f}" for name, row in named if row is not None and name.isdigit()
-        ]
-        others = [
-            f"{row['overhead_s']:.0f} s {name}"
-            for name, row in named
-            if row is not None and not name.isdigit()
-        ]
-        words.append(f"{title.split(',')[0]} {' / '.join(levels)} s ({', '.join(others)})")
+        levels = {n: rows.get((workload, "serve_warm", n)) for n in (1, 2, 3)}
+        cells = (
+            *(cell(rows.get((workload, name, None)), "overhead_s", 0) for name in OTHERS),
+            *(cell(levels[n], "overhead_s", 2) for n in (1, 2)),
+            *(cell(levels[2], "past_import_s", 2), cell(levels[3], "overhead_s", 2)),
+        )
+        lines.append(f"| {title.split(',')[0]} | {' | '.join(cells)} |")
     systems = {row["system"] for row in found["rows"]} - {"floor", "serve_warm"}
     machine = found["machine"]
-    return (
-        f"The run compared serve_warm with {len(systems)} other ways to start. This is its "
-        f"overhead at levels 1 / 2 / 3: {'; '.join(words)}. Without the remaining import of "
-        f"torch's compiler, the overhead at level 2 is {' / '.join(past_import)} s, in the same "
-        "order. Level 3 does not import the compiler. This "
-        f"paragraph and the picture show medians of {found['repeats']} turns on {machine['cpus']} "
-        f"shared cores ({machine['cpu']}), {found['threads']} thread, no Ray, no GPU, torch "
-        f"{machine['torch']}, Python {machine['python']}. Compare only ratios, not seconds, with "
-        "the table in the README."
+    return "\n".join(
+        [
+            (
+                f"The run compared serve_warm with {len(systems)} other ways to start. The table "
+                "shows the overhead of two of these ways, and of serve_warm at each level:"
+            ),
+            "",
+            *lines,
+            "",
+            (
+                "`import left` is the part of the import of torch's compiler that counts as "
+                "overhead. Level 3 does not import the compiler. The table and the picture show "
+                f"medians of {found['repeats']} rounds on {machine['cpus']} shared cores "
+                f"({machine['cpu']}), with {found['threads']} thread, without Ray, and without a "
+                f"GPU, for torch {machine['torch']} and Python {machine['python']}. When you "
+                "compare this table with the table in the README, compare ratios, not seconds."
+            ),
+        ]
     )
 
 
@@ -545,7 +578,7 @@ def loading() -> str:
         f"finishing its pull take {low:.2f} to {high:.2f} s at level 2 and {low_3:.2f} to "
         f"{high_3:.2f} s at level 3 ([{len(by_level[2])} models](../benchmarks.md)). On {title}, "
         f"the slowest model, this work takes {slowest['cpu_stages']['load']:.2f} s of CPU time in "
-        f"{slowest['stages']['load']:.2f} s, so the start does not wait for anything. Python "
+        f"{slowest['stages']['load']:.2f} s, so none of this time is spent waiting. Python "
         "unpickles and checks each fact, and the GIL allows only one thread to do this at a time. "
         "Whether other parts of the load could run in parallel was not measured."
     )
@@ -563,22 +596,22 @@ def architectures(name: str = "architectures") -> str:
     versions, rows = found["versions"], found["rows"]
     libraries = ", ".join(f"{name} {versions[name]}" for name in versions if name != "python")
     reached = ", and ".join(
-        f"{served(rows, level)} of the {ran(rows, level)} models that were run at level {level} "
-        "reached it"
+        f"{served(rows, level)} of {ran(rows, level)} models reached level {level}"
         for level in (2, 3)
         if ran(rows, level)
     )
     lines = [
         (
             f"The list has {len(rows)} tiny models with random weights. {reached}. "
-            f"`make {name.replace('_', '-')}` runs them in `inference_mode` with one thread. "
-            f"Versions: Python {versions['python']}, {libraries}, {found['machine']}. One process "
-            "made the entries and another process loaded them. `error` is the largest difference "
-            "from eager execution, relative to the largest value. A model with `two` shapes has "
-            "two entries, and a model with `dynamic` shapes has one. `load` is the time at level 2 "
-            "from reading the entries to the first result, and `torch` is the time of the first "
-            "call of `torch.compile` with empty caches. Other work ran on the same cores."
+            f"`make {name.replace('_', '-')}` runs the models in `inference_mode` with one thread. "
+            "One process made the entries, and another process loaded them. Other work ran on the "
+            f"same cores. Versions: Python {versions['python']}, {libraries}, {found['machine']}."
         ),
+        "",
+        "- `shapes`: a model with `two` shapes has two entries, a model with `dynamic` shapes one.",
+        "- `error`: the largest difference from eager execution, relative to the largest value.",
+        "- `load`: the time at level 2 from reading the entries to the first result.",
+        "- `torch`: the time of the first call of `torch.compile` with empty caches.",
         "",
         "| model | library | shapes | level 2 | level 3 | error | load, s | torch, s | why not |",
         "|---|---|---|---|---|---:|---:|---:|---|",
@@ -623,22 +656,29 @@ def generation() -> str:
     cpu = [row["to_proof_cpu_s"] / row["cached_cpu_s"] for row in rows]
     lines = [
         (
-            "Small random models, one thread, by `python tests/benchmarks/bench_generation.py`: "
-            f"transformers {versions['transformers']}, torch {versions['torch']}, Python "
+            "`python tests/benchmarks/bench_generation.py` ran small random models with one "
+            f"thread: transformers {versions['transformers']}, torch {versions['torch']}, Python "
             f"{versions['python']}, {versions['machine']}. One process made the entries. Another "
-            "process loaded them, and generated 32 tokens after each of two padded prompts. The "
-            "column `start` is the CPU time from loading the entries to the end of a pass in which "
-            "compiling is forbidden. The column `torch` is the CPU time that torch.compile with "
-            "empty caches takes to the end of this pass, and `cached` is the CPU time with filled "
-            "caches, as at level 1. Other work ran on the same cores, and the clocks of a row can "
-            "come from different runs, so elapsed time is not compared. A start takes at most "
-            f"{slowest:.1%} of the CPU time of torch.compile with empty caches, and "
-            f"{min(cpu):.1%} to {max(cpu):.0%} of it with filled caches. The column `dispatch` is "
-            "the CPU time of serve_warm in one decode step."
+            "process loaded them, and generated 32 tokens after each of two padded prompts. All "
+            "times are CPU times, because other work ran on the same cores, and because the times "
+            "in a row can come from different runs."
         ),
         "",
         (
-            "| model | level | eager's tokens | compiles | start, CPU s | torch, CPU s "
+            "- `start`: the time from loading the entries to the end of a pass in which compiling "
+            "is forbidden."
+        ),
+        "- `torch`: the time that torch.compile takes to the end of this pass, with empty caches.",
+        "- `cached`: the same with filled caches, as at level 1.",
+        "- `dispatch`: the time that serve_warm takes in one decode step.",
+        "",
+        (
+            f"`start` is at most {slowest:.1%} of `torch`, and {min(cpu):.1%} to {max(cpu):.0%} of "
+            "`cached`."
+        ),
+        "",
+        (
+            "| model | level | same tokens as eager | compiles | start, CPU s | torch, CPU s "
             "| cached, CPU s | dispatch, µs |"
         ),
         "|---|---:|---|---:|---:|---:|---:|---:|",
@@ -693,12 +733,12 @@ def _times(result: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def comparison_line() -> str:
-    """Return the comparison in a few sentences, and starts and requests on a GPU."""
-    return f"{side_by_side(load('startup'))}\n{gpu_line()}"
+    """Return the overheads of the comparison, and starts and requests on a GPU."""
+    return f"{side_by_side(load('startup'))}\n\n{gpu_line()}"
 
 
 def gpu_line() -> str:
-    """Return the sentences on a GPU: starts of the reference case, and requests after one."""
+    """Return starts of the reference case on a GPU as a table, and requests after a start."""
     found, asked = load("startup_gpu"), load("requests_gpu")
     machine, ours, naive = found["machine"], asked["serve_warm"], asked["naive"]
 
@@ -711,22 +751,35 @@ def gpu_line() -> str:
         return f"{row['to_proof_s']:.1f}"
 
     grown = {key: ours["after_ready"][key] for key in ("compiles", "captures", "tunings")}
-    counts = ", ".join(f"{count} {key}" for key, count in grown.items())
-    others = [to_proof(system) for system in ("cold", "torch_bytes")]
-    warm = [to_proof("serve_warm", level) for level in (1, 2, 3)]
-    return (
-        f"On an {machine['gpu']}, torch {machine['torch']}, ResNet-152 ran at batch 32 with CUDA "
-        f"graphs. From the built model to the proof, a cold start takes {others[0]} s, and a start "
-        f"from torch's own cache takes {others[1]} s. serve_warm takes {warm[0]} s at level 1, "
-        f"{warm[1]} s at level 2, and {warm[2]} s at level 3 (medians of {found['repeats']} "
-        "turns). "
-        f"{ours['together']['clients']} clients sent {ours['together']['requests']:,} requests to "
-        f"the image classifier under Ray Serve. These requests caused {counts}, and got "
-        f"{ours['together']['wrong']} wrong answers. A naive deployment with a warm-up in "
-        f"`__init__` and a sync route gave {naive['together']['wrong']} wrong answers to "
-        f"{naive['together']['requests']:,} requests. [Benchmarks on GPUs](benchmarks-gpu.md) has "
-        "the commands, and lists what was not run."
-    )
+    *first, last = (f"{count} {key}" for key, count in grown.items())
+    cells = [
+        *(to_proof(system) for system in OTHERS),
+        *(to_proof("serve_warm", level) for level in (1, 2, 3)),
+    ]
+    lines = [
+        (
+            "| on a GPU, from the built model to the proof, s | cold | torch's own cache "
+            "| level 1 | level 2 | level 3 |"
+        ),
+        "|---|---:|---:|---:|---:|---:|",
+        f"| ResNet-152, batch 32, CUDA graphs | {' | '.join(cells)} |",
+        "",
+        (
+            f"This table shows medians of {found['repeats']} rounds on an {machine['gpu']}, for "
+            f"torch {machine['torch']}."
+        ),
+        "",
+        (
+            f"On an {asked['machine']['gpu']}, {ours['together']['clients']} clients sent "
+            f"{ours['together']['requests']:,} requests to the image classifier under Ray Serve. "
+            f"These requests caused {', '.join(first)} and {last}, and got "
+            f"{ours['together']['wrong']} wrong answers. A naive deployment with a warm-up in "
+            f"`__init__` and a sync route gave {naive['together']['wrong']} wrong answers to "
+            f"{naive['together']['requests']:,} requests. [Benchmarks on GPUs](benchmarks-gpu.md) "
+            "has the commands, and lists what was not run."
+        ),
+    ]
+    return "\n".join(lines)
 
 
 def on_a_gpu() -> str:
@@ -735,7 +788,7 @@ def on_a_gpu() -> str:
     machine = found["machine"]
     lines = [
         (
-            f"`{found['command']}`, medians of {found['repeats']} turns on one {machine['gpu']} "
+            f"`{found['command']}`, medians of {found['repeats']} rounds on one {machine['gpu']} "
             f"and {machine['cpus']} cores ({machine['cpu']}), {found['threads']} thread; torch "
             f"{machine['torch']}, Python {machine['python']}, serve_warm "
             f"{machine['serve_warm']}; {found['took_s'] / 60:.0f} minutes."
@@ -777,10 +830,10 @@ def requests_on_a_gpu() -> str:
     together = [side["together"] for side in sides]
     lines = [
         (
-            f"`python tests/gpu/serve_requests.py`, `{found['config']}`: {len(ours['alone'])} "
-            f"replicas with serve_warm and a naive replica, on an {machine['gpu']} and "
-            f"{machine['cpus']} cores; torch {machine['torch']}, Ray {machine['ray']}, Python "
-            f"{machine['python']}."
+            f"`python tests/gpu/serve_requests.py` with `{found['config']}`: "
+            f"{len(ours['alone'])} replicas with serve_warm and one naive replica, on an "
+            f"{machine['gpu']} and {machine['cpus']} cores; torch {machine['torch']}, Ray "
+            f"{machine['ray']}, Python {machine['python']}."
         ),
         "",
         "| | serve_warm | naive |",
@@ -857,8 +910,9 @@ def soundness() -> str:
     values = ("right", "level1", "refused", "raises", "wrong")
     lines = [
         (
-            f"`make soundness`, {len(found['rows'])} rows on {found['machine']['cpu']}, "
-            f"Python {found['versions']['python']}. torch 2.11 and 2.15 ran only the guard rows."
+            f"`make soundness`, {len(found['rows'])} cases on {found['machine']['cpu']}, Python "
+            f"{found['versions']['python']}. With torch 2.11 and 2.15, only the cases about guards "
+            "were run."
         ),
         "",
         f"| torch | | {' | '.join(values)} |",
@@ -871,7 +925,10 @@ def soundness() -> str:
             lines.append(f"| {torch} | {name} | {' | '.join(map(str, counts))} |")
     ready = collections.Counter(shape["ready"] for shape in found["false_ready"])
     said = ", ".join(f"{count} `{name}`" for name, count in sorted(ready.items()))
-    lines += ["", f"Readiness of {len(found['false_ready'])} kinds of applications: {said}."]
+    lines += [
+        "",
+        f"Reported readiness of {len(found['false_ready'])} kinds of applications: {said}.",
+    ]
     return "\n".join(lines)
 
 
@@ -884,12 +941,13 @@ def at_once_on_gpus() -> str:
     warm = sum(run["verdict"] == "full_hit" for run in together)
     counted = sum(run[key] for run in together for key in ("compiles", "kernels", "tunings"))
     return (
-        f"{summary['replicas']} replicas of `{summary['workload']}` at level {summary['level']} on "
-        f"{found['gpus']} {found['machine']['gpu']} and {found['machine']['cpus']} cores: "
-        f"{warm} full hits, {counted} compiles, compiled kernels and tunings, one download of "
-        f"{summary['downloaded_bytes'] / 1e6:.2f} MB. From the built model to the proof, a single "
-        f"replica took {summary['alone_s']:.1f} s. When all replicas started at once, the median "
-        f"was {statistics.median(took):.1f} s, and the slowest took {max(took):.1f} s."
+        f"{summary['replicas']} replicas of `{summary['workload']}` started at the same moment, at "
+        f"level {summary['level']}, on {found['gpus']} {found['machine']['gpu']} and "
+        f"{found['machine']['cpus']} cores. {warm} starts were full hits. All starts together "
+        f"caused {counted} compiles, kernel builds and tunings, and one download of "
+        f"{summary['downloaded_bytes'] / 1e6:.2f} MB. The median time from the built model to the "
+        f"proof was {statistics.median(took):.1f} s, and the longest was {max(took):.1f} s. A "
+        f"replica that started alone took {summary['alone_s']:.1f} s."
     )
 
 
@@ -899,14 +957,14 @@ def images() -> str:
     machine, versions, seconds = found["machine"], found["versions"], found["seconds"]
     names = {
         "base": "Debian 12 with Python, by debootstrap",
-        "bare": "`bare`, with the environment that it copies",
+        "bare": "`bare`, including the stage that makes its Python environment",
         "compiler": "`compiler`",
         "level3": "`level3`",
         "app": "`app`, the default",
-        "artifact": "the artifact, by `serve-warm build` in `app`",
+        "artifact": "`serve-warm build` in `app`, which makes the artifact",
         "volume": "`volume`, only the artifact",
         "baked": "`baked`",
-        "start": "the baked image, from its first process to a replica that is ready",
+        "start": "start of the baked image, until a replica is ready",
     }
     lines = ["| step | seconds | size of the image |", "|---|---|---|"]
     for step, name in names.items():
@@ -921,13 +979,17 @@ def images() -> str:
             f"{machine['memory_bytes'] / 2**30:.0f} GiB, load {machine['load']:.0f}), with buildah "
             f"{versions['buildah']}, runc {versions['runc']}, Debian {versions['debian']}, Python "
             f"{versions['python']}, torch {versions['torch']} and Ray {versions['ray']}. Sizes are "
-            "uncompressed, and a shared layer counts in each image. The build "
-            f"ran {build['compiler_processes']} compiler processes and took "
-            f"{build['to_proof_s']:.1f} s to its proof, and its round trip "
-            f"{build['round_trip_s']:.1f} s. The replica of the baked image was "
-            f"`{found['verdict']}`, ready in {found['ready_s']:.1f} s and ran "
-            f"{found['compiler_processes']} compiler processes. All {len(found['commands'])} "
-            "commands that the runbooks run in a pod ended with 0 there."
+            "uncompressed, and each image includes the layers that it shares with other images."
+        ),
+        "",
+        (
+            f"The build ran {build['compiler_processes']} compiler processes. It took "
+            f"{build['to_proof_s']:.1f} s to the proof, and {build['round_trip_s']:.1f} s in the "
+            f"round trip. The verdict of the baked image's replica was `{found['verdict']}`. This "
+            f"replica was ready in {found['ready_s']:.1f} s, and ran "
+            f"{found['compiler_processes']} compiler processes. The {len(found['commands'])} "
+            "commands that the runbooks run in a pod were run in this container too, and all of "
+            "them ended with exit code 0."
         ),
     ]
     return "\n".join(lines)
@@ -955,7 +1017,7 @@ def builds() -> str:
         "",
         (
             "`python tests/benchmarks/bench_build.py --before 9c09c02`, medians of "
-            f"{found['rows'][0]['turns']} turns of both versions, on {machine['cpus']} cores with "
+            f"{found['rows'][0]['turns']} rounds of both versions, on {machine['cpus']} cores with "
             f"a load of at most {load_average:.0f}, torch {versions['torch']}, Ray "
             f"{versions['ray']}."
         ),
@@ -987,7 +1049,7 @@ def decoding_on_a_gpu() -> str:
         row("build, s", "build_s"),
         row("artifact, MB", "artifact_megabytes", text="{:.1f}"),
         row("load to proof, s", "to_proof_s", text="{:.1f}"),
-        f"| tokens equal to those of eager execution | {equal} |",
+        f"| same tokens as eager execution | {equal} |",
         row("compiles during the start", "compiles"),
         row(
             "graph launches per prefill and per decode step",
@@ -1002,7 +1064,7 @@ def decoding_on_a_gpu() -> str:
             text="{}, {}",
         ),
         row("a decode step of 8 slots, ms", "step_ms", text="{:.2f}"),
-        row("of this, work of serve_warm on the CPU, µs", "dispatch_us", text="{:.0f}"),
+        row("CPU time of serve_warm in this step, µs", "dispatch_us", text="{:.0f}"),
         "",
         (
             "`python tests/gpu/models_gpu.py --models decode`: a Llama of 8 layers with random "

@@ -614,6 +614,31 @@ def test_memory_that_is_shared_is_told_from_memory_that_is_not():
     assert aoti_build._aliases([x.t().clone(), y, y[2], y], [x]) != shared
 
 
+SHARED = "shares memory with input 0 from 0 in steps of (1, 3)"
+UNSHARED = "shares no memory with an input or an earlier output"
+
+
+@pytest.mark.parametrize(
+    ("eager", "library", "said"),
+    [
+        (torch.t, torch.square, f"{UNSHARED}, but the eager output {SHARED}"),
+        (torch.square, torch.t, f"{SHARED}, but the eager output {UNSHARED}"),
+    ],
+)
+def test_a_library_whose_output_shares_other_memory_is_refused(
+    eager: Any, library: Any, said: str
+) -> None:
+    """The reason names what each side shares memory with, also if a side shares none."""
+    graph = aoti_build._Graph({aot_compile.CAPTURES: False}, None, {})
+    graph._graph = lambda x: [x + 1, eager(x)]
+    graph._run_eagerly(torch.ones(2, 3))
+
+    with pytest.raises(NoEntry) as refused:
+        graph.refuse_other_aliases(lambda inputs: [inputs[0] + 1, library(inputs[0])])
+
+    assert str(refused.value) == f"its output 1 {said}"
+
+
 # What no library can do -----------------------------------------------------------------------
 
 SEEN: list[Any] = []

@@ -144,7 +144,8 @@ def test_the_sentences_of_the_guide_have_their_figures_from_the_results():
 
     seconds = f"{min(loads):.1f} to {max(loads):.1f} s"
     assert (
-        f"Once torch's compiler is imported, a start loads the entries in {seconds}." in SENTENCES
+        f"After the import of torch's compiler, a start loads the entries in {seconds}."
+        in SENTENCES
     )
     assert f"while {bytes_alone['compiler_processes']:.0f} compiler processes run" in SENTENCES
 
