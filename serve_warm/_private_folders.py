@@ -32,11 +32,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from serve_warm import node
+from serve_warm._records import record
 from serve_warm.errors import ArtifactRefused
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ CAN_CHECK = hasattr(os, "geteuid")
 """Whether Python can see on this system who owns a file and who may change it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Problem:
     """One reason why another user could change a file or folder."""
 
@@ -206,7 +206,7 @@ def _writable(path: Path, mode: int, *, fix: str) -> Problem:
     return Problem(what=what, fix=f"chmod {fix} {path}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class _Step:
     """One component of a path."""
 

@@ -18,11 +18,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from pathlib import Path
 from typing import Literal, get_args
 
 from serve_warm import _private_folders
+from serve_warm._records import record
 from serve_warm.node import boot_s
 
 SCHEMA = 2
@@ -51,7 +52,7 @@ LIMIT_S = 60.0
 """Default limit in seconds for the imports of a seat."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class SeatUse:
     """The seat of one start, and the seats that its replica asks for."""
 
@@ -91,7 +92,7 @@ class SeatUse:
         return "; ".join([line, *later, *([self.problem] if self.problem else [])])
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Wanted:
     """The request to one worker."""
 
@@ -111,7 +112,7 @@ class Wanted:
 State = Literal["importing", "waiting", "failed", "hung", "cuda"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Seat:
     """The file of a worker that took a ticket."""
 
@@ -257,7 +258,7 @@ def _read_ticket(name: str, data: bytes) -> Wanted | None:
         raise ValueError(f"{name}: {type(error).__name__}: {error}") from error
 
 
-@dataclass(kw_only=True)
+@record(kw_only=True)
 class TicketSearch:
     """A worker's search for a ticket, which another thread can end as too late."""
 

@@ -8,7 +8,8 @@ Logs, reports and the command line share this sentence. Imports only the standar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from serve_warm._records import record
 
 COMPILER = "torch's compiler"
 """Name of the spans in which Dynamo and Inductor are imported."""
@@ -17,7 +18,7 @@ WAITING = "waiting for "
 """Prefix of the names of spans in which a replay waits for a replica of another deployment."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Span:
     """One part of a start."""
 

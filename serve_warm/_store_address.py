@@ -12,12 +12,12 @@ import re
 import sys
 import urllib.parse
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeGuard
 
+from serve_warm._records import record
 from serve_warm.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BucketScheme = Literal["s3", "gs", "az"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Scheme:
     """The stores whose addresses begin with one scheme."""
 

@@ -25,12 +25,12 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 from serve_warm._package import public
+from serve_warm._records import record
 
 NONE = "none"
 """The value of a factor if the machine has no GPU, no Triton or no compiler."""
@@ -71,7 +71,7 @@ resolved, because torch does not resolve them before it hashes the command line 
 `cpp_extension`)."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Mismatch:
     """One factor that differs between an artifact and this process."""
 
@@ -109,7 +109,7 @@ class Mismatch:
 
 
 @public
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Fingerprint:
     """The factors that compiled code depends on, each with a short readable value.
 

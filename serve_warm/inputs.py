@@ -17,10 +17,11 @@ import math
 import re
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from serve_warm._package import public
+from serve_warm._records import record
 from serve_warm._redaction import is_name, shorten
 from serve_warm.errors import InputError
 
@@ -113,7 +114,7 @@ class Buckets(Mapping[str, tuple[int, ...]]):
 
 
 @public
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Input:
     """One call to replay: a method or an HTTP route, its arguments, and the concurrency.
 
@@ -219,7 +220,7 @@ def _correct_target(target: str) -> str:
 
 
 @public
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Field:
     """Describes one tensor argument of a grid point.
 
@@ -430,7 +431,7 @@ def _uniquely_named(inputs: Sequence[Input]) -> Iterator[Input]:
         yield item if number == 1 else dataclasses.replace(item, name=name)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class InputSignature:
     """The parts of a call that compiled code depends on: tensor metadata and plain values."""
 

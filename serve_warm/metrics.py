@@ -19,9 +19,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from serve_warm._records import record
 from serve_warm._redaction import loggable, redact
 from serve_warm._seats import MISSES
 from serve_warm.errors import REFUSAL_REASONS
@@ -42,7 +42,7 @@ Samples = Mapping[tuple[str, ...], float]
 """A value for each combination of label values. Empty if nothing has been recorded yet."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Metric:
     """One row of the table."""
 

@@ -26,13 +26,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 from serve_warm import node
+from serve_warm._records import record
 from serve_warm._redaction import excerpt
 from serve_warm._seats import (
     Seat,
@@ -70,7 +71,7 @@ CUDA_NOT_INITIALIZED = 3
 """The driver's result before `cuInit`: CUDA_ERROR_NOT_INITIALIZED in cuda.h."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class EarlyImports:
     """The result of the imports made before this process became a replica."""
 
@@ -97,7 +98,7 @@ class EarlyImports:
     """Number of threads that an import started and that kept its low priority."""
 
 
-@dataclass(kw_only=True)
+@record(kw_only=True)
 class _Run:
     """Unfinished imports. The importing thread and the waiting thread share this object."""
 

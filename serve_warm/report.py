@@ -12,12 +12,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from enum import Enum
 from typing import Any, Literal, get_args
 
 from serve_warm._package import public
+from serve_warm._records import record
 from serve_warm._redaction import SHOWN, excerpt, shorten
 from serve_warm._seats import SeatUse
 from serve_warm._spans import COMPILER, SHOWN_S, Span, describe, seconds_by_owner
@@ -77,7 +78,7 @@ class Verdict(str, Enum):
     """The deadline passed with `on_deadline: serve`. The replica serves as soon as it can."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Counts:
     """Work done by torch and compilers in a period of time. Fields ending in `_s` are seconds."""
 
@@ -156,7 +157,7 @@ class Bounded:
                 object.__setattr__(self, name, cut)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class CompileEvent:
     """One compile, capture, autotuning or fallback to eager, with its reason."""
 
@@ -183,7 +184,7 @@ class CompileEvent:
         return f"{self.kind} of {self.function}" + (f": {self.reason}" if self.reason else "")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class StageTime:
     """The duration of one stage."""
 
@@ -194,7 +195,7 @@ class StageTime:
     """Seconds of the stage's work that ran during `__init__`, before the stage began."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class DeviceMemory:
     """Memory that torch's allocator holds on a GPU for this process; excludes CUDA's context."""
 
@@ -225,7 +226,7 @@ def _megabytes(count: int) -> str:
     return f"{count / 1e6:.1f} MB"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class InputResult(Bounded):
     """The result of one declared input."""
 
@@ -245,7 +246,7 @@ class InputResult(Bounded):
     """Whether warm-up skips it because it ran out of memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class EntryUse(Bounded):
     """The level at which one kind of call to a `serve_warm.compile` function runs."""
 
@@ -274,7 +275,7 @@ class ParityResult(str, Enum):
     """Two eager runs differ, or the check itself failed."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Parity(Bounded):
     """Comparison of entries with eager execution, both using this replica's weights."""
 
@@ -293,7 +294,7 @@ class Parity(Bounded):
     """Largest difference among the checks that passed, relative to the largest value."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Coverage:
     """The number of declared inputs, and the number of inputs that are proven warm."""
 
@@ -301,7 +302,7 @@ class Coverage:
     proven: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class ArtifactUse(Bounded):
     """The artifact that this start chose, and the reason why it was or was not loaded."""
 
@@ -348,7 +349,7 @@ class ArtifactUse(Bounded):
 
 
 @public
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Report(Bounded):
     """One start of one replica.
 

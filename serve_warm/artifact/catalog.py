@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import urllib.parse
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from serve_warm._records import record
 from serve_warm.artifact.archive import check_directory
 from serve_warm.artifact.blobs import Progress, receive_part, unpack_part
 from serve_warm.artifact.manifest import DIRECTORY_PARTS, Manifest, check_caps
@@ -23,7 +24,7 @@ from serve_warm.trust.envelope import Envelope
 from serve_warm.trust.verify import verify
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Described:
     """The description of one statement in a store, trusted or not."""
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, NoReturn
 
+from serve_warm._records import record
 from serve_warm.artifact.manifest import Manifest
 from serve_warm.artifact.statements import Believed, Statement, bare, rank
 from serve_warm.errors import ArtifactNotFound, ArtifactRefused, ObjectNotFound, StoreError
@@ -28,7 +29,7 @@ SHOWN_VARIANTS = 5
 variants."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Considered:
     """A statement that was considered, whether it was accepted, and the reason."""
 
@@ -59,7 +60,7 @@ class Considered:
         return f"{self.statement}: rejected ({self.reason}): {words}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Candidate:
     """A statement, and whether it was accepted for one machine and app."""
 
@@ -70,7 +71,7 @@ class Candidate:
     """The verified artifact. None unless the statement is accepted."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Chosen:
     """The statement that a pull takes, and the trace of all statements that were considered."""
 

@@ -23,10 +23,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timezone
 from typing import Any
 
+from serve_warm._records import record
 from serve_warm.errors import ArtifactRefused
 from serve_warm.fingerprint import Fingerprint
 from serve_warm.trust.envelope import parse_json
@@ -85,7 +86,7 @@ _CREATED_FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"
 _CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Part:
     """One blob of an artifact."""
 
@@ -116,7 +117,7 @@ class Part:
             raise ValueError(f"not a valid part: {', '.join(problems)}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Manifest:
     """The description of one artifact: what it was built for, and its parts."""
 

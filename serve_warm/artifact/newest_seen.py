@@ -21,10 +21,11 @@ import json
 import logging
 import os
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from serve_warm import _private_folders
+from serve_warm._records import record
 from serve_warm.errors import ArtifactRefused
 from serve_warm.trust.envelope import parse_json
 
@@ -38,7 +39,7 @@ _RECORD_SUFFIX = ".lock"
 _MAX_MARK_BYTES = 1 << 16
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Variant:
     """The store, deployment and fingerprint of a mark."""
 
@@ -67,7 +68,7 @@ class Variant:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class NewestSeen:
     """The marks of a node, in a folder that only this user can access."""
 

@@ -23,11 +23,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 from serve_warm import _private_folders
+from serve_warm._records import record
 from serve_warm.artifact.blobs import receive, receive_unnamed
 from serve_warm.errors import ArtifactRefused, StoreError
 from serve_warm.stores import PIECE_BYTES, Sink
@@ -55,7 +56,7 @@ def default_root() -> Path:
     return _private_folders.user_folder("blobs")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class NodeCache:
     """Blobs in a folder that only this user can access.
 

@@ -8,11 +8,11 @@ import logging
 import re
 import time
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from packaging.version import InvalidVersion, Version
 
+from serve_warm._records import record
 from serve_warm.artifact.blobs import BLOBS, blob_key
 from serve_warm.artifact.manifest import Manifest
 from serve_warm.artifact.statements import read_envelope, readable_manifest, statement_keys
@@ -31,7 +31,7 @@ DELETED_AT_ONCE = 50
 _HEX_64 = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Rules:
     """Rules for what may be removed from a store.
 
@@ -58,7 +58,7 @@ class Rules:
 Why = Literal["age", "size", "torch"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Removed:
     """A statement that pruning removed, or would remove."""
 
@@ -68,7 +68,7 @@ class Removed:
     torch: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Pruned:
     """The result of pruning a store: what was removed, or would be removed."""
 
@@ -82,7 +82,7 @@ class Pruned:
     """Statements that this release cannot read. These are kept, with all blobs that they name."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class _Entry:
     key: str
     manifest: Manifest

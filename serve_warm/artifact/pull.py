@@ -21,9 +21,10 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import BinaryIO
 
+from serve_warm._records import record
 from serve_warm.artifact.blobs import download_part, unpack_part
 from serve_warm.artifact.choose import (
     Chosen,
@@ -65,7 +66,7 @@ from serve_warm.trust import Trust
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Pulled:
     """A pulled artifact with all bytes checked. Call `close`, or use it in a `with` block."""
 
@@ -172,7 +173,7 @@ def _refuse_missing_folder(store: Store, deployment: str) -> None:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Found:
     """The statements of a store, read and verified, before a statement is chosen."""
 

@@ -18,9 +18,9 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
+from serve_warm._records import record
 from serve_warm.artifact.blobs import Progress, blob_key, check_stored, receive_part, unpack_part
 from serve_warm.artifact.choose import with_trace
 from serve_warm.artifact.manifest import Manifest, Part, check_caps
@@ -229,7 +229,7 @@ def _find_resigned(key: str, envelope: bytes) -> str:
     return f"{stem}-s{hashlib.sha256(envelope).hexdigest()[:8]}{STATEMENT_SUFFIX}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Done:
     """The result of signing or copying the statements of a store."""
 
@@ -357,7 +357,7 @@ def copy(
     return Done(statements=tuple(copied), refused=tuple(refused))
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class _Vouched:
     """A statement that was accepted as trusted, with its envelope."""
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
+from serve_warm._records import record
 from serve_warm.artifact.statements import (
     STATEMENT_SUFFIX,
     Statement,
@@ -51,7 +51,7 @@ Pages = Callable[[str], Iterator[Sequence[Listed]]]
 """Called with a prefix; yields the pages of the listing of this prefix."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Listing:
     """The listed statements of a deployment. `is_whole` is False if the listing is incomplete."""
 

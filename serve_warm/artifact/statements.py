@@ -14,8 +14,9 @@ import re
 import threading
 import urllib.parse
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar
 
+from serve_warm._records import record
 from serve_warm.artifact.manifest import Manifest
 from serve_warm.errors import ArtifactRefused, ObjectTooLarge, StoreError
 from serve_warm.stores import Store
@@ -144,7 +145,7 @@ def read_at_once(store: Store, keys: Sequence[str]) -> list[Read]:
     return [answers[key] for key in keys]
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Readable:
     """The content of a statement that a trust policy accepts, before age and other limits apply."""
 
@@ -152,7 +153,7 @@ class Readable:
     verified: Verified
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Statement:
     """The result of reading a statement: its content, a refusal, or the reading error."""
 
@@ -212,7 +213,7 @@ def payload_digest(envelope: bytes) -> str:
         return ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Believed:
     """A verified artifact that can be used. The constructor applies the limits of the trust policy.
 

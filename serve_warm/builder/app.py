@@ -10,12 +10,12 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from serve_warm._records import record
 from serve_warm.errors import ConfigError, did_you_mean
 from serve_warm.trust.files import load_trust
 
@@ -35,7 +35,7 @@ REPLICA_OPTIONS = (
 options (replica count, rollout)."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class App:
     """One application as `serve run` would deploy it, and the deployment in it that warms up."""
 
@@ -120,7 +120,7 @@ class App:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Application:
     """All deployments of a Serve YAML or `module:app`, with the YAML's options."""
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from serve_warm._records import record
 
 if TYPE_CHECKING:
     from serve_warm.artifact.manifest import Manifest
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class NothingToBuild:
     """The result of a build if the replica compiles nothing, and so needs no artifact."""
 
@@ -25,7 +26,7 @@ class NothingToBuild:
     published: Literal["nothing"] = "nothing"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Built:
     """An artifact that passed its round trip and is published."""
 

@@ -14,11 +14,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from serve_warm import _private_folders, node
+from serve_warm._records import record
 from serve_warm._redaction import describe_error
 from serve_warm.builder.app import App
 from serve_warm.errors import BuildFailed, ConfigError
@@ -52,7 +52,7 @@ Look = Callable[[Sequence[Mapping[str, Any]]], None]
 it ends the start."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Start:
     """A ready replica, and how many seconds its start took."""
 

@@ -13,16 +13,16 @@ import inspect
 import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from serve_warm._records import record
 from serve_warm.inputs import Buckets, Input, shape_grid
 
 TARGET_AND_BUCKETS = ("target", "buckets")
 """The names of the arguments of `shape_grid` that may be positional."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class DeclaredInput:
     """One `Input(...)` or `shape_grid(...)` in the source of `warmup_inputs`."""
 

@@ -15,10 +15,10 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from serve_warm._records import record
 from serve_warm.errors import BuildFailed, ConfigError
 
 SHOWN = 3
@@ -30,7 +30,7 @@ _X86 = {3, 62}
 """ELF machine types of x86 CPUs. ELF files may also contain code for GPUs."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Instruction:
     """One instruction that is not in x86-64-v3, and its location."""
 

@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from serve_warm._records import record
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Problem:
     """One finding, with its location and how to fix it."""
 
@@ -16,7 +16,7 @@ class Problem:
     fix: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Checked:
     """All findings of a check."""
 

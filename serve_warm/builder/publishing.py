@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from serve_warm._records import record
 from serve_warm.artifact import catalog, push
 from serve_warm.artifact.manifest import Manifest
 from serve_warm.artifact.unsigned import OfPublished
@@ -25,7 +25,7 @@ Variant = tuple[Manifest, dict[str, bytes]]
 """The manifest of an artifact, and its stored parts by name."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Destination:
     """The store that a build publishes to, and what to do if the store already has the variant."""
 

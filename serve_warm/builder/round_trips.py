@@ -11,15 +11,15 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from serve_warm._records import record
 from serve_warm.builder.app import App
 from serve_warm.builder.cluster import POLL_S, Cluster, Progress, ReplicaDied, Starting
 from serve_warm.errors import BuildFailed
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class RoundTrip:
     """One start of a fresh replica with the new artifact."""
 

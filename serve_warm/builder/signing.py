@@ -9,10 +9,11 @@ import logging
 import secrets
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from serve_warm._records import record
 from serve_warm._store_address import folder_of
 from serve_warm.errors import ArtifactRefused, ConfigError, StoreError
 from serve_warm.stores import Store, open_store
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Signing:
     """The key that signs a build's artifact, when to sign, and the origin facts to sign."""
 

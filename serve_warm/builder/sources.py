@@ -14,12 +14,13 @@ import sys
 import sysconfig
 import types
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from serve_warm._records import record
 
-@dataclass(frozen=True, kw_only=True)
+
+@record(frozen=True, kw_only=True)
 class Routes:
     """The routes of an ASGI app that lists its routes, such as a Starlette or FastAPI app."""
 

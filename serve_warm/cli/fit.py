@@ -7,12 +7,12 @@ from __future__ import annotations
 import dataclasses
 import urllib.parse
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
+from serve_warm._records import record
 from serve_warm.artifact import choose, pull
 from serve_warm.cli import NO, screen
 from serve_warm.cli.artifacts import nothing_there
@@ -98,7 +98,7 @@ def diff(
 # Comparing --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class _Compared:
     """An artifact compared with a machine: factors that differ, are equal, or are unknown."""
 

@@ -17,10 +17,11 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from serve_warm import node
+from serve_warm._records import record
 from serve_warm._redaction import join_lines, redact
 from serve_warm.errors import MissingPackage
 from serve_warm.report import LEVELS, TRACED, settle
@@ -32,7 +33,7 @@ ENDED_SHOWN_S = node.SWEEP_S
 """Seconds for which a replica that ended before READY is shown without `--all`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Observed:
     """One replica, as seen by one source."""
 
@@ -98,7 +99,7 @@ class Observed:
         return self.ended and recent and self.stage != "READY"
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Look:
     """The replicas that all sources together show at one time."""
 

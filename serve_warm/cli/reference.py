@@ -5,16 +5,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import click
 
 from serve_warm import node
+from serve_warm._records import record
 from serve_warm.cli import screen
 from serve_warm.metrics import METRICS
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Row:
     """One metric, with the facts that a query needs."""
 

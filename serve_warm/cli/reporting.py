@@ -8,13 +8,13 @@ import dataclasses
 import importlib.util
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
 from serve_warm import node
+from serve_warm._records import record
 from serve_warm._seats import SeatUse
 from serve_warm._spans import Span, describe
 from serve_warm.config import WarmupConfig, resolve
@@ -22,7 +22,7 @@ from serve_warm.errors import MissingPackage, StoreError
 from serve_warm.report import LEVELS, settle
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Start:
     """One start of one replica, read from its state file or from the replica."""
 

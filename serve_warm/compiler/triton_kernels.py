@@ -15,9 +15,10 @@ are not usable: when torch loads a graph from a cache, the counters count the bu
 again (`counter_deltas`).
 
 Private names used here (seen in torch 2.11, 2.13 and 2.15 with Triton 3.6): Inductor's
-`CachingAutotuner` with `bench`, `recheck_autotune_cache` and the names in `TUNINGS`;
-`AutotuneCache` with `_read`; `AlgorithmSelectorCache.autotune`; `AsyncAutotuner` with `get_results`
-and `get_choice_hash`; and Triton's `Autotuner` with `cache_results` and `check_disk_cache`.
+`CachingAutotuner` with `bench`, `recheck_autotune_cache`, `save_cache_hook`, `launchers` and the
+names in `TUNINGS`; `AutotuneCache` with `_read` and `save`; `AlgorithmSelectorCache.autotune`;
+`AsyncAutotuner` with `get_results` and `get_choice_hash`; and Triton's `Autotuner` with
+`cache_results` and `check_disk_cache`.
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/runtime/triton_heuristics.py
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/select_algorithm.py
 https://github.com/triton-lang/triton/blob/v3.6.0/python/triton/runtime/autotuner.py
@@ -42,7 +43,8 @@ BINARY_SUFFIXES = (".cubin", ".hsaco", ".spv", ".metallib")
 """File suffixes of built kernels, by vendor."""
 
 
-TUNINGS = ("autotune_to_one_config", "_combo_sequential_autotune", "coordinate_descent_tuning")
+TO_ONE = "autotune_to_one_config"
+TUNINGS = (TO_ONE, "_combo_sequential_autotune", "coordinate_descent_tuning")
 """Methods of an autotuner that may time a kernel. torch 2.11 does not have the second method."""
 
 
@@ -88,12 +90,14 @@ def _hook_inductor(note: Callable[[CompileEvent], None], heuristics: ModuleType)
     tuner.bench, tuner.recheck_autotune_cache = count_and_bench, recheck_here
     for name in TUNINGS:
         if hasattr(tuner, name):
-            setattr(tuner, name, _time_tuning(note, getattr(tuner, name), name, own))
+            setattr(tuner, name, _time_tuning(note, heuristics, name, own))
 
 
 def _time_tuning(
-    note: Callable[[CompileEvent], None], tune: Any, how: str, own: _OfThisThread
+    note: Callable[[CompileEvent], None], heuristics: ModuleType, how: str, own: _OfThisThread
 ) -> Callable[..., Any]:
+    tune = getattr(heuristics.CachingAutotuner, how)
+
     @functools.wraps(tune)
     def time_it(self: Any, *args: Any, **kwargs: Any) -> Any:
         before, start = own.measured, time.perf_counter()
@@ -101,10 +105,26 @@ def _time_tuning(
         # Kernels from templates call this on each launch, but have nothing to time.
         if own.measured > before:
             words = f"{own.measured - before} configurations, {how}"
-            note(_tuning(self.fn.__name__, words, time.perf_counter() - start))
+            seconds = time.perf_counter() - start
+            note(_tuning(self.fn.__name__, words, seconds))
+            if how == TO_ONE and self.save_cache_hook is None and self.filename is not None:
+                _store(self, heuristics, seconds)
         return found
 
     return time_it
+
+
+def _store(tuner: Any, heuristics: ModuleType, seconds: float) -> None:
+    """Store the best configuration of a kernel that had only one configuration at first.
+
+    torch gives such a kernel nothing to store results with, but may add a second configuration
+    after the build of the first one (`_dynamic_scale_rblock`), and then times both in each process
+    (2.11 to 2.15).
+    """
+    [best] = tuner.launchers
+    kept = heuristics.AutotuneCache.create(tuner.inductor_meta, tuner.filename, "")
+    if kept is not None:
+        kept.save(best.config, int(seconds * 1e9), triton_cache_hash=best.cache_hash)
 
 
 def _look_here(tuner: Any) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 
+from serve_warm._records import record
 from serve_warm.errors import ConfigError
 from serve_warm.generation.steps import CallForm, LayerShape
 
@@ -25,7 +25,7 @@ MASKS = {"sdpa": True, "eager": False}
 """Implementations of attention that take a mask, and whether the mask contains bools."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Needs:
     """The caches that a model needs, and the form of the model's calls."""
 

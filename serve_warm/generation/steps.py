@@ -13,7 +13,6 @@ because torch would recompile for each value of a plain number.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,13 +20,14 @@ from torch import nn
 from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 
 from serve_warm._package import public
+from serve_warm._records import record
 
 GRAPH = 2
 """Version of the graphs that this module's code makes. Increase it if the graphs change. Entries
 are checked against this version, because facts never digest the code of this package."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class LayerShape:
     """The shape of one layer's cache: heads, widths and the number of positions kept."""
 
@@ -38,7 +38,7 @@ class LayerShape:
     """Number of positions that a token attends to, including its own position."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class CallForm:
     """The form in which a model takes the arguments of a step."""
 

@@ -15,12 +15,13 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from serve_warm._records import record
 from serve_warm.precompile import facts, guard_facts, set_orders
 from serve_warm.precompile.aot_load import FAILURES, as_reasons, enable_aot_compile, file_digest
 from serve_warm.precompile.dispatch_notes import has_own_hooks
@@ -36,7 +37,7 @@ OWN_SOURCES = ("torch", "builtins", "serve_warm")
 serve_warm's own code is not part of a graph."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Made:
     """Code for one call: the bytes for an artifact, and the function to call now."""
 
@@ -81,7 +82,7 @@ def make(
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Captured:
     """Dynamo's result for one function: a graph compiled by a backend, and the code around it."""
 

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from serve_warm import _private_folders
+from serve_warm._records import record
 from serve_warm.precompile import aot_compile, aoti_cpp, aoti_graphs, aoti_library, facts
 from serve_warm.precompile.aot_load import as_reasons
 from serve_warm.precompile.aoti_assigned import ASSIGNING, Assigned
@@ -107,7 +108,7 @@ class LibraryBuild:
             return self._library.finish(callee, self._library.run(callee, tensors))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class _Run:
     """One call of the bytecode around a graph, in which the graph itself runs eagerly."""
 

@@ -15,11 +15,11 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
+from serve_warm._records import record
 from serve_warm.compiler import cuda_graphs
 from serve_warm.inputs import InputSignature
 
@@ -252,7 +252,7 @@ class Graphed:
             pools[place] = pool
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class _Kept:
     """A graph, and the weights that it reads."""
 

@@ -22,12 +22,12 @@ import functools
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from serve_warm._records import record
 from serve_warm._redaction import first_line
 from serve_warm.compiler import cuda_graphs
 from serve_warm.precompile.aoti_assigned import ASSIGNING
@@ -72,7 +72,7 @@ STEPS: Mapping[str, Callable[[Any, Any], Any]] = {
 KINDS = ("argument", "parameter", "buffer", "attribute", "path")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Input:
     """Where one input of the native code comes from."""
 

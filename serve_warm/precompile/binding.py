@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
+from serve_warm._records import record
 from serve_warm.precompile import call_signature
 from serve_warm.precompile.call_signature import Signature
 from serve_warm.precompile.entries import Entry, EntryTable, Unit, tree
@@ -37,7 +38,7 @@ entry. The fourth item is the code that runs the call, None at level 1. The last
 call is counted."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Binding:
     """The known facts about a callable and its entries, valid until the callable changes."""
 

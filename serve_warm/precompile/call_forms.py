@@ -13,12 +13,12 @@ import ast
 import functools
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules import module as nn_module
 
+from serve_warm._records import record
 from serve_warm.precompile.call_signature import Signature, describe
 from serve_warm.precompile.facts import HOOKS
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from serve_warm.precompile.entries import Entry
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Parameters:
     """The names that a callable gives to its arguments."""
 

@@ -15,12 +15,12 @@ import keyword
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from serve_warm._package import PACKAGE
+from serve_warm._records import record
 from serve_warm._redaction import hide_texts, is_name, shorten
 from serve_warm.fingerprint import read_app
 from serve_warm.precompile.call_checks import backend_flags, is_intercepted, refuse_unusual
@@ -37,7 +37,7 @@ also stores the `backends` flags of the process (`call_checks.backend_flags`).""
 _SCALARS = frozenset({bool, int, str, type(None), torch.dtype})
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Signature:
     """A kind of call: all properties of the arguments that compiled code depends on."""
 
@@ -275,7 +275,7 @@ _VALUES = frozenset({int, float, str})
 """Kinds of arguments that can have a new value in each request."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Dynamic:
     """The dynamic sizes of compiled code, and the conditions on them."""
 

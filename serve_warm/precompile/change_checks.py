@@ -12,9 +12,10 @@ import contextlib
 import operator
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from serve_warm._records import record
 from serve_warm.precompile.call_checks import (
     backend_flags,
     dict_versions,
@@ -37,7 +38,7 @@ NOISE = 2
 one."""
 
 
-@dataclass(kw_only=True)
+@record(kw_only=True)
 class _Groups:
     """Sources grouped by how they are compared."""
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from serve_warm._records import record
 from serve_warm.precompile.facts import UNREADABLE, NoEntry, decode_key, encode_key
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _noting_key(original: Callable[..., Any], note: Callable[[Any], Lookups]) ->
     return look_up
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class LookedUp:
     """A dict in which a trace only looked up keys."""
 

@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from serve_warm._records import record
 from serve_warm._redaction import excerpt
 from serve_warm.precompile.call_signature import module_of
 from serve_warm.precompile.facts import NoEntry
@@ -117,7 +117,7 @@ def why_not_twice(
     return ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class _Outcome:
     """The result of one run of a call, and its changes."""
 

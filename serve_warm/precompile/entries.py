@@ -18,12 +18,13 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
+from serve_warm._records import record
 from serve_warm._redaction import describe_error, loggable
 from serve_warm.precompile import aot_load, aoti_library
 from serve_warm.precompile.call_signature import Dynamic, Signature, module_of
@@ -49,7 +50,7 @@ LoadLibrary = Callable[[Path, Plan], Callable[..., Any]]
 """Opens a library, as `aoti_library.load` does."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Entry:
     """One call's compiled code, and the conditions for running it."""
 
@@ -89,7 +90,7 @@ class Entry:
         return self.signature == opened and self.dynamic.holds(tensors)
 
 
-@dataclass(kw_only=True)
+@record(kw_only=True)
 class Unit:
     """The entries for all callables of one structure."""
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
+from serve_warm._records import record
 from serve_warm.precompile import aot_compile, aot_load, aoti_build, call_signature, entry_checks
 from serve_warm.precompile.aoti_library import assigns
 from serve_warm.precompile.call_signature import Dynamic, Signature
@@ -51,7 +52,7 @@ ROUNDED = (
 """Reason and advice for a quantised model that differs from eager by more than the tolerance."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class NewCall:
     """A call without an entry during a build, and the place for its entry."""
 

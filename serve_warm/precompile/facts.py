@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from serve_warm._records import record
 from serve_warm._redaction import excerpt
 from serve_warm.precompile.names import (
     TORCH_LITERALS,
@@ -62,7 +63,7 @@ class NoEntry(Exception):
     """A call has no entry, or cannot have one. The text is the reason, for a report."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Facts:
     """Facts about one callable. Facts are immutable; their JSON has two lists."""
 
@@ -192,7 +193,7 @@ class Facts:
         return Facts(steps=self.steps, facts=marked)
 
 
-@dataclass(kw_only=True)
+@record(kw_only=True)
 class Merged:
     """The facts of several entries, in a table that callables with the same entries share."""
 

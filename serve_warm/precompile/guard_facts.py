@@ -14,13 +14,14 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 from torch.nn.modules import module as nn_module
 
 from serve_warm._package import PACKAGE
+from serve_warm._records import record
 from serve_warm._redaction import excerpt
 from serve_warm.precompile.dict_lookups import (
     LookedUp,
@@ -43,7 +44,7 @@ from serve_warm.precompile.facts import (
 from serve_warm.precompile.names import identity, literal, name_of, resolve
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Guard:
     """One Dynamo guard, whose objects still exist."""
 
@@ -140,7 +141,7 @@ OPAQUE = {
 """Reasons for refusing functions that no guard protects, by the mark of the function."""
 
 
-@dataclass(kw_only=True)
+@record(kw_only=True)
 class _Table:
     """A table of steps, which grows as paths need more steps."""
 

@@ -11,11 +11,11 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from serve_warm._records import record
 from serve_warm.precompile import call_signature
 from serve_warm.precompile.eager_check import copy_tensors
 from serve_warm.precompile.facts import NoEntry
@@ -35,7 +35,7 @@ BUSY_S = 60.0
 """Seconds after which the next request checks an entry that still waits."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class KeptCall:
     """Inputs of a call, copied for a later check."""
 

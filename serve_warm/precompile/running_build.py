@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from serve_warm._records import record
 from serve_warm.precompile import aot_compile, aoti_build
 from serve_warm.precompile.entries import Entry, EntryTable, Unit
 
@@ -17,7 +17,7 @@ MakeLibrary = Callable[
 """Compiles a function into a library, with the interface of `aoti_build.make`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class PendingEntry:
     """A library that is being compiled, and the entry that it will have."""
 

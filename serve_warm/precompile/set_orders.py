@@ -14,11 +14,12 @@ import copy
 import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from serve_warm._records import record
 from serve_warm.precompile.aoti_inputs import inputs_of
 from serve_warm.precompile.eager_check import copy_tensors, describe_result
 from serve_warm.precompile.facts import Merged, NoEntry
@@ -97,7 +98,7 @@ def _shuffle(items: Sequence[Any], seed: str) -> Sequence[Any]:
     return shuffled
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Computed:
     """What a call computes, in a form that is equal for equal computations."""
 

@@ -16,9 +16,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from serve_warm._records import record
 from serve_warm._redaction import excerpt, join_lines, loggable
 from serve_warm.artifact.manifest import TORCH_BYTES
 from serve_warm.compiler import cuda_graphs
@@ -382,7 +382,7 @@ class _Warming(_Preparing):
         return _torch_versions()
 
 
-@dataclass(kw_only=True)
+@record(kw_only=True)
 class _Serving:
     """The period in which compiles count for traffic."""
 

@@ -16,11 +16,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from serve_warm._daemon_threads import begin
+from serve_warm._records import record
 from serve_warm._redaction import join_lines, redact
 from serve_warm._store_address import is_relative
 from serve_warm.artifact.choose import Considered
@@ -64,7 +65,7 @@ TRACE_LINES = 50
 """Maximum number of variants that a report lists: anyone who can write to a store can add more."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Loaded:
     """The result of loading: the artifact that a start uses, or the reason why there is none."""
 

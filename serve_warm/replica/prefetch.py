@@ -30,11 +30,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from serve_warm import _private_folders
+from serve_warm._records import record
 from serve_warm._spans import COMPILER, SHOWN_S
 from serve_warm.artifact import pull
 from serve_warm.artifact.archive import unpack_directory
@@ -79,7 +80,7 @@ of the other factors (threads, the default dtype), another variant fits, and the
 discarded."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Wanted:
     """A request for an artifact, with the deployment, the store and the trust policy.
 
@@ -132,7 +133,7 @@ class Wanted:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Taken:
     """An artifact pulled before the app was known. Either use the artifact or call `discard`."""
 
@@ -423,7 +424,7 @@ class Prefetch:
         span.ended = time.perf_counter()
 
 
-@dataclass(kw_only=True)
+@record(kw_only=True)
 class _Span:
     """The beginning and end of a part of the work."""
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from serve_warm import _private_folders
+from serve_warm._records import record
 from serve_warm._spans import COMPILER
 from serve_warm.compiler import pgo
 from serve_warm.compiler.background_import import import_compiler
@@ -55,7 +55,7 @@ only libraries, or nothing. In the last two cases, the compiler is imported only
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Prepared:
     """The results of the stage PENDING; empty before that stage ends."""
 

@@ -25,13 +25,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import ray
 
 from serve_warm import preload
+from serve_warm._records import record
 from serve_warm._seats import TICKET_S, Seat, SeatFolder, SeatUse, Wanted, is_taken, lives
 from serve_warm.config import Seats
 from serve_warm.errors import ServeWarmError, WarmupFailed
@@ -224,7 +225,7 @@ def imports_of_seat(settings: Seats, loaded: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(wanted))
 
 
-@dataclass(kw_only=True)
+@record(kw_only=True)
 class _Asked:
     """A worker that was requested but has not arrived yet."""
 

@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from serve_warm._records import record
 from serve_warm.compiler import pgo
 from serve_warm.compiler.caches import private_directory
 from serve_warm.config import WarmupConfig, point_torch_caches_at
@@ -99,7 +99,7 @@ class CompileCaches:
         return directory
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Start:
     """The input data of all stages of one start. Stages return their results."""
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from serve_warm._records import record
 from serve_warm._redaction import describe_error
 from serve_warm.errors import ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
@@ -43,7 +44,7 @@ class Deadline:
         return self._at - time.perf_counter()
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Limits:
     """The limits of one replay."""
 
@@ -55,7 +56,7 @@ class Limits:
     """Maximum number of passes over the inputs until a pass is quiet."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class _UnderWay:
     """A replay that has begun but not ended."""
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 import builtins
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from serve_warm._records import record
 from serve_warm._redaction import excerpt
 from serve_warm._store_address import (
     SCHEMES,
@@ -31,7 +31,7 @@ PIECE_BYTES = 1 << 20
 """The default size of one read or write, in bytes."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Object:
     """Metadata of an object, known without reading the object."""
 
@@ -43,7 +43,7 @@ class Object:
     """Identifier of the exact bytes (an ETag, a commit); empty if the store has no versions."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Listed:
     """One object in a listing."""
 
@@ -182,7 +182,7 @@ def open_existing_store(uri: str) -> Store:
     return store
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class MissingFolder:
     """A folder store's path, at which there is no folder."""
 

@@ -24,12 +24,13 @@ import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from serve_warm._daemon_threads import begin
 from serve_warm._private_folders import temporary_folder
+from serve_warm._records import record
 from serve_warm._redaction import excerpt, tainted
 from serve_warm.errors import (
     ConfigError,
@@ -86,7 +87,7 @@ _SLOWEST_UPLOAD = 256 * 1024
 """Bytes per second. A slower upload times out."""
 
 
-@dataclass(kw_only=True)
+@record(kw_only=True)
 class _Pin:
     """The commit to read from. Locks prevent a return to an older commit."""
 
@@ -113,7 +114,7 @@ class _Pin:
             return self.commit
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class HubStore:
     """The files of a model repository, or of one folder in it.
 

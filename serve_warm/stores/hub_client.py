@@ -9,9 +9,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from serve_warm._records import record
 from serve_warm._redaction import excerpt, redact
 from serve_warm.errors import (
     MissingPackage,
@@ -54,7 +55,7 @@ class GivenUpError(Exception):
     """The caller gave up waiting for this call."""
 
 
-@dataclass(kw_only=True)
+@record(kw_only=True)
 class Pulse:
     """The time of a call's last activity, and whether the caller gave up."""
 

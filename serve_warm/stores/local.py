@@ -16,11 +16,11 @@ import secrets
 import stat
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 from serve_warm import _private_folders
+from serve_warm._records import record
 from serve_warm.errors import (
     ObjectExists,
     ObjectNotFound,
@@ -48,7 +48,7 @@ Times = Literal["all", "none"]
 """Whether to read the times of files. Each time costs a round trip on a network share."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class LocalStore:
     """A folder whose files are the objects. If the folder is missing, the first `create` makes it.
 

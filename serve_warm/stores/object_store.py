@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, closing, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
+from serve_warm._records import record
 from serve_warm._redaction import tainted
 from serve_warm._store_address import BucketScheme
 from serve_warm.config import environment
@@ -104,7 +104,7 @@ CONFLICT_TRIES = 5
 """Number of attempts at a conditional PUT while another writer's PUT is undecided."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class ObjectStore:
     """The objects of a bucket whose keys begin with a prefix.
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from serve_warm._records import record
 from serve_warm.errors import ArtifactRefused, BuildFailed, ConfigError
 from serve_warm.trust.keys import TrustedKey, distinct, key_id
 
@@ -29,7 +29,7 @@ MAX_SIGNATURES = 16
 cause."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Signature:
     """One signature from an envelope, not yet checked."""
 
@@ -38,7 +38,7 @@ class Signature:
     value: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Envelope:
     """A parsed DSSE envelope. Do not believe the content before `verify` accepts it."""
 

@@ -13,7 +13,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from serve_warm import _private_folders
+from serve_warm._records import record
 from serve_warm.errors import ConfigError
 from serve_warm.trust.patterns import matches_any
 
@@ -33,7 +34,7 @@ PEM = rb"-----BEGIN PUBLIC KEY-----\s+([A-Za-z0-9+/]{59}=)\s+-----END PUBLIC KEY
 """Pattern of a PEM Ed25519 key as `serve-warm keygen` and openssl write it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class TrustedKey:
     """A public Ed25519 key whose signatures are trusted."""
 

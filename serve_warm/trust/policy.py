@@ -23,11 +23,12 @@ import os
 import re
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from serve_warm._package import public
+from serve_warm._records import record
 from serve_warm._store_address import is_bucket
 from serve_warm.errors import ConfigError
 from serve_warm.trust.keys import TrustedKey, distinct
@@ -45,7 +46,7 @@ _HEX_64 = re.compile(r"[0-9a-f]{64}")
 _HUB_COMMIT = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+@[0-9a-f]{40}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class UnsignedOk:
     """A store whose artifacts are all believed, regardless of who wrote them."""
 
@@ -66,7 +67,7 @@ class UnsignedOk:
         _check_exact(self.store)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Trust:
     """A trust policy. An empty policy refuses every artifact.
 

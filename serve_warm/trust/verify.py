@@ -15,10 +15,11 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from typing import Any, Literal
 
+from serve_warm._records import record
 from serve_warm.errors import CHANGED_LATER, ArtifactRefused
 from serve_warm.trust.envelope import Envelope, parse_json
 from serve_warm.trust.files import how_to_trust
@@ -34,7 +35,7 @@ MAX_CLOCK_SKEW_S = 86400.0
 _KEY_ID = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(frozen=True, kw_only=True)
 class Verified:
     """A payload that is allowed to be parsed, and why. It might still be denied or too old."""
 

@@ -157,6 +157,9 @@ class Measured:
         self.inductor_meta = {"coordinate_descent_tuning": descends}
         self.filename, self.save_cache_hook = filename, None
         self.compile_results = [result(block) for block in blocks]
+        self.launchers = [
+            SimpleNamespace(config=Block(block), cache_hash="abc") for block in blocks
+        ]
 
     def bench(self, launcher: int) -> float:
         return float(launcher)
@@ -164,6 +167,7 @@ class Measured:
     def autotune_to_one_config(self) -> None:
         for block in (256, 512):
             self.bench(block)
+        self.launchers = self.launchers[-1:]
 
     def coordinate_descent_tuning(self, launcher: int) -> int:
         return launcher  # as for a template, of which nothing can be changed
@@ -189,17 +193,26 @@ class Block:
         return f"XBLOCK: {self.size}"
 
 
-def hooked(*found: Block, best: Any = None) -> tuple[type[Measured], list[Any]]:
+def hooked(
+    *found: Block, best: Any = None, stored: list[Any] | None = None
+) -> tuple[type[Measured], list[Any]]:
     """Return a hooked tuner and its events. `found` is the cached result.
 
-    `best` is what stands in the file beside the kernel.
+    `best` is what stands in the file beside the kernel, and `stored` gets what is written there.
     """
+
+    def save(config: Block, nanoseconds: int, triton_cache_hash: str) -> None:
+        assert nanoseconds > 0
+        assert stored is not None
+        stored.append((config.size, triton_cache_hash))
+
+    file = SimpleNamespace(_read=lambda: best, save=save)
     tuner, events = type("Hooked", (Measured,), {}), []
     cached = (list(found), None, {})
     module: Any = SimpleNamespace(
         CachingAutotuner=tuner,
         check_autotune_cache=lambda *_: cached,
-        AutotuneCache=SimpleNamespace(create=lambda *_: SimpleNamespace(_read=lambda: best)),
+        AutotuneCache=SimpleNamespace(create=lambda *_: file),
         Config=lambda blocks, **_: Block(blocks["XBLOCK"]),
     )
     triton_kernels._hook_inductor(events.append, module)
@@ -215,6 +228,19 @@ def test_only_what_is_measured_is_a_tuning():
 
     told = [str(event) for event in events]
     assert told == ["tuning of triton_poi_0: 2 configurations, autotune_to_one_config"]
+
+
+@pytest.mark.parametrize("stores_itself", [False, True])
+def test_a_choice_between_configurations_is_stored(tmp_path: Path, stores_itself: bool):
+    """A kernel with one configuration gets another one once it is built; torch stores nothing."""
+    stored: list[Any] = []
+    tuner, _ = hooked(stored=stored)
+    built = tuner(512, 256, filename=str(tmp_path / "kernel.py"))
+    built.save_cache_hook = print if stores_itself else None
+
+    built.autotune_to_one_config()
+
+    assert stored == ([] if stores_itself else [(256, "abc")])
 
 
 @pytest.mark.parametrize("blocks", [(256,), (128, 256), (128,)])

