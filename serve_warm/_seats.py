@@ -165,7 +165,7 @@ class SeatFolder:
             ArtifactRefused: other users could change files in the folder.
         """
         _private_folders.make_private(self.path)
-        _private_folders.check_private(self.path, "the folder of seats")
+        _private_folders.check_private(self.path, "the seat folder")
         for other in self.path.parent.iterdir():
             with suppress(OSError):  # another process may be removing it, too
                 if other != self.path and time.time() - other.stat().st_mtime > KEPT_S:
@@ -194,7 +194,7 @@ class SeatFolder:
         """
         if not self.path.is_dir():
             return None
-        _private_folders.check_private(self.path, "the folder of seats")
+        _private_folders.check_private(self.path, "the seat folder")
         for path in sorted(self.path.glob("ticket-*")):
             mine = path.with_name(f"claimed-{os.getpid()}")
             try:

@@ -117,7 +117,7 @@ def check_scheme(uri: str) -> None:
         )
     if name not in SCHEMES and installed_opener(name) is None:
         near = nearest(name, SCHEMES, likeness=0.5)
-        asked = f"did you mean {near}://? " if near else ""
+        asked = f"did you mean {near}:// instead? " if near else ""
         raise ConfigError(f"unknown store scheme {name}://", hint=asked + ADDRESSES)
     slashes = "///" if name == "file" else "//"
     if not rest.startswith(slashes):

@@ -208,7 +208,7 @@ def missing_batches(inputs: Sequence[Input], *, largest: int) -> list[Input]:
 
 def _correct_target(target: str) -> str:
     """Return the hint for a target that is neither a method nor a request."""
-    hint = 'write a method ("embed") or a request ("POST /embed")'
+    hint = 'use a method ("embed") or a request ("POST /embed")'
     found = re.fullmatch(r"\s*([A-Za-z]+)\s*(/.*?)\s*", target, re.DOTALL)
     if found is None:
         return hint

@@ -160,10 +160,7 @@ METRICS = (
         while_alive=True,
         says_ready=((Stage.READY.value.lower(),),),
         labels=("stage",),
-        help=(
-            "1 for the current stage of the start, 0 for the other stages. All stages are 0 if a "
-            "ready replica is hung."
-        ),
+        help="1 for the current stage, 0 for the others. All are 0 if a ready replica is hung.",
         read=lambda r: {(s.value.lower(),): float(r.stage is s) for s in Stage},
     ),
     Metric(
@@ -228,10 +225,7 @@ METRICS = (
     Metric(
         name="serve_warm_inputs_done",
         kind="gauge",
-        help=(
-            "Inputs that the current pass has replayed. After warm-up, this is the number for the last "
-            "pass."
-        ),
+        help="Inputs replayed in the current pass, or in the last pass if warm-up has ended.",
         read=_one(lambda r: r.inputs_done),
     ),
     Metric(
@@ -259,10 +253,7 @@ METRICS = (
         kind="gauge",
         zeros=False,
         labels=("traced",),
-        help=(
-            "1 for the value that says whether Dynamo traced 'none', 'some' or 'all' of the "
-            "compiled calls."
-        ),
+        help="1 if Dynamo traced this share of the compiled calls: 'none', 'some' or 'all'.",
         read=lambda r: {(traced,): float(r.traced == traced) for traced in TRACED},
     ),
     Metric(

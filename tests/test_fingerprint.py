@@ -302,7 +302,7 @@ def test_a_gpu_that_torch_cannot_use_is_not_none(
     assert why_no_gpu(os.environ, driver=DRIVER).endswith(
         " (CUDA 13.0) cannot use this machine's GPU, so no artifact fits: "
         "The NVIDIA driver on your system is too old (found version 12020); "
-        "update the driver, or install a torch for the driver's CUDA"
+        "update the driver, or install torch for the driver's CUDA version"
     )
 
 

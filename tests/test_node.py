@@ -1067,8 +1067,9 @@ def test_a_folder_that_cannot_be_written_is_named_with_what_to_do(tmp_path: Path
     (record,) = caplog.records
     assert record.message == (
         f"cannot write this replica's state to {tmp_path / 'file' / 'state'}: Not a directory. "
-        "Probes, status and metrics of this node do not include it, but it serves requests as "
-        "usual. Set state_dir or SERVE_WARM_STATE_DIR to a writable folder with free space"
+        "Probes, status and metrics of this node do not include the replica, but it serves "
+        "requests as usual. Set state_dir or SERVE_WARM_STATE_DIR to a writable folder with free "
+        "space"
     )
 
 

@@ -267,8 +267,8 @@ def test_verbose_shows_what_was_checked(probe, replica, health):
         (["--proxy", "http://127.0.0.1/"], "is neither a URL such as http://"),
         (["--proxy", "http://127.0.0.1:99999/"], "is neither a URL such as http://"),
         (["--proxy", "http://h:1/ HTTP/1.1\r\nX: y"], "is neither a URL such as http://"),
-        (["--stale-s", "0"], "0.0 is not a number of seconds above 0"),
-        (["--stale-s", "nan"], "is not a number of seconds above 0"),
+        (["--stale-s", "0"], "0.0 is not a positive number of seconds"),
+        (["--stale-s", "nan"], "is not a positive number of seconds"),
         (["--stale-s", "soon"], "soon"),
     ],
 )

@@ -207,7 +207,7 @@ def test_threads_of_openblas_that_cannot_be_set_are_named(process: Any):
 
     assert [each["use"]["hit"] for each in answers] == [True, True]
     assert answers[0]["use"]["note"] == ""
-    assert ("OpenBLAS keeps the threads" in answers[1]["use"]["note"]) is has_openblas
+    assert ("OpenBLAS keeps the thread count" in answers[1]["use"]["note"]) is has_openblas
 
 
 @pytest.mark.slow

@@ -266,7 +266,7 @@ def test_a_link_on_the_way_is_a_problem(tmp_path: Path, depth: int):
     (problem,) = problems(folder)
 
     assert problem.what == f"{step} is a symbolic link"
-    assert problem.fix == f"name {tmp_path / 'moved'} instead"
+    assert problem.fix == f"use {tmp_path / 'moved'} instead"
     assert problems(folder.resolve()) == ()
 
 

@@ -104,7 +104,7 @@ class NewestSeen:
             logger.warning(what, self.folder / variant.file_name)
             return None
         try:
-            _private_folders.check_private(self.folder, "the folder of the newest artifacts seen")
+            _private_folders.check_private(self.folder, "the folder with the rollback marks")
             with (self.folder / variant.file_name).open("rb") as file:
                 fields = parse_json(file.read(_MAX_MARK_BYTES))
         except FileNotFoundError:
@@ -128,7 +128,7 @@ class NewestSeen:
 
         try:
             _private_folders.make_private(self.folder)
-            _private_folders.check_private(self.folder, "the folder of the newest artifacts seen")
+            _private_folders.check_private(self.folder, "the folder with the rollback marks")
             folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 # Two starts may run at once with different artifacts. The newer time must stay.

@@ -185,7 +185,7 @@ def _show_signed(store: Store, each: Sequence[push.Done], *, unsigned: bool, as_
     else:
         for key in signed:
             click.echo(screen.show_line(key))
-        unchanged = "kept as published" if unsigned else "signed already"
+        unchanged = "kept as published" if unsigned else "already signed"
         click.echo(f"{len(signed)} signed, {already} {unchanged}", err=True)
     screen.end_with_refusals(refused)
 

@@ -294,9 +294,7 @@ def _show_built(built: Built, *, unsigned: bool) -> None:
     if portable:
         click.echo("only replicas that also set `cpu: portable` can load this artifact")
     if built.trust:
-        click.echo(
-            "replicas of other users or on other machines trust this artifact if these lines are in"
-        )
+        click.echo("replicas of other users or machines trust this artifact if these lines are in")
         click.echo("/etc/serve_warm/trust.toml:")
     for line in built.trust.splitlines():
         click.echo(f"  {line}")

@@ -138,14 +138,14 @@ KNOWN = (
     (
         re.compile(r"^the trace restarted"),
         "torch restarted its trace each time, and did not finish",
-        "Compile a smaller part of the model, with serve_warm.compile_regions",
+        "Compile only a part of the model, with serve_warm.compile",
     ),
     (
         re.compile(r"[Dd]ata-dependent (branching|expression)"),
         "data-dependent branching",
         (
-            "Compile the parts before and after it with serve_warm.compile_regions; or choose with "
-            "torch.where or torch.cond, or by a number that the caller passes"
+            "Compile the parts before and after it separately, with serve_warm.compile; or choose "
+            "with torch.where or torch.cond, or by a number that the caller passes"
         ),
     ),
     (

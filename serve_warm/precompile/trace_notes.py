@@ -325,7 +325,7 @@ def _limiting_steps(found: Unguarded) -> Replacements:
             yield module, name, limiting(getattr(module, name))
 
 
-COMPILE_OTHERS = "compile the parts before and after it with serve_warm.compile_regions"
+COMPILE_OTHERS = "compile the parts before and after it separately, with serve_warm.compile"
 """Advice if a part of a model cannot be traced."""
 
 

@@ -46,8 +46,8 @@ def check_time(pulled: Pulled, wanted: Wanted, warn: Callable[[str], object]) ->
     if newest is not None and manifest.created < newest:
         found = (
             f"the artifact was created {manifest.created}, but this node already loaded a newer "
-            f"artifact, created {newest}, from {redact(pulled.store)}: somebody removed the newer "
-            "artifact"
+            f"artifact, created {newest}, so the newer artifact is no longer in "
+            f"{redact(pulled.store)}, or it came from another store"
         )
         if wanted.trust.rollback == "refuse":
             pulled.close()

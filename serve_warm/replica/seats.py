@@ -305,7 +305,7 @@ class SeatKeeper:
             self._look()
         except OSError as error:
             self._release()  # a missing folder is recreated later
-            self._lose(f"the folder of seats: {error}")
+            self._lose(f"the seat folder: {error}")
             self._errors_until_s = self._not_before_s
         except ServeWarmError as error:  # other users could change its files
             self._stop(f"no seats: {error}")

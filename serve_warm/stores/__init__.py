@@ -143,7 +143,7 @@ def open_store(uri: str) -> Store:
     # From here on, errors repeat only the scheme: a URI may hold a password or a presigned query.
     if name and ("?" in rest or "#" in rest or "@" in host):
         raise ConfigError(
-            f"the address of a {name}: store contains a query, a fragment or a user",
+            f"{name}:// addresses must not contain a query, a fragment or a user",
             hint="remove it: serve_warm reads credentials only from the environment or the machine",
         )
     check_scheme(uri)

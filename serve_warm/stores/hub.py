@@ -152,7 +152,7 @@ class HubStore:
             and _REVISION.fullmatch(revision)
         ):
             raise ConfigError(
-                "the address of an hf: store must be owner/repo[@revision][/prefix]",
+                "an hf:// address must be hf://owner/repo[@revision][/prefix]",
                 hint="for example hf://acme/warm-artifacts@main; write a slash in a revision as "
                 "%2F",
             )
@@ -160,7 +160,7 @@ class HubStore:
             try:
                 check_key(prefix)
             except StoreError as error:
-                raise ConfigError(f"the folder in the address of an hf: store is {error}") from None
+                raise ConfigError(f"the folder in an hf:// address is {error}") from None
         import_client()
         return cls(repository=f"{owner}/{name}", revision=revision, prefix=prefix)
 
@@ -452,7 +452,7 @@ class HubStore:
                 raise ObjectExists(entry.path, store=f"hf://{self.repository}")
         files = [entry for entry in entries if isinstance(entry, RepoFile) and entry.path == path]
         if any(not isinstance(file.size, int) or file.size < 0 for file in files):
-            raise StoreError(f"{self.uri}: the Hub gives no size for {key!r}", key=key)
+            raise StoreError(f"{self.uri}: the Hub reports no size for {key!r}", key=key)
         return files[0] if files else None
 
     def _size(self, key: str, commit: str) -> int:
@@ -472,7 +472,7 @@ class HubStore:
                 key=key,
             )
         if size_bytes is None:
-            raise StoreError(f"{self.uri}: the Hub gives no size for {key!r}", key=key)
+            raise StoreError(f"{self.uri}: the Hub reports no size for {key!r}", key=key)
         return size_bytes
 
     @contextmanager

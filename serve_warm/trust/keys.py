@@ -233,7 +233,7 @@ def write_key_pair(path: Path) -> TrustedKey:
 def _refuse_taken(path: Path) -> ConfigError:
     return ConfigError(
         f"{path} already exists, and keys are never overwritten",
-        hint="name another file; to print the public key of a private key, run: openssl pkey "
+        hint="use another file; to print the public key of a private key, run: openssl pkey "
         "-pubout -in FILE",
     )
 

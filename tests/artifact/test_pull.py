@@ -755,7 +755,7 @@ def test_an_artifact_that_is_pruned_while_it_is_pulled_is_worth_another_try(stor
     publish(store)
     pruning.objects = dict(store.objects)
 
-    with pytest.raises(StoreError, match="was pruned while it was pulled"):
+    with pytest.raises(StoreError, match="was pruned while it was being pulled"):
         pull_here(pruning)
 
 

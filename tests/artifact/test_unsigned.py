@@ -114,7 +114,7 @@ def test_what_is_dated_ahead_gets_no_signature(site: Site, tmp_path: Path):
     ahead = datetime.now(timezone.utc) + timedelta(hours=23)
     site.leave(raw={"cache": packed(tmp_path)}, created=ahead.strftime("%Y-%m-%dT%H:%M:%S.%fZ"))
 
-    with pytest.raises(ArtifactRefused, match="in the future by this machine"):
+    with pytest.raises(ArtifactRefused, match="in the future according to this machine"):
         site.sign()
 
     assert site.fleet.written == []

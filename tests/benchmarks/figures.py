@@ -60,8 +60,8 @@ def figures() -> str:
     repeats = sum(run["mode"] == "warm" for run in result["runs"])
     lines = [
         (
-            "| MiniLM, six shapes, one replica, on a CPU | from model built to proof | ready "
-            "| compiler processes |"
+            "| MiniLM, six shapes, one replica, on a CPU | from the built model to the proof "
+            "| ready | compiler processes |"
         ),
         "|---|---:|---:|---:|",
     ]
@@ -548,7 +548,7 @@ def side_by_side(found: Mapping[str, Any]) -> str:
             "",
             (
                 "`import left` is the part of the import of torch's compiler that counts as "
-                "overhead. Level 3 does not import the compiler. The table and the picture show "
+                "overhead. Level 3 does not import the compiler. The table and the figure show "
                 f"medians of {found['repeats']} rounds on {machine['cpus']} shared cores "
                 f"({machine['cpu']}), with {found['threads']} thread, without Ray, and without a "
                 f"GPU, for torch {machine['torch']} and Python {machine['python']}. When you "
@@ -1075,6 +1075,37 @@ def decoding_on_a_gpu() -> str:
     return "\n".join(lines)
 
 
+VISION = {
+    ("cold", None): "cold",
+    ("torch_bytes", None): "torch's own cache",
+    ("serve_warm", 2): "serve_warm, level 2",
+    ("serve_warm", 3): "serve_warm, level 3",
+}
+
+
+def vision_on_a_gpu() -> str:
+    """Return how long ViT-L takes from the built model to the proof on a GPU."""
+    found = load("models_gpu")
+    machine = found["machine"]
+    rows = {(row["system"], row["level"]): row for row in found["rows"]}
+    lines = ["| system | to proof, s | a call, ms | verdict |", "|---|---:|---:|---|"]
+    for key, name in VISION.items():
+        row = rows[key]
+        (run,) = row["runs"]
+        verdict = run.get("verdict") or "–"
+        call_ms = row["steady_p50_s"] * 1e3
+        lines.append(f"| {name} | {row['to_proof_s']:.2f} | {call_ms:.1f} | {verdict} |")
+    lines += [
+        "",
+        (
+            "`python tests/gpu/models_gpu.py --models vit_large --turns 1`: ViT-L in bfloat16 with "
+            f"CUDA graphs, on one {machine['gpu']} and {machine['cpus']} cores, one run of each "
+            f"system; torch {machine['torch']}, Python {machine['python']}."
+        ),
+    ]
+    return "\n".join(lines)
+
+
 SECTIONS = {
     "figures": (README, figures),
     "costs": (BENCHMARKS, costs),
@@ -1088,6 +1119,7 @@ SECTIONS = {
     "requests on a GPU": (GPU, requests_on_a_gpu),
     "replicas at once on GPUs": (GPU, at_once_on_gpus),
     "decoding on a GPU": (GPU, decoding_on_a_gpu),
+    "vision on a GPU": (GPU, vision_on_a_gpu),
     "loading": (LEVELS, loading),
     "soundness": (LEVELS, soundness),
     "architectures": (LEVELS, architectures),

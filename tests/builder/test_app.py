@@ -274,7 +274,7 @@ def test_an_unknown_deployment_is_refused(written, example, way):
     error = refusal(written(example) if way == "yaml" else APP, deployment="Embedder")
 
     assert error.message.endswith(": no deployment named 'Embedder' uses WarmupMixin")
-    assert error.hint == "did you mean 'TextEmbedder'? those that do: ['TextEmbedder']"
+    assert error.hint == "did you mean 'TextEmbedder'? deployments that use it: ['TextEmbedder']"
 
 
 def test_options_for_an_unknown_deployment_are_refused(written, example):
@@ -649,8 +649,8 @@ def test_an_unsigned_build_leaves_what_sign_takes(tmp_path: Path):
 @pytest.mark.parametrize(
     ("store", "if_published", "problem"),
     [
-        ("s3://bucket/a", "refuse", "cannot be published in s3://bucket/a"),
-        ("left", "keep", "keep cannot be combined"),
+        ("s3://bucket/a", "refuse", "cannot be published to s3://bucket/a"),
+        ("left", "keep", "keep` cannot be combined"),
     ],
 )
 def test_an_unsigned_artifact_is_for_a_folder(

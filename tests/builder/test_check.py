@@ -435,7 +435,7 @@ def test_an_app_that_compiles_nothing_is_a_warning(written):
 @pytest.mark.parametrize(
     ("artifact", "what"),
     [
-        ("s4://bucket/scorer", "s4: is not the scheme of a store address"),
+        ("s4://bucket/scorer", "unknown store scheme s4://"),
         ("s3//bucket/scorer", "the colon is missing"),
     ],
 )
@@ -475,7 +475,7 @@ def test_a_relative_path_is_a_warning_with_where_it_leads(written, tmp_path):
 
     relative, empty = checked.warnings
     assert checked.problems == ()
-    assert f"here it is file://{tmp_path}/artifacts" in relative.what
+    assert f"for this command, it is file://{tmp_path}/artifacts" in relative.what
     assert "the replica's working directory" in relative.what
     assert "the store has no artifact for" in empty.what
 
@@ -616,7 +616,7 @@ def test_a_build_warns_of_another_store_and_needs_its_own(written, tmp_path):
     ran = run_check(path, "--store", "taken", command="build")
 
     assert ran.returncode == 1
-    assert "warning: Scorer: artifact s3://bucket/scorer: --store differs: " in ran.stderr
+    assert "warning: Scorer: artifact s3://bucket/scorer: --store is " in ran.stderr
     assert "taken is a file, but a store must be a folder" in ran.stderr
     assert "starting Ray" not in ran.stderr
 

@@ -213,7 +213,7 @@ def test_diff_shows_the_factors_that_differ(run, source, described):
     assert ended.code == 3
     lines = [" ".join(line.split()) for line in ended.out.splitlines()]
     equal = len({**MACHINE, **APP}) - 3
-    assert lines[0].startswith("Embedder: no artifact fits on the machine of ")
+    assert lines[0].startswith("Embedder: no artifact fits the machine of ")
     assert lines[1] == (
         f"{statement}: does not fit: 3 factors differ, {equal} equal, "
         "created 2026-11-20T10:00:00.000000Z"
@@ -354,8 +354,9 @@ def test_what_the_replica_sets_does_not_count_here(run, source, described):
 
     assert [alone.code, elsewhere.code, with_app.code] == [0, 0, 3]
     assert alone.out.splitlines()[0] == (
-        f"Embedder: {statement} fits here, but the command did not compare threads (num_cpus) "
-        f"and {len(app) - 1} more factors of the replica, so the start can still be a miss"
+        f"Embedder: {statement} fits this machine, but the command did not compare threads "
+        f"(num_cpus) and {len(app) - 1} more factors of the replica, so the start can still "
+        "be a miss"
     )
     assert f"{len(machine)} equal, {len(app)} set by the replica, created" in alone.out
     rows = [" ".join(line.split()) for line in everything.out.splitlines()]

@@ -109,7 +109,7 @@ def test_a_url_without_its_colon_is_no_folder(run):
     ended = run("inspect", "s3//bucket")
 
     assert ended.code == 1
-    assert ended.err.startswith("error: s3// is not the scheme of a store address: the colon")
+    assert ended.err.startswith("error: s3// is not a store scheme: the colon is missing")
     assert "write s3://" in ended.err
 
 
@@ -466,7 +466,7 @@ def test_our_errors_are_two_lines_on_stderr(run, target, command):
     assert (ended.code, ended.out) == (1, "")
     error, hint = ended.err.splitlines()[-2:]
     assert error.startswith("error: https:// addresses are not accepted, ")
-    assert hint.startswith("hint: name a folder (./artifacts, file:///srv/artifacts), s3://")
+    assert hint.startswith("hint: use a folder (./artifacts, file:///srv/artifacts), s3://")
     assert "Traceback" not in ended.err
 
 

@@ -179,8 +179,8 @@ def test_inspect_shows_a_store_on_windows(store: LocalStore) -> None:
     assert key in as_text.out
     assert "not trusted (no_trust)" in as_text.out
     assert as_text.err == (
-        "hint: trust files are not read on Windows, because their permissions cannot be checked "
-        "there: verify on Linux, macOS or WSL\n"
+        "hint: on Windows, serve_warm cannot check the permissions of trust files, and does not "
+        "read them: verify on Linux, macOS or WSL\n"
     )
     (shown,) = json.loads(as_json.out)
     assert (shown["statement"], shown["trusted"]) == (key, False)
@@ -191,7 +191,7 @@ def test_inspect_shows_a_store_on_windows(store: LocalStore) -> None:
     [
         ("inspect", 0, "trusted, signed by ci"),
         ("verify", 0, "OK       statements/"),
-        ("diff", 3, "no artifact fits here"),
+        ("diff", 3, "no artifact fits this machine"),
     ],
 )
 def test_artifacts_are_read_and_believed_on_macos(
@@ -242,7 +242,8 @@ def test_windows_has_no_private_folder(tmp_path: Path) -> None:
 
     assert ran.code == 0, ran.err
     said = ran.out.splitlines()
-    assert [line.count("cannot check on Windows") for line in said] == [1, 1, 1, 1, 0, 0, 0, 0]
+    unchecked = [line.count("on Windows, serve_warm cannot check") for line in said]
+    assert unchecked == [1, 1, 1, 1, 0, 0, 0, 0]
     assert [line.count("a folder store is read-only on Windows") for line in said[4:6]] == [1, 1]
     assert "names a drive or a stream" in said[6]
     assert said[7] == "() ()"

@@ -104,7 +104,7 @@ def test_sign_lets_both_keys_vouch(run, source, key_file):
 
     [new] = ended.out.split()
     assert ended.code == 0
-    assert ended.err.endswith("1 signed, 0 signed already\n")
+    assert ended.err.endswith("1 signed, 0 already signed\n")
     assert objects(source).keys() - before.keys() == {new}
     assert before.items() <= objects(source).items()
     second = trusting(load_signing_key(key_file))

@@ -232,7 +232,7 @@ def test_what_a_page_leaves_out_is_said(run, directory, replica, pages, options)
         assert {each["figures_alone"] for each in by_page} == {True}
         return
     words = (
-        "pages of metrics have only numbers: to see stores, errors, last events and what a start "
+        "metrics pages have only numbers: to see stores, errors, last events and what a start "
         "waits for, run serve-warm status on the replica's node\n"
     )
     assert by_file.err == ""
@@ -301,7 +301,7 @@ def test_what_graphs_keep_is_shown(directory, replica):
         with_gpu, without = found.replicas
 
         assert (with_gpu.graph_pool_bytes, without.graph_pool_bytes) == (32_500_000, None)
-        assert "graphs keep 32.5 MB" in watching.line(with_gpu)
+        assert "CUDA graphs reserve 32.5 MB" in watching.line(with_gpu)
         assert "graphs" not in watching.line(without)
 
 
@@ -349,7 +349,7 @@ def test_a_verdict_is_shown_when_it_is_one(directory, replica, verdict):
 def test_why_there_is_no_artifact_is_shown_and_what_is_warned_of(directory, replica):
     """Without this, a bare `verdict miss` would send the reader to the replica's log."""
     rejected = "a: rejected (fingerprint): threads: artifact 1, here 2"
-    miss = f"no artifact fits here (1 considered):\n  {rejected}"
+    miss = f"no artifact fits this machine (1 considered):\n  {rejected}"
     replica("r1", WARM_MISS, reason=miss, store="s3://bucket", warnings=["a sync handler"])
     why = "signed by others\nhint: add the key to trust.toml:\n[[keys]]\nname = 'builder'"
     used = ArtifactUse(store="s3://bucket", reason=why, refused="untrusted")
@@ -359,7 +359,7 @@ def test_why_there_is_no_artifact_is_shown_and_what_is_warned_of(directory, repl
     missed, other = observed.of_directory(str(directory)).replicas
 
     assert missed.event == (
-        f"no artifact is used: no artifact fits here (1 considered): {rejected}; "
+        f"no artifact is used: no artifact fits this machine (1 considered): {rejected}; "
         "warning: a sync handler"
     )
     assert "verdict miss" in watching.line(missed)
@@ -443,7 +443,7 @@ def test_a_replica_that_hangs_is_not_ready(directory, replica):
 
     assert (seen.condition, seen.warm, seen.stage) == ("stale", False, "READY")
     assert watching.standing(seen) == "stale in READY"
-    assert "hangs or is stopped" in seen.event
+    assert "is hung or stopped" in seen.event
 
 
 @pytest.mark.parametrize(
@@ -459,7 +459,7 @@ def test_one_that_was_ready_is_seen_to_have_been(directory, replica, state, cond
     [seen] = observed.of_page(page, source="x").replicas
 
     assert (seen.condition, seen.stage, seen.verdict) == (condition, "READY", "full_hit")
-    assert ("hangs or is stopped" in seen.event) == (state == "hangs")
+    assert ("is hung or stopped" in seen.event) == (state == "hangs")
 
 
 def test_a_replica_that_has_only_begun_is_shown(directory, replica):
@@ -488,7 +488,7 @@ def test_what_a_node_cannot_read_is_said(directory, replica):
     assert "is incomplete" in by_file.event
     assert of_page.troubles == (
         (
-            "http://x:1/metrics cannot read the state of 1 more replica(s): see /readyz?verbose of "
+            "http://x:1/metrics cannot read the state of 1 more replica(s): see /readyz?verbose on "
             "this server"
         ),
     )
@@ -522,7 +522,7 @@ def test_all_ready_is_0_and_anything_else_is_1(run, directory, replica):
 
     assert [each.code for each in (none, ready, not_all, ended)] == [1, 0, 1, 0]
     assert none.out == ""
-    assert none.err.startswith(f"there is no replica: looked at {directory}; ")
+    assert none.err.startswith(f"found no replica in {directory}; ")
     assert [each.err for each in (ready, not_all, ended)] == ["", "", ""]
     assert [len(each.out.splitlines()) for each in (ready, not_all, ended)] == [1, 2, 1]
 
@@ -551,7 +551,7 @@ def test_an_address_that_is_none_is_wrong_usage(run, url):
     ended = run("status", "--url", url)
 
     assert ended.code == 2
-    assert "is not like http://10.0.0.7:8099/metrics" in " ".join(ended.err.split())
+    assert "is not a URL such as http://10.0.0.7:8099/metrics" in " ".join(ended.err.split())
     assert "secret" not in ended.err
     assert escaped(ended.err)
 
@@ -559,16 +559,16 @@ def test_an_address_that_is_none_is_wrong_usage(run, url):
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ({"text": "<!DOCTYPE html>\n<html></html>\n"}, "has no metrics of serve_warm: "),
-        ({"text": "process_cpu_seconds_total 1.0\n"}, "has no metrics of serve_warm: "),
-        ({"text": ""}, "has no metrics of serve_warm: "),
-        ({"text": "serve_warm_ready{application="}, "has no metrics of serve_warm: "),
+        ({"text": "<!DOCTYPE html>\n<html></html>\n"}, "has no serve_warm metrics: "),
+        ({"text": "process_cpu_seconds_total 1.0\n"}, "has no serve_warm metrics: "),
+        ({"text": ""}, "has no serve_warm metrics: "),
+        ({"text": "serve_warm_ready{application="}, "has no serve_warm metrics: "),
         ({"text": "x" * ((64 << 20) + 1)}, "is larger than 64 MiB"),
         ({"status": 404}, "answered 404, not 200"),
         ({"status": 503, "text": "serve_warm_ready 1\n"}, "answered 503, not 200"),
         ({"raw": b"SSH-2.0-OpenSSH_9.2\r\n"}, "did not answer with HTTP"),
         ({"raw": b""}, "cannot be reached: "),
-        ({"raw": b"HTTP/1.0 200 OK\r\n\r\n\xff\xfe"}, "has no metrics of serve_warm: "),
+        ({"raw": b"HTTP/1.0 200 OK\r\n\r\n\xff\xfe"}, "has no serve_warm metrics: "),
         ({"raw": b"HTTP/1.0 302 F\r\nLocation: file:///etc/passwd\r\n\r\n"}, "answered 302"),
     ],
     ids=[
@@ -805,7 +805,7 @@ def test_a_log_has_a_line_for_each_change():
     assert told[2] == [watching.line(ready), "lost"]
     assert told[3] == ["lost too"]
     assert told[4] == ["text_embedder#TextEmbedder fu8nhl35: gone"]
-    assert told[5][-1].startswith("there is no replica: looked at s; ")
+    assert told[5][-1].startswith("found no replica in s; ")
 
 
 def test_watching_as_data_is_a_look_a_line(capsys):

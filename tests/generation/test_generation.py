@@ -211,8 +211,8 @@ SIZES = {"batch": 2, "max_length": 32, "prompt_lengths": [16]}
         (lambda: load("llama").model, {}, r"a LlamaModel, which has no generate\(\)"),
         (lambda: load("llama").train(), {}, "in training mode"),
         (flash, {}, "attention 'flash_attention_2', whose masks are not tensors"),
-        (lambda: load("llama"), {"max_length": 65}, "max_length=65 is beyond the 64 positions"),
-        (lambda: load("whisper"), {"max_length": 65}, "max_length=65 is beyond the 64 positions"),
+        (lambda: load("llama"), {"max_length": 65}, "max_length=65 exceeds the 64 positions"),
+        (lambda: load("whisper"), {"max_length": 65}, "max_length=65 exceeds the 64 positions"),
         (lambda: load("llama"), {"prompt_lengths": []}, "got no prompt_lengths"),
         (
             lambda: load("llama"),

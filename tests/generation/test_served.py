@@ -323,9 +323,12 @@ REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
     ),
     (
         lambda model: draw(model, prompt(16), max_new_tokens=45),
-        f"A sequence of 61 tokens, prompt included, does not fit into a cache of {MAX_LENGTH}.",
+        (
+            "A sequence of 61 tokens, including the prompt, does not fit into a cache of "
+            f"{MAX_LENGTH}."
+        ),
     ),
-    (stream(16, max_new_tokens=45), "A sequence of 61 tokens, prompt included, does not fit"),
+    (stream(16, max_new_tokens=45), "A sequence of 61 tokens, including the prompt, does not fit"),
     (stream(17, max_new_tokens=2), "The prompt has 17 tokens, but the longest bucket"),
     (
         lambda model: draw(
@@ -337,20 +340,20 @@ REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
         lambda model: list(
             model.stream(**prompt(4), attention_mask=torch.ones(1, 5), max_new_tokens=2)
         ),
-        r"An attention_mask of shape \(1, 5\) does not fit tokens of shape \(1, 4\).",
+        r"An attention_mask of shape \(1, 5\) does not match tokens of shape \(1, 4\).",
     ),
-    (options(num_beams=2, do_sample=False, top_k=None), "num_beams=2 cannot be served"),
-    (options(output_hidden_states=True), "output_hidden_states=True cannot be served"),
-    (options(output_attentions=True), "output_attentions=True cannot be served"),
-    (options(use_cache=False), "use_cache=False cannot be served"),
-    (options(cache_implementation="quantized"), "cache_implementation='quantized' cannot be"),
-    (options(prefill_chunk_size=2), "prefill_chunk_size cannot be served"),
-    (options(guidance_scale=2.0), "guidance_scale=2.0 cannot be served"),
-    (options(prompt_lookup_num_tokens=2), "prompt_lookup_num_tokens cannot be served"),
-    (options(custom_generate=lambda *_: None), "custom_generate= cannot be served"),
-    (options(inputs_embeds=torch.zeros(1, 4, 32)), "inputs_embeds= cannot be served"),
-    (options(position_ids=torch.tensor([[4, 5, 6, 7]])), "position_ids= cannot be served"),
-    (assistant, "assistant_model= cannot be served by compiled steps: assisted decoding"),
+    (options(num_beams=2, do_sample=False, top_k=None), "do not support num_beams=2: "),
+    (options(output_hidden_states=True), "do not support output_hidden_states=True: "),
+    (options(output_attentions=True), "do not support output_attentions=True: "),
+    (options(use_cache=False), "do not support use_cache=False: "),
+    (options(cache_implementation="quantized"), "support cache_implementation='quantized': "),
+    (options(prefill_chunk_size=2), "do not support prefill_chunk_size: "),
+    (options(guidance_scale=2.0), "do not support guidance_scale=2.0: "),
+    (options(prompt_lookup_num_tokens=2), "do not support prompt_lookup_num_tokens: "),
+    (options(custom_generate=lambda *_: None), "do not support custom_generate=: "),
+    (options(inputs_embeds=torch.zeros(1, 4, 32)), "do not support inputs_embeds=: "),
+    (options(position_ids=torch.tensor([[4, 5, 6, 7]])), "do not support position_ids=: "),
+    (assistant, "steps do not support assistant_model=: assisted decoding"),
     (own_cache, "past_key_values is a DynamicCache, but the compiled steps have their own cache"),
     (cache_of_another, "past_key_values is the cache of another model, but the compiled"),
     (ended_cache, "This cache belongs to a generation that has ended, so the cache cannot"),
@@ -378,8 +381,8 @@ def test_a_request_that_steps_cannot_have_is_refused_in_one_sentence(
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("t5", {"output_hidden_states": True}, "output_hidden_states=True cannot be served"),
-        ("t5", {"num_beams": 2, "do_sample": False, "top_k": None}, "num_beams=2 cannot be"),
+        ("t5", {"output_hidden_states": True}, "do not support output_hidden_states=True: "),
+        ("t5", {"num_beams": 2, "do_sample": False, "top_k": None}, "do not support num_beams=2: "),
         (
             "gpt2",
             {"token_type_ids": torch.ones(2, 12, dtype=torch.int64)},
@@ -442,7 +445,9 @@ def test_images_whose_tokens_have_other_positions_are_refused():
     model = serve_warm.compile_generation(eager, batch=2, max_length=60, prompt_lengths=[16])
     asked = grid()
 
-    with pytest.raises(GenerationRefused, match=r"mm_token_type_ids= cannot .*: the tokens of an"):
+    with pytest.raises(
+        GenerationRefused, match=r"mm_token_type_ids=: this model gives image tokens"
+    ):
         draw(model, asked)
 
     assert best(model, prompt(7), max_new_tokens=8) == best(eager, prompt(7), max_new_tokens=8)

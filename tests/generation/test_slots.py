@@ -146,7 +146,7 @@ def test_a_client_that_leaves_frees_its_slot(model: Any):
     [
         ([], 4, "A prompt needs at least one token, but this one is empty."),
         ([5] * 17, 4, "The prompt has 17 tokens, but the longest bucket has 16."),
-        ([5] * 16, 45, "A sequence of 61 tokens, prompt included, does not fit"),
+        ([5] * 16, 45, "A sequence of 61 tokens, including the prompt, does not fit"),
     ],
 )
 def test_a_request_that_does_not_fit_is_refused_alone(

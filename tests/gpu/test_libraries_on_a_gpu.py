@@ -165,7 +165,7 @@ def test_a_library_that_writes_into_its_argument_is_not_captured(tmp_path: Path)
     found = watch_process().counts() - before
     assert (found.compiles, found.captures, found.graph_skips) == (0, 0, 1)
     assert watch_process().events()[-1].reason == (
-        "it writes into argument 0, and a graph only has a copy of it"
+        "it writes into argument 0, but a CUDA graph has only a copy"
     )
     assert x.tolist() == [2.0] * 8
 
@@ -219,7 +219,9 @@ def test_one_that_cannot_be_captured_costs_the_others_nothing(tmp_path: Path):
     assert (watch.counts() - before).graph_skips == 1
     assert sum(each.graph_skips for each in found["bad"]) == 0
     skips = [event.reason for event in watch.events() if event.kind == "skip"]
-    assert skips[-1] == "a part of it is on the CPU, which a graph's launch does not repeat"
+    assert skips[-1] == (
+        "a part of it runs on the CPU, and launching a CUDA graph does not repeat that part"
+    )
     assert torch.cuda.current_stream() == stream
     torch.testing.assert_close(outputs, wanted, rtol=1e-3, atol=1e-3)
     # Torch's random numbers are those of no capture any more.

@@ -169,7 +169,7 @@ def test_a_deployment_that_never_comes_is_named(apps):
     text = wait_until("the caller gives up", message)
 
     assert "input 'embed' did not finish within 10 s" in text
-    assert "it may wait for other deployments: Absent" in text
+    assert "it might be waiting for other deployments: Absent" in text
 
 
 # --- later changes ----------------------------------------------------------------------------

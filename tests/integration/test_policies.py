@@ -230,7 +230,7 @@ def test_an_empty_store_can_fail_the_start(apps):
     """`on_missing: fail`: the text says which policy, and that nothing is there."""
     message = apps["miss, fail"].failed()
 
-    assert "verdict miss, and on_missing is fail" in message
+    assert "verdict miss, and on_missing is 'fail'" in message
 
 
 # --- the kill switch --------------------------------------------------------------------------

@@ -108,7 +108,7 @@ BRANCH = r"data-dependent branching at test_aot_load.py:\d+: `if {}.*`. Compile 
         (OnNumber, BRANCH.format(r"int\(given.abs\(\).max\(\).item\(\)\) == 3:")),
         (OnSize, BRANCH.format(r"rows.shape\[0\] == 0:")),
         (Broken, r"\(test_aot_load.py:\d+\): Remove the"),
-        (quantised, "packed weights are a TorchScript object.*with quantize_ of torchao"),
+        (quantised, "packed weights are a TorchScript object.*with torchao's quantize_"),
     ],
 )
 @torch.inference_mode()

@@ -774,7 +774,7 @@ def test_an_operator_of_python_is_refused():
         def forward(self, x):
             return twice(x) + 1
 
-    with pytest.raises(NoEntry, match="serve_warm_tests::twice: use operators of torch"):
+    with pytest.raises(NoEntry, match="serve_warm_tests::twice: use torch operators"):
         made_of(Custom(), torch.randn(3, 4))
 
 
@@ -837,7 +837,13 @@ def test_a_library_runs_as_one_for_a_gpu_is_run(
 
 @pytest.mark.parametrize(
     ("device", "reason"),
-    [("cpu", "a part of it is on the CPU, which a graph's launch does not repeat"), ("meta", "")],
+    [
+        (
+            "cpu",
+            "a part of it runs on the CPU, and launching a CUDA graph does not repeat that part",
+        ),
+        ("meta", ""),
+    ],
 )
 def test_what_is_on_the_cpu_in_part_is_not_captured(device: str, reason: str):
     """A launch would return the CPU result of the capture."""

@@ -285,7 +285,7 @@ def test_other_arguments_of_torch_compile_do_not_share(scaled: tuple[Path, Any])
         result = served(lambda: model(x(), 1.0))
 
     assert result.level == 1
-    assert "the build compiled with dynamic=False, but here it is" in result.reason
+    assert "the build compiled with dynamic=False, but this process compiles" in result.reason
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ def test_entries_of_before_are_not_run(tmp_path: Path):
         result = served(lambda: model(torch.ones(2, 3)))
     SESSION.unload()
 
-    assert why == "its entries were built before guards were complete: build again"
+    assert why == "its entries were built by a release without complete guards: build again"
     assert (result.level, result.reason) == (1, why)
     assert torch.equal(result.value, torch.full((2, 3), 2.0))
 

@@ -431,7 +431,7 @@ def test_another_backend_is_level_1(tmp_path: Path):
     model = serve_warm.compile(Block().eval(), backend="eager")
     library = build(tmp_path, lambda: model(x()))
 
-    assert list(library.refused.values()) == ["the backend is eager, and entries need Inductor"]
+    assert list(library.refused.values()) == ["the backend is eager, but entries need Inductor"]
     close(model(x()), model._orig_mod(x()))
 
 

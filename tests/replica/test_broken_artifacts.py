@@ -161,7 +161,7 @@ def test_an_entry_that_raises_fails_the_start_by_policy(broken: Path, tmp_path: 
     begun = start(replica(SIZES), broken, tmp_path, on_refused="fail")
     Failing.now = True
 
-    with pytest.raises(WarmupFailed, match=r"on_refused is fail.*the kernel of the build"):
+    with pytest.raises(WarmupFailed, match=r"on_refused is 'fail'.*the kernel of the build"):
         asyncio.run(begun.run())
 
 

@@ -125,7 +125,10 @@ def test_a_failed_warm_up_fails_whoever_asks_again():
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ({"deadline_s": 5, "after_ready": "forbid"}, "takes effect only in new replicas: "),
+        (
+            {"deadline_s": 5, "after_ready": "forbid"},
+            "these settings take effect only in new replicas: ",
+        ),
         ({"deadlin_s": 5}, "user_config.warmup is ignored"),
     ],
 )
@@ -282,7 +285,7 @@ class Inner(WarmupMixin):
     ("settings", "message"),
     [
         ({"artefact": "./artifacts"}, "@warmup artefact: Extra inputs are not permitted; did you"),
-        ({"artifact": "s4://bucket"}, "@warmup artifact: s4: is not the scheme of a store"),
+        ({"artifact": "s4://bucket"}, "@warmup artifact: unknown store scheme s4://"),
     ],
 )
 def test_a_wrong_keyword_of_the_decorator_is_refused_where_it_stands(settings, message):

@@ -245,7 +245,7 @@ def test_a_miss_fails_by_policy(store: LocalStore):
     """`on_missing: fail` ends the start with the reason and the hint of the miss."""
     error, report, _ = failed(WarmupFailed, StandIn(), artifact=store.uri, on_missing="fail")
 
-    assert error.message.startswith("verdict miss, and on_missing is fail: ")
+    assert error.message.startswith("verdict miss, and on_missing is 'fail': ")
     assert "serve-warm build" in error.hint
     assert (report.stage, report.verdict, report.error) == (
         *(Stage.FAILED, Verdict.MISS, str(error)),
@@ -298,7 +298,7 @@ def test_a_refusal_fails_by_policy(store: LocalStore):
 
     error, report, _ = failed(WarmupFailed, replica, artifact=store.uri, on_refused="fail")
 
-    assert error.message.startswith("verdict refused, and on_refused is fail: ")
+    assert error.message.startswith("verdict refused, and on_refused is 'fail': ")
     assert (report.stage, report.verdict) == (Stage.FAILED, Verdict.REFUSED)
     assert replica.calls == []
 
@@ -444,7 +444,7 @@ def test_an_address_that_is_no_store_is_a_setting_to_correct():
     _, report, _ = failed(ConfigError, StandIn(), artifact="s3://bucket?version=1")
 
     assert report.stage is Stage.FAILED
-    assert "the address of a s3: store contains a query" in report.error
+    assert "s3:// addresses must not contain a query" in report.error
 
 
 # --- deadlines and inputs ------------------------------------------------------------------

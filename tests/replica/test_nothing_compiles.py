@@ -60,4 +60,4 @@ def test_a_policy_holds_for_a_model_that_is_compiled_by_its_first_request(tmp_pa
     report = start("lazy", artifact=str(tmp_path), on_missing="fail")["report"]
 
     assert report["stage"] == "FAILED"
-    assert "verdict miss, and on_missing is fail" in report["error"]
+    assert "verdict miss, and on_missing is 'fail'" in report["error"]

@@ -428,7 +428,7 @@ def test_an_address_that_is_no_store_is_said_by_the_start():
     replica = StandIn()
     work, taken = prefetched(replica, artifact="s3://bucket?version=1")
 
-    with pytest.raises(ConfigError, match="store contains a query"):
+    with pytest.raises(ConfigError, match="addresses must not contain a query"):
         start(replica, work, artifact="s3://bucket?version=1")
 
     assert taken is None

@@ -194,7 +194,7 @@ def test_an_input_is_proven_on_all_ranks_or_on_none(starts: dict[str, list[dict[
     assert (first["passes"], second["passes"]) == (4, 4)
     assert first["covered"] == second["covered"] == {"expected": 2, "proven": 0}
     why = second["inputs"][0]["note"]
-    assert why.startswith("not quiet: 1 compiles; double (compiled.py:")
+    assert why.startswith("was not quiet: 1 compiles; double (compiled.py:")
     assert first["inputs"][0]["note"] == f"rank 1: {why}"
     assert first["degraded"]
     assert second["degraded"]

@@ -580,7 +580,7 @@ def test_a_pool_that_still_compiles_is_not_proven():
         progress = run(replay([shape(1)], call))
 
     assert progress.proven == set()
-    assert progress.unproven["size 1"].startswith("not quiet: 1 compiles; double (compiled.py:")
+    assert progress.unproven["size 1"].startswith("was not quiet: 1 compiles; double (compiled.py:")
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
@@ -837,7 +837,7 @@ def test_a_deadline_in_the_middle_says_what_was_covered():
     error = failure(WarmupTimeout, warmup)
 
     assert "input 'stuck' did not finish within 1 s; 1 of 3 inputs were replayed" in error.message
-    assert "it may wait for other deployments: Ranker, Reader" in error.message
+    assert "it might be waiting for other deployments: Ranker, Reader" in error.message
     assert error.covered == "1 of 3 inputs were replayed"
     assert "deadline_s or input_deadline_s" in error.hint
 

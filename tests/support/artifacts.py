@@ -84,7 +84,7 @@ class MemoryStore:
             sink(offset, piece)
             offset += len(piece)
         if offset != found.size_bytes:
-            raise StoreError(f"{self.uri}: {found.key!r} was changed while it was read")
+            raise StoreError(f"{self.uri}: {found.key!r} was changed while it was being read")
 
     def create(self, key: str, source: bytes | BinaryIO) -> None:
         check_key(key)

@@ -95,7 +95,7 @@ def test_without_the_package_the_scheme_is_unknown(tmp_path: Path):
     ended = run("-m", "serve_warm.cli", "verify", "sqlite:///srv/artifacts.db", path=(tmp_path,))
 
     assert ended.returncode == 1
-    assert "sqlite: is not the scheme of a store address" in ended.stderr
+    assert "unknown store scheme sqlite://" in ended.stderr
 
 
 @pytest.mark.parametrize(

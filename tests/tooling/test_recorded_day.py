@@ -293,7 +293,7 @@ def test_seats_that_no_start_can_use_look_bad(recorded: Prometheus) -> None:
         "unavailable": color("red"),
     }
     assert none.lines == []
-    assert "no such start: seats are not configured" in none.body(240, 100)
+    assert "no such start: no seats are configured" in none.body(240, 100)
 
 
 def test_no_data_looks_neither_good_nor_bad(recorded: Prometheus) -> None:

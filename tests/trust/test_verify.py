@@ -432,7 +432,7 @@ def test_an_artifact_from_the_future_is_refused(limit: float | None):
 
     assert refused is not None
     assert refused.reason == "expired"
-    assert "in the future by this machine's clock" in refused.message
+    assert "in the future according to this machine's clock" in refused.message
 
 
 def test_the_age_is_counted_by_this_machine_unless_it_is_told():
