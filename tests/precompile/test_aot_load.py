@@ -93,7 +93,7 @@ def test_a_trace_that_never_ends_is_a_reason():
     """The number of traces is limited, as torch limits it."""
     given = {"backend": restarting(RESTARTS), "dynamic": False}
 
-    with pytest.raises(NoEntry, match=r"restarted its trace.*Compile a smaller part"):  # noqa: SIM117
+    with pytest.raises(NoEntry, match=r"restarted its trace.*Compile only a part"):  # noqa: SIM117
         with as_reasons():
             capture(entry, nn.Linear(4, 4).eval(), [torch.ones(2, 4)], given)
 
