@@ -90,13 +90,18 @@ def test_no_unit_test_has_a_cluster_or_a_server(suite: list[lanes.Collected]):
     assert all((lanes.TESTS / folder).is_dir() for folder in lanes.OTHER_FOLDERS)
 
 
-def test_ci_runs_the_lanes():
-    """`.ci/run` leaves out only `make stress`."""
+def test_ci_runs_the_lanes(suite: list[lanes.Collected], pytestconfig: pytest.Config):
+    """`.ci/run` runs `make test` and `make test-long` in one run, and leaves out `make stress`."""
     script = (ROOT / ".ci" / "run").read_text()
+    by_target = expressions(pytestconfig)
 
-    ran = re.findall(r"^make (.*)$", script, re.MULTILINE)
+    ran = re.findall(r"^make test(.*)$", script, re.MULTILINE)
+    (found,) = [re.fullmatch(r" ARGS='-m \"(.*)\"'", arguments) for arguments in ran]
 
-    assert [each for each in ran if each.startswith("test")] == ["test", "test-long"]
+    assert found is not None
+    for each in suite:
+        in_a_lane = any(selects(by_target[name], each.marks) for name in ("test", "test-long"))
+        assert selects(found[1], each.marks) is in_a_lane, each.name
 
 
 @pytest.mark.parametrize(
