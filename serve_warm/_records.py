@@ -34,7 +34,13 @@ else:
         def define(kind: Kind) -> Kind:
             own = vars(kind)
             methods = {name: method for name, method in shared.items() if name not in own}
-            made = dataclasses.dataclass(kind, kw_only=kw_only, eq=False, repr=False)
+            # `dataclasses` refuses a class with a frozen base that is not frozen itself.
+            bases = [vars(base).get("__dataclass_params__") for base in kind.__mro__[1:]]
+            below = any(base is not None and base.frozen for base in bases)
+            made = dataclasses.dataclass(
+                kind, kw_only=kw_only, eq=False, repr=False, frozen=frozen and below
+            )
+            made.__dataclass_params__.frozen = frozen  # for classes that inherit from this one
             for name, method in methods.items():
                 setattr(made, name, method)
             return made
@@ -63,10 +69,14 @@ def _hash(self: Any) -> int:
 
 
 def _set(self: Any, name: str, value: object) -> None:
-    # `__init__` sets each field once.
-    if name in self.__dict__ or name not in type(self).__dataclass_fields__:
+    kind = type(self)
+    if name in kind.__dataclass_fields__:
+        refused = name in self.__dict__  # `__init__` sets each field once
+    else:
+        refused = "__dataclass_fields__" in vars(kind)  # a plain subclass may have more attributes
+    if refused:
         raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
-    self.__dict__[name] = value
+    object.__setattr__(self, name, value)
 
 
 def _delete(_: Any, name: str) -> None:

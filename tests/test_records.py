@@ -114,3 +114,42 @@ def test_a_record_that_contains_itself_has_a_text():
     kept.items.append(kept)  # type: ignore[arg-type]
 
     assert repr(kept) == "Kept(x=1, items=[...])"
+
+
+@pytest.mark.parametrize("decorator", [record, dataclasses.dataclass])
+def test_a_frozen_record_can_be_inherited_from(decorator: Any):
+    """By another record and by a user's frozen dataclass, but not by a class that can change."""
+
+    @decorator(**FROZEN)
+    class More(Kept):
+        y: int = 0
+
+    more = More(x=1, y=2)
+
+    assert more == More(x=1, y=2) != More(x=1)
+    assert hash(dataclasses.replace(more, items=())) == hash(More(x=1, y=2, items=()))
+    assert repr(more).endswith("More(x=1, items=[], y=2)")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        more.y = 3
+    with pytest.raises(TypeError, match="cannot inherit non-frozen dataclass from a frozen one"):
+
+        @decorator(kw_only=True)
+        class Loose(Kept):
+            y: int = 0
+
+
+@pytest.mark.parametrize("decorator", [record, dataclasses.dataclass])
+def test_a_plain_subclass_may_have_more_attributes(decorator: Any):
+    @decorator(**FROZEN)
+    class Base:
+        x: int
+
+    class Plain(Base):
+        pass
+
+    plain = Plain(x=1)
+    plain.more = 2
+
+    assert (plain.x, plain.more) == (1, 2)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plain.x = 3

@@ -38,7 +38,7 @@ MAX_WINDOW_LOG = 27
 _CHUNK_BYTES = 1 << 20
 
 Progress = Callable[[str, int, int], None]
-"""Called with the name of the transfer, the bytes done and the total bytes."""
+"""Function that receives the name of a transfer, the bytes done and the total bytes."""
 
 
 class Source(Protocol):

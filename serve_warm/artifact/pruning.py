@@ -26,7 +26,8 @@ GRACE_S = 86400.0
 """Seconds for which a blob that no statement names is kept, because a push writes blobs first."""
 
 DELETED_AT_ONCE = 50
-"""Number of blobs to delete before listing the statements again: a new one may name an old blob."""
+"""Number of blobs to delete before listing statements again: a new statement may name an old
+blob."""
 
 _HEX_64 = re.compile(r"[0-9a-f]{64}")
 

@@ -132,13 +132,14 @@ class ReadingOrder:
         return keys
 
     def note(self, statement: Statement, *, fits: bool) -> None:
-        """Note the signed creation time of a statement that was read, unless it is not believed."""
+        """Record the signed creation time of a statement that was read, if the statement is
+        believed."""
         if statement.readable is None:
             return
         signed_unix = statement.readable.manifest.created_unix
         if self._read[statement.key] < signed_unix - CLOCK_SKEW_S:
-            # A copy of the store that did not keep times can cause this. Then no time in the store
-            # is reliable.
+            # This happens if the store was copied without its times. Then no time in the store is
+            # reliable.
             self._clock_is_right = False
         if fits:
             self._best_unix = max(self._best_unix, signed_unix)

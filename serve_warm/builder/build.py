@@ -112,7 +112,8 @@ def build(
 
 
 class _Work:
-    """The timed work of a build on Ray: a cold start that packs, and warm starts as proof."""
+    """The timed work of a build on Ray: a cold start to pack, and warm starts to prove the
+    artifact."""
 
     def __init__(
         self, app: App, on: Cluster, settings: Mapping[str, Any], progress: Progress

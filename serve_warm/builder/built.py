@@ -55,7 +55,8 @@ class Built:
     """Wall seconds of the build by phase, in order. `round trips` covers all round trips. Single
     round trips are listed by label, and may have run at the same time."""
     warnings: tuple[str, ...]
-    """The warnings of the replicas, each once, in the latest wording."""
+    """The warnings of the replicas. Of warnings that differ only in numbers, only the latest is
+    listed."""
     cold: Mapping[str, Any]
     """The report of the replica that compiled."""
     round_trip: Mapping[str, Any]

@@ -99,7 +99,8 @@ class Start:
                     return [asked.result(timeout_s=ASK_S)]
                 return sorted(asked.results(timeout_s=ASK_S), key=_rank)
             except TimeoutError as error:
-                # This applies only if this wait timed out, not if the replica's own work did.
+                # A TimeoutError of the replica's own work arrives as a RayTaskError, and must be
+                # raised.
                 if isinstance(error, RayTaskError) or time.monotonic() > end:
                     raise
 

@@ -166,7 +166,8 @@ def harmless(text: str) -> str:
     all good
     '\x1b[2Ktrusted'
     """
-    # Only at line feeds, not with splitlines(): a terminal acts on Python's other line ends.
+    # Split only at line feeds. splitlines() would also split at control characters, and so hide
+    # them from the check below.
     lines = redact(text).expandtabs(4).split("\n")
     return "\n".join(line if line.isprintable() else repr(line) for line in lines)
 

@@ -113,7 +113,7 @@ class _Compared:
         return self.considered.statement
 
     def newest(self) -> tuple[str, str]:
-        """Return the key by which a pull orders matching artifacts. It loads the largest."""
+        """Return the sort key of a pull, which loads the matching artifact with the largest key."""
         return self.considered.created, self.statement
 
     def nearest(self) -> tuple[bool, bool, int]:

@@ -75,11 +75,11 @@ class Observed:
     """The last event or problem, in a line; empty if there is none."""
     figures_alone: bool = False
     """Whether the source is a page of metrics. Then `store` and `doing` are unknown, and `event`
-    has counts instead of the replica's words."""
+    has counts instead of the replica's own text."""
 
     @property
     def names(self) -> tuple[str, str, str]:
-        """Application, deployment, replica."""
+        """Names of the application, the deployment and the replica."""
         return self.application, self.deployment, self.replica
 
     @property
@@ -428,7 +428,8 @@ def _of_figures(
     ended, heartbeat_s, took_s = one("replica_alive") == 0.0, None, one("ready_seconds")
     if not ended:
         heartbeat_s = one("heartbeat_age_seconds")
-    # A server withdraws READY from a replica that is dead or hangs, but keeps its ready_seconds.
+    # For a replica that is dead or hangs, a server stops exporting READY but still exports
+    # ready_seconds.
     stage = which("stage").upper() or ("" if took_s is None else "READY")
     last = [label for name, label in figures if name == "serve_warm_stage"]
     if ended and not stage and len(last) == 1:
@@ -583,5 +584,5 @@ def _count(value: Any) -> int | None:
 
 
 def _age(seconds: float) -> float | None:
-    """Return the seconds; None if negative, because the clock then belongs to another boot."""
+    """Return the seconds; None if negative, because the time is then from before a reboot."""
     return max(0.0, seconds) if seconds > -1.0 else None

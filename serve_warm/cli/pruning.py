@@ -145,7 +145,7 @@ def _show(pruned: pruning.Pruned, did: str) -> None:
         screen.words(
             ("why", "torch", "created", did),
             [
-                # To the minute, so that the statement fits the window.
+                # Show the time only to the minute, so that the statement fits the window.
                 (item.why, item.torch or "-", item.created[:16].replace("T", " "), item.statement)
                 for item in pruned.removed
             ],
@@ -187,7 +187,7 @@ def _statements_in(data: Any) -> set[str]:
         ValueError: `data` has neither reports nor statements.
     """
     items = data if isinstance(data, list) else [data]
-    # The report of a replica without an artifact has an empty one.
+    # In the report of a replica without an artifact, the statement is empty.
     return {_statement_of(item) for item in items} - {""}
 
 

@@ -252,9 +252,10 @@ def as_data(start: Start) -> dict[str, Any]:
 
 
 def as_trace(starts: Sequence[Start]) -> dict[str, Any]:
-    """Return a trace for Chrome and Perfetto: one process per start, a track for other threads.
+    """Return a trace for Chrome and Perfetto, in which each start is a process with two tracks.
 
-    All starts of a node share one clock, so the trace shows which replica waited for which.
+    The second track shows the work of other threads. All starts of a node share one clock, so the
+    trace shows which replica waited for which other replica.
     """
     spans = [span for start in starts for span in start.spans]
     zero = min((span.began_boot_s for span in spans), default=0.0)

@@ -43,8 +43,8 @@ COUNTERS = re.compile(r" pass \d+(, \d+/\d+ inputs)?")
 """Pattern of the counters in a text about a start, such as `pass 2, 3/6 inputs`."""
 
 ROUNDS = re.compile(r"(?<! of) \d+(/\d+)?$")
-"""Pattern of the counter at the end of a line of bench. `3 of 6` and the port of an address
-stay."""
+"""Pattern of the counter at the end of a line of bench. It does not match `3 of 6` or the port of
+an address."""
 
 stderr = Console(stderr=True, highlight=False)
 stdout = Console(highlight=False)

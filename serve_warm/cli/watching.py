@@ -98,7 +98,7 @@ def status(
         state_dir = resolve(WarmupConfig()).state_dir or ""
 
     def look() -> Look:
-        # Each time, because the first replica chooses the directory.
+        # Find the directory at each look, because the first replica chooses it.
         directory = state_dir if state_dir or pages else node.default_directory()
         return observed.look(directory, pages).of(application, deployments)
 
@@ -165,7 +165,7 @@ def choose(now: Look, which: Which) -> list[Observed]:
 
 
 def troubles(now: Look) -> list[str]:
-    """Return a sentence for each source that was not read, or a sentence if no replica exists."""
+    """Return a sentence for each source that was not read. If no replica exists, say so instead."""
     if now.troubles or now.living:
         return list(now.troubles)
     where = " and ".join(now.sources)
@@ -283,8 +283,8 @@ def notes(each: Observed) -> list[str]:
 
 
 ASK_STORE = {"miss": "diff", "refused": "verify"}
-"""The command that explains a verdict, by verdict. A partial hit has no command, because `diff`
-only says that the artifact fits. The replica reports what was compiled."""
+"""The command that explains a verdict, by verdict. No command explains a partial hit: `diff` would
+only say that the artifact fits. The replica itself reports what was compiled."""
 
 
 def _told_of_store(each: Observed) -> str:

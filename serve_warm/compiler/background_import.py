@@ -84,8 +84,8 @@ class Turns:
         self._forking = 0
         self._alone: int | None = None
         self._steps = 0
-        """Number of times that a thread became the only importer, or that this thread began or
-        ended a module."""
+        """Counts progress: increases when a thread becomes the only importer, and when that thread
+        begins or ends importing a module."""
         self._own = threading.local()
         self._find_and_load: Callable[[str, Any], Any] = getattr(_bootstrap, _FIND)
         self._watched = self._load  # one bound method, so that `end` can compare identities
@@ -100,7 +100,7 @@ class Turns:
 
     def end(self) -> None:
         """Stop watching imports."""
-        # Another library may have wrapped the hook. Then the hook stays, and only calls the
+        # If another library has wrapped the hook, leave the hook in place. It then only calls the
         # original function.
         if getattr(_bootstrap, _FIND) is self._watched:
             setattr(_bootstrap, _FIND, self._find_and_load)

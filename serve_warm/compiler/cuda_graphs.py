@@ -66,7 +66,7 @@ def _note(event: CompileEvent) -> None:
 
 
 class _Elsewhere(threading.local):
-    """A flag for each thread: whether the code that makes captures counts the captures itself."""
+    """A flag for each thread: whether the code that is running counts its captures itself."""
 
     counted = False
 
@@ -95,7 +95,7 @@ _one_at_a_time = threading.RLock()
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Prevent captures in other threads, because such captures could break a capture here.
+    """Prevent captures in other threads, because they could break a capture in this thread.
 
     From 2.13 on, torch's graph trees have their own lock for this, and take serve_warm's lock after
     their own (`_hook_trees`). A thread that captured before the trees were imported holds only
@@ -319,8 +319,8 @@ def end_broken(device_index: int, pool: Any) -> None:
     import torch
 
     allocator: Any = torch._C
-    # For the allocator, a capture that broke has not ended, but a capture that ran out of memory
-    # has ended.
+    # The allocator treats a broken capture as still running. A capture that ran out of memory has
+    # already ended, so these calls may raise.
     with contextlib.suppress(RuntimeError):
         allocator._cuda_endAllocateToPool(device_index, pool)
         allocator._cuda_releasePool(device_index, pool)

@@ -30,8 +30,8 @@ def forbid() -> Iterator[None]:
         if "torch._dynamo" in sys.modules:
             stack.enter_context(_forbidden_to_dynamo())
         else:
-            # Nothing can compile yet. If a thread imports Dynamo later, nothing may compile then
-            # either.
+            # Nothing can compile yet. If a thread imports Dynamo later, compiling must be forbidden
+            # from then on.
             _forbidding = stack
             when_imported("torch._dynamo", _forbid_from_its_import)
         try:
@@ -41,7 +41,7 @@ def forbid() -> Iterator[None]:
 
 
 _forbidding: contextlib.ExitStack | None = None
-"""The block that began without Dynamo, if one is active."""
+"""The running `forbid` block that began before Dynamo was imported, if any."""
 
 
 def _forbid_from_its_import(_: ModuleType) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from serve_warm.errors import GenerationRefused
 
 Active = tuple[Any, ...]
-"""Names of the active and the merged adapters of a model. Empty without adapters."""
+"""Names of a model's active adapters and merged adapters. Empty if the model has no adapters."""
 
 
 class Adapters:
@@ -24,7 +24,8 @@ class Adapters:
         self._layer: Any = None
 
     def find(self) -> Active:
-        """Find an adapter layer again, because adapters can be added later, and read the layer."""
+        """Search the model for an adapter layer, because adapters can be added later, and read
+        it."""
         layers = (part for part in self._model.modules() if _has_adapters(part))
         self._layer = next(layers, None)
         return self.read()
@@ -48,7 +49,7 @@ class Adapters:
 
 
 def _has_adapters(part: Any) -> bool:
-    # Models of transformers have methods of these names, and layers of peft have properties.
+    # In transformers models, these names are methods. In peft layers, they are properties.
     names = ("active_adapters", "disable_adapters")
     of_class = all(isinstance(getattr(type(part), name, None), property) for name in names)
     return of_class and hasattr(part, "merged_adapters")

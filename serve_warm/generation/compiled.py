@@ -82,7 +82,7 @@ def _compile_steps(
         kinds |= {"encode": (steps.Encode, model.get_encoder()), "begin": (steps.Begin, model)}
     else:
         kinds["prefill"] = (steps.Prefill, model)
-    # A graph break would leave the cache's update to the code between two graphs.
+    # With a graph break, eager code between two graphs would have to update the cache.
     given = {"dynamic": False, "fullgraph": True, **arguments}
     return {
         name: compile_(kind(of, cache, form).eval(), **given) for name, (kind, of) in kinds.items()

@@ -19,7 +19,7 @@ from serve_warm.errors import GenerationRefused
 
 PICTURES = ("mm_encoder_outputs", "pixel_values", "image_sizes")
 """Arguments of a prompt that `generate` passes on. `transformers` runs the image encoder before the
-first call and passes its states (5.23); a prompt without images has none."""
+first call and passes its states (5.23); a prompt without images has none of these arguments."""
 
 
 def pictures_in(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def embed(model: Any, tokens: torch.Tensor, pictures: Mapping[str, Any]) -> torc
     """
     decoder, name = model.get_decoder(), type(model).__name__
     parent, key = _holder_of(model, decoder, name)
-    # A copy of the parent: the model stays as its entries know it.
+    # Change only a copy of the parent, because entries rely on the model as it is.
     copy: Any = object.__new__(type(parent))
     vars(copy).update(vars(parent))
     vars(copy)["_modules"] = {**parent._modules, key: _Instead(decoder)}
@@ -61,7 +61,8 @@ def embed(model: Any, tokens: torch.Tensor, pictures: Mapping[str, Any]) -> torc
 
 
 NEVER_IGNORED = (torch.Tensor, list, tuple, Mapping)
-"""Kinds of arguments that change an answer: masks, positions, states for deeper layers."""
+"""Types of arguments that can affect the answer, such as masks, positions and states for deeper
+layers."""
 
 
 class _DecoderCalled(Exception):
@@ -75,7 +76,7 @@ class _Instead(nn.Module):
 
     def __init__(self, decoder: Any) -> None:
         super().__init__()
-        vars(self)["decoder"] = decoder  # not a child: its modules are those of the model
+        vars(self)["decoder"] = decoder  # not a child module: it belongs to the model
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["decoder"], name)

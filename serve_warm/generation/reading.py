@@ -60,7 +60,7 @@ def read(model: Any, *, max_length: int, prompt_lengths: Sequence[int]) -> Needs
     kinds = getattr(config, "layer_types", None)
     windows = _windows(model, own, config, kinds, max_length)
     accepted = inspect.signature(model.forward).parameters
-    # `GenerationMixin` gives such models a mask for each kind, too (5.20, 5.23).
+    # `GenerationMixin` also passes a separate mask for each layer type to such models (5.20, 5.23).
     types = sorted(dict(zip(kinds, windows, strict=True)).items()) if kinds else []
     form = CallForm(
         dtype=model.dtype,

@@ -66,7 +66,7 @@ UNKNOWN = {
     "mm_token_type_ids": "this model gives image tokens their own positions",
     "token_type_ids": "the model handles each token by its type",
 }
-"""Why some other arguments of a model are refused."""
+"""Reasons for refusing some other arguments of a model, by argument."""
 
 
 class Rows(Cache):
@@ -83,9 +83,9 @@ class Rows(Cache):
         self.decoder, self.buffers = decoder, buffers
         self.slots: list[int] = []
         self.lengths: list[int] = []
-        """Tokens of each row in its slot, without padding."""
+        """Number of tokens that each row has in its slot, without padding."""
         self.seen = 0
-        """Number of tokens of a row with padding, as `generate` counts them."""
+        """Number of tokens in each row, padding included, as `generate` counts them."""
         self.is_open = True
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -93,7 +93,7 @@ class Rows(Cache):
         del layer_idx
         return self.seen
 
-    # Whisper's `generate` takes outputs apart by row, and the cache with them (5.23).
+    # Whisper's `generate` splits each output into rows, and also splits the cache (5.23).
 
     @property
     def self_attention_cache(self) -> Any:
@@ -143,7 +143,7 @@ class Rows(Cache):
 class CompiledGeneration:
     """The part of a served model that sends calls to the compiled steps."""
 
-    # Annotated in one place; set by `serve`.
+    # `serve` sets these attributes.
     _serve_warm_decoder: CachedDecoder
     _serve_warm_buffers: SlotCache
     _serve_warm_local: threading.local
@@ -193,7 +193,8 @@ class CompiledGeneration:
         rows = Rows(decoder, self._serve_warm_buffers)
 
         def chosen(logits: torch.Tensor) -> torch.Tensor:
-            # A copy, because it is made in inference mode and could not be changed in place.
+            # Pass a copy: the logits are inference tensors, which `choose` could not change in
+            # place.
             return logits.argmax(-1) if choose is None else choose(logits.clone())
 
         def made() -> Iterator[torch.Tensor]:
@@ -254,7 +255,8 @@ class CompiledGeneration:
             logits = rows.step(_one_column(tokens))
         return CausalLMOutputWithPast(logits=logits[:, None], past_key_values=rows)
 
-    # Names of `GenerationMixin`, seen in 5.20 and 5.23. The rest of their arguments differs.
+    # These override private methods of `GenerationMixin` (5.20, 5.23), whose other arguments differ
+    # between versions.
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *_rest: Any, **_more: Any
@@ -290,7 +292,7 @@ def serve(model: Any, decoder: CachedDecoder, buffers: SlotCache) -> Any:
         return self._serve_warm_call(own, past_key_values, kwargs)
 
     names = {"forward": forward, "__module__": PACKAGE, "__doc__": kind.__doc__}
-    # Some code of transformers asks for the name of the class.
+    # Keep the class name, because some code in transformers checks it.
     served_kind = type(kind.__name__, (CompiledGeneration, kind), names)
     served: Any = object.__new__(served_kind)
     vars(served).update(vars(model))

@@ -29,12 +29,12 @@ ChooseToken = Callable[[torch.Tensor], int]
 
 @dataclass
 class Sequence:
-    """One running sequence: the newest token and its position, and the tokens not yet taken."""
+    """One running sequence: its newest token and position, and the tokens still to be yielded."""
 
     token: int
     position: int
     left: int
-    """Number of tokens that are still missing."""
+    """Number of tokens that are still to be generated."""
     choose: ChooseToken | None
     made: deque[int | Exception] = field(default_factory=deque)
 
@@ -90,7 +90,7 @@ class Slots:
         self._decoder.check_length(len(prompt) + count)
         slot = await self._free.get()
         try:
-            # A cancelled call may still run, but the one thread runs it before any call for the
+            # A cancelled call may still run. The model thread runs it before any call for the
             # slot's next sequence.
             token = await self._call(self._prefill, slot, prompt, choose)
             sequence = Sequence(token=token, position=len(prompt), left=count - 1, choose=choose)
@@ -104,7 +104,7 @@ class Slots:
 
     async def _next(self, sequence: Sequence) -> int:
         async with self._stepping:
-            if not sequence.made:  # the last holder of the lock may have made it
+            if not sequence.made:  # another sequence may have run the step
                 await self._step()
         made = sequence.made.popleft()
         if isinstance(made, Exception):
@@ -115,7 +115,7 @@ class Slots:
         running = {slot: item for slot, item in self._running.items() if item.left}
         newest = {slot: (item.token, item.position) for slot, item in running.items()}
         choosers = {slot: item.choose for slot, item in running.items()}
-        # If this is cancelled, another sequence repeats the step and writes the same values.
+        # If this call is cancelled, another sequence repeats the step and writes the same values.
         made = await self._call(self._decode, newest, choosers)
         for slot, sequence in running.items():
             sequence.extend(made[slot])
@@ -147,7 +147,7 @@ class Slots:
         return {**made, **refused}
 
     def _why_not(self, slot: int) -> Exception | None:
-        # Its own stream raises it. Sequences that began with the new adapter go on.
+        # Only this sequence raises the error. Sequences that began with the new adapter continue.
         try:
             self._decoder.check_adapter(slot)
         except GenerationRefused as why:
@@ -157,8 +157,9 @@ class Slots:
 
 def _chosen(choose: ChooseToken, logits: torch.Tensor) -> int | Exception:
     try:
-        # A copy, because it is made in inference mode and could not be changed in place.
+        # Pass a copy: the logits are inference tensors, which `choose` could not change in place.
         return choose(logits.clone())
-    # It is code of one request, and other sequences share its step. Its own stream raises it.
+    # `choose` is code of one request, and other sequences share the step. So return the error,
+    # which only this request's sequence raises.
     except Exception as error:  # noqa: BLE001
         return error

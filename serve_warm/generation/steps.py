@@ -24,7 +24,7 @@ from serve_warm._records import record
 
 GRAPH = 2
 """Version of the graphs that this module's code makes. Increase it if the graphs change. Entries
-are checked against this version, because facts never digest the code of this package."""
+are checked against this version, because facts contain no digest of this package's code."""
 
 
 @record(frozen=True, kw_only=True)
@@ -40,16 +40,16 @@ class LayerShape:
 
 @record(frozen=True, kw_only=True)
 class CallForm:
-    """The form in which a model takes the arguments of a step."""
+    """The arguments that a model expects in a step: its masks, positions and encoder states."""
 
     dtype: torch.dtype
     has_bool_masks: bool
     window: int
     """Number of positions that every layer attends to, unless `layer_types` has several values."""
     layer_types: tuple[tuple[str, int], ...] = ()
-    """Kinds of layers with their windows, if the model takes a mask for each kind."""
+    """Layer types with their windows, if the model takes a separate mask for each layer type."""
     positions: str = ""
-    """Keyword of the positions of tokens; empty if the model counts them from its cache."""
+    """Name of the argument for token positions; empty if the model derives them from its cache."""
     has_logits_to_keep: bool = False
     """Whether the model can run its head on one token of a prompt."""
     masks_encoder: bool = False
@@ -96,7 +96,8 @@ class SlotCache(nn.Module):
         self.layers = nn.ModuleList(
             LayerCache(one, _size(one.window), slots=slots, like=like) for one in layers
         )
-        # Cross-attention reads all of it, without a mask in some models, so nothing is behind it.
+        # Cross-attention reads the whole cache, in some models without a mask, so this cache has no
+        # positions behind the ring.
         self.cross = nn.ModuleList(
             LayerCache(one, one.window, slots=slots, like=like) for one in cross
         )
@@ -110,7 +111,7 @@ def _size(window: int) -> int:
 
 
 def _places(positions: Any, cache: Any, limit: int) -> Any:
-    """Return where to write tokens: behind the ring from position `limit` on, else in the ring."""
+    """Return each token's index in the cache: behind the ring if its position is >= `limit`."""
     return torch.where(positions < limit, positions % cache.window, cache.keys.shape[2] - 1)
 
 
@@ -136,7 +137,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         # Indices on both sides of a slice move the indexed dimensions to the front.
         self.cache.keys[self.rows, :, self.places] = self._written(key_states)
         self.cache.values[self.rows, :, self.places] = self._written(value_states)
-        # A slot gets its prompt first, so a prompt attends only to itself.
+        # The prompt is the first content of a slot, so it attends only to itself.
         if self.is_prompt:
             return key_states, value_states
         return self.cache.keys, self.cache.values
@@ -145,8 +146,8 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         by_token = states.transpose(1, 2)
         if self.kept is None:
             return by_token
-        # All padding goes to one place, and a GPU writes it in any order. Equal values keep the
-        # cache the same from call to call.
+        # All padding is written to one position, and a GPU writes in any order. If all padding has
+        # the same value, each call leaves the same cache.
         return by_token.masked_fill(~self.kept[..., None, None], 0)
 
     def get_seq_length(self) -> Any:
@@ -218,7 +219,7 @@ class Prefill(_Step):
 
         layers, limit = [], self.slots.max_length
         for cache in self.slots.layers:
-            # Padding goes behind the ring, and so do tokens that later ones would overwrite.
+            # Write padding behind the ring, and also tokens that later tokens would overwrite.
             kept = (positions <= last) & (positions > last - cache.window)
             places = _places(positions.masked_fill(~kept, limit), cache, limit)
             layers.append(_Layer(cache, slot[:, None], places, seen=0, is_prompt=True, kept=kept))
@@ -289,7 +290,7 @@ class Decode(_Step):
         rows = torch.arange(self.slots.count, device=tokens.device)[:, None]
         where = positions[:, None]
         own = where.clamp(max=limit - 1)
-        # Models without an argument for positions count all rows from one number.
+        # Models without an argument for positions use one position for all rows.
         seen = where.masked_fill(where >= limit, 0).amax()
 
         def of_window(window: int) -> Any:

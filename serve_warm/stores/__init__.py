@@ -38,7 +38,7 @@ class Object:
     key: str
     size_bytes: int
     modified_unix: float
-    """When the object was written, by the store's clock, in seconds since the epoch."""
+    """Time at which the object was written, in seconds since the epoch, by the store's clock."""
     version: str
     """Identifier of the exact bytes (an ETag, a commit); empty if the store has no versions."""
 

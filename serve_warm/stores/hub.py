@@ -275,7 +275,7 @@ class HubStore:
                         raise ObjectExists(key, store=self.uri)
                     self._pin.wrote(head)
                     return
-                # Keep this between attempts, so that data is not uploaded twice.
+                # Keep the operation between attempts, so that data is not uploaded twice.
                 operation = operation or self._upload(key, source, folder)
                 if (made := self._try_commit("write", key, operation, head, tries)) is not None:
                     self._check_there(key, made, operation.upload_info.size)

@@ -136,7 +136,7 @@ def _read_bounded(answer: Any, pulse: Pulse) -> bytes:
         raise OverlongError("the answer is compressed, but serve_warm did not ask for compression")
     body = bytearray()
     for piece in answer.iter_raw():
-        # Do not record this as activity, so that a slow answer ends at the timeout.
+        # Do not record pieces as activity, so that a slow answer ends at the timeout.
         pulse.check_wanted()
         body += piece
         if len(body) > MAX_ANSWER_BYTES:

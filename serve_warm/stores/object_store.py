@@ -171,8 +171,9 @@ class ObjectStore:
 
         check_prefix(prefix)
         own = f"{self.prefix}/" if self.prefix else ""
-        # obstore lists by whole names only. Keys never contain private use characters, and sort
-        # before them.
+        # obstore lists whole folders only, so begin at an offset just before `prefix`. The offset
+        # ends with a private use character, which no key contains and which sorts after all
+        # characters of keys.
         folder, _, begun = (start := own + prefix).rpartition("/")
         after = f"{start[:-1]}{chr(ord(start[-1]) - 1)}\U0010fffd" if begun else None
         stream = obstore.list(self._reader, folder or None, offset=after)

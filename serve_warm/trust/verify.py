@@ -207,10 +207,9 @@ def _age_s(created: str, now_unix: float) -> float:
 
 
 def describe_end(trust: Trust, *, created: str) -> str:
-    """Return a warning that an artifact will soon be too old, once 90 % of the limit has passed.
+    """Return a warning that an artifact will soon be too old; empty before 90 % of the age limit.
 
-    Return an empty string before that. The warning comes before the artifact is refused and starts
-    become cold.
+    With the warning, the artifact can be rebuilt before it is refused and starts become cold.
     """
     age_s, limit_s = _age_s(created, time.time()), trust.age_limit_s
     if age_s < 0.9 * limit_s:

@@ -171,7 +171,7 @@ def test_a_hundred_starts_leave_nothing_behind(cluster: Cluster):
     for number in range(100):
         wait_until("a seat waits", lambda: has_one_waiting(keeping))
         (app,) = cluster.start({"next": seat_apps.bound("many", count=0)}).values()
-        used = seat(app.ready())
+        used = app.ready().report()["seat"] or {"hit": False, "miss": "not on a seat"}
         misses += [(number, used["miss"])] if not used["hit"] else []
         cluster.delete({"next": app})
         wait_until("the replica ends", lambda app=app: app.status()[0] == "NOT_STARTED")
