@@ -211,10 +211,10 @@ class _Step:
     """One component of a path."""
 
     path: Path
-    """Its name, below the real path of its parent folder."""
+    """The component's own path, below the real path of its parent folder."""
     status: os.stat_result
     last: bool
-    """Whether the path ends here. A link continues to its target."""
+    """Whether this is the last component. If it is a link, the steps of its target follow."""
 
 
 def _way(path: Path) -> Iterator[_Step]:

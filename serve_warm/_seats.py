@@ -260,7 +260,7 @@ def _read_ticket(name: str, data: bytes) -> Wanted | None:
 
 @record(kw_only=True)
 class TicketSearch:
-    """A worker's search for a ticket, which another thread can end as too late."""
+    """A worker's search for a ticket. Another thread can end the search if it takes too long."""
 
     is_over: threading.Event = field(default_factory=threading.Event)
     _result: Literal["", "none", "ticket", "late"] = ""

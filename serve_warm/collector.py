@@ -26,8 +26,7 @@ class NodeCollector:
         REGISTRY.register(NodeCollector("/run/serve_warm/state"))
 
     Use the collector in a process that outlives the replicas and runs as the same user. `state_dir`
-    is the folder with the replicas' state files. By default, it is the folder that replicas use by
-    default.
+    is the folder with the replicas' state files. It defaults to the replicas' own default folder.
 
     The collector checks neither the raylet nor the proxy, so `serve_warm_node_ready` only reports
     whether the replicas are warm under `policy`. Each collection also includes replicas that ended

@@ -116,7 +116,7 @@ class WarmupConfig(BaseModel):
 
     on_uncovered: Literal["serve", "fail"] = "serve"
     """What to do if an input is not proven, or is skipped because memory ran out. `serve` marks the
-    replica as degraded. With `fail` it does not become ready."""
+    replica as degraded. With `fail` the replica does not become ready."""
 
     after_ready: Literal["count", "forbid"] = "count"
     """What to do about a compile after READY. `count` counts and logs the compile. `forbid` answers
@@ -134,7 +134,7 @@ class WarmupConfig(BaseModel):
 
     pull_deadline_s: float = Field(default=120.0, gt=0)
     """Longest time in seconds for listing, downloading and verifying, including retries. Loading
-    the artifact has the same limit again."""
+    the artifact has a separate limit of the same length."""
 
     input_deadline_s: float = Field(default=900.0, gt=0)
     """Longest time in seconds for one replay of one input. Time spent waiting for other deployments
@@ -157,13 +157,13 @@ class WarmupConfig(BaseModel):
 
     ranks: Literal["gang", "together", "alone"] = "gang"
     """Whether the ranks of a process group (`torch.distributed`) load, replay and prove together.
-    `gang` means yes if Serve started the ranks as a gang. `together` means yes always. Use `alone`
+    `gang` means yes if Serve started the ranks as a gang. `together` always means yes. Use `alone`
     if the other ranks have no warm-up, for example because this replica controls them as
     workers."""
 
     node_cache_dir: str | None = None
-    """Folder for downloads that the replicas of a node share. Only the user of the replicas may
-    have access to it. The default is `<tmp>/serve_warm-<uid>/blobs`."""
+    """Folder in which the replicas of a node share their downloads. Only the user of the replicas
+    may have access to it. The default is `<tmp>/serve_warm-<uid>/blobs`."""
 
     node_cache_max_bytes: int = Field(default=10 << 30, gt=0)
     """Largest size of `node_cache_dir`, 10 GiB by default. The least recently used parts are
@@ -176,7 +176,7 @@ class WarmupConfig(BaseModel):
     """Files that `__init__` reads, such as weights: absolute paths with wildcards, such as
     `/models/*.safetensors`. Linux reads them into memory while `__init__` still imports, at most
     half of the free memory. A missing file only causes a line in the log. `~/` is the home folder
-    of the replica, and `**` is refused. The environment variable is a list with commas."""
+    of the replica, and `**` is refused. In the environment variable, separate paths with commas."""
 
     headers: Literal["shared", "own"] = "shared"
     """Precompiled C++ headers that a compile uses. With `shared`, a compile uses headers that any

@@ -59,7 +59,8 @@ class ServeWarmError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors cross process boundaries (Ray, subprocesses). They are rebuilt from their fields,
-        # because the subclasses' constructors take keywords that `args` does not hold.
+        # because the subclasses' constructors take keyword arguments, which `args` does not
+        # contain.
         return _rebuild, (type(self), self.__dict__.copy())
 
 

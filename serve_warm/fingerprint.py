@@ -296,9 +296,9 @@ def read_app(
         "deterministic": _read_deterministic(),
         "torch_environment": torch_environment(environ),
         "compile_arguments": _assignments(compile_arguments),
-        # Only for portable artifacts, so that native ones of older versions still fit.
+        # Add `cpu` only if portable, so that native artifacts of older versions still fit.
         **({"cpu": cpu} if cpu == "portable" else {}),
-        # Only in a group, because the graphs of a rank contain the numbers of all ranks.
+        # Add the rank only in a group: a rank's graphs contain the numbers of all ranks.
         **rank_factor(read_rank()),
     }
 
@@ -317,7 +317,7 @@ def read_rank() -> tuple[int, int] | None:
 
     The group is `torch.distributed`'s default group, which exists once user code has created it.
     """
-    # Not imported here: a process with a group has imported it.
+    # Do not import torch.distributed: a process with a group has already imported it.
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None

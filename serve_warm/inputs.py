@@ -540,7 +540,7 @@ def _entries(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:
         for index, item in enumerate(value[:16]):
             yield from _entries(item, f"{path}[{index}]", depth - 1)
     elif hasattr(type(value), "dtype") and hasattr(type(value), "shape"):
-        # By type: an object with a __getattr__ may seem to have every attribute.
+        # Check the type: an object with a __getattr__ may seem to have every attribute.
         yield path, str(value.dtype).removeprefix("torch.") + _layout(value)
     elif isinstance(value, int) and value.bit_length() > LONGEST_BITS:
         yield path, f"int[{value.bit_length()} bits]"  # Python refuses to print the longest

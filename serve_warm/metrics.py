@@ -574,7 +574,7 @@ class RaySink:
 
     def _export(self, report: Report) -> None:
         """Set the gauges, and increment counters by their growth since the last export."""
-        # Declared here and not in the constructor, so that an error in Ray cannot fail the start.
+        # Declare now, not in the constructor, so that an error in Ray cannot fail the start.
         self._series = self._series or _declare()
         for metric, series in self._series:
             for key, value in metric.read(report).items():

@@ -1582,8 +1582,8 @@ class Ledger:
         if stem in self._counted or not (ended or replica.condition == "dead"):
             return
         if not (ended or self._first) and self._clock() - replica.heartbeat_s <= STALE_S:
-            # A replica whose lock was removed has another lock by then. If the node itself ends,
-            # this server ends too.
+            # Wait until the heartbeat is stale: if only the lock was removed, the replica makes a
+            # new one by then. If the node itself ends, this server ends too.
             return
         self._counted.add(stem)
         if self._first:
@@ -2260,7 +2260,7 @@ def _http_server(node: Server, host: str, port: int, clients: _Clients) -> TCPSe
             _thread.start_new_thread(self.process_request_thread, (request, client_address))
 
         def shutdown_request(self, request: Any) -> None:
-            # Connections without a thread end here as well.
+            # This method also ends connections that never got a thread.
             clients.forget(request)
             super().shutdown_request(request)
 

@@ -406,8 +406,8 @@ def _give_up(current: _Run) -> bool:
     if has_to_end:
         os._exit(1)
     for name in unfinished:
-        # Another import of it would wait for the thread that hangs. Python's private names are the
-        # same from 3.10 to 3.14: a lock for each module under import.
+        # Otherwise, another import of the module would wait for the thread that hangs. Python's
+        # private names are the same from 3.10 to 3.14: a lock for each module under import.
         sys.modules.pop(name, None)
         getattr(_bootstrap, "_module_locks", {}).pop(name, None)
     for name in tuple(current.set_here):

@@ -255,7 +255,7 @@ def receive_unnamed(digest: str, size_bytes: int, fill: Callable[[Sink], None]) 
 
 
 def receive(file: BinaryIO, digest: str, size_bytes: int, fill: Callable[[Sink], None]) -> None:
-    """Have `fill` write a blob into an empty file, hash the blob on arrival, and rewind the file.
+    """Let `fill` write a blob into an empty file, hash the blob as it arrives, and rewind the file.
 
     Raises:
         ArtifactRefused: `digest_mismatch`.

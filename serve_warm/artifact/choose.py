@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The choice of an artifact for a machine and app, and why each other artifact was not chosen.
 
-Of the trusted statements that fit, this module chooses the one with the latest signed creation
-time. For every other statement, the trace records why it was not chosen. Reports and errors show
-this trace. This module does not read stores.
+Of the trusted statements that fit, this module chooses the statement with the latest signed
+creation time. For every other statement, the trace records why it was not chosen. Reports and
+errors show this trace. This module does not read stores.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Candidate:
 
 @record(frozen=True, kw_only=True)
 class Chosen:
-    """The statement that a pull takes, and the trace of all statements that were considered."""
+    """The statement that a pull chooses, and the trace of all statements that were considered."""
 
     key: str
     believed: Believed

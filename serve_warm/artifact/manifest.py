@@ -14,8 +14,8 @@ cannot be mixed.
     exported       a tar of libraries made ahead of time, which need no compiler, and their index
     torch_bytes    what torch.compiler.save_cache_artifacts() returned
 
-The parser is strict and bounded: it refuses malformed input and never repairs it. This module does
-not decide whether bytes may be loaded: `serve_warm.trust.verify` does.
+The parser is strict and limits sizes: it refuses malformed input and never repairs it. This module
+does not decide whether bytes may be loaded: `serve_warm.trust.verify` does.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 """The pull of an artifact from a store: what is checked, and in which order.
 
 `pull` reads the statements of the deployment and records an outcome for each. Of the trusted
-statements that fit, `pull` takes the one with the latest signed creation time. In a store with very
-many statements, `pull` reads only statements that could be chosen (`reading_order`). Nothing from a
-store is believed before its signature is checked, and nothing is unpacked before its digest is
-checked.
+statements that fit, `pull` chooses the statement with the latest signed creation time. In a store
+with very many statements, `pull` reads only statements that could be chosen (`reading_order`).
+Nothing from a store is believed before its signature is checked, and nothing is unpacked before its
+digest is checked.
 
 A pull has three steps. `find_fitting` reads and verifies statements, `choose` picks one for this
 machine and app, and `take` fetches and unpacks it. The steps are separate functions because a pull

@@ -78,7 +78,7 @@ def push(
     Raises:
         ArtifactRefused: the parts do not match the manifest, or are larger than readers accept.
         ConfigError: no key was given.
-        AlreadyPublished: the variant is there with other content. Nothing was changed.
+        AlreadyPublished: the variant is published with other content. Nothing was changed.
         StoreError: the store could not be written. No statement is visible.
     """
     if parts.keys() != {part.name for part in manifest.parts}:
@@ -105,7 +105,7 @@ def publish_envelope(
     """Publish an artifact whose parts are already checked, under the given envelope.
 
     Raises:
-        AlreadyPublished: the variant is there with other content. Nothing was changed.
+        AlreadyPublished: the variant is published with other content. Nothing was changed.
         StoreError: the store could not be written. No statement is visible.
     """
     # This check only avoids useless uploads. Creating the statement below is what decides.
@@ -268,8 +268,8 @@ def sign(
     found = [each for each in found if each.verified.digest in vouched]
     if not found:
         raise refused[0]
-    # If an artifact has several envelopes, extend the one with the most trusted signers. Envelopes
-    # with a key that `find_published` would not find come last.
+    # If an artifact has several envelopes, extend the envelope with the most trusted signers.
+    # Envelopes with a key that `find_published` would not find come last.
     found.sort(
         key=lambda each: (
             VARIANT.search(each.key) is not None,

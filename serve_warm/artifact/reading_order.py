@@ -132,8 +132,7 @@ class ReadingOrder:
         return keys
 
     def note(self, statement: Statement, *, fits: bool) -> None:
-        """Record the signed creation time of a statement that was read, if the statement is
-        believed."""
+        """Record the signed creation time of a statement that was read, if it is believed."""
         if statement.readable is None:
             return
         signed_unix = statement.readable.manifest.created_unix

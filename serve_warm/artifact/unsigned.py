@@ -71,10 +71,10 @@ def sign_unsigned(
 ) -> Done:
     """Check the unsigned artifacts in `source`, sign them, and publish them to `target`.
 
-    Anyone who can write to `source` controls the content that is signed, but not its deployment or
-    its origin: artifacts of another `deployment` are skipped, and `provenance` replaces the origin
-    that the build recorded. The limits of `trust` apply. If `trust` has keys, it must believe the
-    new statement in `target`. So if the fleet would refuse an artifact, signing fails here first.
+    Anyone who can write to `source` controls the signed content, but not its deployment or origin.
+    Artifacts of another `deployment` are skipped, and `provenance` replaces the origin that the
+    build recorded. The limits of `trust` apply. If `trust` has keys, it must believe the new
+    statement in `target`. So if the fleet would refuse an artifact, signing fails here first.
     Statements that already have a signature are skipped. If the app compiles nothing, its build
     makes no artifact, which is not an error.
 

@@ -112,8 +112,7 @@ def build(
 
 
 class _Work:
-    """The timed work of a build on Ray: a cold start to pack, and warm starts to prove the
-    artifact."""
+    """The timed work of a build on Ray: a cold start that packs, and warm starts that prove."""
 
     def __init__(
         self, app: App, on: Cluster, settings: Mapping[str, Any], progress: Progress

@@ -108,7 +108,7 @@ class Destination:
         if not published:
             return False
         found = find_manifests(self.store, app, published)
-        # An artifact whose manifest cannot be read here does not count as outdated.
+        # An artifact with an unreadable manifest does not count as outdated.
         return bool(found) and all(
             made is not None and made.has_older_entries(RULES) for made in found
         )

@@ -292,7 +292,7 @@ def _told_of_store(each: Observed) -> str:
     if not each.store:
         return ""
     if each.verdict == "partial" and "parity: " in each.event:
-        return f"signers: serve-warm inspect {each.store}"  # the artifact fits, but is wrong
+        return f"signers: serve-warm inspect {each.store}"  # it fits, but its results were wrong
     command = ASK_STORE.get(each.verdict)
     return f"why: serve-warm {command} {each.store}" if command else f"store {each.store}"
 

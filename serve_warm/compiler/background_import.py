@@ -55,8 +55,8 @@ background thread may need a lock that the waiting thread holds. The slowest of 
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
 """The two halves of torch's compiler."""
 LOGGING_S = 0.25
-"""Like `STUCK_S`, but for a thread that holds logging's lock, because that lock is the likely
-cause."""
+"""Like `STUCK_S`, but for a thread that holds logging's lock, because the background thread is
+probably waiting for that lock."""
 
 
 class Turns:
@@ -239,7 +239,7 @@ class _AfterImport:
 
     def _make_or_keep(self, name: str, call: Callable[[ModuleType], object]) -> None:
         try:
-            # While this holds the module's lock, no other thread can be between importing the
+            # This thread holds the module's lock. So no other thread can be between importing the
             # module and storing it in sys.modules.
             with _bootstrap._ModuleLockManager(name):
                 module = sys.modules.get(name)

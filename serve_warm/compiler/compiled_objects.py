@@ -18,7 +18,7 @@ from typing import Any
 
 
 class HandedOver(abc.ABC):
-    """A callable whose calls go to a dispatcher first, and then to the result of `torch.compile`.
+    """A callable that passes its calls to a dispatcher in front of `torch.compile`'s result.
 
     This object is stored in a compiled module, or as `_serve_warm` in the attributes of the user's
     callable.

@@ -394,9 +394,9 @@ def _hook_sizes(note: Callable[[CompileEvent], None], trees: ModuleType) -> None
 def _hook_threads(trees: ModuleType) -> None:
     """Let each thread capture; versions of torch with `_initialize_tls` (2.13) do this themselves.
 
-    Earlier versions raise AssertionError in every thread except the thread that imported the module
-    of graph trees, which might be the thread that loaded an artifact. Autograd's threads still use
-    the graphs of only one thread. So the backward pass is not captured for other threads.
+    Earlier versions raise AssertionError in all threads but one: the thread that imported the
+    module of graph trees. This might be the thread that loaded an artifact. Autograd's threads
+    still use the graphs of only one thread. So the backward pass is not captured for other threads.
     """
     if hasattr(trees, "_initialize_tls") or not hasattr(trees, "get_obj"):
         return
@@ -420,9 +420,9 @@ def _hook_threads(trees: ModuleType) -> None:
 
 
 def _why_here(captured_by: Mapping[int, str]) -> str:
-    """Return a text about the threads that captured before, if this thread did not capture.
+    """If only other threads have captured so far, return a text about these threads.
 
-    Empty if this thread captured before, or if no thread did.
+    Empty if this thread has captured before, or if no thread has.
     """
     if not captured_by or threading.get_native_id() in captured_by:
         return ""

@@ -27,7 +27,7 @@ class Replayed:
         self.own: set[int] = set()
         """Calls in the context of the replay, which the replay itself made."""
         self.beside: set[int] = set()
-        """Calls at the same time in other contexts, made by the replay or by an unrelated
+        """Calls in other contexts during the replay, made by the replay or by an unrelated
         thread."""
 
 

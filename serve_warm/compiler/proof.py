@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The proof: a stance of torch under which compiles raise and eager fallbacks are counted.
 
-`torch.compiler.set_stance` is public. Dynamo's handling of code at its recompile limit is a
-private API. The names `_FrameExecStrategy` and `set_code_exec_strategy` are those of torch 2.13.0.
+`torch.compiler.set_stance` is public. Dynamo's handling of code at its recompile limit is a private
+API. The names `_FrameExecStrategy` and `set_code_exec_strategy` were seen in torch 2.13.0.
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/eval_frame.py
 """
 

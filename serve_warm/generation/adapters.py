@@ -24,8 +24,7 @@ class Adapters:
         self._layer: Any = None
 
     def find(self) -> Active:
-        """Search the model for an adapter layer, because adapters can be added later, and read
-        it."""
+        """Find and read an adapter layer of the model; adapters can be added at any time."""
         layers = (part for part in self._model.modules() if _has_adapters(part))
         self._layer = next(layers, None)
         return self.read()

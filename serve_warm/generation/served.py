@@ -255,8 +255,8 @@ class CompiledGeneration:
             logits = rows.step(_one_column(tokens))
         return CausalLMOutputWithPast(logits=logits[:, None], past_key_values=rows)
 
-    # These override private methods of `GenerationMixin` (5.20, 5.23), whose other arguments differ
-    # between versions.
+    # The next two methods override private methods of `GenerationMixin` (5.20, 5.23), whose other
+    # arguments differ between versions.
 
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *_rest: Any, **_more: Any
@@ -296,7 +296,7 @@ def serve(model: Any, decoder: CachedDecoder, buffers: SlotCache) -> Any:
     served_kind = type(kind.__name__, (CompiledGeneration, kind), names)
     served: Any = object.__new__(served_kind)
     vars(served).update(vars(model))
-    # All steps have the same compile arguments; the fingerprint reads them here.
+    # All steps have the same compile arguments. The fingerprint reads them from this attribute.
     vars(served)["_serve_warm"] = decoder.dispatcher
     vars(served)["_serve_warm_decoder"] = decoder
     vars(served)["_serve_warm_buffers"] = buffers

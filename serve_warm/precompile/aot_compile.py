@@ -105,8 +105,9 @@ def capture(
     orders = set_orders.Orders()
     captured, is_complete = _restarting(function, callee, tensors, arguments, orders)
     if not is_complete:
-        # torch found the graph in its cache, and ran no code of the tensor subclasses in it.
-        # Each name is new to the cache. Without the cache there is nothing to write to a file.
+        # torch took the graph from its cache, so the code of its tensor subclasses did not run.
+        # Compile again with a new cache key, which causes a miss. Do not turn the cache off,
+        # because torch would then have nothing to write to a file.
         config: Any = torch.compiler.config
         with config.patch(cache_key_tag=f"{config.cache_key_tag}{uuid.uuid4()}"):
             captured, _ = _restarting(function, callee, tensors, arguments, orders)
@@ -122,7 +123,7 @@ def capture(
 
 RESTARTS = 20
 """Largest number of traces of one call. Each trace learns one thing from the trace before it, such
-as a number to fix."""
+as a size that must be a constant."""
 
 
 def _restarting(
@@ -160,23 +161,24 @@ def _capture(
     conditions: list[str] = []
 
     def take_all(entries: Sequence[Any]) -> list[bool]:
-        # Called once for all guards, while their objects still exist. It keeps no guard.
+        # torch calls this function once with all guards, while their objects still exist. The
+        # result drops every guard.
         guards.extend(map(guard_from, entries))
         for entry in entries:
             if entry.guard_type == "SHAPE_ENV":
                 conditions.extend(entry.orig_guard.code_list or ())
         return [False] * len(entries)
 
-    # Each entry has its own numbers. The number of an argument is in the signature, and any other
-    # number is a fact. With an open float, `dynamic=True` fails in torch's pass that puts floats
-    # into tensors (2.13).
+    # Floats become constants of the graph. A float in the arguments is part of the signature, and
+    # any other float is a fact. With a dynamic float, `dynamic=True` fails in torch's pass that
+    # puts floats into tensors (2.13).
     with enable_aot_compile(), _settings_of_trace(), all_guarded(orders.begin) as unguarded:
         settings = _with_filter({**arguments, "fullgraph": True}, take_all)
         compiled: Any = torch.compile(function, **settings)
         try:
             entry = compiled.aot_compile(((callee, *tensors), {}))
         except FAILURES as error:
-            if unguarded.refusals:  # the trace may end with it
+            if unguarded.refusals:  # the trace may fail because of it
                 raise NoEntry(unguarded.refusals[0]) from error
             raise
     if unguarded.refusals:
@@ -245,7 +247,7 @@ def _settings_at_load(arguments: Mapping[str, Any]) -> Plan:
 
 @contextlib.contextmanager
 def _settings_of_trace() -> Iterator[None]:
-    # Recurrent layers have a graph, too: `trace_notes` limits their steps.
+    # Recurrent layers are allowed, because `trace_notes` limits the number of their steps.
     config: Any = torch._dynamo.config
     with config.patch(specialize_float=True, allow_rnn=True):
         yield

@@ -40,7 +40,7 @@ def load(data: bytes, references: Mapping[str, tuple[str, str]], plan: Plan) -> 
     `references` and `plan` come from the entry's `Made`.
 
     Raises:
-        NoEntry: torch cannot load it here.
+        NoEntry: torch cannot load the entry on this machine.
     """
     from torch._inductor import config
 

@@ -18,10 +18,11 @@ import torch
 from serve_warm.precompile.facts import NoEntry
 
 ASSIGNING = "assigning"
-"""Kind of a result with assignments. Releases without it refuse the plan."""
+"""Kind of a result with assignments. Releases that do not know this kind refuse the plan."""
 
 Path = Callable[[str], list[list[Any]]]
-"""Function that turns Dynamo's expression of a module into steps from the callee."""
+"""Function that turns Dynamo's expression for a module into the steps from the callee to the
+module."""
 
 
 class Assigned:
@@ -63,7 +64,7 @@ class Assigned:
             self._before = [each for each in gc.get_objects() if type(each) is list]
 
     def places(self, path_of: Path) -> list[tuple[list[list[Any]], str, Any]]:
-        """Return each attribute: the steps to its module, its name, and its value after the run.
+        """Return, for each attribute, the steps to its module, its name and its new value.
 
         Raises:
             NoEntry: an attribute was deleted.

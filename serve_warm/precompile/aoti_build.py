@@ -248,7 +248,8 @@ class _Graph:
         """Make torch compile the graph, and return the path that torch reports for the library."""
         from torch._inductor.compile_fx import compile_fx_aot
 
-        # The tensors that Dynamo traced with, in their own mode: the conditions use their symbols.
+        # Compile with the fake tensors of Dynamo's trace, in their own mode, because the conditions
+        # use the symbols of these tensors.
         mode = self._fakes[0].fake_mode
         graph = copy.deepcopy(self._graph)  # the compile changes its graph
         with torch._guards.tracing(torch._guards.TracingContext(mode)), _without_foreign():
@@ -289,7 +290,8 @@ class _Graph:
             _input(given, fake, place)
             for given, fake, place in zip(self._inputs, self._fakes, self._places, strict=True)
         ]
-        # Later items win. The best name for a tensor is an argument, because the caller holds it.
+        # For a tensor with several names, the last name that is set below wins. The best name is an
+        # argument, because the caller already has that tensor.
         known = {id(t): ["output", n] for n, t in reversed([*enumerate(self._outputs)])}
         known |= {id(t): ["input", n] for n, t in enumerate(self._inputs)}
         known |= {id(t): ["argument", n] for n, t in enumerate(tensors)}
@@ -319,14 +321,15 @@ class _Graph:
 
     def _why_not_captured(self, inputs: Sequence[Input]) -> str:
         if any(map(_is_on_the_cpu, self._graph.graph.nodes)):
-            # A launch would return the CPU result from the capture, or read it too early.
+            # Launching the graph would return the CPU result of the capture, or read a CPU result
+            # too early.
             return (
                 "a part of it runs on the CPU, and launching a CUDA graph does not repeat that part"
             )
         for given, tensor, written in zip(inputs, self._inputs, self._written, strict=True):
             if given.kind != "argument":
                 continue
-            # A CUDA graph has its own copies of a call's tensors.
+            # A CUDA graph works on its own copies of a call's tensors.
             if written:
                 return f"it writes into argument {given.index}, but a CUDA graph has only a copy"
             if aoti_graphs.overlaps_itself(tensor):
@@ -397,7 +400,7 @@ def _without_foreign() -> Iterator[None]:
 
 
 EQUAL = {torch.ops.aten._is_all_true.default: torch.ops.aten.all.default}
-"""Operators, and those that compute the same."""
+"""Operators, each with the equivalent operator that replaces it."""
 
 
 def _is_on_the_cpu(node: Any) -> bool:
@@ -426,7 +429,7 @@ def _aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[str]:
 
 
 def _sharing(where: str) -> str:
-    """Return what a message says about an output, given its text from `_aliases`."""
+    """Return words for an error about an output, given the output's text from `_aliases`."""
     none = "shares no memory with an input or an earlier output"
     return f"shares memory with {where}" if where else none
 

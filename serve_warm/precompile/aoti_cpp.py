@@ -188,7 +188,8 @@ class Commands:
         file.unlink(missing_ok=True)
         self._library = target
         for word in words:
-            # Objects that are made in another way, for example by the linker, are removed too.
+            # torch also removes objects that no recorded command makes, for example objects that
+            # the linker made. So copy these objects now.
             if word.endswith(OBJECT) and word not in self._places:
                 place = self._folder / f"{len(self._places)}{OBJECT}"
                 self._places[word] = str(shutil.copyfile(word, place))
@@ -237,7 +238,8 @@ def _noting(commands: Commands) -> Iterator[None]:
 
     def build(builder: Any) -> None:
         target, line = builder.get_target_file_path(), builder.get_command_line()
-        # Build weights now (here they are empty). This is fast, and torch removes their source.
+        # Build the object for weights now. It is empty here, so this is fast, and torch removes its
+        # source afterwards.
         has_code = any(word.endswith(".cpp") for word in shlex.split(line))
         kind_of_file = Path(target).suffix
         is_noted = kind_of_file == ".so" or (kind_of_file == OBJECT and has_code)
@@ -281,4 +283,4 @@ INSTEAD = {
     "transformers::grouped_mm_fallback": "call model.set_experts_implementation('batched_mm'), or "
     "use level 2"
 }
-"""What to do about an operator."""
+"""Advice for an operator that a library cannot call."""

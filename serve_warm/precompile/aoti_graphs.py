@@ -38,8 +38,8 @@ class Code(Protocol):
 
 
 MOST_CAPTURES = 64
-"""Number of graphs that one library keeps for the same weights in a thread. A graph above this
-number replaces the least recently launched graph."""
+"""Maximum number of graphs that one library keeps for the same weights in a thread. A further graph
+replaces the least recently launched graph."""
 
 Key = tuple[Any, ...]
 """A kind of call: the stream, the addresses of weights, and sizes and strides of the tensors."""
@@ -77,7 +77,7 @@ class _Pool:
             graph,
             pool=self.handle,
             stream=self._stream,
-            # As in graph trees, allocations of other threads are no error during the capture.
+            # As in graph trees, other threads are allowed to allocate memory during the capture.
             capture_error_mode="thread_local",
         )
         return block
@@ -139,8 +139,9 @@ class Graphed:
         if found is None:
             if "never" in mine:
                 return self._code(inputs)
-            # Reserved until it is captured. If another thread used the model, the capture would
-            # need a new model, which would load its kernels inside the capture.
+            # Reserve the model until the capture has ended. If another thread used this model
+            # meanwhile, the capture would need a new model, which would load its kernels inside the
+            # capture.
             with self._code.reserve() as run:
                 outputs = run(inputs)
                 moved = sum(
@@ -174,7 +175,7 @@ class Graphed:
             if not short:
                 return self._never(reason)
             if not again:
-                # Outside the handler, whose traceback holds everything allocated until then.
+                # Do this outside the handler: the traceback there keeps all allocated memory alive.
                 cuda_graphs.free_memory()
         cuda_graphs.note_skip(reason)
         return self._code
@@ -196,7 +197,8 @@ class Graphed:
         # These restore device and stream; a failed capture does not.
         with torch.cuda.device(self._device), torch.cuda.stream(torch.cuda.current_stream()):
             try:
-                # The graph's own tensors must be writable in any mode in which a call may run.
+                # Make no inference tensors: calls with any grad mode must be able to write to the
+                # graph's tensors.
                 with torch.inference_mode(mode=False), torch.no_grad(), cuda_graphs.alone():
                     given = list(inputs)
                     for index in self._brought:

@@ -21,7 +21,8 @@ from serve_warm.precompile.module_changes import FactWatch
 from serve_warm.precompile.session import SESSION
 
 STATES_KEPT = 64
-"""Number of model states whose calls stay known. Two states differ if other entries match."""
+"""Number of model states whose calls stay known. Two states differ if different entries match
+them."""
 
 Use = tuple[str, int, str]
 """Call, level and reason."""
@@ -33,9 +34,9 @@ KnownCall = tuple[
     Callable[..., Any] | None,
     Use,
 ]
-"""A known kind of call. The first three items check the tensors, the state and the conditions of an
-entry. The fourth item is the code that runs the call, None at level 1. The last item says how the
-call is counted."""
+"""A known kind of call. The first three items are functions that check the tensors, the state and
+the conditions of an entry. The fourth item is the code that runs the call, None at level 1. The
+last item says how the call is counted."""
 
 
 @record(frozen=True, kw_only=True)
@@ -57,12 +58,12 @@ class Binding:
     """Numbers and strings that entries were made for."""
     hits: dict[Any, list[KnownCall]] = field(default_factory=dict)
     open_hits: dict[Any, list[KnownCall]] = field(default_factory=dict)
-    """Hits of entries with dynamic sizes, by calls without sizes."""
+    """Known calls of entries with dynamic sizes, by keys without sizes."""
     states: dict[tuple[int, ...], tuple[dict[Any, Any], dict[Any, Any]]] = field(
         default_factory=dict
     )
-    """Hits by the numbers of the matching entries, so that calls stay known when a state
-    returns."""
+    """Known calls for each state of the model, by the indexes of the entries that match in the
+    state. So calls stay known when the model returns to a state."""
 
     def why_none(
         self, name: str, table: EntryTable, signature: Signature, state: Mapping[str, str]
@@ -134,13 +135,14 @@ class Binder:
         elif binding.table is not table or not _has_all(binding):
             binding = self._bind(table)
         elif SESSION.being_built is not None and binding.watch is None:
-            # There is no entry to watch yet, and the callable may have new parts.
+            # There is no watch yet, because the unit has no entries. So look for new parts of the
+            # callable.
             binding = self._bind(table)
         elif not binding.unchanged() and binding.watch is not None:
             binding.watch.refresh()
             binding = _judge(binding)
             if not binding.entries and binding.unit is not None:
-                # There may be other entries for its new parts.
+                # The callable may have new parts, for which there may be other entries.
                 unit = table.unit(self._name, self._arguments, tree(self._callee))
                 binding = binding if unit is binding.unit else self._bind(table)
         self.binding = binding

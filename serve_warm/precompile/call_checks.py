@@ -27,8 +27,8 @@ def tensor_check(
 ) -> Callable[..., bool]:
     """Return a function that checks whether compiled code treats other tensors like these.
 
-    Compares type, dtype, device, sizes, strides, gradient and dispatch keys (inference mode,
-    autocast, functorch), and refuses a tensor that is passed twice. Runs in C++: 0.2 µs for two
+    Compares type, dtype, device, sizes, strides, `requires_grad` and dispatch keys (inference mode,
+    autocast, functorch). The check fails if a tensor is passed twice. Runs in C++: 0.2 µs for two
     tensors. `free` maps a tensor's number to the dimensions whose size or stride is not compared.
     """
     from torch._C._dynamo.guards import TensorGuards  # private; 2.0 to 2.15
@@ -142,7 +142,8 @@ def state_check() -> Callable[[], bool]:
     intercepted = torch._C._len_torch_function_stack
 
     def check() -> bool:
-        # The watch on the callable's facts reads the flags once a second.
+        # Do not read the flags here. `_recent_flags` is at most a second old: the watch on the
+        # callable's facts reads the flags.
         return (
             same()
             and not intercepted()

@@ -86,8 +86,8 @@ def parameters_of(callee: Any) -> Parameters:
 
 
 _CALL_IMPL: Any = torch.nn.Module._call_impl
-"""The code that a call of a module runs first. Blocks that are compiled in place are called through
-this code."""
+"""The method that `module(...)` runs first. Blocks that are compiled in place are called through
+this method."""
 
 
 @functools.lru_cache(maxsize=256)

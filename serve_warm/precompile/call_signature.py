@@ -94,7 +94,7 @@ def describe(
 
 
 def _keyword(name: str, value: str, known: Collection[tuple[type, Any]] | None) -> str:
-    # A caller that passes a dict can use names such as `from`.
+    # With `**`, a caller can pass names that are Python keywords, such as `from`.
     is_plain = name.isidentifier() and not keyword.iskeyword(name)
     if is_plain and _is_shown(name, known):
         return f"{name}={value}"
@@ -245,7 +245,7 @@ def _part(value: Any, tensors: list[Any], known: Collection[Any], sizes: bool) -
             kind,
             *[(_name(n, known), _part(v, tensors, known, sizes)) for n, v in value.items()],
         )
-    # No entry takes other kinds; each class is one kind of call.
+    # No entry accepts a value of any other class, so only the class is part of the key.
     return (kind, OTHER)
 
 
@@ -260,7 +260,7 @@ def _name(key: Any, known: Collection[tuple[type, Any]]) -> Any:
 
 NAMES_KEPT = 1024
 _names: set[str] = set()
-"""Argument names that passed the check for names. A new check costs 1 µs per call."""
+"""Argument names that passed the check for names. Repeating the check would cost 1 µs per call."""
 
 
 _NAME = re.compile(r"(?<![\w.'])[A-Za-z_]\w*")
@@ -313,7 +313,7 @@ class Dynamic:
         try:
             # torch wrote the conditions at the build, and they are signed with the entry.
             return bool(eval(self._code, names))  # noqa: S307
-        # It reads the base of a tensor that is not a view, or divides by a size of 0.
+        # The condition reads the base of a tensor that is not a view, or divides by a size of 0.
         except (AttributeError, ArithmeticError, ValueError):
             return False
 

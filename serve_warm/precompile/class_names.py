@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 NAMES = ("__module__", "__name__", "__qualname__")
-"""Attributes that a class of torch keeps while a process runs."""
+"""Attributes of a torch class that do not change while a process runs."""
 
 
 def reading_names() -> Iterator[tuple[Any, str, Callable[..., Any]]]:

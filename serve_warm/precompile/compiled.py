@@ -118,7 +118,8 @@ def compile_regions(
     stocks = [_WhenCalled(block._call_impl, arguments) for block in found]
     stocks[0].get_compiled()  # so that wrong arguments fail here, and not in the first request
     for block, stock in zip(found, stocks, strict=True):
-        # nn.Module looks for it there. state_dict, hooks and attributes do not change.
+        # Set `_compiled_call_impl`, which nn.Module calls if it is set. The block's state_dict,
+        # hooks and attributes stay the same.
         dispatcher = Dispatcher(
             stock.target, stock=stock, torch_compiled=stock.get_compiled, arguments=arguments
         )
@@ -180,7 +181,8 @@ def _find_named(model: torch.nn.Module, names: Sequence[str]) -> list[torch.nn.M
 
 
 def _call_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
-    # `__call__` would run the global module hooks again for torch.compile's module.
+    # Do not use `__call__`, which would run the global module hooks again for torch.compile's
+    # module.
     return module.forward(*args, **kwargs)
 
 
@@ -379,7 +381,8 @@ class _CompiledFunction:
             return self
         if is_dynamo_compiling():  # the id below differs in each process
             return functools.partial(self._function, instance)
-        # An instance with only slots cannot hold them, so they are kept here permanently.
+        # An instance that has only slots cannot store its methods, so `_slotted` stores them
+        # permanently.
         place = getattr(instance, "__dict__", self._slotted)
         name = METHODS if place is not self._slotted else id(instance)
         kept = place.get(name) or {}

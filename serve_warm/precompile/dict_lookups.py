@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dicts in which a trace only looks up keys.
 
-Facts about such a dict contain the keys, not their numbers.
+Facts about such a dict contain the keys, not the index of each key in the dict.
 
 If some keys of a dict are not plain constants, or the dict is an instance of a dict subclass,
 Dynamo guards the number and order of all keys. A registry, such as the one in transformers, grows
@@ -48,7 +48,7 @@ LOOKS_UP = (
 translator (2.13)."""
 
 FINDS_NUMBER = "realize_key_vt"
-"""Method that guards one key found by `__contains__`. It needs the number of the key (2.13)."""
+"""Method that guards one key found by `__contains__`. It needs the index of the key (2.13)."""
 
 MISSING = object()
 
@@ -61,9 +61,10 @@ def noting_lookups(
 ) -> Replacements:
     """Record in `found`, by each dict's path, what a trace reads from the dict.
 
-    A read of a dict's items by methods other than `LOOKS_UP` counts as a read of the whole dict. So
-    does entry code that takes an item by its key's number. `path_of` returns the path of a source,
-    and adds to its second argument the keys on this path that have no usable repr.
+    A read of a dict's items by methods other than `LOOKS_UP` counts as a read of the whole dict.
+    Entry code that gets an item by the index of its key also counts as such a read. `path_of`
+    returns the path of a source, and adds to its second argument the keys on this path that have no
+    usable repr.
     """
     from torch._dynamo import source as sources
     from torch._dynamo.variables import dicts
@@ -73,7 +74,7 @@ def noting_lookups(
             return Lookups()
         keys: list[Any] = []
         lookups = found.setdefault(path_of(source, keys), Lookups())
-        lookups.is_read_otherwise |= bool(keys)  # the path alone does not tell such dicts apart
+        lookups.is_read_otherwise |= bool(keys)  # other dicts can have the same path
         return lookups
 
     of_numbers: Any = sources.ConstDictKeySource
@@ -117,7 +118,7 @@ def _noting_key(original: Callable[..., Any], note: Callable[[Any], Lookups]) ->
         try:
             value = key.as_python_constant() if key.is_python_constant() else MISSING
         except (AttributeError, NotImplementedError):
-            value = MISSING  # the facts of this dict then stay those of all its keys
+            value = MISSING  # the facts about this dict then cover all its keys
         note(self.source).keys.append(value)
         return original(self, *args)
 
@@ -133,12 +134,12 @@ class LookedUp:
     """All keys that were looked up, in the form of `encode_key`."""
 
     def key(self, number: int) -> Any:
-        """Return a key by its number at the build, in the form of `encode_key`."""
+        """Return the key that had this index at the build, in the form of `encode_key`."""
         return encode_key(list(dict.keys(self.value))[number])  # type: ignore[arg-type]
 
 
 def only_looked_up(guards: Sequence[Guard], found: Mapping[str, Lookups]) -> dict[str, LookedUp]:
-    """Return, by path, the dicts whose facts should name keys instead of key numbers.
+    """Return, by path, the dicts whose facts should contain keys instead of indexes of keys.
 
     The result leaves out a dict if a key can be recognized only by identity, or if a guard reads
     more of a key than its value.
@@ -207,7 +208,7 @@ def is_implied(guard: Guard, looked_up: Mapping[str, LookedUp]) -> bool:
 
 
 def with_key(guard: Guard, looked_up: Mapping[str, LookedUp]) -> Guard:
-    """Return a guard that compares an object with a key, if `guard` names this key by its number.
+    """Return a guard that compares an object with a key, if `guard` names this key by its index.
 
     Other guards are returned unchanged.
     """

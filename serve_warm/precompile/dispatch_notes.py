@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 from serve_warm.precompile.names import is_own, is_own_module, literal
 
 HOOKS = ("__torch_function__", "__torch_dispatch__")
-"""Methods of a class that torch calls instead of a function or an operator."""
+"""Methods of a tensor subclass that torch calls instead of a function or an operator."""
 
 
 OF_TORCH = ("torchgen", "typing_extensions", "sympy", "mpmath")
@@ -33,7 +33,7 @@ OF_TORCH = ("torchgen", "typing_extensions", "sympy", "mpmath")
 
 @dataclass(frozen=True)
 class Dispatched:
-    """The functions that ran inside hooks of classes that are not torch's."""
+    """The functions that ran inside hooks of tensor subclasses from outside torch."""
 
     codes: dict[types.CodeType, dict[str, Any]] = field(default_factory=dict)
     """The globals of each function, by its code."""
@@ -88,7 +88,7 @@ def has_own_hooks(kind: type) -> bool:
 
 
 def _hooks_of(kind: type) -> list[tuple[str, Any]]:
-    # Dynamo traces the hooks of classes without parts, and reports them.
+    # Skip classes without parts: Dynamo itself traces and reports the hooks of these classes.
     if not is_traceable_wrapper_subclass_type(kind) or is_own_module(kind.__module__):
         return []
     found = ((name, inspect.getattr_static(kind, name)) for name in HOOKS)

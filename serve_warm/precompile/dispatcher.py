@@ -48,7 +48,8 @@ CALLS_KEPT = 256
 """Number of different calls that a dispatcher records. Later calls are still counted."""
 
 HITS_KEPT = 2048
-"""Number of kinds of calls that are found by key. Above this, the oldest is forgotten."""
+"""Number of kinds of calls that are found by key. Above this number, the oldest kind is
+forgotten."""
 
 NOT_ANSWERED = (NoEntry, LookupError, AttributeError, LibraryFailedCleanly)
 """Errors raised before an entry computed anything. Either the entry refuses the call, or it cannot
@@ -146,7 +147,7 @@ class Dispatcher(HandedOver):
         return dict(self._counts)
 
     def restore_counts(self, before: Mapping[Use, int]) -> None:
-        """Restore earlier counts. Kinds of calls that were not counted by then are logged again."""
+        """Restore earlier counts. Kinds of calls that are not in `before` are logged again."""
         self.forget_calls()
         # New kinds keep a count of zero, because a thread may be about to count a call.
         for use in list(self._counts):
@@ -187,7 +188,8 @@ class Dispatcher(HandedOver):
         if is_eager():
             return self.callee(*args, **kwargs)
         building = SESSION.being_built is not None
-        # Taken before the lock of this callable, because eager calls inside take their own locks.
+        # Take the build's lock before this callable's lock, because eager calls inside take the
+        # locks of other callables.
         try:
             with SESSION.build_lock if building else contextlib.nullcontext(), self.binder.lock:
                 binding = self.binder.bind_again()
@@ -264,7 +266,7 @@ class Dispatcher(HandedOver):
         if build is None or build.table is not table or binding.unit is None:
             self._settling.take(binding, (signature, state, tensors), args, kwargs)
             raise NoEntry(binding.why_none(self.name, table, signature, state))
-        # Only a build needs these, and all that they import.
+        # Only a build needs these classes and the modules that they import.
         from serve_warm.precompile.entry_builder import EntryBuilder, NewCall
 
         if self._builder is None:
@@ -319,8 +321,8 @@ class Dispatcher(HandedOver):
         same = table.setdefault(key, [])
         check = tensor_check(tensors, free=free)
         same.insert(0, (check, state_check(), holds, fn, use))
-        # Calls that differ only in properties checked by C++. These are a few kinds, not one for
-        # each request.
+        # `same` has calls with equal keys, which differ only in properties that C++ checks. A few
+        # kinds of such calls are enough.
         del same[4:]
 
     def _count(self, call: str, level: int, reason: str, *, of_all: bool = False) -> Use:

@@ -211,7 +211,7 @@ def is_same(left: Any, right: Any) -> bool:
 
 
 class _OtherStructure(NoEntry):
-    """The results differ in something other than tensors. The text quotes values."""
+    """The results differ in something other than tensors. The error text quotes request values."""
 
 
 class TooFar(NoEntry):
@@ -258,7 +258,7 @@ def describe_result(value: Any, tensors: list[Any]) -> str:
 
 
 def _distance(eager: Any, ours: Any) -> float:
-    # Strides may differ unless the user asked for some.
+    # Strides are not compared, because compiled code may choose other strides.
     if (eager.shape, eager.dtype) != (ours.shape, ours.dtype):
         raise NoEntry(
             f"it returns {describe_tensor(ours)}, but eager returns {describe_tensor(eager)}"

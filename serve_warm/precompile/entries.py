@@ -65,7 +65,7 @@ class Entry:
     """Largest difference from eager at the build, relative to the largest value."""
     level: int = 2
     reason: str = ""
-    """Reason why the entry is not a library although the user requested libraries."""
+    """If the user requested libraries, the reason why the entry is not a library."""
     plan: Plan = field(default_factory=Plan)
 
     @functools.cached_property
@@ -152,7 +152,7 @@ class EntryTable:
         """Return the compiled code of an entry, loaded on first use.
 
         Raises:
-            NoEntry: it cannot be loaded here, or its sources have changed.
+            NoEntry: the code cannot be loaded on this machine, or its sources have changed.
         """
         with self._lock:
             if entry.function_key not in self._functions:
@@ -182,8 +182,8 @@ class EntryTable:
                 and threading.current_thread() is threading.main_thread()
             ):
                 raise
-            # Unpickling runs the build's code, which may raise anything. torch.compile answers a
-            # call whose code does not load, in traffic too.
+            # Unpickling runs the build's code, which may raise anything. If an entry's code cannot
+            # be loaded, torch.compile answers the call, even in traffic.
             self.broken = self.broken or describe_error(error)
             logger.warning("%s cannot be loaded", entry.file, exc_info=loggable(error))
             return NoEntry(f"its code cannot be loaded: {type(error).__name__}")
@@ -198,7 +198,7 @@ class EntryTable:
         return data
 
     def _library_path(self, name: str) -> Path:
-        if self.folder is None:  # of a build, which has its libraries open
+        if self.folder is None:  # a build's own libraries are already open
             raise NoEntry(f"its file {name} is missing")
         return self.folder / name
 

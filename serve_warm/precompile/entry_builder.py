@@ -54,7 +54,7 @@ ROUNDED = (
 
 @record(frozen=True, kw_only=True)
 class NewCall:
-    """A call without an entry during a build, and the place for its entry."""
+    """A call without an entry during a build, and the unit to which its entry is added."""
 
     build: RunningBuild
     unit: Unit
@@ -94,7 +94,7 @@ class EntryBuilder:
         """Lock of the callable's binding, which a withdrawn entry changes."""
         self._made: list[tuple[Unit, Entry]] = []
         self._answered: set[int] = set()
-        """Ids of entries that this build made and that answered a later call of the build."""
+        """Ids of this build's entries that have answered a later call of the build."""
         self._failed: dict[tuple[Any, ...], dict[str, str]] = {}
         """Why a build could not make an entry, by call and by plain values of the modules."""
         self._settling = settling
@@ -102,7 +102,7 @@ class EntryBuilder:
         """Advice on which parts to compile if torch cannot trace the whole callable."""
 
     def note_answer(self, entry: Entry) -> None:
-        """Record that an entry ran a call, which shows that the model returns to its state."""
+        """Record that an entry ran a call, so the model returns to the entry's state."""
         self._answered.add(id(entry))
 
     def make(self, call: NewCall) -> tuple[Entry, Callable[..., Any]]:
@@ -137,7 +137,7 @@ class EntryBuilder:
             self._settling.makes_state |= state_of(self._callee) != before
         if self._settling.makes_state:
             entry = replace(entry, plan={**entry.plan, SETTLES: True})
-        # The call may have been refused in another state, for example with grad mode on.
+        # An earlier attempt may have refused the call, for example because grad mode was on.
         call.build.table.refused.pop((self._name, str(call.signature)), None)
         call.build.table.add(call.unit, entry, made.data, made.fn)
         self._made.append((call.unit, entry))
@@ -156,7 +156,7 @@ class EntryBuilder:
         """Remove and return the library that was begun for calls like this one, if any.
 
         Raises:
-            NotYet: the library stays there for a later call.
+            NotYet: a later call must finish the library.
         """
         build = call.build
         for_such = [
@@ -280,10 +280,10 @@ class EntryBuilder:
         """Return the difference from eager execution. Raise `NoEntry` if it is too large.
 
         Also raises `NoEntry` if the call changes Python values on which its graph depends, such as
-        a counter, a growing list or a value that is kept once it is computed. At the next call, the
-        graph would be out of date. The check uses eager execution, because compiled code would
-        write the values from its first call every time. Also raises if the call changes a list or
-        dict argument, because an entry receives other objects.
+        a counter, a growing list or a cached value. At the next call, the graph would be out of
+        date. The check uses eager execution, because compiled code would write the values from its
+        first call every time. Also raises if the call changes a list or dict argument, because an
+        entry receives other objects.
         """
 
         def eager(callee: Any, *tensors: Any) -> Any:
@@ -304,7 +304,7 @@ class EntryBuilder:
             raise NoEntry(f"{wrong}: {ROUNDED}" if has_parts else str(wrong)) from wrong
 
     def withdraw_changed(self, table: EntryTable) -> None:
-        """Withdraw entries made here that no longer fit the callable.
+        """Withdraw this builder's entries that no longer fit the callable.
 
         An entry no longer fits if another kind of call, another callable or the handler changed the
         callable. The same change would happen in a replica. An entry that ran another call in the

@@ -64,7 +64,7 @@ class Check:
     result: ParityResult | None = None
     """Result of the last check; None before the first."""
     calls: int = 0
-    """Calls in traffic, counted while they are sampled."""
+    """Number of calls in traffic, counted to decide which calls to sample."""
     kept: KeptCall | None = None
 
     @property
@@ -143,7 +143,7 @@ class Checks:
     def around(
         self, dispatcher: Dispatcher, entry: Entry, fn: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """Return the function to run for an entry: its own code if no more checks are possible."""
+        """Return a wrapper that checks an entry, or the entry's code if all checks are done."""
         check = self._check_of(dispatcher, entry)
         return _Checked(self, dispatcher, check, fn) if self._may_come(check) else fn
 
@@ -167,7 +167,7 @@ class Checks:
 
     @contextlib.contextmanager
     def checking(self) -> Iterator[None]:
-        """In the block, check one entry of each compiled module or function."""
+        """Check one entry of each compiled module or function in the block."""
         self.phase = Phase.CHECKING
         try:
             yield
@@ -382,8 +382,8 @@ class _Checked:
         """Run the entry; raise `NoEntry` if this call withdraws it."""
         checks, check = self._checks, self._check
         if _of_thread.is_eager:
-            # This callable is inside another one that is being checked, and that run must be
-            # completely eager.
+            # This callable runs inside the eager half of another callable's check, so it must also
+            # run eagerly.
             return check.entry.signature.function("eager")(callee, *tensors)
         if checks.phase is Phase.SERVING:
             checks.note_call()

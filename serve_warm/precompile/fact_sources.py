@@ -58,7 +58,7 @@ class Source:
         self.name = name
         self.value: Any = None
         self.users: set[int] = set()
-        """Numbers of rows, and of facts as `~number`."""
+        """The rows and facts that use this source: a row by its index, a fact by `~index`."""
 
     def read(self) -> Any:
         """Return the current value, or `ABSENT` if there is none."""
@@ -69,7 +69,7 @@ class Source:
 
     def remember(self, value: Any) -> None:
         """Store the value that was found."""
-        # A dict item's tensor is not stored, since the dict's version shows its change.
+        # Do not store a tensor that is a dict item, because the dict's version shows a change.
         self.value = without_tensor(value) if self.kind == "item" else value
         if self.kind in OF_PARTS and value is not ABSENT:
             self.value = copy.deepcopy(value)  # metadata may change in place
@@ -77,11 +77,11 @@ class Source:
     def is_built_in(self) -> bool:
         """Return whether the check made at each call covers the source's value or object."""
         if self.kind == "keys":
-            return is_ordered(self.base)  # whose order is checked once there are two keys
+            return is_ordered(self.base)  # the dict's version does not cover its order
         return self.kind in ("attribute", "tensor", "class")
 
     def has_what_is_there(self) -> bool:
-        """Return whether the source exists and its value is stored as the object itself."""
+        """Return whether the source exists and `value` is the object itself, not its content."""
         return self.kind in ("attribute", "getitem") and self.value is not ABSENT
 
     def is_still(self, value: Any) -> bool:
@@ -169,7 +169,8 @@ class Sources:
         """Whether sources were added or dropped since they were grouped."""
         self._used: dict[int, list[Source]] = {}
         self._orphans: dict[Any, Source] = {}
-        """Sources that no row or fact uses. They may be used again before the look ends."""
+        """Sources that no row or fact uses. They may be used again before the current comparison
+        ends."""
         self._methods: dict[type, Methods] = {}
         self._user = 0
 
@@ -197,7 +198,7 @@ class Sources:
         key = _key(kind, base, name)
         source = self.by_key.get(key)
         if source is None:
-            # Versions before values, so that the next call sees a change made in between.
+            # Read versions before values, so that the next call notices a change made in between.
             if kind in ("item", "keys"):
                 self._version(base)
             elif kind == "class":
@@ -289,7 +290,7 @@ class Sources:
         found = _find_defined(kind, name)
         own = getattr(base, "__dict__", None)
         if hasattr(type(found), "__set__") or not isinstance(own, dict):
-            # A property, a slot or an attribute of a C object: read again at each call.
+            # Read a property, a slot or an attribute of a C object again at each call.
             return self._note("attribute", base, name)
         self._note("class", kind)
         self._note("dict", base)
@@ -299,7 +300,7 @@ class Sources:
         if found is not ABSENT and not hasattr(type(found), "__get__"):
             return None
         if found is ABSENT and _find_defined(kind, "__getattr__") is ABSENT:
-            return None  # missing, until its dict or a class changes
+            return None  # the attribute is missing until a dict or a class changes
         if found is ABSENT and isinstance(base, torch.nn.Module) and _is_plain_module(kind):
             for table in ("_parameters", "_buffers", "_modules"):
                 if isinstance(own.get(table), dict):
@@ -331,7 +332,7 @@ class Sources:
             self._note_code(found)
 
     def _note_tensor(self, found: Any, kind: str) -> None:
-        # Code compares its inputs at each call, but not the code of their classes.
+        # An entry compares its input tensors at each call, but not the code of their classes.
         if kind != "input parts":
             self._note("metadata" if kind == "input parts alone" else kind, found)
         if kind != "tensor":
@@ -398,7 +399,7 @@ class Sources:
 
 
 def _key(kind: str, base: Any, name: Any) -> Any:
-    # 1, True and 1.0 are the same key of a dict, but three names.
+    # 1, True and 1.0 are equal as dict keys, but must be three different names here.
     return (kind, id(base), type(name), repr(name) if type(name) is float else name)
 
 
@@ -413,7 +414,8 @@ def _find_defined(kind: type, name: str) -> Any:
 
 
 LAYERS_DIFFER = "_heterogeneity_spec"
-"""Attribute of a configuration whose layers differ, which refuses some reads."""
+"""Attribute that a configuration has if its layers have different settings. Such a configuration
+refuses some reads."""
 
 READERS = frozenset(
     {
@@ -421,8 +423,8 @@ READERS = frozenset(
         "AmbiguousGlobalPerLayerAttributeError",
     }
 )
-"""Names that `__getattribute__` of configurations uses (seen in transformers 5.23). With no others,
-an attribute depends only on the instance, its classes and their `attribute_map`."""
+"""Names that `__getattribute__` of configurations uses (seen in transformers 5.23). If it uses no
+other names, an attribute depends only on the instance, its classes and their `attribute_map`."""
 
 
 def _readers(kind: type) -> list[Any]:

@@ -50,9 +50,8 @@ dropped guards that it could not express."""
 
 
 Step = tuple[int, str, Any]
-"""A step: the row that it starts from, an operation and its argument. The argument of `item` is a
-key in
-the form of `encode_key`."""
+"""A step: the row where it starts, an operation, and the operation's argument. The argument of
+`item` is a key in the form that `encode_key` returns."""
 
 
 Expected = tuple[str, Any]
@@ -200,7 +199,7 @@ class Merged:
     steps: list[Step] = field(default_factory=list)
     facts: list[tuple[int, str, Any]] = field(default_factory=list)
     of_table: list[list[int]] = field(default_factory=list)
-    """Numbers of the facts of each merged table."""
+    """For each table, the indexes of its facts in `facts`."""
 
     @classmethod
     def of(cls, tables: Sequence[Facts]) -> Merged:
@@ -298,7 +297,7 @@ def item(base: Any, key: Any) -> Any:
 
 
 def _referent(base: Any, _: Any) -> Any:
-    # A call, but safe: a weak reference runs no user code.
+    # Calling a weak reference is safe, because it runs no user code.
     if type(base) is not weakref.ref:
         raise TypeError("not a weak reference")
     return base()
@@ -312,7 +311,7 @@ TAKE: Mapping[str, Callable[[Any, Any], Any]] = {
     "nth": lambda base, argument: list(dict.values(base))[argument],
     "nth_key": lambda base, argument: list(dict.keys(base))[argument],
     "type": lambda base, _: type(base),
-    # Dynamo's path copies a dict here; items of the copy are the dict's own.
+    # In Dynamo's path, this step copies a dict. The copy has the same items as the dict.
     "dict": lambda base, _: base,
     "weakref": _referent,
 }

@@ -49,8 +49,7 @@ class Guard:
     """One Dynamo guard, whose objects still exist."""
 
     path: str
-    """Python expression over `callee`, the tensors `t0`, `t1` and so on, `G`, the globals of
-    compiled code, and `KEYS`, the keys below."""
+    """Python expression over `callee`, tensors (`t0`, `t1`), globals (`G`) and `keys` (`KEYS`)."""
     kind: str
     """Dynamo's name for it, for example CONSTANT_MATCH."""
     value: Any
@@ -151,7 +150,7 @@ class _Table:
     """Path of a function by the alias of its globals. Used for globals that belong to no module,
     such as those of a named tuple's methods."""
     looked_up: Mapping[str, LookedUp] = field(default_factory=dict)
-    """Dicts whose items are found by key, by path. Items of other dicts are found by number."""
+    """Dicts whose items are found by key, by path. Items of other dicts are found by index."""
     keys: Sequence[Any] = ()
     """`KEYS` of the current path."""
     steps: list[Step] = field(default_factory=list)
@@ -212,7 +211,7 @@ class _Table:
         return self._item(node.value, node.slice)
 
     def _item(self, container: ast.expr, key: ast.expr) -> int:
-        """Return the row of a container's item, by its key or by the number of its key."""
+        """Return the row of a container's item, by the item's key or by the index of this key."""
         if isinstance(key, ast.Subscript) and _is_list_of_keys(key.value):
             of = ast.unparse(key.value.args[0].args[0])  # type: ignore[attr-defined]
             if of == ast.unparse(container):
@@ -344,7 +343,7 @@ def conditions_of(guards: Sequence[Guard]) -> list[str]:
 
 def _fact(guard: Guard, table: _Table) -> tuple[int, str, Any]:
     if guard.kind not in FACTS:
-        # From a newer torch, or about an object that no entry takes: its meaning is unknown.
+        # A guard from a newer torch, or about an object that no entry takes, has no known meaning.
         raise NoEntry(f"{guard.path} has a guard of the unknown kind {guard.kind}")
     kind = FACTS[guard.kind]
     try:
@@ -354,7 +353,7 @@ def _fact(guard: Guard, table: _Table) -> tuple[int, str, Any]:
         return (row, *_expect(guard))
     except (NoEntry, TypeError, AttributeError) as error:  # as `describe_parts` raises
         if kind == "same":
-            # The graph has one input for both.
+            # The graph has only one input for both arguments.
             text = f"{_show(guard.path)} and {guard.argument} are the same object"
             raise NoEntry(text) from error
         text = f"{_show(guard.path)} has a guard of kind {guard.kind}, which no fact can express"
@@ -447,7 +446,7 @@ def _is_of_parts(guard: Guard, whole: Mapping[str, Any]) -> bool:
         return False
     if guard.kind == "EQUALS_MATCH":
         return name == "__tensor_flatten__()[0]"
-    # A fact about a part would keep it alive after its tensor is replaced.
+    # A fact about a part would keep the part alive after its tensor is replaced.
     is_tensor = guard.kind in ("TENSOR_MATCH", OF_PARTS)
     return is_tensor and name in whole[path].__tensor_flatten__()[0]
 
@@ -478,7 +477,7 @@ def _on_paths(table: _Table, callee: Any) -> dict[int, Any]:
 
 
 def _partition(objects: Mapping[int, Any]) -> list[tuple[int, str, Any]]:
-    """Return facts that say which of these rows hold the same object, and which do not.
+    """Return facts about which rows are the same object, and which rows are different objects.
 
     Dynamo does not guard that two objects are different, or that two names share a list.
     """
@@ -497,7 +496,7 @@ def _refuse_bare_identity(
 ) -> None:
     """Raise `NoEntry` for an object that is guarded only by its identity.
 
-    A plain sentinel is allowed, because facts state which rows hold the same object. Objects of C
+    A plain sentinel is allowed, because facts state which rows are the same object. Objects of C
     classes, such as regular expressions, are refused: the graph might depend on their content.
     """
     for row in by_identity:

@@ -32,7 +32,7 @@ IDLE_S = 1.0
 """Seconds without a call of its entries after which a replica is idle."""
 
 BUSY_S = 60.0
-"""Seconds after which the next request checks an entry that still waits."""
+"""Seconds after which the next request checks an entry whose kept call is still waiting."""
 
 
 @record(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class KeptCall:
 
 
 class KeptCalls:
-    """Copies of call inputs, for one call of each unchecked entry, in limited memory."""
+    """Copies of the inputs of one call for each unchecked entry, in limited memory."""
 
     def __init__(self, checks: Checks, lock: threading.Lock) -> None:
         self._checks = checks
@@ -82,7 +82,7 @@ class KeptCalls:
                 return
         try:
             copies = copy_tensors(tensors)
-        except RuntimeError:  # out of memory: traffic checks the entry
+        except RuntimeError:  # out of memory: a later request checks the entry
             return
         check.kept = KeptCall(
             dispatcher=weakref.ref(dispatcher),
@@ -118,11 +118,11 @@ class KeptCalls:
         with (
             torch.inference_mode(state["inference_mode"] == "on"),
             torch.no_grad(),
-            contextlib.suppress(NoEntry),  # the entry was withdrawn, and noted
+            contextlib.suppress(NoEntry),  # the entry was withdrawn and reported
             self._checks.lock_of(dispatcher),
         ):
-            # The handler may set state such as autocast. Then the next call of the handler is
-            # checked.
+            # The handler may set state such as autocast, which is missing here. Then the handler's
+            # next call is checked instead.
             if call_signature.state() == state:
                 self._checks.compare(dispatcher, check, kept.fn, kept.tensors)
         dispatcher.forget_calls()

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A watch on all sources from which facts about one callable were read.
 
-After facts have been checked, calls to other packages can change a model. For example, a call
-switches an adapter, sets a config value, removes a hook or appends a module to a list. `FactWatch`
+After facts have been checked, calls to other packages can change a model. For example, a call can
+switch an adapter, set a config value, remove a hook or append a module to a list. `FactWatch`
 stores the sources of each fact, and checks at every call whether a source has changed. Most sources
 are dicts, whose versions are compared in C++ (6 µs for 255 dicts). After a change, `FactWatch`
 rereads only the facts whose sources changed.
@@ -152,7 +152,7 @@ class FactWatch:
         self._sources.begin(~number)
         found = self._object(row)
         if kind not in RELATIONS and not isinstance(found, Missing):
-            with contextlib.suppress(*UNREADABLE):  # what cannot be read breaks the fact below
+            with contextlib.suppress(*UNREADABLE):  # then the fact does not hold
                 self._sources.note_fact(found, fact)
             if kind == "type":
                 return self._judge_class(fact, type(found))

@@ -58,7 +58,7 @@ def device_named(text: str) -> Any:
 
 
 STANDS_FOR = "_serve_warm_stands_for"
-"""Attribute of a function of serve_warm that replaces another function. Facts use the other
+"""Attribute of a serve_warm function that replaces another function. Facts name the replaced
 function, so older artifacts stay valid."""
 
 
@@ -284,7 +284,7 @@ def locate(value: Any) -> tuple[str, str] | None:
     with contextlib.suppress(ImportError, AttributeError):
         if resolve(module, name) is value:
             return module, name
-    # A class such as `NoneType` claims to be in `builtins`, but only `types` has a name for it.
+    # `NoneType` has `builtins` as its `__module__`, but only `types` has an attribute of that name.
     return next((("types", alias) for alias, found in vars(types).items() if found is value), None)
 
 

@@ -37,9 +37,9 @@ class RunningBuild:
         self.libraries: Literal["made", "begun"] = "made"
         """If "begun", a call only begins its library, and the next similar call finishes it."""
         self.pending: list[PendingEntry] = []
-        """Entries whose library no call has finished yet."""
+        """Entries whose library is still unfinished."""
         self.tell: Callable[[Literal["trace", "entry", "library"]], None] = lambda _: None
-        """Callback with the next step for a call."""
+        """Callback that receives the next step of the build."""
 
     def refuse_pending(self) -> None:
         """Refuse calls whose library was begun, but that no later call finished."""

@@ -33,12 +33,13 @@ class Session:
 
     def __init__(self) -> None:
         self.dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
-        """One for each callable of `serve_warm.compile` that is still in use."""
+        """One dispatcher for each callable of `serve_warm.compile` that is still in use."""
         self.loaded: EntryTable | None = None
         """Entries of the artifact."""
         self.being_built: RunningBuild | None = None
         self.active: EntryTable | None = None
-        """Entries of the build if there is one, else the loaded entries. Every call reads this."""
+        """Entries of the running build, if any, else the loaded entries. Every call reads this
+        attribute."""
         self.checks: Checks | None = None
         """Checks of entries against eager in this start; None without entries."""
         self.settling_calls = 0

@@ -48,7 +48,8 @@ class Orders:
         """Number of items of the largest set."""
         self._attempt: Any = None
         self._arranged: dict[int, tuple[Any, frozenset[Any]]] = {}
-        """The sets that have their order, and their items. A set keeps its order."""
+        """The sets that are already in order, with their items. A set keeps its order until its
+        items change."""
 
     def begin(self, variable: Any, tx: Any) -> None:
         """Set the order of one of Dynamo's sets, before an iteration over the set."""
@@ -213,7 +214,7 @@ class _Backend:
 
 
 CACHES = ("enable_autograd_cache", "force_autograd_cache", "bundled_autograd_cache")
-"""Settings of torch (2.11 to 2.13) that expect compiled code from a backend."""
+"""Settings of torch (2.11 to 2.13) with which a backend must return compiled code."""
 
 
 def read_graph(graph: Any, sources: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -241,7 +242,8 @@ def read_graph(graph: Any, sources: Sequence[str]) -> tuple[list[str], list[str]
             keeps_order |= schema is not None and schema.is_mutable
             keys[node] = _digest(*parts)
             if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-                # Each draws its own random numbers, in order.
+                # Each call draws new random numbers, so its expression includes the draws before
+                # it.
                 keys[node] = drawn = _digest(keys[node], drawn)
     if left:
         raise NoEntry(DEPENDS_ON_ORDER)

@@ -24,19 +24,20 @@ from serve_warm.precompile.facts import UNREADABLE, Facts, NoEntry
 from serve_warm.precompile.names import describe_tensor, is_own_module, under
 
 SETTLES: Final = "settles"
-"""Key in the plan of an entry whose callable makes state at its first calls."""
+"""Key in the plan of an entry whose callable creates state on its first calls."""
 
 CALLS = 3
-"""Most settling calls of one kind, at a build or at a start. The last one must change nothing."""
+"""Maximum number of settling calls of one kind in a build or a start. The last call must change
+nothing."""
 
 VALUES_READ = 100_000
-"""Most values of one callable that are compared."""
+"""Maximum number of values of one callable that are compared."""
 
 ITEMS_READ = 64
-"""Most items of one list, set or dict that are compared."""
+"""Maximum number of items of one list, set or dict that are compared."""
 
 DEPTH = 40
-"""Most steps from the callable to a value."""
+"""Maximum number of steps from the callable to a compared value."""
 
 PLAIN = (bool, int, str, bytes, type(None), torch.dtype, torch.device)
 
@@ -143,7 +144,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     kind = type(value)
     if issubclass(kind, (type, types.ModuleType)):
         return
-    if str(kind.__module__).startswith(COMPILERS):  # their own state changes at any call
+    if str(kind.__module__).startswith(COMPILERS):  # state of these objects changes at any call
         if issubclass(kind, torch.nn.Module):
             yield from ((f".{name}", part) for name, part in vars(value)["_modules"].items())
         return
@@ -165,7 +166,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 COMPILERS = (PACKAGE, "torch._")
-"""Beginnings of the names of modules whose objects are not the user's."""
+"""Module name prefixes of objects that do not belong to the user."""
 
 SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset)
 

@@ -64,9 +64,10 @@ class SettlingCalls:
         self.makes_state = False
         """Whether the first call at level 1, or a call of a build, changed the callable."""
         self._has_run = False
-        """Whether level 1 has run a call."""
+        """Whether a call has run at level 1."""
         self._made: Counter[str] = Counter()
-        """Number of calls by the entry that needs them. Use it under the callable's lock."""
+        """Number of settling calls so far, by the entry that needs them. Protected by the
+        callable's lock."""
 
     def run_below(
         self, stock: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]

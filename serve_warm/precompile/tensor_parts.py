@@ -26,7 +26,7 @@ DEPTH = 12
 
 
 READ_FAILURES = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""Exceptions that a class may raise when it reads or compares unexpected parts."""
+"""Exceptions that may be raised when unexpected parts of a tensor are read or compared."""
 
 
 def has_parts(value: Any) -> bool:
@@ -122,7 +122,7 @@ def read_parts(tensor: Any) -> list[Any]:
 
 
 def is_equal(left: Any, right: Any) -> bool:
-    """Return whether two results of one function above are equal; False if comparing them fails."""
+    """Return whether two results of `read_metadata` or `read_parts` are equal; False if unknown."""
     try:
         return bool(left == right)
     except READ_FAILURES:
@@ -147,8 +147,8 @@ class Whole:
         self._places = [place for place, tensor in enumerate(tensors) if has_parts(tensor)]
         self._metadata: list[Any] = []
         self.parts = self._read(tensors, self._metadata)
-        """Their plain parts."""
-        # A copy, because an object in the metadata may change in place.
+        """The plain parts of all tensors that have parts."""
+        # Keep a copy, because an object in the metadata may change in place.
         self._metadata = copy.deepcopy(self._metadata) if self._places else []
 
     def _read(self, tensors: Sequence[Any], metadata: list[Any]) -> list[Any]:
@@ -228,7 +228,7 @@ def _steady_object(value: Any, depth: int) -> str:
     if isinstance(reduced, str):
         return f"{name_of_class(type(value))} {reduced}"
     make, arguments, *state = reduced
-    # Items of a list or a dict come as iterators, in an order of their own.
+    # The items of a list or dict arrive as iterators, in the order of the container.
     plain = [list(each) if isinstance(each, Iterator) else each for each in state]
     how = identity(make) or name_of(make)
     return f"{name_of_class(type(value))} {how} {steady([arguments, plain], depth + 1)}"

@@ -30,7 +30,7 @@ class Unguarded:
     """The dependencies of one trace that Dynamo does not guard."""
 
     guards: list[Guard] = field(default_factory=list)
-    """Guards that replace the missing ones."""
+    """Guards for dependencies that Dynamo itself does not guard."""
     refusals: list[str] = field(default_factory=list)
     """Reasons to refuse the entry: parts of the graph that no fact can express."""
     results: list[tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any], Any]] = field(
@@ -56,7 +56,7 @@ def all_guarded(begin_set: Callable[[Any, Any], None]) -> Iterator[Unguarded]:
     """
     found = Unguarded()
     with contextlib.ExitStack() as undo:
-        # Each generator wraps what the ones before it have put in place.
+        # Each generator wraps the replacements that earlier generators have made.
         replacements = itertools.chain(
             noting_lookups(found.lookups, _expression),
             _guarding_keys(),
@@ -135,7 +135,7 @@ def _noting_tensors(found: Unguarded) -> Replacements:
 
 
 def _noting_same_objects(found: Unguarded) -> Replacements:
-    """Record objects that have two names, one global and one not.
+    """Record objects that have two names, of which only one is global.
 
     For such objects, Dynamo guards only the first name. Dynamo guards the second name too if both
     names are global, or if neither is (2.11 to 2.15).
@@ -222,7 +222,7 @@ def _refusing_own_sets(found: Unguarded) -> Replacements:
 
 
 TEXTS = (str, repr, ascii, format, sum)
-"""Functions whose result for a set depends on its order. A sum does so in the last bits."""
+"""Functions whose result for a set depends on the set's order. For `sum`, only the last bits do."""
 
 DEPENDS_ON_ORDER = (
     "it iterates over a set, whose order differs in each process, and its graph depends on the "
@@ -445,9 +445,10 @@ def guard_from(entry: Any) -> Guard:
 
 
 def _of_attribute(entry: Any) -> Guard | None:
-    """Convert a 2.11 guard on an attribute's presence to a 2.13 guard on the owner; else `None`.
+    """Convert a 2.11 guard on an attribute's presence to the 2.13 form, which guards the owner.
 
-    The guard cannot be on the attribute itself, because the attribute might be absent.
+    The guard cannot be on the attribute itself, because the attribute might be absent. Returns
+    `None` for any other guard.
     """
     source = entry.orig_guard.originating_source
     named = "attr" in getattr(entry.orig_guard.create_fn, "keywords", {})

@@ -68,7 +68,7 @@ def _calls_of_parts(
     parts = [part for part in module.modules() if part is not module and _has_work(part)]
     hooks = [part.register_forward_pre_hook(note, with_kwargs=True) for part in parts]
     try:
-        with eagerly():  # the hooks may not be in entries of other callables
+        with eagerly():  # otherwise, entries of other callables would contain the hooks
             run_on_copies(callee, function, tensors)
     finally:
         for hook in hooks:
@@ -77,7 +77,7 @@ def _calls_of_parts(
 
 
 def _has_work(part: Any) -> bool:
-    # A compiled call of a single small layer does not pay off.
+    # Compiling a single small layer does not pay off.
     return bool(list(part.children())) or len(list(part.parameters(recurse=False))) > 2
 
 

@@ -152,8 +152,8 @@ class ServeReplica(ServeCalls):
     def _begin_in_serve(self) -> None:
         _claim(self.replica, type(self.owner).__name__)
         _log_through_serve()
-        # Write the state before `__init__`, which may take minutes, so that the node shows a
-        # replica that is not ready.
+        # Write the state before `__init__` runs, so that the node shows this replica as not ready.
+        # `__init__` may take minutes.
         self._shown = ShownState(self._known, self._config, self.report)
         if not self._config.enabled:
             return
@@ -170,7 +170,7 @@ class ServeReplica(ServeCalls):
                 self._config,
                 deployment=self.deployment,
                 trust=self.trust(),
-                # The process group usually has the same order of ranks.
+                # The process group does not exist yet, but usually has the same order of ranks.
                 rank=None if gang is None else (gang.rank, gang.world_size),
                 timeline=self._timeline,
             )

@@ -192,7 +192,7 @@ class Journal:
         not_full = (*not_in_it, self.compiled_early, len(self.progress.left_out), withdrawn)
         if self.verdict is Verdict.FULL_HIT and any(not_full):
             self.verdict = Verdict.PARTIAL
-            from_bytes = TORCH_BYTES in self._config.parts  # which compile every kernel on a CPU
+            from_bytes = TORCH_BYTES in self._config.parts  # CPU kernels are always compiled then
             if any(not_in_it) and self.artifact and not self.compiled_early and not from_bytes:
                 self.degraded.append(_build_again(self.artifact, counts))
 

@@ -82,8 +82,9 @@ class Loaded:
         """Whether the start needs torch's compiler but has not imported it yet."""
         if compiles_with == "torch" or self.has_libraries:
             return False
-        # The compiler is needed in a build, without loaded libraries, and if a model is created
-        # later for which the artifact has entries.
+        # No libraries are loaded here. If the app asks for libraries, something must be compiled.
+        # If no compiled code was found so far, a model that is created later may have entries in
+        # the artifact.
         return compiles_with == "libraries" or (self.artifact is not None and self.artifact.in_use)
 
 
@@ -429,8 +430,8 @@ async def _retry(
 async def _run_in_own_thread(pull_once: Callable[[], Pulled], *, timeout_s: float) -> Pulled:
     """Return the result of `pull_once`. After the timeout, do not wait for the thread.
 
-    This does not use the event loop's thread pool, because user code shares that pool, and a thread
-    that hangs in a store would take one of the pool's threads.
+    This does not use the event loop's thread pool, because user code shares that pool, and a call
+    that hangs in a store would block one of the pool's threads.
     """
     pulling = begin(pull_once, name="serve_warm-pull")
     came = None

@@ -200,7 +200,8 @@ class Prefetch:
         self.imported_compiler = False
         """Whether this module, not the app, imported the compiler."""
         self._found: Literal["nothing", "libraries", "levels 1 and 2"] = "nothing"
-        """What the trusted artifacts of this deployment were built from."""
+        """The code in the trusted artifacts of this deployment: only libraries, or code of other
+        levels."""
         self._looked = threading.Event()
         """Set once the store has answered or failed."""
 
@@ -379,7 +380,7 @@ class Prefetch:
         directory = None
         if CACHE in pulled.raw:
             # Use another directory than torch's current one, because code that user code compiles
-            # now must not get in here.
+            # now must not get into the new directory.
             new = private_directory()
             try:
                 unpack(pulled.raw[CACHE], new, check_wanted=self._check_wanted)

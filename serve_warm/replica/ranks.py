@@ -67,7 +67,7 @@ class Ranks:
         self.size = size
         self._store = store
         self._turn = 0
-        # Each key contains the number of this start, so answers of earlier starts do not count.
+        # Each key contains the start's number, so answers of earlier starts do not count.
         self._start = 0 if store is None else store.add(f"serve_warm/{rank}/starts", 1)
 
     async def agree(self, what: str, mine: Any, *, timeout_s: float) -> list[Any]:

@@ -69,9 +69,9 @@ class Replay:
         )
 
     async def until_quiet(self) -> None:
-        """Replay all inputs until nothing is compiled, captured or settled in a whole pass.
+        """Replay all inputs until a whole pass has no compile, no capture and no settling call.
 
-        An entry is first used in the pass after its settling calls.
+        An entry that needs settling calls runs for the first time in the pass after these calls.
 
         Raises:
             ReplayFailed: an input raised, or all inputs ran out of memory.

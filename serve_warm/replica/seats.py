@@ -45,13 +45,13 @@ PERIOD_S = 1.0
 """Seconds between two counts of the seats. Counting reads a small folder."""
 
 RENEW_S = 60.0
-"""A seat is replaced this many seconds before its time is up, or in the last third of its time if
-that is shorter."""
+"""A seat is replaced this many seconds before its keep-alive time ends, or in the last third of
+this time if that is shorter."""
 
 TAKEN_PAUSE_S = 5.0
 """Seconds to wait before replacing a taken seat. The imports of the next seat would slow down the
-start on the taken one: passes took nearly twice as long on two busy cores (MiniLM, level 3, two
-rounds)."""
+start that uses the taken seat: its passes took nearly twice as long on two busy cores (MiniLM,
+level 3, two rounds)."""
 
 LIMIT_OF_LOSSES = 5
 """After this many losses in a row, the keeper requests no more seats."""
@@ -211,7 +211,7 @@ def imports_of_seat(settings: Seats, loaded: Iterable[str]) -> tuple[str, ...]:
     """Return the modules for a seat to import, given the modules that a serving replica has loaded.
 
     The app's modules come first, because settings that these modules make before importing torch
-    must also be made before that import here.
+    must also be made before the seat imports torch.
     """
     names = set(loaded)
     wanted = [*settings.imports]
@@ -219,7 +219,7 @@ def imports_of_seat(settings: Seats, loaded: Iterable[str]) -> tuple[str, ...]:
         wanted.append("torch")
     # Ray imports this module when a worker becomes a replica (2.53 to 2.60).
     wanted += [name for name in ("ray.serve._private.replica",) if name in names]
-    # The libraries of an app may import Dynamo alone, as transformers does; nothing compiles then.
+    # A library of the app may import only Dynamo, as transformers does. Then nothing compiles.
     wanted += [name for name in ("torch._dynamo", "torch._inductor.compile_fx") if name in names]
     wanted += sorted(name for name in names if name.startswith("serve_warm."))
     return tuple(dict.fromkeys(wanted))

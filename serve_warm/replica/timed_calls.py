@@ -176,7 +176,7 @@ class TimedCalls:
                 await asyncio.wait({task}, timeout=CANCEL_S)
             self._under_way = ()
         seconds = time.perf_counter() - start
-        # This code did not cancel it, so code inside the target did.
+        # This method did not cancel the task, so code inside the target did.
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None:
             return seconds, None
@@ -184,7 +184,7 @@ class TimedCalls:
             raise error  # from a signal
         failed = ReplayFailed(
             f"input {item.name!r} raised {describe_error(error)}{_at(error)}",
-            # Errors of serve_warm have a better hint.
+            # An error of serve_warm has its own, better hint.
             hint=getattr(error, "hint", "")
             or "to reproduce the error, call the same method with the same arguments; if the "
             "input is wrong, fix warmup_inputs()",

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The times that replays wait for replicas of other deployments, recorded as spans of a start.
 
-A replay that calls another deployment waits until that deployment has a replica, whose warm-up
-might not be done yet. Without these spans, the wait would look like a slow replay.
+A replay that calls another deployment waits until that deployment has a replica. The warm-up of
+that replica might not be done yet. Without these spans, the wait would look like a slow replay.
 """
 
 from __future__ import annotations

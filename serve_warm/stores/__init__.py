@@ -90,14 +90,14 @@ class Store(Protocol):
         """Return the metadata of an object.
 
         Raises:
-            ObjectNotFound: nothing is there.
+            ObjectNotFound: the store has no object under this key.
         """
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """Return the bytes of an object, reading at most one byte more than `max_bytes`.
 
         Raises:
-            ObjectNotFound: nothing is there.
+            ObjectNotFound: the store has no object under this key.
             ObjectTooLarge: the object is larger than `max_bytes`.
         """
 

@@ -171,9 +171,8 @@ class ObjectStore:
 
         check_prefix(prefix)
         own = f"{self.prefix}/" if self.prefix else ""
-        # obstore lists whole folders only, so begin at an offset just before `prefix`. The offset
-        # ends with a private use character, which no key contains and which sorts after all
-        # characters of keys.
+        # obstore lists whole folders only. So begin at an offset just before `prefix`. The offset
+        # ends with a private use character, which keys never contain.
         folder, _, begun = (start := own + prefix).rpartition("/")
         after = f"{start[:-1]}{chr(ord(start[-1]) - 1)}\U0010fffd" if begun else None
         stream = obstore.list(self._reader, folder or None, offset=after)
@@ -242,7 +241,7 @@ class ObjectStore:
                 whole = True
         finally:
             if not whole:
-                # Set this here, before the error arrives, so that no thread begins another part.
+                # Set `stopped` before the error propagates, so that no thread begins another part.
                 stopped.set()
 
     def _copy(

@@ -59,9 +59,9 @@ def verify(envelope: bytes, trust: Trust, *, store: str = "") -> Verified:
 
     Raises:
         ArtifactRefused: `no_trust` (nothing is configured), `too_large`, `bad_statement` (not an
-            envelope), `untrusted` (no trusted key signed it, or the signing keys are not trusted
-            for this deployment or store), `bad_signature` (it names a trusted key that did not sign
-            it).
+            envelope), `untrusted` (no trusted key signed the envelope, or the signing keys are not
+            trusted for this deployment or store), `bad_signature` (the envelope names a trusted key
+            that did not sign it).
     """
     if not (trust.keys or trust.pinned or trust.unsigned_ok):
         raise ArtifactRefused("this machine trusts no key", reason="no_trust", hint=how_to_trust())

@@ -496,7 +496,7 @@ def test_publishing_elsewhere_than_replicas_look_is_a_problem(written, tmp_path)
 
     _, what, fix = one_problem(path, store="./artefacts")
 
-    assert f"file://{tmp_path}/artefacts; replicas look in file://{tmp_path}/artifacts" in what
+    assert f"file://{tmp_path}/artefacts, but replicas look in file://{tmp_path}/artifacts" in what
     assert fix.startswith(f"set artifact: file://{tmp_path}/artefacts")
     assert found(path, store="./artifacts").problems == ()
     assert found(path, store=f"{tmp_path}/artifacts/").problems == ()
