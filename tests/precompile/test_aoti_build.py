@@ -752,7 +752,7 @@ def test_a_result_of_a_class_of_its_own_is_refused():
         def forward(self, x):
             return Holder(x + 1)
 
-    with pytest.raises(NoEntry, match="Holder, which cannot be built"):
+    with pytest.raises(NoEntry, match="Holder, which serve_warm cannot rebuild"):
         made_of(Own(), torch.randn(3, 4))
 
 
