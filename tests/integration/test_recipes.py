@@ -194,7 +194,7 @@ def test_check_finds_nothing_wrong_in_a_recipe(checked, built, folder, monkeypat
 
     assert (built, result.exit_code) == (checked, 0), result.output
     relative, empty = re.findall(r"^warning: (.*)", result.output, re.MULTILINE)
-    assert "./artifacts: a relative path" in relative
+    assert "./artifacts: the path is relative" in relative
     assert "./artifacts: the store has no artifact for" in empty
     assert "0 problems, 2 warnings" in result.output
 
