@@ -312,7 +312,7 @@ def test_a_second_object_of_a_replica_is_refused(inner: type, in_replica: InRepl
         return list(node.read_states(in_replica.state))
 
     wait_until("the first one writes", states)
-    assert f"makes a {inner.__name__}, but already has a Outer to" in caught.value.message
+    assert f"creates a {inner.__name__}, but already has a Outer to" in caught.value.message
     assert "declare all inputs in the warmup_inputs()" in caught.value.hint
     found = [(each["replica"], each["stage"]) for each in states()]
     assert found == [(in_replica.context.replica_tag, "PENDING")]
