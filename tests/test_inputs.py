@@ -316,13 +316,13 @@ def test_a_grid_over_its_budget_is_an_error_and_not_cut():
         (
             EMBEDDER.embed,
             {"fields": {"ids": Field(axes=("batch", "size"))}},
-            "field 'ids' names 'size', which is not a dimension of Buckets(batch=[1])",
+            "field 'ids' uses 'size', which is not a dimension of Buckets(batch=[1])",
             "give each dimension as a number or as the name of an axis",
         ),
         (
             EMBEDDER.embed,
             {"fields": {"ids": Field(axes=("batch",))}, "concurrency": "batch"},
-            "field 'ids' names 'batch', which is not a dimension",
+            "field 'ids' uses 'batch', which is not a dimension",
             "the concurrency axis cannot be a dimension",
         ),
         (

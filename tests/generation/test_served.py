@@ -388,7 +388,11 @@ def test_a_request_that_steps_cannot_have_is_refused_in_one_sentence(
             {"token_type_ids": torch.ones(2, 12, dtype=torch.int64)},
             "do not support token_type_ids=: ",
         ),
-        ("bart", {"decoder_attention_mask": torch.zeros(2, 1)}, "do not support decoder_attention_mask=: "),
+        (
+            "bart",
+            {"decoder_attention_mask": torch.zeros(2, 1)},
+            "do not support decoder_attention_mask=: ",
+        ),
         ("t5", {"max_new_tokens": 61}, "does not fit into a cache of 60"),
     ],
 )

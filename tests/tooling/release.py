@@ -189,7 +189,7 @@ def use_problems(installed: Installed, version: str) -> Iterator[str]:
         (
             ("python", "-m", "serve_warm.cli", "status", "--state-dir", state),
             1,
-            "there is no replica",
+            "found no replica",
         ),
         (("serve-warm", "inspect", installed.folder), 0, "has no artifacts"),
         ((*node, *alone), 1, "no replica is on this node"),
