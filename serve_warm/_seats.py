@@ -65,7 +65,7 @@ class SeatUse:
     note: str = ""
     """The reason in a sentence. For a hit, a setting that could not be reset."""
     import_s: float = 0.0
-    """Wall seconds of the imports, before the replica existed."""
+    """Wall-clock seconds that the imports took, before the replica existed."""
     waited_s: float = 0.0
     """Seconds from the end of the imports until Ray made the process a replica."""
     memory_bytes: int = 0

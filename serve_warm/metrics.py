@@ -272,7 +272,7 @@ METRICS = (
     Metric(
         name="serve_warm_parity_failures",
         kind="counter",
-        help="Entries withdrawn because they differ from eager execution. Should stay at 0.",
+        help="Entries withdrawn because their results differ from eager. Should stay at 0.",
         read=_one(lambda r: r.parity.failed if r.parity is not None else 0),
     ),
     Metric(

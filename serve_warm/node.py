@@ -775,7 +775,7 @@ class _Scanning:
 
 
 def _wrong(state: Any) -> str:
-    """Return why parsed JSON is not the state of a replica; empty if it is a state."""
+    """Return the reason why parsed JSON is not a replica's state; empty if it is one."""
     if not isinstance(state, dict) or not isinstance(state.get("schema"), int):
         return "is not the state of a replica"
     if state["schema"] != STATE_SCHEMA:

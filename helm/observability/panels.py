@@ -3,7 +3,8 @@
 """The content of the dashboard "Warm start": rows, panels and queries.
 
 The variable `sink` is the prefix of serve_warm's metric names, which differs between node servers
-and Ray. The prefix is never empty, because Grafana's custom variables cannot be empty since 10.2.
+and Ray. The prefix is never empty, because a custom variable cannot be empty in Grafana 10.2 and
+later.
 The other variables have the same names as in Ray's own dashboards, so that links carry their values
 over.
 """
@@ -140,8 +141,8 @@ class Panel:
     empty: str
     """The text that explains why there is no data."""
     none: str = ""
-    """The text that is shown for -1, which means that replicas are exported, but no replica has
-    this value."""
+    """The text shown for -1. A -1 means that replicas export metrics, but that no replica has a
+    value for this panel."""
     width: int = 12
     height: int = 8
 
@@ -219,7 +220,7 @@ ALERTS = Panel(
 NUMBERS = (
     number(
         "Ready replicas",
-        "Replicas that are proven warm, or that a policy lets serve without proof.",
+        "Replicas that are proven warm, or that a policy allows to serve without proof.",
         "short",
         f"sum({each('ready')})",
         (0.0, FAILING),
@@ -557,7 +558,7 @@ TRAFFIC = Row(
                 "of starting replicas."
             ),
             unit="short",
-            empty="neither Ray's metrics nor replicas are exported",
+            empty="neither Ray's metrics nor the replicas' metrics are exported",
             queries=(
                 Query(
                     expr=f"sum by ({DEPLOYMENT}) "
@@ -701,7 +702,7 @@ NODES = Row(
         ),
         Panel(
             kind="lines",
-            title=f"Duration of starts, median and 95 % ({NODE_ONLY})",
+            title=f"Duration of starts, median and 95th percentile ({NODE_ONLY})",
             description=(
                 "All starts since the node servers started, by outcome. The values are estimates "
                 "from histogram buckets."
@@ -718,7 +719,7 @@ NODES = Row(
         ),
         Panel(
             kind="lines",
-            title=f"Duration of stages, 95 % ({NODE_ONLY})",
+            title=f"Duration of stages, 95th percentile ({NODE_ONLY})",
             description=(
                 "All starts since the node servers started. The values are estimates from "
                 "histogram buckets."
@@ -871,7 +872,7 @@ OF_ONE_DEPLOYMENT = Row(
     panels=(
         Panel(
             kind="lines",
-            title="Time to ready, and to the proof",
+            title="Time to ready and time to proof",
             description=(
                 "Time to ready runs from the replica's creation to READY. Time to proof runs from "
                 "the end of __init__ to the end of the proof."

@@ -13,7 +13,7 @@ needs these values; `DEFAULTS` contains their default numbers:
     alerts.startSloSeconds       a start that took longer missed the objective
     alerts.startSloObjective     the share of starts that should meet it, between 0 and 1
     alerts.artifactMaxAgeDays    the age above which an artifact counts as old
-    alerts.minStarts             fewer starts in the long window raise no alert on the objective
+    alerts.minStarts             fewer starts than this in the long window cause no alert
     alerts.runbookUrl            the address of docs/runbooks.md
 
 The rules use metrics from node servers and metrics from Ray. A replica with metrics from both
@@ -48,7 +48,7 @@ TARGET = "namespace, job, instance"
 
 WINDOWS = ("30m", "6h", "3d", "28d")
 """Time windows of the objective. Each alert on the objective uses two windows. The objective itself
-uses the last window."""
+uses the longest window."""
 
 
 def value(name: str) -> str:

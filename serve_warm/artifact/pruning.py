@@ -264,7 +264,10 @@ def _find_forgotten(
 def _delete_unnamed(
     store: Store, blobs: Sequence[tuple[str, int]], seen: Collection[str]
 ) -> list[tuple[str, int]]:
-    """Delete blobs, listing the statements again between batches, because deleting is slow."""
+    """Delete blobs in batches.
+
+    Deleting is slow, so the statements are listed again before each batch.
+    """
     deleted = []
     for start in range(0, len(blobs), DELETED_AT_ONCE):
         some = _without_new(store, blobs[start : start + DELETED_AT_ONCE], seen)

@@ -46,8 +46,8 @@ class Built:
     parts: Mapping[str, int]
     """Stored bytes by part. For a kept artifact, these are the bytes of the published artifact."""
     portable_libraries: int | None
-    """Number of disassembled libraries, all of which run on every CPU with AVX2. `None` for an
-    artifact that is only for this CPU."""
+    """Number of libraries that were disassembled and found to run on every CPU with AVX2. `None`
+    for an artifact that is only for this CPU."""
     trust: str
     """Lines for a trust.toml that trusts the signer. Empty for a kept artifact and an unsigned one.
     """

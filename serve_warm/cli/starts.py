@@ -259,7 +259,8 @@ def _check_first(
 
 def _show_built(built: Built, *, unsigned: bool) -> None:
     cold, warm = built.cold, built.round_trip
-    ratio = _own_seconds(warm) / _own_seconds(cold)
+    cold_s = _own_seconds(cold)
+    share = _own_seconds(warm) / cold_s
     done = "published" if built.published == "new" else "already published, kept:"
     click.echo(f"{done} {built.statement}")
     for rank, statement in enumerate(built.ranks[1:], start=1):
@@ -273,7 +274,7 @@ def _show_built(built: Built, *, unsigned: bool) -> None:
         f"{cold['warmup']['compiler_processes']} compiler processes"
     )
     click.echo(
-        f"  round trip  {_describe_seconds(warm)} ({ratio:.2f} of that), "
+        f"  round trip  {_describe_seconds(warm)} ({share:.0%} of {cold_s:.1f} s), "
         f"{warm['warmup']['compiler_processes']} compiler processes, "
         f"{warm['covered']['proven']}/{warm['covered']['expected']} inputs proven"
     )

@@ -55,7 +55,7 @@ class CachedDecoder:
         self.prompt_lengths = sorted(prompt_lengths)
         self.device = device
         self.has_positions = has_positions
-        """Whether each slot has its own position. If not, one caller at a time can decode."""
+        """Whether each slot has its own position. If not, only one caller at a time can decode."""
         self._idle = max_length if idle_position is None else idle_position
         # Written in place, because a captured step reads the addresses of its capture.
         self._tokens = torch.zeros(slots, dtype=torch.int64, device=device)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs for libraries (level 3), which serve_warm captures because Inductor does not.
+"""CUDA graphs for libraries (level 3). serve_warm captures them, because Inductor does not.
 
 As in torch's graph trees, each thread captures its own graphs, and each call copies its tensors to
 the addresses that the graph reads. Unlike in torch's graph trees, a call returns a copy of the

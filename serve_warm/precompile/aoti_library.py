@@ -308,7 +308,7 @@ def assigns(plan: Plan) -> bool:
 
 
 TENSORS = ("output", "input", "argument")
-"""Kinds of returned tensors, in the order of a `Build`'s arguments."""
+"""Kinds of returned tensors, in the order in which `Build` takes them as arguments."""
 
 
 def _result(plain: Sequence[Any]) -> Build:

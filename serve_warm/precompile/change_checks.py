@@ -43,8 +43,8 @@ class _Groups:
     """Sources grouped by how they are compared."""
 
     of_dict: dict[int, list[Source]] = field(default_factory=dict)
-    """Items and keys by the id of their dict. They are read only after the version of the dict
-    changes."""
+    """The items and keys of each dict, by the dict's id. They are read only after the dict's
+    version changes."""
     of_class: set[int] = field(default_factory=set)
     """Ids of the dicts of classes. Only the versions of these are known."""
     others: list[Source] = field(default_factory=list)

@@ -346,7 +346,7 @@ class Dispatcher(HandedOver):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Run a call with other code after its entry failed.
+        """Run a call without its entry, because the entry failed.
 
         Raises the error if it is the call's result.
         """

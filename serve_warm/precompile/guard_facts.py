@@ -66,7 +66,7 @@ TENSOR_ARGUMENT = r"(?:L\['(t\d+)'\]|(t\d+))"
 
 CHECKED_ELSEWHERE = {
     "GRAD_MODE": (PROCESS, "checked at each call, with the state of the thread"),
-    "DETERMINISTIC_ALGORITHMS": (PROCESS, "checked at each call, with the state of the process"),
+    "DETERMINISTIC_ALGORITHMS": (PROCESS, "checked at each call, like all process state"),
     "GLOBAL_STATE": (PROCESS, "checked at each call, with the state of thread and process"),
     "TORCH_FUNCTION_STATE": (PROCESS, "checked at each call: with a mode, torch.compile answers"),
     "DEFAULT_DEVICE": (PROCESS, "a default device is a mode, so torch.compile answers"),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from serve_warm.precompile.running_build import MakeLibrary, RunningBuild
 
 LIBRARY_LEVEL = 3
-"""The level whose code is in libraries. Its starts do not import Dynamo."""
+"""The level whose code is in libraries. A start at this level does not import Dynamo."""
 
 
 class Session:

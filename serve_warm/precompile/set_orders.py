@@ -157,7 +157,7 @@ class _Backend:
     def __init__(self) -> None:
         self._graph: Any = None
         self._known: dict[int, str] = {}
-        """Expression of each tensor of a run, by its id."""
+        """The expression for each tensor of a run, by the tensor's id."""
         self._outputs: list[Any] = []
         self._keys: list[str] = []
         self._written: list[str] = []

@@ -344,7 +344,7 @@ class Journal:
                 # Observers only show state, so a failed metric or state file must not stop the
                 # replica. Remove the observer, so that its error is logged only once.
                 self._observers = tuple(o for o in self._observers if o is not observer)
-                what = "an observer of the warm-up raised; continuing without it"
+                what = "a warm-up observer raised an exception; continuing without this observer"
                 logger.exception(what, exc_info=loggable(error))
 
 

@@ -24,7 +24,7 @@ imports the app. A worker that Ray started in advance waits before creating this
 
 
 def spans_before(created_boot_s: float, *, seat: bool = False) -> tuple[Span, ...]:
-    """Return the parts of this process's life until the replica's object was created.
+    """Return the phases of this process up to the creation of the replica's object.
 
     `process` lasts until Ray makes the process an actor. Then `imports` begins. If Ray's thread is
     not found, these two parts are returned as one. With `seat`, the first part ended before the

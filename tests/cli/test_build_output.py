@@ -71,7 +71,7 @@ def test_a_build_tells_its_own_seconds_from_those_of_others(capsys: pytest.Captu
 
     out = capsys.readouterr().out
     assert "compiled    8.0 s to proof and 4.0 s waiting for Backbone, " in out
-    assert "round trip  0.4 s to proof and 9.8 s waiting for Backbone (0.05 of that), " in out
+    assert "round trip  0.4 s to proof and 9.8 s waiting for Backbone (5% of 8.0 s), " in out
 
 
 DIED = "Traceback ...\nModuleNotFoundError: No module named 'app'\n"

@@ -28,7 +28,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +220,14 @@ def pieces_of(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
+def known_of(path: Path | None, *, tiny: bool) -> dict[str, dict[str, Any]]:
+    """Return what the pieces of earlier runs found, out of the JSON that they wrote."""
+    if path is None or not path.exists():
+        return {}
+    document = json.loads(path.read_text())
+    return pieces_of(document) if document["is_tiny"] == tiny else {}
+
+
 def failures_of(found: Mapping[str, Any]) -> list[str]:
     """Return what of a document is not as it has to be."""
     said = []
@@ -256,7 +264,7 @@ def failures_of_decode(row: Mapping[str, Any]) -> list[str]:
     return said
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None, *, make_run: Callable[..., Run] = Run) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(NAMES), help=f"of {', '.join(NAMES)}")
     parser.add_argument("--turns", type=int, default=2)
@@ -265,14 +273,18 @@ def main() -> int:
     parser.add_argument("--limit-s", type=float, default=480.0)
     parser.add_argument("--again", type=lambda text: text.split(","), default=[])
     parser.add_argument("--tiny", action="store_true", help="tiny models, without a GPU")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     models = options.models.split(",")
     unknown = sorted({*models} - {*NAMES})
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(NAMES)}")
     work = options.work.resolve() / ("tiny" if options.tiny else "gpu")
-    run = Run(Pieces(work, limit_s=options.limit_s), work, turns=options.turns, tiny=options.tiny)
-    is_done = True
+    pieces = Pieces(work, limit_s=options.limit_s, known=known_of(options.json, tiny=options.tiny))
+    run = make_run(pieces, work, turns=options.turns, tiny=options.tiny)
+    for name in run.names_of(NAMES):
+        if name in options.again or name.partition("/")[0] in options.again:
+            pieces.forget(name)
+    is_done, found = True, run.document(NAMES)
     for name in run.names_of(models):
         is_done = run.do(name)
         found = run.document(NAMES)

@@ -191,7 +191,7 @@ def test_a_live_fleet_is_seen_as_it_is(scraped: Scraped) -> None:
     assert shown["Stages of each replica"] == [{"warm": 8.0, "starts": 5.0}]
     # The node was warm before the second one began, which does not count yet.
     assert shown["Ready nodes (node server only)"] == [{"": 1.0}, {"": 1.0}, {"": 1.0}]
-    assert shown["Duration of starts, median and 95 % (node server only)"][0] == {
+    assert shown["Duration of starts, median and 95th percentile (node server only)"][0] == {
         "failed": 3.75,
         "full_hit": 15.0,
     }

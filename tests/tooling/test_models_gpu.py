@@ -38,7 +38,7 @@ class Told(models_gpu.Run):
 
     def _decode(self, level: int, limit_s: float) -> dict[str, Any]:
         self.ran.append(f"decode/{level}")
-        return {**DECODED, "level": level}
+        return {**DECODED, "level": level, "uses": [[level, ""]]}
 
     def _make(self, model: str, limit_s: float) -> dict[str, Any]:
         self.ran.append(f"{model}/make")
@@ -75,6 +75,31 @@ def test_another_machine_goes_on_from_the_document(tmp_path: Path):
         second.do(name)
 
     assert second.ran == ["decode/3", "vit_large/make"]
+
+
+def test_a_run_goes_on_from_the_json_that_it_writes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """With `--json`, nothing that the file has runs again, except what `--again` names."""
+    path = tmp_path / "models.json"
+    path.write_text(json.dumps(document() | {"is_tiny": True}))
+    arguments = ["--tiny", "--models", "decode", "--limit-s", "1e9", "--json", str(path)]
+
+    def run(work: str, *more: str) -> list[str]:
+        told: list[Told] = []
+
+        def make_run(pieces: Pieces, at: Path, *, turns: int, tiny: bool) -> Told:
+            told.append(Told(at))
+            told[-1].pieces = pieces
+            return told[-1]
+
+        line = [*arguments, "--work", str(tmp_path / work), *more]
+        assert models_gpu.main(line, make_run=make_run) == 0, capsys.readouterr().err
+        return told[0].ran
+
+    assert run("one") == ["decode/3"]
+    assert run("two") == []
+    assert run("three", "--again", "decode/2") == ["decode/2"]
 
 
 @pytest.mark.parametrize(

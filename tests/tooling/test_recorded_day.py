@@ -150,11 +150,11 @@ PANELS: dict[str, list[Values]] = {
         {"full_hit": 2.0, "miss": 1.0, "refused": 1.0, "died": 1.0, "off": 1.0}
         | {"partial": 0.0, "late": 0.0, "failed": 0.0}
     ],
-    "Duration of starts, median and 95 % (node server only)": [
+    "Duration of starts, median and 95th percentile (node server only)": [
         {"full_hit": 45.0, "miss": 900.0, "refused": 210.0, "died": 90.0},
         {"full_hit": 58.5, "miss": 1170.0, "refused": 291.0, "died": 117.0},
     ],
-    "Duration of stages, 95 % (node server only)": [
+    "Duration of stages, 95th percentile (node server only)": [
         {"pulling": 4.625, "verifying": 0.975, "loading": 4.875, "replaying": 540.0}
         | {"proving": 19.0}
     ],
@@ -179,7 +179,7 @@ PANELS: dict[str, list[Values]] = {
         dict.fromkeys(("cuda:0/a1", "cuda:0/a3", "cuda:0/b1"), 2e9),
         dict.fromkeys(("cuda:0/a1", "cuda:0/a3", "cuda:0/b1"), 3e9),
     ],
-    "Time to ready, and to the proof": [
+    "Time to ready and time to proof": [
         BY_REPLICA,
         {name: seconds - 5 for name, seconds in BY_REPLICA.items()} | {"b2": 0.0, "b3": 0.0},
     ],
