@@ -161,7 +161,7 @@ def _without_user_and_query(address: re.Match[str]) -> str:
 
 
 class Tainted(Exception):
-    """Replaces an exception of another library, and shows that exception's type and redacted text."""
+    """Replaces an exception of another library, and shows its type and redacted text."""
 
 
 def tainted(error: BaseException) -> Tainted:

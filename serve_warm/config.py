@@ -176,7 +176,8 @@ class WarmupConfig(BaseModel):
     """Files that `__init__` reads, such as weights: absolute paths with wildcards, such as
     `/models/*.safetensors`. While `__init__` is still importing, Linux reads them into memory, up
     to half of the free memory. A missing file only causes a line in the log. `~/` is the home
-    folder of the replica, and `**` is refused. In the environment variable, separate paths with commas."""
+    folder of the replica, and `**` is refused. In the environment variable, separate paths with
+    commas."""
 
     headers: Literal["shared", "own"] = "shared"
     """Precompiled C++ headers that a compile uses. With `shared`, a compile uses headers that any
