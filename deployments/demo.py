@@ -65,10 +65,10 @@ SENTENCES = (
     "def warm_up(self): ...",
     "42",
 )
-"""Sentences of 3 to about 100 tokens, which use every bucket of length."""
+"""Sentences of 3 to about 100 tokens, which use every length bucket."""
 
 TOLERANCE = 1e-4
-"""Largest allowed difference of a component from eager. Embeddings have unit length."""
+"""Largest allowed difference of a component from its eager value. Embeddings have unit length."""
 
 
 def main() -> int:

@@ -46,7 +46,7 @@ __all__ = [
     "warmup",
 ]
 
-# No module may have one of these names. Importing it would rebind the name in this package:
+# No module may have one of these names. Importing the module would rebind the name in this package:
 # `serve_warm.warmup` would become a module instead of the decorator.
 _HOMES = {
     "Buckets": "serve_warm.inputs",

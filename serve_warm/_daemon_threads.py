@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Daemon threads whose result is a future.
+"""Daemon threads that return their results as futures.
 
 At exit, a process waits for pool threads, but not for daemon threads. With a pool, a store that
 hangs would keep the process alive long after the replica failed to start.
@@ -20,7 +20,7 @@ T = TypeVar("T")
 def begin(work: Callable[[], T], *, name: str) -> Future[T]:
     """Call `work` in a daemon thread called `name`, and return the future of its result."""
     future: Future[T] = Future()
-    # From now on a waiting caller cannot cancel it.
+    # From now on, a waiting caller cannot cancel the future.
     future.set_running_or_notify_cancel()
     threading.Thread(target=_run, args=(future, work), name=name, daemon=True).start()
     return future

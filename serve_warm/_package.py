@@ -12,8 +12,9 @@ __version__ = "0.1.0"
 """The build of the wheel reads this version too."""
 
 PACKAGE = "serve_warm"
-"""The module of public names. Facts of entries use it to name objects of this package, without a
-digest, so that artifacts stay valid when code moves to another module."""
+"""The `__module__` of public classes and functions. Facts of entries identify objects of this
+package by this name and the class, never by a module or a digest, so that artifacts stay valid when
+code moves to another module."""
 
 AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Private folders, which no other user of this machine can change: checks and locations.
+"""Checks and locations of private folders, which no other user of this machine can change.
 
 A folder is only as private as the folders above it: a user who can rename a parent folder can
 replace the folder. So the check covers the whole path from the root down. Each folder on the path
@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 
 Leaf = Literal["private", "unwritable", "above"]
 """How strict the check of the folder itself is. `private`: only this user can enter it.
-`unwritable`: this user owns it, and others cannot write to it. `above`: the same as for a parent
-folder, which is enough to protect a new folder inside."""
+`unwritable`: this user owns it, and others cannot write to it. `above`: only what a parent folder
+must satisfy, which is enough to protect a new folder inside."""
 
 ABANDONED_S = 60.0
 """Age in seconds below which a sweep skips a process folder, because its owner may not have locked
@@ -58,7 +58,7 @@ ELSEWHERE = (
 MAX_LINKS = 40
 """Largest number of links on one path, as in Linux."""
 CAN_CHECK = hasattr(os, "geteuid")
-"""Whether Python can see on this system who owns a file and who may change it."""
+"""Whether Python on this system can tell who owns a file and who may change it."""
 
 
 @record(frozen=True, kw_only=True)
@@ -76,8 +76,9 @@ def problems(
 ) -> tuple[Problem, ...]:
     """Return all problems of a folder and its parents; empty if the folder is safe.
 
-    A symbolic link anywhere on the path is a problem. If `opened`, a descriptor of the folder, is
-    given, the owner and mode of the open folder are checked, even if the name now leads elsewhere.
+    A symbolic link anywhere on the path is a problem. `opened` is a descriptor of the folder. If
+    `opened` is given, the owner and mode of the open folder are checked, even if the name now leads
+    elsewhere.
 
     Raises:
         OSError: the folder is missing, or this user cannot reach it.
@@ -138,7 +139,7 @@ def file_problems(file: Path, *, opened: int) -> tuple[Problem, ...]:
 
 
 def folder_problems(folder: Path) -> tuple[Problem, ...]:
-    """Return all problems that let other users change files in a folder, like `file_problems`.
+    """Return all problems that let other users change files in a folder (see `file_problems`).
 
     Raises:
         OSError: the folder is missing.
@@ -323,7 +324,7 @@ def _other_bases(last: Path) -> Iterator[Path]:
 
 def _cache_below(home: Path) -> Path | None:
     try:
-        # strict: a missing home is not made.
+        # strict, so that a missing home folder is not created
         cache = home.resolve(strict=True) / ".cache" / "serve_warm"
         make_private(cache)
     except OSError:

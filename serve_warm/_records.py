@@ -3,8 +3,8 @@
 """Dataclasses that take a fifth of the time to define.
 
 `dataclasses` writes and compiles up to seven methods for each class. That takes 0.5 ms for a frozen
-class (CPython 3.11), and a start defines almost eighty. A record is a dataclass of which only
-`__init__` is compiled; all records share the other methods. To a type checker, `record` is
+class (CPython 3.11), and a start defines almost eighty classes. A record is a dataclass with only
+one compiled method, `__init__`; all records share the other methods. To a type checker, `record` is
 `dataclasses.dataclass`, and `fields`, `replace` and `asdict` work as for any dataclass.
 """
 
@@ -34,7 +34,7 @@ else:
         def define(kind: Kind) -> Kind:
             own = vars(kind)
             methods = {name: method for name, method in shared.items() if name not in own}
-            # `dataclasses` refuses a class with a frozen base that is not frozen itself.
+            # `dataclasses` refuses a class that is not frozen if one of its bases is frozen.
             bases = [vars(base).get("__dataclass_params__") for base in kind.__mro__[1:]]
             below = any(base is not None and base.frozen for base in bases)
             made = dataclasses.dataclass(
@@ -84,4 +84,4 @@ def _delete(_: Any, name: str) -> None:
 
 
 FROZEN = {"__hash__": _hash, "__setattr__": _set, "__delattr__": _delete}
-"""Methods of a record that does not change."""
+"""Methods of a frozen record."""

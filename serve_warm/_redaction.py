@@ -49,7 +49,7 @@ NO_FLAG = re.RegexFlag(0)
 _PLAIN = r"\[hidden\]|[^\s,;&<>\"'}\])\\]+"
 
 _SECRETS: tuple[tuple[str, re.RegexFlag, str], ...] = (
-    # A header: all of its line, or up to the quote that ends it.
+    # A header: its whole line, or the text up to the closing quote.
     (
         (
             r"(authorization\\*[\"']?\s{0,9}:\s{0,9}\\*|authorization\\*[\"']\s{0,9}[:,]\s{0,9}\\*)"
@@ -238,7 +238,7 @@ def excerpt(text: str, most: int = SHOWN) -> str:
 
 
 def first_line(text: str, most: int = SHOWN) -> str:
-    """Return the first non-blank line of `text`, redacted and cut like `excerpt`; can be empty."""
+    """Return the first non-blank line of `text`, or "", redacted and cut as in `excerpt`."""
     return shorten((redact(text).strip().splitlines() or [""])[0], most)
 
 

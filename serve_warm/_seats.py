@@ -59,7 +59,7 @@ class SeatUse:
     count: int = 0
     """Seats to keep on this node, from the settings."""
     hit: bool = False
-    """Whether the process had finished its imports before Ray made it this replica."""
+    """Whether the process had finished its imports before Ray turned it into this replica."""
     miss: Miss | Literal[""] = ""
     """Why the start was not a hit; empty for a hit."""
     note: str = ""
@@ -73,7 +73,7 @@ class SeatUse:
     waiting: int | None = None
     """Number of free seats of this deployment on this node; None if another replica counts them."""
     problem: str = ""
-    """Why this replica asks for no more seats; empty while it asks."""
+    """Why this replica asks for no more seats; empty if it still asks for seats."""
 
     def text(self) -> str:
         """Return the record as one line for a report.
@@ -104,7 +104,8 @@ class Wanted:
     """OMP_NUM_THREADS of the replica, which a plain start sets before it imports torch."""
     limit_s: float = LIMIT_S
     paths: tuple[str, ...] = ()
-    """`sys.path` of the replica. A worker without a job does not have the folders of its driver."""
+    """`sys.path` of the replica. The `sys.path` of a worker without a job lacks the folders of the
+    driver."""
     offered_boot_s: float = 0.0
     """Time at which the ticket was written. `SeatFolder.offer` sets it."""
 
@@ -126,7 +127,8 @@ class Seat:
     ticket: str
     note: str = ""
     is_named_idle: bool = False
-    """Whether Ray had named the process idle. The name changes once Ray gives the worker work."""
+    """Whether Ray had given the process the name of an idle worker. Ray changes the name once it
+    gives the worker work."""
     began_boot_s: float = 0.0
     import_s: float = 0.0
     memory_bytes: int = 0
@@ -174,7 +176,7 @@ class SeatFolder:
                         shutil.rmtree(other, ignore_errors=True)
 
     def offer(self, wanted: Wanted) -> str:
-        """Leave a ticket for one worker, and return its name. Raises OSError."""
+        """Leave a ticket for one worker, and return the ticket's name. Raises OSError."""
         wanted = replace(wanted, offered_boot_s=self._clock())
         data = json.dumps({"schema": SCHEMA, **asdict(wanted)}).encode()
         path = self.path / f"ticket-{secrets.token_hex(8)}"
@@ -184,8 +186,8 @@ class SeatFolder:
     def claim(self) -> tuple[str, Wanted] | None:
         """Take a ticket that no other worker has taken. Return its name and the request.
 
-        Also removes tickets older than `TICKET_S`, because their replica has ended, and tickets of
-        other versions of this file.
+        Also removes tickets with another schema, and tickets older than `TICKET_S`, because the
+        replicas that left them have ended.
 
         Raises:
             OSError: the folder or the ticket cannot be read.
@@ -305,7 +307,8 @@ def start_ticks(pid: int | Literal["self"]) -> int:
 
     Raises OSError if the process has ended.
     """
-    # The program name in parentheses may hold anything. Fields 3 and 22 of proc(5).
+    # The program name, in parentheses, may contain any characters. These are fields 3 and 22 of
+    # proc(5).
     fields_ = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     if fields_[0] in (b"Z", b"X"):
         raise ProcessLookupError(pid)

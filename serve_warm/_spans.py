@@ -49,7 +49,7 @@ def seconds_by_owner(
 
     `stages` maps each stage's name, in lower case, to its seconds. `weights` is the time spent in
     `__init__`, including the creation of a CUDA context. `ours` is the time spent in all stages
-    except passes, and `ray` is the rest. Empty without spans.
+    except passes, and `ray` is the rest. The result is empty if there are no spans.
 
     >>> spans = [Span(name="process", began_boot_s=7.0, seconds=1.5),
     ...          Span(name="imports", began_boot_s=8.5, seconds=2.0),
@@ -82,7 +82,7 @@ def describe(spans: Sequence[Span]) -> str:
     ...           Span(name="imports", began_boot_s=8.5, seconds=2.0)])
     ' 3.5 s after its process began: process 1.5, imports 2.0'
 
-    The work of other threads comes last, with the seconds that it overlapped `__init__`.
+    The work of other threads comes last, with the seconds for which it overlapped `__init__`.
     """
     if all(span.beside for span in spans):
         return ""

@@ -88,7 +88,7 @@ def folder_of(uri: str) -> Path | None:
         return None
     path, platform = rest.removeprefix("//"), str(sys.platform)
     if platform != "win32":
-        # As `Path.as_uri` writes names that are not UTF-8.
+        # `Path.as_uri` writes names that are not UTF-8 in this form.
         return Path(urllib.parse.unquote(path, errors="surrogateescape"))
     from urllib.request import url2pathname
 

@@ -299,7 +299,8 @@ def resolve(
         problems = [_describe(p, origin) for p in error.errors()]
     else:
         return config
-    # Outside the handler, because pydantic's error repeats the values and would be the context.
+    # Raise outside the handler, so that pydantic's error, which repeats the values, does not become
+    # the context.
     raise ConfigError(
         "invalid warm-up settings: " + "; ".join(problems),
         hint="fields: " + ", ".join(WarmupConfig.model_fields),

@@ -6,7 +6,7 @@ Reading factors (`read_machine`, `read_app`) is separate from `Fingerprint.compa
 that can compare the fingerprints of any machines.
 
 Some factors are part of torch's cache keys. Other factors are missing from these keys, although the
-built code depends on the factors. The most important missing factor is the CPU's instruction set:
+built code depends on them. The most important missing factor is the CPU's instruction set:
 if it does not match, torch reports cache hits but computes wrong numbers.
 """
 
@@ -57,8 +57,8 @@ PORTABLE_ISA = "abm avx avx2 bmi1 bmi2 cx16 f16c fma movbe pni popcnt sse sse2 s
 """Extensions that `PORTABLE_MARCH` adds to basic x86-64, by their names in Linux, sorted like
 `cpu_isa`.
 
-LAHF and XSAVE are also part of it, but need no check: every CPU with the other extensions has LAHF,
-and Linux lists AVX only on CPUs with XSAVE. https://gitlab.com/x86-psABIs/x86-64-ABI
+LAHF and XSAVE are in `PORTABLE_MARCH` too, but need no check: all CPUs with the other extensions
+have LAHF, and Linux lists AVX only on CPUs with XSAVE. https://gitlab.com/x86-psABIs/x86-64-ABI
 """
 
 _WORD_LISTS = frozenset({"cpu_isa", "torch_environment", "compile_arguments"})
@@ -211,8 +211,8 @@ def read_machine(
     """
     from_torch = _read_from_torch(environ, device, driver, on_no_torch)
     isa = read_cpu_isa()
-    # Eager kernels and the vector width of generated code follow this variable, but torch's keys do
-    # not have it. Its value "default" means no vectors, so a missing variable is "unset".
+    # Eager kernels and the vector width of generated code depend on this variable, but torch's keys
+    # omit it. Its value "default" means no vectors, so a missing variable is "unset".
     capability = environ.get("ATEN_CPU_CAPABILITY") or "unset"
     if cpu == "portable":
         isa, capability = portable_factors(isa, capability)
@@ -337,7 +337,7 @@ _CODE_FEATURES = {
         r"|i?lrcpc\d?|uscat|flagm2?|cssc|mops|crc32|aes|pmull|sha[123]|sha512|sm[34]"
     ),
 }
-"""Extensions that `-march=native` lets a compiler use, by their line in Linux' cpuinfo. Other flags
+"""Extensions that `-march=native` lets a compiler use, by their label in cpuinfo. Other flags
 (virtualisation, mitigations, counters) differ between equal machines and change no code."""
 
 
@@ -366,7 +366,7 @@ def lacking(isa: str) -> tuple[str, ...]:
 def portable_factors(isa: str, capability: str) -> tuple[str, str]:
     """Return a portable artifact's `cpu_isa` and `cpu_capability`, given a machine's values.
 
-    A CPU that lacks one of the extensions keeps its own factors. So such a CPU matches no portable
+    A CPU that lacks one of the extensions keeps its own factors. So this CPU matches no portable
     artifact, and no CPU that lacks other extensions.
     """
     if lacking(isa):
@@ -385,7 +385,7 @@ def read_cpu_isa() -> str:
     isa = cpu_isa(cpuinfo)
     if isa != UNKNOWN:
         return isa
-    # Other systems than Linux, or other processors than x86 and arm.
+    # Systems other than Linux, or processors other than x86 and arm.
     try:
         import torch
     except ImportError:
@@ -411,7 +411,7 @@ def _read_python_include() -> str:
 
 
 def _read_triton() -> str:
-    # From the metadata: importing Triton takes a second, and fails without a GPU in some versions.
+    # Read the metadata: importing Triton takes a second and, in some versions, fails without a GPU.
     for distribution in ("triton", "pytorch-triton", "triton-rocm", "pytorch-triton-rocm"):
         try:
             return importlib.metadata.version(distribution)
@@ -421,7 +421,7 @@ def _read_triton() -> str:
 
 
 def _read_compiler(environ: Mapping[str, str]) -> str:
-    # The same choice as torch: CXX as one word, or the default name. Nothing else is tried.
+    # Choose as torch does: CXX as one word, or the default name, and nothing else.
     called = environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     executable = shutil.which(called, path=environ.get("PATH"))
     return NONE if executable is None else _compiler_version(called, executable)
@@ -475,7 +475,7 @@ def gpu_in_use() -> int:
 
 
 def _device_in_use(visible: Sequence[str], current: int) -> str:
-    """Return the GPU that kernels are compiled and autotuned for, and all other visible kinds.
+    """Return the GPU that kernels are compiled and autotuned for, and other visible kinds of GPUs.
 
     More GPUs of the same kind do not matter. A GPU of another kind matters, because user code might
     put the model on that GPU.
@@ -487,7 +487,7 @@ def _device_in_use(visible: Sequence[str], current: int) -> str:
 
 
 _HAS_NO_GPU = ("Found no NVIDIA driver", "No CUDA GPUs are available")
-"""torch's messages if all is well: there is no GPU, or none is visible (2.13, c10)."""
+"""torch's messages if nothing is wrong: there is no GPU, or none is visible (2.13, c10)."""
 
 _HIDES_GPUS = ("", "-1", "NoDevFiles")
 """Values of `CUDA_VISIBLE_DEVICES` that hide all GPUs. Ray sets the first one for actors that ask
@@ -545,8 +545,8 @@ def _read_driver() -> str:
         except OSError:
             continue
         return f"{module} {text.strip()}"
-    # Some sandboxes hide this file. The value is not `unknown`, which never fits, because GPU code
-    # hardly depends on the driver, so such a machine can still be warm.
+    # Some sandboxes hide this file. With the value `unknown`, no artifact would fit. But GPU code
+    # hardly depends on the driver, so a machine in a sandbox can still be warm.
     return "not visible"
 
 

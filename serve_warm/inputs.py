@@ -29,11 +29,12 @@ HTTP_TARGET = re.compile(r"(GET|POST|PUT|PATCH|DELETE|HEAD|OPTIONS) (/\S*)")
 """A target such as `POST /embed`."""
 
 ENTRIES_SHOWN = 64
-"""Largest number of values in a signature. It shows at most 16 items of one list or mapping."""
+"""Largest number of values in a signature. A signature shows at most 16 items of one list or
+mapping."""
 
 KEY_CHARS = 100
 LONGEST_BITS = 128
-"""Limit of whole numbers in a signature. For larger numbers it shows only the length."""
+"""Largest size in bits of a whole number in a signature. Larger numbers appear as their size."""
 
 HTTP_ARGUMENTS = frozenset({"json", "body", "headers"})
 """Arguments of an `Input` with an HTTP target."""
@@ -145,7 +146,7 @@ class Input:
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
-            raise InputError(f"concurrency={self.concurrency} of an input", hint="1 or more")
+            raise InputError(f"an input has concurrency={self.concurrency}", hint="use 1 or more")
         if isinstance(self.target, str):
             is_http = HTTP_TARGET.fullmatch(self.target) is not None
             if not is_http and not self.target.isidentifier():
@@ -467,8 +468,8 @@ def suggest_input(
     """Return, as Python code to paste, the `Input(...)` that prevents a compile during traffic.
 
     `signature` is the text of an `InputSignature`. `route` is the path of an HTTP request, and
-    `largest` is the largest batch size. Requests are not stored or shown, so unknown arguments are
-    `...`, with a comment that shows the compiled call.
+    `largest` is the largest batch size. Requests are not stored or shown, so unknown arguments
+    appear as `...`, and a comment shows the compiled call.
 
     >>> suggest_input([Input(target="embed", concurrency=4)], function="forward (app.py:7)",
     ...               signature="x=float32[3, 16]", largest=4)
@@ -543,7 +544,7 @@ def _entries(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:
         # Check the type: an object with a __getattr__ may seem to have every attribute.
         yield path, str(value.dtype).removeprefix("torch.") + _layout(value)
     elif isinstance(value, int) and value.bit_length() > LONGEST_BITS:
-        yield path, f"int[{value.bit_length()} bits]"  # Python refuses to print the longest
+        yield path, f"int[{value.bit_length()} bits]"  # Python refuses to print huge numbers
     elif isinstance(value, (bool, int, float)):
         yield path, repr(value)
     elif isinstance(value, str):

@@ -503,9 +503,9 @@ METRICS = (
 def as_data(report: Report) -> list[dict[str, Any]]:
     """Return all rows with their values, for a replica's state file.
 
-    `serve_warm.node` exports these rows unchanged. The node server does not use this table, so it
-    can be older or newer than the replicas on its node. Rows with several labels have no `values`,
-    so that servers that do not know such rows skip them.
+    `serve_warm.node` exports these rows unchanged. The node server does not use this table, so the
+    server can be older or newer than the replicas on its node. Rows with several labels have no
+    `values`, so a server that does not know this format skips these rows.
     """
     return [
         {

@@ -7,7 +7,7 @@ replica's state. Instead, each replica writes a small JSON file, and holds a loc
 is alive. Each replica has two files in a directory that its user owns:
 
     <replica>.json   its state, replaced as a whole at each write
-    <replica>.lock   locked (`flock`) while the process lives; its heartbeat and its names
+    <replica>.lock   locked (`flock`) while the process lives; contains its heartbeat and its names
 
 The lock is a separate file because each write replaces the inode of the state. The kernel frees the
 lock when the process ends, for any reason. Readers in another process namespace (such as a sidecar)
@@ -322,7 +322,7 @@ def _take(lock: int) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            # A reader holds it for microseconds while it checks.
+            # A reader holds the lock for microseconds during its check.
             if time.monotonic() > end:
                 raise
             time.sleep(0.001)
@@ -468,7 +468,7 @@ class Heartbeat:
 def _describe_unwritten(directory: str, error: OSError) -> str:
     """Return why a state cannot be written, what follows from this, and what to do."""
     text = error.strerror or str(error)
-    is_told = directory in text  # by `_not_private`, with what to do
+    is_told = directory in text  # `_not_private` names the directory, and says what to do
     where = "" if is_told else f" to {directory}"
     said = (
         f"cannot write this replica's state{where}: {text}. Probes, status and metrics of this "
@@ -539,8 +539,8 @@ def look(
     """Return the replicas of this node that have files in the directory, including dead replicas.
 
     `parsed` keeps states for the next call, by file name. Concurrent calls can share `parsed`. Each
-    call checks the locks again. `clock` returns the current time in seconds, to compare heartbeats
-    with.
+    call checks the locks again. Heartbeats are compared with the result of `clock`, the current
+    time in seconds.
 
     Raises:
         PermissionError: as for StateFile. The states are then unknown, not absent.
@@ -689,7 +689,7 @@ def _current(
         return known.state, ""
     state, trouble = _state(stem, folder)
     written_s = _number(state, "heartbeat_boot_s")
-    # The lock has microseconds, the state all digits.
+    # The heartbeat is rounded to microseconds in the lock, but not in the state.
     if state is not None and written_s is not None and abs(written_s - heartbeat_s) < 1e-6:
         parsed[stem] = Parsed(heartbeat_s, file, state)
     return state, trouble
@@ -775,7 +775,7 @@ class _Scanning:
 
 
 def _wrong(state: Any) -> str:
-    """Return the reason why parsed JSON is not a replica's state; empty if it is one."""
+    """Return why parsed JSON is not a replica's state, or "" if it is a replica's state."""
     if not isinstance(state, dict) or not isinstance(state.get("schema"), int):
         return "is not the state of a replica"
     if state["schema"] != STATE_SCHEMA:
@@ -1080,7 +1080,7 @@ def _is_writable(folder: str) -> bool:
 
 
 def _troubles(folder: str) -> list[str]:
-    """Return why a folder is not private or not writable; empty if it is private and writable."""
+    """Return the reasons why a folder is not private or not writable, or an empty list."""
     try:
         found = [f"{what} ({fix})" for what, fix in _faults(folder, os.lstat(folder))]
     except OSError as error:
@@ -1170,7 +1170,7 @@ class Readiness(NamedTuple):
         lines += [f"    {shown(f'{check}: {why}')}" for check, why in self.reasons]
         for replica in self.replicas:
             if replica.condition != "dead":
-                note = " (added; does not count yet)" if replica in self.excused else ""
+                note = " (added to a warm node; not counted yet)" if replica in self.excused else ""
                 lines.append(f"    {replica}{note}")
         return lines
 
@@ -1328,7 +1328,7 @@ def asked(settings: Settings, *, limit_s: float = CHECK_LIMIT_S) -> dict[str, st
 
 
 def get(url: str, *, limit_s: float = CHECK_LIMIT_S) -> str:
-    """Return why a URL is not healthy; empty if it answers 200 in time.
+    """Return the problem of a health URL, or "" if the URL answers 200 in time.
 
     This function uses a socket, because importing `urllib.request` would be too slow for a probe.
     """
@@ -1355,7 +1355,7 @@ def get(url: str, *, limit_s: float = CHECK_LIMIT_S) -> str:
     fields = head.split(b"\n", 1)[0].split()
     if len(fields) >= 2 and fields[0].startswith(b"HTTP/") and fields[1] == b"200":
         return ""
-    answer = fields[1] if len(fields) >= 2 else b"nothing that is HTTP"
+    answer = fields[1] if len(fields) >= 2 else b"without an HTTP status"
     return f"{url} answered {answer.decode(errors='replace')}, not 200"
 
 
@@ -1592,7 +1592,7 @@ class Ledger:
         if outcome not in OUTCOMES:
             return
         self._starts[application, deployment, outcome] += 1
-        # Replicas of earlier releases write neither.
+        # Replicas of earlier releases write neither `elapsed_s` nor `stage_seconds`.
         elapsed_s = _seconds(state.get("elapsed_s"))
         if elapsed_s is not None:
             self._took[application, deployment, outcome].observe(elapsed_s)
@@ -1685,7 +1685,7 @@ class _Found:
     def add_written(
         self, name: str, kind: str, text: str, labels: dict[str, str], value: float
     ) -> None:
-        """Add a sample that a replica wrote, unless another server metric has the same name."""
+        """Add a sample that a replica wrote, unless a metric of the server has the same name."""
         if name not in self._about and not name.startswith(OWN):
             self._about[name] = (kind, _utf8(text))
         if name not in NODE_METRICS and self._about.get(name, ("", ""))[0] == kind:
@@ -1725,7 +1725,7 @@ def _own_rows(
             if kind == "gauge" and not alive and labels and not written:
                 continue  # zeros of ended starts would only add series
             value = written if since_s is None else max(0.0, now - since_s)
-            # The replica says ready, but the probe disagrees: for example, it hangs.
+            # The replica says ready, but the probe disagrees, for example if the replica hangs.
             claimed = isinstance(claims, list) and list(labels.values()) in claims
             yield name, kind, str(row.get("help", "")), labels, 0.0 if ended or claimed else value
 
@@ -1814,7 +1814,7 @@ class Server:
     """Answers `/livez`, `/readyz` and `/metrics` until `drain` is called.
 
     Some connections are reserved for `trusted` addresses. `max_connections` limits the number of
-    open connections, and `request_s` limits the seconds of each request. `clock` has the same
+    open connections, and `request_s` limits the duration of each request. `clock` has the same
     meaning as in `look`.
 
     Raises:
@@ -1884,7 +1884,7 @@ class Server:
             try:
                 return self._told.get(timeout=min(left_s, CHECK_PERIOD_S))
             except queue.Empty:
-                pass  # a signal directly before the wait did not end it, so look again
+                pass  # a signal directly before the wait did not end the wait, so look again
         return None
 
     def drain(self) -> None:
@@ -1924,7 +1924,7 @@ class Server:
             return page
 
     def _noted(self, health: Mapping[str, str]) -> Readiness:
-        # Called with the ledger's lock held, so that looks are recorded in order.
+        # Called with the ledger's lock held, so that scans are recorded in order.
         readiness = self._judged(health)
         self._ledger.note(readiness)
         return readiness
@@ -2398,7 +2398,7 @@ def _parser(command: str) -> Any:
     import argparse
 
     def helped(prog: str) -> argparse.HelpFormatter:
-        # A fixed width: argparse imports slow modules to find the terminal's.
+        # A fixed width: argparse imports slow modules to find the width of the terminal.
         return argparse.HelpFormatter(prog, width=100)
 
     summary = __doc__.partition("\n")[0]

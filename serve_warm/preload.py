@@ -95,7 +95,7 @@ class EarlyImports:
     modes: Mapping[str, Any] = field(default_factory=dict)
     """`torch_modes` of the importing thread. Empty without torch."""
     slow_threads: int = 0
-    """Number of threads that an import started and that kept its low priority."""
+    """Number of threads that an import started, and that still have its low priority."""
 
 
 @record(kw_only=True)
@@ -319,8 +319,8 @@ def _call_when_torch_is_imported(call: Callable[[], None]) -> None:
 class _TorchFinder:
     """An import finder that finds no modules itself, but reports when torch was imported.
 
-    `compiler.background_import` has such a finder for any module, but modules directly in
-    `serve_warm` must not import its packages.
+    `compiler.background_import` has a similar finder for any module, but a module directly in
+    `serve_warm` must not import a subpackage of `serve_warm`.
     """
 
     def __init__(self, call: Callable[[], None]) -> None:
@@ -406,8 +406,8 @@ def _give_up(current: _Run) -> bool:
     if has_to_end:
         os._exit(1)
     for name in unfinished:
-        # Otherwise, another import of the module would wait for the thread that hangs. Python's
-        # private names are the same from 3.10 to 3.14: a lock for each module under import.
+        # Otherwise, another import of the module would wait for the thread that hangs. Python 3.10
+        # to 3.14 keep a lock for each module under import in a dict of this private name.
         sys.modules.pop(name, None)
         getattr(_bootstrap, "_module_locks", {}).pop(name, None)
     for name in tuple(current.set_here):
@@ -484,7 +484,7 @@ def _without_garbage_collection(current: _Run) -> Iterator[None]:
 
     Full collections visit all objects of earlier imports. Such collections took a third of the CPU
     time of importing torch, transformers and Ray Serve. The threshold is set to 0 instead of
-    calling `gc.disable()`, because such a call here would hide a call of `gc.disable()` by the app.
+    calling `gc.disable()`, which would make a `gc.disable()` call by the app go unnoticed.
     """
     current.thresholds = gc.get_threshold()
     gc.set_threshold(0)
@@ -554,7 +554,7 @@ def has_cuda() -> bool:
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return True
-    # torch's own builds link to the driver, so that it may be loaded and uninitialized.
+    # torch's own builds link to the driver, so the driver may be loaded but uninitialized.
     with suppress(OSError, AttributeError):
         driver = ctypes.CDLL(CUDA_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
         count = ctypes.c_int()

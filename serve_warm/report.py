@@ -83,18 +83,19 @@ class Counts:
     """Work done by torch and compilers in a period of time. Fields ending in `_s` are seconds."""
 
     compiles: int = 0
-    """Frames that Dynamo turned into compiled code (a cache hit of Inductor still traces)."""
+    """Frames that Dynamo traced and turned into compiled code, even with a hit in Inductor's cache.
+    """
     recompiles: int = 0
     """Compiles after a failed guard of an earlier variant. `compiles` includes them."""
     eager_falls: int = 0
     """Frames that reached the recompile limit, so that Dynamo now runs them eagerly. In the proof,
-    each counts once for every input that uses it."""
+    each frame counts once for every input that uses the frame."""
     captures: int = 0
     """CUDA graphs captured, by torch or by user code."""
     eager_runs: int = 0
     """Eager runs of a function in the memory of its CUDA graph, before the capture."""
     graph_skips: int = 0
-    """CUDA graphs that torch skipped. These functions launch their kernels one by one."""
+    """CUDA graphs that torch skipped. Functions without their graph launch kernels one by one."""
     kernels: int = 0
     """Triton kernel binaries that were added to the cache directory, by any process."""
     tunings: int = 0
@@ -110,7 +111,7 @@ class Counts:
     compiler_processes: int = 0
     """Compiler processes that produced an object file or a shared library."""
     compiler_s: float = 0.0
-    """Wall seconds that threads waited for these processes, summed over threads."""
+    """Wall seconds that threads waited for compiler processes, summed over threads."""
     compile_s: float = 0.0
     """Wall seconds spent in Dynamo's compile callback, including everything that it calls."""
     capture_s: float = 0.0
@@ -190,7 +191,7 @@ class StageTime:
 
     stage: Stage
     seconds: float
-    """Wall seconds from its beginning to its end. The start waits during this time."""
+    """Wall seconds from the stage's beginning to its end. The start waits during this time."""
     hidden_s: float = 0.0
     """Seconds of the stage's work that ran during `__init__`, before the stage began."""
 
@@ -236,14 +237,14 @@ class InputResult(Bounded):
 
     No compiled call is needed if nothing compiles in the process."""
     first_s: float
-    """Seconds of its first replay, with compiling, cache loading and compute."""
+    """Seconds of the first replay, including compiling, cache loading and compute."""
     steady_s: float
-    """Seconds of its last replay, which only computes."""
+    """Seconds of the last replay, which only computes."""
     compiles: int
     note: str = ""
-    """A sentence on why the input is not proven."""
+    """A sentence that says why the input is not proven."""
     left_out: bool = False
-    """Whether warm-up skips it because it ran out of memory."""
+    """Whether warm-up skips this input because memory ran out."""
 
 
 @record(frozen=True, kw_only=True)
@@ -312,7 +313,7 @@ class ArtifactUse(Bounded):
     statement: str = ""
     """Key of the chosen statement; empty if none was chosen."""
     created: str = ""
-    """Time at which it was built, in the format of the manifest. Empty if it was not loaded."""
+    """Build time of the artifact, in the manifest's format. Empty if no artifact was loaded."""
     stored_bytes: int = 0
     raw_bytes: int = 0
     downloaded_bytes: int = 0
@@ -320,11 +321,11 @@ class ArtifactUse(Bounded):
     believed: str = ""
     """Reason why the artifact was trusted: `signature`, `pin` or `unsigned_ok`."""
     signers: tuple[str, ...] = ()
-    """Names of the trusted keys that signed it."""
+    """Names of the trusted keys that signed the artifact."""
     reason: str = ""
-    """Why it was not loaded, in a sentence."""
+    """A sentence that says why the artifact was not loaded."""
     refused: str = ""
-    """The reason as one of `errors.REFUSAL_REASONS`; empty unless it was refused."""
+    """One of `errors.REFUSAL_REASONS`; empty unless the artifact was refused."""
     trace: tuple[str, ...] = ()
     """One line per variant: accepted, or rejected with the reason."""
 
@@ -367,7 +368,7 @@ class Report(Bounded):
     """None until the verdict is known. A start that fails earlier has no verdict, unless no
     artifact is configured."""
     degraded: tuple[str, ...] = ()
-    """Why a ready replica is degraded; empty if it is not."""
+    """The reasons why a ready replica is degraded; empty if it is not degraded."""
     covered: Coverage = field(default_factory=Coverage)
     stages: tuple[StageTime, ...] = ()
     spans: tuple[Span, ...] = ()
@@ -388,15 +389,15 @@ class Report(Bounded):
     """The last events after READY, newest last; a bounded number."""
     memory: tuple[DeviceMemory, ...] = ()
     """Memory of each GPU in use, read after the proof and again after captures in traffic. Empty
-    before, without a GPU, or if torch's allocator was replaced."""
+    before the proof, without a GPU, or if torch's allocator was replaced."""
     artifact: ArtifactUse | None = None
     entries: tuple[EntryUse, ...] = ()
     """Calls to callables of `serve_warm.compile` so far; empty without an artifact."""
     parity: Parity | None = None
     """Comparison of entries with eager execution. None without entries."""
     compiler_imported: str = ""
-    """Who imported Dynamo or Inductor. `app` is the app, in its imports or its `__init__`. `start`
-    is the start, because levels below 3 need them. Empty if they are not imported."""
+    """Who imported Dynamo or Inductor: `app` (the app did, in its imports or its `__init__`), or
+    `start` (the start did, because levels below 3 need them). Empty if neither is imported."""
     nothing_compiles: bool = False
     """Whether this process has no compiled code, and no input made a compiled call."""
     fingerprint: dict[str, dict[str, str]] | None = None
@@ -416,9 +417,9 @@ class Report(Bounded):
     elapsed_s: float = 0.0
     """Seconds since the replica was created. The value stops at READY or FAILED."""
     ready_unix: float | None = None
-    """Time at which it became ready, in seconds since the epoch. None before."""
+    """Time at which the replica became ready, in seconds since the epoch. None before that."""
     deadline_s: float = 0.0
-    """Longest time in seconds for the start. 0 if it has no deadline."""
+    """Longest time in seconds for the start. 0 if the start has no deadline."""
     artifact_configured: bool = False
     """Whether a store is named and `enabled` is not false."""
     seat: SeatUse | None = None

@@ -250,7 +250,7 @@ def test_verbose_shows_what_was_checked(probe, replica, health):
     assert ended.returncode == 0
     assert [line.strip() for line in ended.stdout.splitlines()[:2]] == ["[+] warm", "[+] raylet"]
     assert "app#Embedder r1: warm\n" in ended.stdout
-    added = r"r2: PENDING for \d+ s, None/None inputs \(added; does not count yet\)\n"
+    added = r"r2: PENDING for \d+ s, None/None inputs \(added to a warm node; not counted yet\)\n"
     assert re.search(added, ended.stdout)
 
 
@@ -413,9 +413,9 @@ def test_any_other_command_line_is_left_to_argparse(line: str):
         (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", "answered 503, not 200"),
         (b"HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n", "answered 302, not 200"),
         (b"HTTP/1.1 2000 OK\r\n\r\n", "answered 2000, not 200"),
-        (b"", "answered nothing that is HTTP"),
+        (b"", "answered without an HTTP status"),
         (b"SSH-2.0-OpenSSH_9.2 200\r\n", "not 200"),
-        (b"x" * 100_000, "answered nothing that is HTTP"),
+        (b"x" * 100_000, "answered without an HTTP status"),
         (None, "did not answer within 0.2 s"),
     ],
     ids=lambda value: repr(value)[:40],

@@ -92,8 +92,8 @@ class ImageClassifier(WarmupMixin):
         self.model = serve_warm.compile(model, mode=settings.mode, fullgraph=True, dynamic=False)
 
     def warmup_inputs(self) -> list[Input]:
-        # As many calls at once as a bucket holds form a batch. If one is late, both of the smaller
-        # batches are padded to a bucket too.
+        # Each input makes as many concurrent calls as its bucket holds, and the calls form a batch.
+        # If a call is late, two smaller batches form, and both are padded to a bucket too.
         return shape_grid(
             "POST /",
             self.buckets,
@@ -120,7 +120,7 @@ class ImageClassifier(WarmupMixin):
     def classify(self, pixels: torch.Tensor) -> list[list[dict[str, Any]]]:
         """Return the best classes of each row, best first.
 
-        Blocks, so call it on the model thread.
+        This method blocks, so call it on the model thread.
         """
         with torch.inference_mode():
             logits = self.model(pixel_values=pixels.to(self.device)).logits

@@ -4,7 +4,7 @@
 
 A request names a class and a seed. The transformer is called once for each denoising step, and the
 VAE decoder once at the end. Both are compiled, once for each batch size. So an image needs only two
-compiled calls, for any number of steps.
+kinds of compiled calls, whatever the number of steps.
 
 `generator` is the application on the CPU. `configured` returns an application from the `args` of a
 Serve configuration: other sizes, real weights from the Hub, or a GPU as in `serve_gpu.yaml`.
@@ -24,7 +24,7 @@ import serve_warm
 from serve_warm import Buckets, Input, WarmupMixin, shape_grid
 
 CLASSES = 1000
-"""Classes of ImageNet. The class with this number stands for "no class"."""
+"""Number of ImageNet classes. The class with this number stands for "no class"."""
 
 
 class Settings(BaseModel):
@@ -47,10 +47,11 @@ class Settings(BaseModel):
     weights: str | None = None
     """A DiT pipeline on the Hub, such as `facebook/DiT-XL-2-256`; None makes random weights."""
     side: int = 16
-    """Height and width of the latent image of random weights. Pixels are 8 times as many."""
+    """Height and width of the latent image, for random weights. The final image is 8 times as high
+    and wide."""
     layers: int = 6
     heads: int = 6
-    """Blocks and attention heads of random weights: half the blocks of a DiT-S/2."""
+    """Numbers of blocks and attention heads, for random weights. A DiT-S/2 has twice the blocks."""
     channels: tuple[int, ...] = (32, 32, 64, 64)
     """Channels of the four stages of a VAE with random weights."""
 
@@ -100,9 +101,10 @@ def load_models(settings: Settings) -> tuple[Any, Any, Any]:
 
 
 def noise(seeds: list[int], *, batch: int, channels: int, side: int) -> torch.Tensor:
-    """Return the start of each image, shape (batch, channels, side, side). Rows of padding are 0.
+    """Return the initial noise of each image. Rows of padding are 0.
 
-    Each row has its own generator, so an image does not depend on the others in its batch.
+    The result has shape (batch, channels, side, side). Each row has its own generator, so an image
+    does not depend on the others in its batch.
     """
     latents = torch.zeros(batch, channels, side, side)
     for row, seed in enumerate(seeds):
@@ -161,13 +163,13 @@ class ImageGenerator(WarmupMixin):
                 f"{'.'.join(map(str, each['loc'])) or 'body'}: {each['msg']}"
                 for each in error.errors()
             )
-            text = f'This is no request for an image, such as {{"label": 207}}: {problems}\n'
+            text = f'This is not a request for an image, such as {{"label": 207}}: {problems}\n'
             return PlainTextResponse(text, status_code=400)
         return Response(await self.generate_batch(wanted), media_type="image/png")
 
     @serve.batch(max_batch_size=4, batch_wait_timeout_s=0.02)
     async def generate_batch(self, requests: list[ImageRequest]) -> list[bytes]:
-        # The steps of a batch take long. During this time, the event loop answers health checks.
+        # The steps of a batch take a long time. Meanwhile, the event loop answers health checks.
         images = await self.on_model_thread(
             self.generate, [each.label for each in requests], [each.seed for each in requests]
         )
@@ -176,7 +178,7 @@ class ImageGenerator(WarmupMixin):
     def generate(self, labels: list[int], seeds: list[int]) -> torch.Tensor:
         """Return an image for each row, with values from -1 to 1.
 
-        Blocks, so call it on the model thread.
+        This method blocks, so call it on the model thread.
         """
         batch = self.buckets.fit(batch=len(labels))["batch"]
         padded = labels + [CLASSES] * (batch - len(labels))
@@ -195,13 +197,13 @@ class ImageGenerator(WarmupMixin):
     def predicted_noise(
         self, latents: torch.Tensor, step: torch.Tensor, classes: torch.Tensor
     ) -> torch.Tensor:
-        """Return the noise that the transformer sees in a batch, with its classes emphasised.
+        """Return the noise that the transformer sees in a batch, with its classes emphasized.
 
         One call has each image twice, with its class and without a class. The difference shows the
         effect of the class, and `guidance` multiplies this effect.
         """
         both = torch.cat([latents, latents])
-        # A tensor: an int would be a constant of the graph, and each step would compile.
+        # Use a tensor: an int would be a constant of the graph, and each step would be compiled.
         steps = step.to(both.device).expand(len(both)).contiguous()
         (output,) = self.denoise(both, timestep=steps, class_labels=classes, return_dict=False)
         with_class, without = output[:, : latents.shape[1]].chunk(2)

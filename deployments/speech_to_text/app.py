@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Speech to text with Whisper's architecture, streamed while the recording still comes in.
+"""Speech to text with Whisper's architecture, streamed while the recording is still arriving.
 
 A request contains raw samples. The deployment cuts the samples into chunks, and transcribes each
 chunk as soon as it is complete. Chunks of several requests form a batch. Only three calls are
@@ -46,7 +46,7 @@ class Settings(BaseModel):
     level: Literal[2, 3] = 2
     """The level of `serve_warm.compile_generation`; 3 makes libraries."""
     batch: int = Field(default=4, ge=1)
-    """Slots of the cache: chunks that are transcribed at once."""
+    """Number of slots in the cache, and so of chunks that are transcribed at the same time."""
     max_new_tokens: int = Field(default=128, ge=1, le=444)
     """Largest number of tokens of a chunk."""
     max_s: float = Field(default=3600, gt=0)
@@ -83,7 +83,7 @@ def options_of(request: Request) -> Options:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
-        raise BadRecordingError(f"{name} cannot be served: {first['msg']}.") from error
+        raise BadRecordingError(f"{name} is not valid: {first['msg']}.") from error
 
 
 async def lines(first: Event, others: AsyncGenerator[Event, None]) -> AsyncIterator[str]:
@@ -100,10 +100,10 @@ async def lines(first: Event, others: AsyncGenerator[Event, None]) -> AsyncItera
 
 
 class Duplex(StreamingResponse):
-    """A response that begins while the body of its request still comes in.
+    """A response that begins while the body of its request is still arriving.
 
-    Starlette's response would read the body too, to detect that a client leaves. In this app, Serve
-    detects this and cancels the request.
+    Starlette's response would read the body too, to detect that a client disconnects. In this app,
+    Serve detects this and cancels the request.
     """
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
@@ -113,7 +113,7 @@ class Duplex(StreamingResponse):
 
 @serve.deployment(ray_actor_options={"num_cpus": 1}, max_ongoing_requests=32)
 class SpeechToText(WarmupMixin):
-    """POST / with samples of 16 kHz → lines of JSON: {"start_s": 0.0, "text": " …"}, and so on."""
+    """POST / with samples at 16 kHz → lines of JSON: {"start_s": 0.0, "text": " …"}, and so on."""
 
     settings = Settings()
 
@@ -134,7 +134,7 @@ class SpeechToText(WarmupMixin):
 
     def warmup_inputs(self) -> list[Input]:
         # One second of silence. Every chunk and every batch runs the same three compiled calls: the
-        # encoder, the first token, and the step for the others.
+        # encoder, the first token, and the step for every later token.
         return [
             Input(
                 target="POST /?max_new_tokens=3",
@@ -147,7 +147,7 @@ class SpeechToText(WarmupMixin):
         try:
             options = options_of(request)
             recording = self.recording(options)
-            if "content-length" in request.headers:  # else it is checked as it comes
+            if "content-length" in request.headers:  # else the size is checked as the body arrives
                 recording.check_size(int(request.headers["content-length"]))
             limit = min(
                 options.max_new_tokens or self.settings.max_new_tokens,
@@ -163,7 +163,7 @@ class SpeechToText(WarmupMixin):
         return Duplex(lines(first, events), media_type="application/x-ndjson")
 
     def recording(self, options: Options) -> Recording:
-        """Return the form of a request's recording.
+        """Return the format of a request's recording, and how the recording is cut.
 
         Raises:
             BadRecordingError: chunks are longer than the window.
@@ -198,7 +198,7 @@ class SpeechToText(WarmupMixin):
             while (token := await chunk.next()) is not None:
                 tokens.append(token)
                 text = self.decode(tokens)
-                # A character of several tokens is not whole before the last of them.
+                # A character of several tokens is incomplete until the last of these tokens.
                 if len(text) > len(said) and not text.endswith("\N{REPLACEMENT CHARACTER}"):
                     yield text[len(said) :]
                     said = text

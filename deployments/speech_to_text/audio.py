@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 RATE = 16_000
-"""Samples per second of the one channel."""
+"""Samples per second. A recording has one channel."""
 SampleFormat = Literal["int16", "float32"]
 SAMPLE_BYTES: dict[SampleFormat, int] = {"int16": 2, "float32": 4}
 FILES = {b"RIFF": "a WAV file", b"OggS": "an Ogg file", b"fLaC": "a FLAC file", b"ID3": "an MP3"}
@@ -19,7 +19,7 @@ FILES = {b"RIFF": "a WAV file", b"OggS": "an Ogg file", b"fLaC": "a FLAC file", 
 
 
 class BadRecordingError(ValueError):
-    """A recording that cannot be transcribed: one sentence, and the status of its answer."""
+    """A recording cannot be transcribed; holds one sentence and the HTTP status of the answer."""
 
     def __init__(self, sentence: str, *, status: int = 400) -> None:
         super().__init__(sentence)
@@ -28,7 +28,7 @@ class BadRecordingError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """The form of a recording, and how it is cut."""
+    """The format of a recording, and how the recording is cut into chunks."""
 
     format: SampleFormat
     chunk_s: float
@@ -59,7 +59,7 @@ class Recording:
             yield self.samples(rest)
 
     def check_length(self, size: int) -> None:
-        """Raise `BadRecordingError` if so many bytes exceed the longest recording."""
+        """Raise `BadRecordingError` if this number of bytes exceeds the longest recording."""
         if size > self.max_s * RATE * SAMPLE_BYTES[self.format]:
             raise BadRecordingError(
                 f"A recording has at most {self.max_s:g} s, but this one is longer: cut it.",
@@ -79,7 +79,7 @@ class Recording:
             )
 
     def samples(self, data: bytearray) -> torch.Tensor:
-        """Return samples of float32.
+        """Return the samples as float32.
 
         Raises:
             BadRecordingError: no sample is from -1 to 1, so the samples have another format.

@@ -27,7 +27,7 @@ PREFIX = 4
 POSITIONS_A_SECOND = 50
 """Encoder positions per second of sound."""
 PAD, START, END = 0, 1, 2
-"""Number of tokens with a meaning, in a model with random weights."""
+"""Ids of the special tokens, in a model with random weights."""
 
 Decode = Callable[[list[int]], str]
 """Maps tokens to text."""
@@ -46,7 +46,7 @@ class Shape:
 
 
 def load_random(shape: Shape) -> tuple[Any, WhisperFeatureExtractor, Decode]:
-    """Return model, feature extractor and decoder of tokens, the same at every start.
+    """Return a model, a feature extractor and a token decoder, which are the same at every start.
 
     Nothing is downloaded. Without a tokenizer, a text consists of token numbers.
     """
@@ -68,7 +68,7 @@ def load_random(shape: Shape) -> tuple[Any, WhisperFeatureExtractor, Decode]:
         eos_token_id=END,
         begin_suppress_tokens=[PAD, END],
         # Untrained attention would be uniform, and a token would predict itself. With larger
-        # weights and an untied head, sounds and a wrong cache change the tokens.
+        # weights and an untied head, the sound changes the tokens, and so does a wrong cache.
         init_std=2 / shape.width**0.5,
         tie_word_embeddings=False,
     )
@@ -80,7 +80,7 @@ def load_random(shape: Shape) -> tuple[Any, WhisperFeatureExtractor, Decode]:
 
 
 def load_weights(name: str) -> tuple[Any, WhisperFeatureExtractor, Decode]:
-    """Return model, feature extractor and decoder of tokens from the Hub, or from a folder."""
+    """Return the model, feature extractor and token decoder from the Hub, or from a folder."""
     from transformers import WhisperForConditionalGeneration, WhisperTokenizer
 
     tokenizer = WhisperTokenizer.from_pretrained(name)
@@ -102,7 +102,7 @@ class Chunk:
         self._made: asyncio.Queue[int | BaseException | None] = asyncio.Queue()
 
     def tell(self, token: int | None) -> None:
-        """Deliver the next token, or None after the last token. For the model thread."""
+        """Deliver the next token, or None after the last token. Call this on the model thread."""
         self._loop.call_soon_threadsafe(self._made.put_nowait, token)
 
     def finish(self, batch: asyncio.Future[None]) -> None:
@@ -148,7 +148,7 @@ class Listeners(BaseStreamer, StoppingCriteria):
                 chunk.tell(None)
 
     def end(self) -> None:
-        """Do nothing, because each chunk already has its end."""
+        """Do nothing, because the end of each chunk has already been delivered."""
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_more: Any) -> torch.Tensor:
         """Return which rows have reached their limit or have no listener."""
@@ -175,14 +175,14 @@ class Transcriber:
         self.model = serve_warm.compile_generation(
             model, batch=batch, max_length=PREFIX + max_new_tokens, **arguments
         )
-        # A model of one language refuses these. Without a language, others would find it out by a
-        # call that is not compiled.
+        # A model of one language refuses these options. Without a language, a multilingual model
+        # would detect the language with a call that is not compiled.
         is_multilingual = getattr(model.generation_config, "is_multilingual", False)
         words = {"language": language, "task": "transcribe"}
         self.options = words if is_multilingual else {}
 
     def features(self, samples: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return log-mel features, (rows, mels, frames).
+        """Return log-mel features of shape (rows, mels, frames).
 
         Silence fills each row up to the window.
         """
@@ -192,13 +192,13 @@ class Transcriber:
         return made.input_features.to(self.model.device, self.model.dtype)
 
     def transcribe(self, chunks: Sequence[Chunk]) -> None:
-        """Deliver the tokens of each chunk. Blocks, so call it on the model thread."""
+        """Deliver the tokens of each chunk. This method blocks, so call it on the model thread."""
         listeners = Listeners(chunks, end=self.model.generation_config.eos_token_id)
         self.model.generate(
             self.features([chunk.samples for chunk in chunks]),
             streamer=listeners,
             stopping_criteria=StoppingCriteriaList([listeners]),
-            # Whisper adds the tokens before the text to it.
+            # Whisper adds the number of tokens before the text to this limit.
             max_length=max(chunk.limit for chunk in chunks),
             do_sample=False,
             **self.options,

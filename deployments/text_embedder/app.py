@@ -3,7 +3,8 @@
 """Sentence embeddings with all-MiniLM-L6-v2 behind FastAPI, batched by Ray Serve.
 
 Every batch is padded to a bucket of batch size and length, so only six shapes are compiled. The
-same `buckets` object makes the inputs that warm-up replays through the route that requests use.
+warm-up inputs come from the same `buckets` object. Warm-up replays them through the route that
+requests use.
 """
 
 from typing import Any
@@ -29,8 +30,8 @@ class Sentence(BaseModel):
     text: str
 
 
-# Helpers are above the class, because @serve.ingress copies the app when it decorates the class,
-# together with the names that its routes can see at that time.
+# Helpers must be above the class: when @serve.ingress decorates the class, it copies the app and
+# the names that the app's routes can see at that time.
 
 
 def pad(tokens: list[list[int]], *, batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:

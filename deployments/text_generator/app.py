@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Token generation with a 12-layer decoder behind FastAPI, streamed token by token.
 
-A prompt is padded to a bucket of length and processed at once. Then every step makes one token for
-each running sequence. Only four shapes are compiled. All blocks have the same class, so a shape is
-compiled for one block and serves the others.
+A prompt is padded to a length bucket and processed in one pass. Then every step makes one token
+for each running sequence. Only four shapes are compiled. All blocks have the same class, so code
+that is compiled for one block also serves the other blocks.
 
 `generator` is the application on the CPU. `configured` returns an application from the `args` of a
 Serve configuration: `serve_gpu.yaml` runs it on a GPU, with one CUDA graph for each step.
@@ -51,13 +51,13 @@ class Prompt(BaseModel):
     max_new_tokens: int = 16
 
 
-# Helpers are above the class, because @serve.ingress copies the app when it decorates the class,
-# together with the names that its routes can see at that time.
+# Helpers must be above the class: when @serve.ingress decorates the class, it copies the app and
+# the names that the app's routes can see at that time.
 
 
 @app.exception_handler(RequestValidationError)
 async def not_a_prompt(_request: Request, error: RequestValidationError) -> Response:
-    """Answer a body of another form with one sentence, not with a list of problems."""
+    """Answer an invalid request body with one sentence, not with a list of problems."""
     first = error.errors()[0]
     # ("body", "prompt", 2) is a field and an index. ("body", 17) is the position of a JSON error.
     field = "" if first["type"] == "json_invalid" else ".".join(map(str, first["loc"][1:]))
@@ -72,7 +72,7 @@ def bad_request(sentence: str) -> Response:
 
 
 def problem(request: Prompt) -> str:
-    """Return a sentence on why a request cannot be answered; empty if it can."""
+    """Return a sentence that says why a request cannot be answered, or "" if it can be answered."""
     length, count = len(request.prompt), request.max_new_tokens
     if not length:
         return "A prompt needs at least one token, but this one is empty."

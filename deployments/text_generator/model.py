@@ -42,7 +42,10 @@ class Shape:
 
 
 def load_model(shape: Shape | None = None, *, device: str = "cpu") -> Decoder:
-    """Return the eager decoder with random weights, the same at every start, without a download."""
+    """Return the eager decoder with random weights, which are the same at every start.
+
+    Nothing is downloaded.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         # Generated on the CPU, so that the weights are the same on every device.
@@ -50,7 +53,7 @@ def load_model(shape: Shape | None = None, *, device: str = "cpu") -> Decoder:
 
 
 def compiled(model: Decoder, *, mode: str | None = None) -> Decoder:
-    """Return the decoder with compiled steps: as blocks, or whole with a `mode` of torch.compile.
+    """Return the decoder with compiled blocks, or with whole compiled steps if `mode` is set.
 
     A block is compiled once for all layers, but then each layer is a CUDA graph with its own
     launch. A whole step is one graph and one launch.
@@ -64,7 +67,7 @@ def compiled(model: Decoder, *, mode: str | None = None) -> Decoder:
 
 
 def decoder_of(model: Decoder, lengths: Sequence[int]) -> CachedDecoder:
-    """Return the steps of a decoder with its slots, for prompts padded to these lengths."""
+    """Return a decoder's steps and slots as one object, for prompts padded to these lengths."""
     shape = model.shape
     return CachedDecoder(
         prefill=model.prefill,
@@ -73,8 +76,8 @@ def decoder_of(model: Decoder, lengths: Sequence[int]) -> CachedDecoder:
         max_length=shape.max_length,
         prompt_lengths=lengths,
         device=model.head.weight.device,
-        # No sequence reads it, because the last token of the longest sequence is returned and not
-        # put into the cache.
+        # No sequence reads this position, because the last token of the longest sequence is
+        # returned and not put into the cache.
         idle_position=shape.max_length - 1,
     )
 
@@ -82,7 +85,7 @@ def decoder_of(model: Decoder, lengths: Sequence[int]) -> CachedDecoder:
 class Decoder(nn.Module):
     """Maps token ids to the logits of the next token, with a cache for `shape.slots` sequences.
 
-    `prefill` processes the prompt of one slot, `decode` one more token of every slot.
+    `prefill` processes the prompt of one slot. `decode` processes one more token of every slot.
     """
 
     cosines: torch.Tensor
@@ -103,7 +106,7 @@ class Decoder(nn.Module):
         self.register_buffer("sines", angles.sin(), persistent=False)
 
     def prefill(self, tokens: torch.Tensor, slot: torch.Tensor, last: torch.Tensor) -> Any:
-        """Fill a slot with a prompt, and return the logits after it, of shape (vocabulary,).
+        """Fill a slot with a prompt, and return logits in shape (vocabulary,), after the prompt.
 
         `tokens` has shape (1, bucket): the prompt and any padding after it. `slot` and `last`, the
         prompt's last position, have shape (1,). Padding in the cache is never read, because each
@@ -114,10 +117,10 @@ class Decoder(nn.Module):
         return self.head(self.norm(hidden[0].index_select(0, last)))[0]
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor) -> Any:
-        """Return the logits after one more token of each slot, of shape (slots, vocabulary).
+        """Return logits in shape (slots, vocabulary), after one more token of each slot.
 
         Both arguments have shape (slots,). Each token is written into the cache at its position
-        and attends to all positions up to it.
+        and attends to all positions up to this one.
         """
         everywhere = torch.arange(self.shape.max_length, device=tokens.device)
         seen = everywhere <= positions[:, None, None, None]
@@ -157,8 +160,8 @@ class Block(nn.Module):
         self.feed_forward_norm = nn.RMSNorm(shape.width)
         self.up = nn.Linear(shape.width, 4 * shape.width, bias=False)
         self.down = nn.Linear(4 * shape.width, shape.width, bias=False)
-        # Untrained attention would be uniform, so that only the last token mattered. Larger queries
-        # and keys make it selective, so that a wrong cache changes the tokens.
+        # Untrained attention would be uniform, so only the last token would matter. Larger queries
+        # and keys make attention selective, so that a wrong cache changes the tokens.
         nn.init.normal_(self.queries_keys_values.weight, std=2.0 / shape.width**0.5)
         cache = (shape.slots, shape.heads, shape.max_length, shape.head_width)
         self.register_buffer("keys", torch.zeros(cache), persistent=False)
@@ -186,7 +189,7 @@ class Block(nn.Module):
         queries = rotated(queries.transpose(1, 2), cosines, sines)
         keys = rotated(keys.transpose(1, 2), cosines, sines)
         values = values.transpose(1, 2)
-        # In place. Indices on both sides of a slice move the indexed dimensions to the front.
+        # Write in place. Indices on both sides of a slice move the indexed dimensions to the front.
         self.keys[slots[:, None], :, positions] = keys.transpose(1, 2)
         self.values[slots[:, None], :, positions] = values.transpose(1, 2)
         if seen is None:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The Grafana dashboard "Warm start": converts its panels to Grafana's JSON.
+"""Converts the panels of the dashboard "Warm start" to Grafana's JSON.
 
 `python -m helm.observability.dashboard` writes `dashboards/warm-start.json` to the chart. The file
 uses the classic model (schema version 42), which Grafana 10 and newer can import and sidecars can
@@ -51,7 +51,7 @@ RAY_DASHBOARDS = {
     "rayServeDashboard": "Ray: Serve",
     "rayServeDeploymentDashboard": "Ray: Serve deployments",
 }
-"""Link titles by the uid of Ray's dashboards."""
+"""Titles of the links to Ray's dashboards, by the dashboard's uid."""
 
 
 # --- Grafana's model -----------------------------------------------------------------------
@@ -238,13 +238,13 @@ def _variables() -> Iterator[Any]:
             "Cluster",
             "ray_io_cluster",
             OF_NAMESPACE,
-            "KubeRay clusters. A PodMonitor sets this label.",
+            "KubeRay clusters, from the label ray_io_cluster, which a PodMonitor sets.",
         ),
         (
             "Application",
             "application",
             f"{OF_CLUSTER},{rules.NO_BUILD}",
-            "Serve applications. Applications that builds start are left out.",
+            "Serve applications, except applications that a build starts.",
         ),
         ("Deployment", "deployment", OF_APPLICATION, "Serve deployments."),
         ("Replica", "replica", OF_DEPLOYMENT, "Replicas in the time range."),
@@ -256,7 +256,8 @@ def _variables() -> Iterator[Any]:
         dashboard.TextBoxVariable("slo")
         .label("Objective, s")
         .description(
-            "The objective for the seconds to READY. The dashboard draws a line at this value."
+            "The objective for the time to READY, in seconds. The dashboard draws a line at this "
+            "value."
         )
         .default_value("60")
         .current(models.VariableOption(selected=True, text="60", value="60"))
@@ -331,7 +332,7 @@ def _build() -> Any:
 
 
 def text() -> str:
-    """Return the dashboard as JSON, the same each time."""
+    """Return the dashboard as JSON. Each call returns the same text."""
     plain = json.loads(json.dumps(_build(), cls=JSONEncoder))
     # The builders would put links and annotations in a menu that only the newest Grafana has.
     for link in (*plain["links"], *plain["annotations"]["list"]):

@@ -2,11 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The content of the dashboard "Warm start": rows, panels and queries.
 
-The variable `sink` is the prefix of serve_warm's metric names, which differs between node servers
-and Ray. The prefix is never empty, because a custom variable cannot be empty in Grafana 10.2 and
-later.
-The other variables have the same names as in Ray's own dashboards, so that links carry their values
-over.
+The variable `sink` holds the prefix of serve_warm's metric names. Node servers and Ray use
+different prefixes. No prefix is empty, because Grafana 10.2 and newer do not allow an empty custom
+variable. The other variables have the same names as in Ray's own dashboards, so that links carry
+their values over.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def ours(name: str, more: str = "", span: str = "") -> str:
 def each(name: str, own: str = "", more: str = "") -> str:
     """Return one series for each replica and each value of `own`.
 
-    The series has no labels that a sink adds.
+    All other labels, such as those that a sink adds, are dropped.
     """
     by = f"{REPLICA}, {own}" if own else REPLICA
     return f"max by ({by}) ({ours(name, more)})"
@@ -195,7 +194,7 @@ STARTS = f"deployment:serve_warm_starts:count28d{{{OF_ALL_CLUSTERS}}}"
 MISSED = f"deployment:serve_warm_starts_missed:ratio28d{{{OF_ALL_CLUSTERS}}}"
 
 OLD_S = 30 * 86400.0
-"""Age in seconds above which the chart's rules call an artifact old, by default."""
+"""Default age in seconds above which the chart's rules call an artifact old."""
 LATE_HEARTBEAT_S = 30.0
 """Heartbeat age in seconds above which /readyz calls a replica stale."""
 
@@ -242,15 +241,15 @@ NUMBERS = (
     ),
     number(
         "Cold share",
-        "Share of replicas that started cold although an artifact is configured. These replicas "
-        "found no matching artifact (miss), or refused to load it (refused).",
+        "Of the replicas with a configured artifact, the share that found no matching artifact "
+        "(miss) or refused to load the artifact (refused), and therefore started cold.",
         "percentunit",
         # A dead replica exports only its last verdict, which can be a different verdict.
         f"(sum({over_range('verdict', COLD)} and on ({REPLICA}) {CONFIGURED}) "
         f"or 0 * count({CONFIGURED})) / count({CONFIGURED}) or {NONE_OF_ANY} - 1",
         (0.001, "orange"),
         (0.1, FAILING),
-        none="none configured",
+        none="no artifact configured",
     ),
     number(
         "Objective met, 28 days",
@@ -261,7 +260,7 @@ NUMBERS = (
         f"1 - sum({MISSED} * on (namespace, application, deployment) {STARTS}) / sum({STARTS})",
         (0.0, FAILING),
         (0.95, "green"),
-        empty="no starts or rules",
+        empty="no starts, or no rules",
     ),
     number(
         "Compiles after ready",
@@ -380,7 +379,7 @@ FLEET = Row(
             queries=(
                 Query(
                     expr=f"sum by ({DEPLOYMENT}) ({each('seats')})",
-                    legend="{{deployment}} waiting",
+                    legend="{{deployment}} free on all nodes",
                 ),
                 Query(
                     expr=f"max by ({DEPLOYMENT}) ({each('seats_wanted')})",
@@ -397,7 +396,7 @@ FLEET = Row(
                 "is a problem to fix."
             ),
             unit="short",
-            empty="no such start: no seats are configured, or Ray's export has counted nothing yet",
+            empty="no problem has been counted, or no seats are configured",
             colors={reason: FAILING for reason in MISSES if reason != "none"},
             queries=(
                 Query(
@@ -491,7 +490,7 @@ ARTIFACT = Row(
         ),
         Panel(
             kind="lines",
-            title="Downloaded by each start",
+            title="Artifact bytes downloaded by each start",
             description=(
                 "Artifact bytes that the start downloaded. 0 if the node's cache had the artifact."
             ),
@@ -537,7 +536,7 @@ TRAFFIC = Row(
             title="Compiles, captures and tuning after ready",
             description=(
                 "Total work done after READY that warm-up should have prevented. Should stay at "
-                "0. In Ray's export, a series appears only at its first count."
+                "0. In Ray's export, a series appears only once its count is above 0."
             ),
             unit="short",
             empty="no replica is exported, or Ray's export has counted nothing yet",
@@ -552,7 +551,7 @@ TRAFFIC = Row(
         ),
         Panel(
             kind="lines",
-            title="Queue waiting behind warm-up",
+            title="Waiting requests and starting replicas",
             description=(
                 "Number of requests that are waiting for a replica (Ray's own metric), and number "
                 "of starting replicas."
@@ -563,7 +562,7 @@ TRAFFIC = Row(
                 Query(
                     expr=f"sum by ({DEPLOYMENT}) "
                     f"(ray_serve_deployment_queued_queries{{{OF_DEPLOYMENT}}})",
-                    legend="{{deployment}} requests",
+                    legend="{{deployment}} waiting requests",
                 ),
                 Query(
                     expr=f"sum by ({DEPLOYMENT}) ({each('stage', 'stage', IN_START)}) "
@@ -574,7 +573,7 @@ TRAFFIC = Row(
         ),
         Panel(
             kind="lines",
-            title="Entries against eager",
+            title="Entries compared with eager execution",
             description=(
                 "Total checks of entries against eager execution, by result, and total withdrawn "
                 "entries. The number of withdrawn entries should stay at 0."
@@ -636,7 +635,7 @@ NODES = Row(
             title=f"Ready nodes ({NODE_ONLY})",
             description=(
                 "Number of nodes whose /readyz answers 200, and total number of nodes with a node "
-                "server."
+                "server. /readyz ignores an unready replica that was added to a warm node."
             ),
             unit="short",
             empty="no node server is scraped",
@@ -645,7 +644,7 @@ NODES = Row(
                 Query(expr=f"count(serve_warm_node_ready{{{OF_CLUSTER}}})", legend="all"),
                 Query(
                     expr=f"sum(serve_warm_node_excused{{{OF_CLUSTER}}})",
-                    legend="replicas that do not count yet",
+                    legend="unready replicas that /readyz ignores",
                 ),
             ),
         ),
@@ -653,7 +652,8 @@ NODES = Row(
             kind="lines",
             title=f"Failing checks ({NODE_ONLY})",
             description=(
-                "Number of nodes on which each /readyz check (warm, raylet or proxy) fails."
+                "For each /readyz check (warm, raylet or proxy), the number of nodes on which this "
+                "check fails."
             ),
             unit="short",
             empty="no node server is scraped",
@@ -712,9 +712,9 @@ NODES = Row(
             queries=tuple(
                 Query(
                     expr=quantile(share, "outcome", "serve_warm_start_duration_seconds"),
-                    legend=f"{{{{outcome}}}} {share:.0%}",
+                    legend=f"{{{{outcome}}}} {what}",
                 )
-                for share in (0.5, 0.95)
+                for share, what in ((0.5, "median"), (0.95, "95th percentile"))
             ),
         ),
         Panel(
@@ -795,7 +795,7 @@ ON_THE_GPU = Row(
         ),
         Panel(
             kind="lines",
-            title="Time of captures and autotuning in warm-up",
+            title="Time spent on captures and autotuning in warm-up",
             description="Wall seconds that each start spent on CUDA graph capture and autotuning.",
             unit="s",
             empty="no replica is exported",
@@ -809,7 +809,7 @@ ON_THE_GPU = Row(
         ),
         Panel(
             kind="lines",
-            title="Time of captures and autotuning after ready",
+            title="Time spent on captures and autotuning after ready",
             description=(
                 "Total wall seconds spent on captures and autotuning after READY. Should stay at 0."
             ),
@@ -880,7 +880,7 @@ OF_ONE_DEPLOYMENT = Row(
             unit="s",
             empty="no replica is exported",
             queries=(
-                Query(expr=each("ready_seconds"), legend="{{replica}} ready"),
+                Query(expr=each("ready_seconds"), legend="{{replica}} to ready"),
                 Query(expr=each("to_proof_seconds"), legend="{{replica}} to proof"),
             ),
         ),
@@ -897,8 +897,8 @@ OF_ONE_DEPLOYMENT = Row(
             title="Proven share of inputs",
             description=(
                 "Share of declared inputs that passed the proof, during which compiling is "
-                "forbidden. The second line shows the share that the current or last pass has "
-                "replayed."
+                "forbidden. A line that ends in 'done' shows the share that the current or last "
+                "pass has replayed."
             ),
             unit="percentunit",
             empty="no replica has declared inputs",
@@ -943,7 +943,7 @@ OF_ONE_REPLICA = Row(
                 "level 2 an entry, level 3 a library."
             ),
             unit="short",
-            empty="no replica has called a module or function of serve_warm.compile",
+            empty="no replica has called a module or function compiled with serve_warm.compile",
             queries=(
                 Query(expr=each("calls_known", "level"), legend="{{replica}} level {{level}}"),
             ),
@@ -955,7 +955,7 @@ OF_ONE_REPLICA = Row(
                 "Seconds that each stage ran in parallel with __init__, without delaying the start."
             ),
             unit="s",
-            empty="no work was finished when an __init__ ended",
+            empty="no stage has run in parallel with an __init__",
             queries=(
                 Query(expr=each("stage_hidden_seconds", "stage"), legend="{{replica}} {{stage}}"),
             ),

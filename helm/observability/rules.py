@@ -11,16 +11,16 @@ The chart includes the template with `tpl (.Files.Get "rules/serve-warm.tpl.yaml
 needs these values; `DEFAULTS` contains their default numbers:
 
     alerts.startSloSeconds       a start that took longer missed the objective
-    alerts.startSloObjective     the share of starts that should meet it, between 0 and 1
+    alerts.startSloObjective     the share of starts that must meet the objective, from 0 to 1
     alerts.artifactMaxAgeDays    the age above which an artifact counts as old
-    alerts.minStarts             fewer starts than this in the long window cause no alert
+    alerts.minStarts             an alert on the objective needs this many starts in its long window
     alerts.runbookUrl            the address of docs/runbooks.md
 
 The rules use metrics from node servers and metrics from Ray. A replica with metrics from both
 counts once. The rules need Prometheus 2.42 or newer.
 
 Sums are by namespace, application and deployment, never by cluster. KubeRay renames the cluster at
-each upgrade, so an objective over weeks would start again from zero.
+each upgrade, so by cluster, an objective over weeks would start again from zero.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ def record(name: str, expression: str) -> dict[str, Any]:
 UNREADABLE = "serve_warm_node_states_readable == 0"
 NODE_STAGE = f"{ours('serve_warm_stage')} unless on ({TARGET}) {UNREADABLE}"
 
-# Replicas that died in the last 10 minutes before they were ready. Replicas that were already dead
-# in the hour before are left out, so that a missed scrape does not count a death twice. Only node
-# servers export dead replicas.
+# Replicas that were never ready, and died in the last 10 minutes. Replicas that were already dead
+# in the hour before these 10 minutes are left out, so that a missed scrape does not count a death
+# twice. Only node servers export dead replicas.
 ALIVE = ours("serve_warm_replica_alive")
 DIED = f"""
   max by ({EACH}) ({ALIVE}) == 0
@@ -119,9 +119,9 @@ DIED = f"""
 RECORDS = [
     # One series for each live replica, with its stage. A replica that was ready and now hangs has
     # no series. If a node server knows a replica, the rule ignores Ray's metrics for this replica:
-    # Ray's metrics lag by up to 10 s, and show a hung replica as ready. The rule ignores a node
-    # server that cannot read state files, because such a server keeps exporting the last values
-    # that it read.
+    # Ray's metrics lag by up to 10 s, and show a hung replica as ready. The rule also ignores node
+    # servers that cannot read state files, because they keep exporting the last values that they
+    # read.
     record(
         STAGE,
         f"""
@@ -195,13 +195,13 @@ def anchor(name: str) -> str:
 def alert(
     name: str, severity: str, expression: str, summary: str, description: str, *, lasting: str = ""
 ) -> dict[str, Any]:
-    """Return an alerting rule that fires once the expression has held for `lasting`."""
+    """Return an alerting rule that fires when the expression has been true for `lasting`."""
     return {
         "alert": name,
         "expr": expression.strip(),
         **({"for": lasting} if lasting else {}),
-        # The dashboard's list of alerts can read only labels. It links to the runbook with this
-        # label.
+        # The dashboard's list of alerts can read only labels, and uses this label to link to the
+        # runbook.
         "labels": {"severity": severity, "runbook": anchor(name)},
         "annotations": {
             "summary": summary,
@@ -212,7 +212,7 @@ def alert(
 
 
 def burns(factor: int, long: str, short: str) -> str:
-    """Return the condition for starts that miss the objective `factor` times too often."""
+    """Return the condition that the missed share is over `factor` times the allowed share."""
     limit = f"{factor} * (1 - {value('startSloObjective')})"
     return f"""
 {missed(long)} > {limit}
@@ -222,15 +222,15 @@ and {starts(long)} >= {value("minStarts")}
 
 
 SLO = (
-    f"Objective: at least {value('startSloObjective')} of all starts must be READY within "
+    f"Objective: at least {value('startSloObjective')} of all starts must reach READY within "
     f"{value('startSloSeconds')} s of the replica's creation"
 )
 
 
 def in_traffic(name: str, span: str = "10m") -> str:
-    """Return an expression that counts such events after READY, by deployment.
+    """Return an expression that counts the events `name` after READY, by deployment.
 
-    Deployments without such an event have no series.
+    Deployments without events have no series.
     """
     of_node = ours(f"serve_warm_{name}_after_ready_total")
     of_ray = ours(f"ray_serve_warm_{name}_after_ready_total")
@@ -302,7 +302,8 @@ max by ({WHO}) (
   and on ({EACH}) {STAGE}{{stage!~"ready|failed"}}
 ) > 0.8
 """,
-        f"{OF} has been starting for {{{{ $value | humanizePercentage }}}} of deadline_s",
+        f"A replica of {OF} has been starting for "
+        "{{ $value | humanizePercentage }} of deadline_s",
         "The percentage includes the time in __init__, but deadline_s covers only the time from "
         "the end of __init__ to READY. After deadline_s, the start fails. If on_deadline is "
         "'serve', the replica serves without proof instead.",
@@ -329,9 +330,9 @@ unless on ({WHO}) (
 )
 """,
         f"{OF} captures CUDA graphs, or builds or tunes kernels, while serving requests",
-        "In the last 10 minutes, replicas captured CUDA graphs, or built or tuned Triton kernels, "
-        "after they were proven warm, and requests waited. The deployment compiled nothing in the "
-        "last hour.",
+        "In the last 10 minutes, replicas that were proven warm captured CUDA graphs, or built or "
+        "tuned Triton kernels, and requests waited. The deployment compiled nothing in the last "
+        "hour.",
     ),
     alert(
         "ServeWarmNoReadyReplica",
@@ -340,7 +341,7 @@ unless on ({WHO}) (
 max_over_time({STARTING}[5m]) > 0
 unless on ({WHO}) {READY} > 0
 """,
-        f"{OF} has no ready replica, but some are starting",
+        f"{OF} has no ready replica, but replicas are starting",
         "For 10 minutes, no replica has been able to answer requests. Requests are waiting in the "
         "queue or timing out.",
         lasting="10m",
@@ -349,9 +350,9 @@ unless on ({WHO}) {READY} > 0
         "ServeWarmStartsFailed",
         "critical",
         # Starts that began after the deployment was last ready. This leaves out starts that were
-        # stopped together with ready replicas. This also leaves out starts that might still be
-        # running, because their node server does not answer or cannot read their state. The range
-        # of two hours includes the beginning of every start that was seen in the last hour.
+        # stopped together with ready replicas. Starts whose node server does not answer or cannot
+        # read their state are also left out, because they might still be running. The range of two
+        # hours includes the beginning of every start that was seen in the last hour.
         f"""
 count by ({WHO}) (
   (
@@ -391,7 +392,8 @@ max by ({WHO}) (
         "ServeWarmStartBudgetBurnsFast",
         "critical",
         burns(6, "6h", "30m"),
-        f"{OF}: {{{{ $value | humanizePercentage }}}} of starts in 6 h were too slow or failed",
+        f"{OF}: in the last 6 hours, {{{{ $value | humanizePercentage }}}} of starts were too slow "
+        "or failed",
         "Both this share and the share over the last 30 minutes are more than 6 times as large as "
         f"the objective allows. {SLO}.",
     ),
@@ -399,15 +401,16 @@ max by ({WHO}) (
         "ServeWarmStartBudgetBurnsSlowly",
         "warning",
         burns(1, "3d", "6h"),
-        f"{OF}: {{{{ $value | humanizePercentage }}}} of starts in 3 days were too slow or failed",
+        f"{OF}: in the last 3 days, {{{{ $value | humanizePercentage }}}} of starts were too slow "
+        "or failed",
         "Both this share and the share over the last 6 hours are larger than the objective "
         f"allows. {SLO}.",
     ),
     alert(
         "ServeWarmSeatsUnusable",
         "warning",
-        # `none` is also the reason of the first start on a node. The reason `unavailable` lasts as
-        # long as the replica.
+        # The reason `none` is left out, because the first start on a node always has it. The reason
+        # `unavailable` lasts as long as the replica.
         f"""
 count by ({WHO}, reason) (
   {each("seat_misses_total", f"{EACH}, reason", matchers='reason!="none"')} == 1
@@ -419,8 +422,8 @@ count by ({WHO}, reason) (
 """,
         f"{OF} starts without its configured seats: {{{{ $labels.reason }}}}",
         "{{ $value }} replica(s) started without a seat, or cannot keep a seat for the next "
-        "start. The number includes starts in progress, starts that ended in the last hour, and "
-        "live replicas.",
+        "start. The number includes starts in progress and starts that ended in the last hour. For "
+        "the reason unavailable, it includes all live replicas with this reason.",
     ),
     alert(
         "ServeWarmNodeServerDown",
@@ -472,7 +475,7 @@ GROUPS = [
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes multi-line expressions as block text."""
+    """Writes multi-line expressions as YAML block scalars."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

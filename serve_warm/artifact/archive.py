@@ -27,7 +27,7 @@ more."""
 
 
 def is_scratch(name: str) -> bool:
-    """Return whether a path is a lock, temporary file or PCH, which other directories do not need.
+    """Return whether a path is a lock, temporary file or PCH, which archives leave out.
 
     Torch looks for precompiled headers (PCHs) only in its default directory, wherever the cache is.
     Precompiled headers in an artifact would be megabytes that nothing reads.
@@ -163,7 +163,7 @@ def _members_in(raw: BinaryIO, check_wanted: Callable[[], None]) -> Iterator[tar
                     f"an extended header has the forbidden key {excerpt(min(said), 40)!r}"
                 )
             if problem := _name_problem(member.name):
-                raise ValueError(problem)  # now: members stay in memory until checked
+                raise ValueError(problem)  # now, because members stay in memory until checked
             yield member
 
 
@@ -215,7 +215,7 @@ def _check_members(members: list[tarfile.TarInfo], target: Path) -> int:
         elif member.size < 0 or (member.isdir() and member.size):
             problem = f"{name!r} has {member.size} bytes"
         elif member.offset < end:
-            # A header may claim more bytes than the member has before the next header.
+            # The previous header may claim more bytes than there are before this header.
             problem = f"{name!r} overlaps the member before it"
         elif member.mode & ~0o777:
             problem = f"{name!r} has set-id or sticky bits"

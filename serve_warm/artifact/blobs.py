@@ -76,9 +76,9 @@ def download_part(source: Source, part: Part, sink: Sink) -> None:
 
 
 def receive_part(source: Source, part: Part, progress: Progress) -> BinaryIO:
-    """Return an unnamed file, at offset 0, with the stored bytes of a part, hashed as they arrive.
+    """Download the stored bytes of a part into an unnamed file, and hash them as they arrive.
 
-    The caller closes it.
+    Returns the file at offset 0. The caller closes the file.
 
     Raises:
         ArtifactRefused: `missing_part`, `truncated`, `size_mismatch` or `digest_mismatch`.

@@ -30,15 +30,14 @@ class Described:
 
     statement: str
     trusted: bool
-    """Whether the statement is believed, not denied and not too old. For `check`, the parts also
-    match."""
+    """Whether the statement is accepted, which means that its origin is trusted, and that it is
+    neither denied nor too old. In results of `check`, its parts also match."""
     signers: tuple[str, ...] = ()
     """Names of the trusted keys that signed the statement; empty if the statement is only
     pinned."""
     how: str = ""
-    """Reason why the statement is believed: `signature`, `pin` or `unsigned_ok`. Empty if it is
-    not.
-    """
+    """Reason why the statement is trusted: `signature`, `pin` or `unsigned_ok`. Empty if the
+    statement is not trusted."""
     digest: str = ""
     """Hex sha256 of the signed payload, as used in `pinned` and `denied`."""
     reason: str = ""
@@ -46,7 +45,7 @@ class Described:
     message: str = ""
     hint: str = ""
     manifest: Manifest | None = None
-    """The statement's manifest, believed or not. None if the manifest cannot be read."""
+    """The statement's manifest, trusted or not. None if the manifest cannot be read."""
 
 
 def describe(store: Store, trust: Trust, *, deployment: str | None = None) -> list[Described]:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The choice of an artifact for a machine and app, and why each other artifact was not chosen.
+"""The choice of an artifact for a machine and app, and why other artifacts were not chosen.
 
 Of the trusted statements that fit, this module chooses the statement with the latest signed
 creation time. For every other statement, the trace records why it was not chosen. Reports and
@@ -44,7 +44,7 @@ class Considered:
     """The reason in words. Empty if `mismatches` explains the reason."""
     mismatches: tuple[Mismatch, ...] = ()
     created: str = ""
-    """The signed creation time. Empty if the statement is not believed."""
+    """The signed creation time. Empty if the statement is not trusted."""
     same_folders: frozenset[str] = frozenset()
     """Factors whose two paths differ but lead to the same folder on this machine."""
 
@@ -93,7 +93,7 @@ def weigh(
     unknown: Collection[str] = (),
     limits: Literal["fitting", "all"] = "fitting",
 ) -> list[Candidate]:
-    """Compare each statement with this machine and app: fingerprint, deny-list, age.
+    """Check each statement for this machine and app: fingerprint, deny-list, age.
 
     Differences in the `unknown` factors are ignored. `limits` selects which statements are checked
     against the deny-list and the age limit. A start checks only fitting statements, so that
@@ -103,7 +103,7 @@ def weigh(
         _consider(statement, fingerprint=fingerprint, trust=trust, unknown=unknown, limits=limits)
         for statement in statements
     ]
-    # After a key rotation an artifact has an old and a new envelope. The old envelope is no alarm.
+    # After a key rotation, an artifact has an old and a new envelope. Do not report the old one.
     vouched = {c.statement.payload_digest for c in candidates if not c.refusal} - {""}
     return [
         replace(candidate, refusal=None)

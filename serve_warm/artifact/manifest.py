@@ -125,7 +125,7 @@ class Manifest:
     fingerprint: Fingerprint
     parts: tuple[Part, ...]
     created: str
-    """UTC, as `utc_now` writes it, so that text order is time order."""
+    """Creation time in UTC, in the format of `utc_now`, so that text order is time order."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """JSON about the build, for people and later versions. These facts never decide whether an
     artifact fits, but a policy can require values of `provenance` (`serve_warm.trust.verify`)."""

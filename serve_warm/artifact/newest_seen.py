@@ -4,9 +4,9 @@
 
 A signature proves that an artifact is good, not that it is the latest. Anyone who can write to a
 store can delete the newest statement, and replicas would then use an older artifact. So each start
-that accepts an artifact writes its signed creation time to a small file, the mark. There is one
-mark for each store, deployment and fingerprint. The marks are in a private folder next to the node
-cache.
+that accepts an artifact writes the artifact's signed creation time to a small file, the mark. There
+is one mark for each store, deployment and fingerprint. The marks are in a private folder next to
+the node cache.
 
 A new node has no marks, and accepts any artifact. A node whose mark was removed must not look like
 a new node. So each mark has a record, an empty file among the blobs of the node cache. A new node

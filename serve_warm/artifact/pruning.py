@@ -116,7 +116,7 @@ def prune(
 
     Raises:
         ConfigError: the store has blobs but no statement, so it may not be a serve_warm store.
-        StoreError: the store could not be read or written. It is left consistent.
+        StoreError: the store could not be read or written. The store is left consistent.
     """
     now_unix = time.time() if now_unix is None else now_unix
     statements = statement_keys(store, None)

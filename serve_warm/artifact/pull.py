@@ -5,7 +5,7 @@
 `pull` reads the statements of the deployment and records an outcome for each. Of the trusted
 statements that fit, `pull` chooses the statement with the latest signed creation time. In a store
 with very many statements, `pull` reads only statements that could be chosen (`reading_order`).
-Nothing from a store is believed before its signature is checked, and nothing is unpacked before its
+Nothing from a store is trusted before its signature is checked, and nothing is unpacked before its
 digest is checked.
 
 A pull has three steps. `find_fitting` reads and verifies statements, `choose` picks one for this
@@ -81,9 +81,9 @@ class Pulled:
     downloaded_bytes: int
     """How many of `stored_bytes` were downloaded because they were not in the node cache."""
     download_s: float
-    """Wall seconds of reading the store, including writing and hashing the downloaded bytes."""
+    """Wall-clock seconds for reading the store, and writing and hashing the downloaded bytes."""
     verify_s: float
-    """Wall seconds for checking signatures, hashing cached blobs and unpacking."""
+    """Wall-clock seconds for checking signatures, hashing cached blobs and unpacking."""
 
     def __enter__(self) -> Pulled:  # noqa: PYI034 - Self is not in Python 3.10
         return self
@@ -187,9 +187,9 @@ class Found:
     is_complete: bool = True
     """Whether none of the unread statements could be chosen by a pull."""
     read_s: float
-    """Wall seconds of reading the store."""
+    """Wall-clock seconds for reading the store."""
     verify_s: float
-    """Wall seconds of everything except reading the store."""
+    """Wall-clock seconds for everything except reading the store."""
 
 
 def find(store: Store, *, deployment: str | None, trust: Trust) -> Found:
@@ -197,7 +197,7 @@ def find(store: Store, *, deployment: str | None, trust: Trust) -> Found:
 
     Raises:
         StoreError: the store could not be listed. A single statement that cannot be read is
-            returned as unread.
+            returned with its error.
     """
     began = time.perf_counter()
     source = _TimedReader(store)
@@ -393,7 +393,7 @@ def explain(
 
 
 class _TimedReader:
-    """Wraps the read methods of a store, and counts wall seconds and downloaded bytes."""
+    """Wraps the read methods of a store; measures wall-clock seconds and downloaded bytes."""
 
     def __init__(self, store: Store, given_up: threading.Event | None = None) -> None:
         self._store = store
@@ -438,8 +438,8 @@ class _TimedReader:
     def envelopes(self, keys: Sequence[str]) -> Iterator[tuple[str, Read]]:
         """Yield each statement's bytes, or its read error. Takes at most `READERS` keys.
 
-        All these statements are in memory at once, and anyone with write access to the store can
-        add large statements.
+        The limit is needed because all these statements are in memory at once, and anyone with
+        write access to the store can add large statements.
         """
         with self._count_time():
             envelopes = read_at_once(self._store, keys)

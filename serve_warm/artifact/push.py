@@ -157,7 +157,7 @@ def already_published(
     key: str,
     parts: Sequence[Part] | None = None,
 ) -> AlreadyPublished:
-    """Return the error for a variant that is already published, compared with `parts` if given."""
+    """Return the error that the variant is already published, and name the `parts` that differ."""
     what = "it cannot be read"
     try:
         there = Manifest.from_statement(Envelope.parse(read_envelope(store, key)).payload)
@@ -268,8 +268,8 @@ def sign(
     found = [each for each in found if each.verified.digest in vouched]
     if not found:
         raise refused[0]
-    # If an artifact has several envelopes, extend the envelope with the most trusted signers.
-    # Envelopes with a key that `find_published` would not find come last.
+    # If an artifact has several envelopes, extend the envelope with the most trusted signers. But
+    # prefer envelopes that `find_published` can find by their names.
     found.sort(
         key=lambda each: (
             VARIANT.search(each.key) is not None,

@@ -48,7 +48,7 @@ CLOCK_SKEW_S = 3600.0
 """How many seconds a builder's clock may be ahead of the store's clock."""
 
 Pages = Callable[[str], Iterator[Sequence[Listed]]]
-"""Called with a prefix; yields the pages of the listing of this prefix."""
+"""Function that lists the keys with a prefix, page by page."""
 
 
 @record(frozen=True, kw_only=True)
@@ -132,7 +132,7 @@ class ReadingOrder:
         return keys
 
     def note(self, statement: Statement, *, fits: bool) -> None:
-        """Record the signed creation time of a statement that was read, if it is believed."""
+        """Record the signed creation time of a statement that was read and is trusted."""
         if statement.readable is None:
             return
         signed_unix = statement.readable.manifest.created_unix

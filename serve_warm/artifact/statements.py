@@ -4,7 +4,7 @@
 
     statements/<deployment>/<variant>.dsse.json     one signed artifact
 
-Nothing from a store is believed before the signature is checked.
+Nothing from a store is trusted before the signature is checked.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ READERS = 8
 statement."""
 
 Read = bytes | StoreError | ArtifactRefused
-"""The bytes of a statement in a store, or the error of reading the statement."""
+"""The bytes of a statement in a store, or the error that reading the statement raised."""
 
 
 def statement_keys(store: Store, deployment: str | None) -> list[str]:
@@ -119,7 +119,7 @@ def read_envelope(source: Store, key: str) -> bytes:
 
 
 def read_at_once(store: Store, keys: Sequence[str]) -> list[Read]:
-    """Return these statements, read in one thread each; pass at most `READERS` keys.
+    """Return these statements, reading each in its own thread; pass at most `READERS` keys.
 
     Uses daemon threads instead of a pool, because Python waits for pool threads at exit. If
     `__init__` failed while a store was not answering, a pool would keep the process from exiting.
@@ -195,7 +195,7 @@ def bare(refusal: ArtifactRefused) -> ArtifactRefused:
 
 
 def readable_manifest(payload: bytes) -> Manifest | None:
-    """Return the manifest of a payload, believed or not; None if this release cannot read it."""
+    """Return the manifest of a payload, trusted or not; None if this release cannot read it."""
     try:
         return Manifest.from_statement(payload)
     except ArtifactRefused:
@@ -203,7 +203,7 @@ def readable_manifest(payload: bytes) -> Manifest | None:
 
 
 def payload_digest(envelope: bytes) -> str:
-    """Return the digest of an envelope's payload, believed or not.
+    """Return the digest of an envelope's payload, trusted or not.
 
     Empty if the envelope cannot be read.
     """

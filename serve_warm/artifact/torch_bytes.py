@@ -46,7 +46,7 @@ def _walk_container(raw: bytes) -> None:
     while reader.left:
         section = reader.text()
         if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", section):
-            raise ValueError(f"a section called {excerpt(section, 80)!r}")
+            raise ValueError(f"a section has the forbidden name {excerpt(section, 80)!r}")
         if section in sections:
             # Saving twice writes a type twice, but torch's reader keeps only the last one.
             raise ValueError(
@@ -57,7 +57,7 @@ def _walk_container(raw: bytes) -> None:
         for _ in range(reader.number()):
             key = reader.text()
             if key.startswith("/") or ".." in key.split("/") or not key.isprintable():
-                raise ValueError(f"an entry called {excerpt(key, 80)!r}")
+                raise ValueError(f"an entry has the forbidden name {excerpt(key, 80)!r}")
             reader.skip()
 
 

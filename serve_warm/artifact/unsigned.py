@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OfPublished = OnTaken | Literal["keep"]
-"""Action if the store already has the variant. `keep` does nothing if this machine believes the
-published variant. If older rules made the published entries, `keep` supersedes them, because no
-current replica runs such entries.
+"""Action if the store already has the variant. `keep` does nothing if this machine trusts the
+published variant. If the published entries were made by older rules, `keep` supersedes them,
+because no current replica runs them.
 """
 
 
@@ -73,17 +73,17 @@ def sign_unsigned(
 
     Anyone who can write to `source` controls the signed content, but not its deployment or origin.
     Artifacts of another `deployment` are skipped, and `provenance` replaces the origin that the
-    build recorded. The limits of `trust` apply. If `trust` has keys, it must believe the new
+    build recorded. The limits of `trust` apply. If `trust` has keys, it must accept the new
     statement in `target`. So if the fleet would refuse an artifact, signing fails here first.
     Statements that already have a signature are skipped. If the app compiles nothing, its build
     makes no artifact, which is not an error.
 
     Raises:
         ArtifactNotFound: the source has artifacts, but all of them are already signed.
-        ArtifactRefused: an artifact cannot be signed or is dated in the future, or there is neither
-            exactly one artifact nor one for each rank of a gang.
+        ArtifactRefused: an artifact cannot be signed or is dated in the future, or there are
+            several artifacts that are not exactly one for each rank of a gang.
         AlreadyPublished: the target has the variant, and `on_taken` is `refuse`, or `keep` although
-            the published artifact is not believed.
+            the published artifact is not trusted.
         ConfigError: no key was given.
         StoreError: one of the stores could not be read or written.
     """
@@ -154,7 +154,7 @@ def _read_gang(
 
 
 def _explain_gang(fingerprints: Sequence[Fingerprint]) -> str:
-    """Return why these fingerprints do not form one complete gang; empty if they do."""
+    """Return why these fingerprints do not form one complete gang, or an empty string."""
     claims = [each.app.get("rank", "") for each in fingerprints]
     if len(claims) <= 1 and not any(claims):
         return ""
@@ -167,7 +167,7 @@ def _explain_gang(fingerprints: Sequence[Fingerprint]) -> str:
 
 
 def _explain_ranks(claims: Sequence[str]) -> str:
-    """Return why these are not the ranks of one gang, each exactly once; empty if they are."""
+    """Return why the claims do not name each rank of one gang exactly once, or an empty string."""
     if without := claims.count(""):
         return f"{without} artifacts have no rank" if without > 1 else "one artifact has no rank"
     ranks = []

@@ -178,7 +178,7 @@ class Application:
                     f"{self.target}: {len(classes)} deployments use WarmupMixin: {list(classes)}",
                     hint="choose one with --deployment, or build for all of them with --all"
                     if classes
-                    else "add WarmupMixin to its bases",
+                    else "add WarmupMixin to the bases of the deployment's class",
                 )
             (deployment,) = classes
         if deployment not in classes:
@@ -280,7 +280,7 @@ def _read_yaml(target: str) -> dict[str, Any]:
 def find_schema_problems(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the errors that Serve's own schema finds in a config, as pairs of field and message.
 
-    The schema uses pydantic 1 in Ray 2.53, and 2 in 2.60.
+    The schema uses pydantic 1 in Ray 2.53, and pydantic 2 in Ray 2.60.
     """
     from ray.serve.schema import ServeDeploySchema
 

@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The build of an artifact, which runs the deployment itself, on Ray, with its own resources.
+"""The build of an artifact: the deployment itself runs on Ray, with its own resources.
 
 Ray sets a replica's thread count from `num_cpus`, and the thread count is in torch's cache keys. So
 an artifact that was built outside a replica would not fit any replica. The build starts the
 deployment with the deployment's own options. A replica warms up and proves itself, and the build
-packs its caches. Before publication, a second, fresh replica must load the artifact and reach the
-proof without a compiler run. If the artifact has ahead-of-time entries or libraries, further fresh
-replicas prove these too.
+packs the replica's caches. Before publication, a second, fresh replica must load the artifact and
+reach the proof without a compiler run. If the artifact has ahead-of-time entries or libraries,
+further fresh replicas prove these too.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class _Work:
         self._settings = settings
         self._progress = progress
         self.seconds: dict[str, float] = {}
-        """Wall seconds by phase, in order."""
+        """Wall-clock seconds that each phase took, in order."""
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[Progress]:
@@ -216,7 +216,7 @@ def _one_each(packed: Sequence[PackedReplica]) -> list[PackedReplica]:
 
 
 def _parts_of(store: Store, app: App, statements: Sequence[str]) -> dict[str, int]:
-    """Return the stored bytes by part of the artifacts that a round trip just loaded."""
+    """Return the stored bytes by part, summed over the artifacts that a round trip just loaded."""
     found = find_manifests(store, app, statements)
     return count_bytes([manifest for manifest in found if manifest is not None])
 

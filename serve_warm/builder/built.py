@@ -52,8 +52,8 @@ class Built:
     """Lines for a trust.toml that trusts the signer. Empty for a kept artifact and an unsigned one.
     """
     seconds: Mapping[str, float]
-    """Wall seconds of the build by phase, in order. `round trips` covers all round trips. Single
-    round trips are listed by label, and may have run at the same time."""
+    """Wall-clock seconds that each phase of the build took, in order. `round trips` covers all
+    round trips. Single round trips are listed by label, and may have run at the same time."""
     warnings: tuple[str, ...]
     """The warnings of the replicas. Of warnings that differ only in numbers, only the latest is
     listed."""

@@ -30,7 +30,7 @@ from serve_warm.errors import ConfigError, StoreError, did_you_mean, nearest
 from serve_warm.stores import find_missing_folder, open_store
 
 STORE_LIMIT_S = 10.0
-"""Seconds after which a store without an answer is a problem."""
+"""Maximum seconds for a store to answer. No answer within this time is a problem."""
 
 
 def check(
@@ -56,7 +56,7 @@ def check(
     document = read_document(target)
     broken = find_schema_problems(document)
     if broken:
-        fix = "fix it: Serve refuses the file as it is"
+        fix = "correct the file, because Serve refuses it as it is"
         return check_keys(target, document) + Checked(
             problems=tuple(
                 Problem(where=f"{target}: {where}", what=what, fix=fix) for where, what in broken
@@ -157,7 +157,7 @@ def _mappings(found: Any) -> list[Mapping[str, Any]]:
 
 
 def _field_names(schema: Any) -> set[str]:
-    """Return the field names and aliases of a model of pydantic 1 or 2."""
+    """Return the field names and aliases of a pydantic 1 or pydantic 2 model."""
     fields = schema.model_fields if hasattr(schema, "model_fields") else schema.__fields__
     return {*fields, *(field.alias for field in fields.values() if field.alias)}
 
@@ -167,7 +167,7 @@ def _check_names(application: Application, deployment: str | None) -> Checked:
     problems = [
         Problem(
             where=f"{application.target}: deployments.{name}",
-            what="the application has no deployment of this name, so Serve refuses it",
+            what="the application has no deployment of this name, so Serve refuses the application",
             fix=did_you_mean(name, known) or f"its deployments: {', '.join(known)}",
         )
         for name in sorted(application.overrides.keys() - application.deployments.keys())

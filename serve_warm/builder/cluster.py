@@ -49,7 +49,7 @@ same words."""
 
 Look = Callable[[Sequence[Mapping[str, Any]]], None]
 """Function that receives the states of a start's replicas when a state changes. An exception from
-it ends the start."""
+the function ends the start."""
 
 
 @record(frozen=True, kw_only=True)
@@ -321,8 +321,8 @@ def open_cluster(
 
     Args:
         address: the address for `ray.init`, for example `auto`.
-        num_cpus: minimum number of logical CPUs of a local cluster, which has at least the
-            machine's.
+        num_cpus: minimum number of logical CPUs of a local cluster. A local cluster always has at
+            least as many logical CPUs as the machine.
         working_dir: folder that Ray copies to the nodes at `address`, for replicas to work in.
         progress: called when Ray is started or connected to, after the SIGTERM handler is set.
 
@@ -367,7 +367,7 @@ def _connect(address: str | None, num_cpus: float, working_dir: Path | None) -> 
             ray.init(address=address, **options)
         else:
             # num_cpus is only bookkeeping for Ray: a replica's threads come from its own num_cpus.
-            # "local", because RAY_ADDRESS may be set, as it is inside a Ray job.
+            # Pass "local" explicitly, because RAY_ADDRESS may be set, as it is inside a Ray job.
             cpus = max(int(num_cpus + 0.999), os.cpu_count() or 1)
             ray.init(address="local", num_cpus=cpus, include_dashboard=False, **options)
     except (ConnectionError, ValueError) as error:
@@ -389,8 +389,8 @@ class _RayFailure(contextlib.AbstractContextManager["_RayFailure"]):
     """Raises ConfigError with one sentence if Ray or Serve does not start.
 
     This is not an `except` clause, because Ray also raises plain Exception (seen in 2.60: "The
-    current node timed out during startup"). Subclasses that Ray does not raise must propagate, but
-    `except Exception` would catch them too.
+    current node timed out during startup"). Subclasses of Exception that Ray does not raise must
+    propagate, but `except Exception` would catch them too.
     """
 
     def __init__(self, what: str, place: str) -> None:

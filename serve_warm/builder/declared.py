@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inputs that the source of `warmup_inputs` declares, found without running the method.
 
-Only constants, names of the module and attributes of the class are used. All findings are certain,
-because values that `__init__` sets or a loop creates are skipped.
+Only constants, module-level names and class attributes are used. All findings are certain, because
+values that `__init__` sets or a loop creates are skipped.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def assigns(cls: type, name: str) -> bool:
 
 
 def _parse(found: type | Callable[..., Any] | None) -> tuple[ast.Module, int] | None:
-    """Return the parsed source of a class or function, and its first line; None without source."""
+    """Return a class's or function's parsed source and first line number; None without source."""
     if found is None:
         return None
     try:

@@ -123,8 +123,8 @@ def _disassemble(file: Path, name: str, objdump: str) -> Iterable[str]:
 _FUNCTION = re.compile(r"[0-9a-f]+ <(.+)>:")
 
 _WIDER_REGISTERS = re.compile(
-    # AVX-512: 512-bit vectors, masks, the upper half of the other vectors. AMX: tiles. APX: the
-    # upper half of the general registers.
+    # AVX-512: 512-bit vectors, masks, and the other vector registers from number 16 on. AMX: tiles.
+    # APX: the general registers from number 16 on.
     r"%(?:zmm\d+|k[0-7]|[xy]mm(?:1[6-9]|2\d|3[01])|tmm\d|r(?:1[6-9]|2\d|3[01])[dwb]?)\b"
 )
 
@@ -138,7 +138,7 @@ _BEYOND_BY_NAME = re.compile(
 )
 
 _EVEX = "62"
-"""The first byte of AVX-512's encoding, used even for 256 bits of a low register."""
+"""The first byte of AVX-512's encoding, even if an instruction uses only low 256-bit registers."""
 
 _PREFIXES = {"26", "2e", "36", "3e", "64", "65", "67"}
 """Segment and address-size bytes that may precede the first byte of an encoding."""

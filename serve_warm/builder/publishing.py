@@ -65,7 +65,7 @@ class Destination:
         return look
 
     def decide(self, app: App, manifests: Sequence[Manifest], notice: Progress) -> OfPublished:
-        """Return the action for new variants, one for each rank of a gang.
+        """Return the action for the new variants. A gang has one variant for each rank.
 
         If nothing is published, the result is `refuse`, so that the push fails if another writer
         publishes first.

@@ -26,7 +26,7 @@ class RoundTrip:
     label: str
     parts: list[str]
     level: int
-    """The highest level of the trip's parts. This level must run at least one call."""
+    """The highest level of the trip's parts. At least one call must run at this level."""
     without_compiler: bool = False
 
 
@@ -126,7 +126,7 @@ class _UnderWay:
 
     @property
     def seconds(self) -> float:
-        """Wall seconds since the trip began."""
+        """Wall-clock seconds since the trip began."""
         return time.perf_counter() - self._began
 
     def poll(self) -> list[dict[str, Any]] | None:

@@ -40,7 +40,7 @@ class Signing:
     of the round trip must trust the key, as the fleet will."""
     when: Literal["now", "later"] = "now"
     """With `later`, the key signs only the copy for the round trip
-    (`serve_warm.artifact.unsigned`)."""
+    (see `serve_warm.artifact.unsigned`)."""
     provenance: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -66,7 +66,7 @@ def check_place(destination: Destination, signing: Signing) -> None:
         )
     if destination.if_published == "keep":
         raise ConfigError(
-            "`--if-published keep` cannot be combined with `--unsigned`, because it proves the "
+            "`--if-published keep` cannot be combined with `--unsigned`, because `keep` proves the "
             "published artifact instead of building an unsigned one",
             hint="pass `--if-published keep` to `serve-warm sign` instead",
         )

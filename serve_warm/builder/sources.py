@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about a deployment's class, without an instance: its routes, and whether it compiles.
+"""Facts about a deployment's class, read without an instance: routes, and whether it compiles.
 
 This module uses private names of Ray Serve, seen in 2.60: the class that `@serve.ingress` makes has
 an `__init__` that closes over `frozen_app_or_func`. Without that closure, routes are unknown.
@@ -64,9 +64,10 @@ def _describe(routes: Sequence[Any]) -> Iterator[str]:
 
 
 def modules_without_compile(cls: type) -> list[str]:
-    """Return the user's modules of a class, if no name in these modules refers to compiling.
+    """Return the names of the user's modules that a class uses, if none refers to compiling.
 
-    Empty if a name refers to compiling, or if a source cannot be read.
+    The list is empty if a name in these modules refers to compiling, or if the source of a module
+    cannot be read.
     """
     looked_at = []
     for module in _own_modules(cls):
@@ -95,7 +96,7 @@ def _compiles(node: ast.AST) -> bool:
 
 
 def _own_modules(cls: type) -> Iterator[types.ModuleType]:
-    """Yield a class's modules and the modules that these import, without installed packages."""
+    """Yield a class's modules and the modules that they import, except installed packages."""
     waiting = [base.__module__ for base in cls.__mro__]
     seen = set()
     while waiting:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def inspect(*, store: str, deployment: str | None, as_json: bool) -> None:
     """Show the artifacts of a store: their signers, their fingerprints and their parts.
 
-    Downloads no parts. Shows only the statements and their signers.
+    Reads only the statements, and downloads no parts.
     """
     opened = open_existing_store(store)
     described = catalog.describe(opened, load_trust(), deployment=deployment)
@@ -305,7 +305,7 @@ class _Watched:
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
         return self._store.pages(prefix)
 
-    # Last, because after this method `list` is no longer the type in this class.
+    # Define this method last: after it, `list` is no longer the type in this class.
     def list(self, prefix: str) -> list[str]:
         return self._store.list(prefix)
 
@@ -327,7 +327,7 @@ class _Counted:
     def read(self, count: int = -1) -> bytes:
         piece = self._file.read(count)
         what, total, progress = self._told
-        # Some stores read it a second time, to compare it with an existing object.
+        # Some stores read the file a second time, to compare it with an existing object.
         if self._file.tell() > self._furthest:
             self._furthest = self._file.tell()
             progress(what, self._furthest, total)

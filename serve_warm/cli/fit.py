@@ -53,7 +53,7 @@ def diff(
     """
     opened = open_existing_store(store)
     here = _this_machine() if against is None else _read_described(against)
-    # The module logs refusals, which the output shows anyway.
+    # The module `choose` logs refusals, which the output shows anyway.
     with screen.quiet(choose.__name__):
         considered = pull.explain(
             opened, fingerprint=here, trust=load_trust(), deployment=deployment

@@ -169,7 +169,7 @@ def sign(
 
 
 def _show_signed(store: Store, each: Sequence[push.Done], *, unsigned: bool, as_json: bool) -> None:
-    """Print the signed artifacts, and end with 3 if any was skipped."""
+    """Print the signed artifacts, and end with exit code 3 if any artifact was skipped."""
     signed = [key for done in each for key in done.statements]
     refused = [refusal for done in each for refusal in done.refused]
     already = sum(done.unchanged for done in each)

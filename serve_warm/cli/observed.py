@@ -64,11 +64,11 @@ class Observed:
     heartbeat_s: float | None = None
     """Seconds since the replica last wrote its state."""
     elapsed_s: float | None = None
-    """Seconds from its creation, before `__init__`, until now, READY or FAILED."""
+    """Seconds from the replica's creation, just before `__init__`, until now, READY or FAILED."""
     deadline_s: float | None = None
     """Limit in seconds from the end of `__init__` to READY."""
     graph_pool_bytes: int | None = None
-    """GPU memory in its CUDA graph pools, on all devices; None without a GPU."""
+    """GPU memory in the replica's CUDA graph pools, on all devices; None without a GPU."""
     seats: str = ""
     """Text about the seats; empty without configured seats."""
     event: str = ""
@@ -260,7 +260,7 @@ def _why(replica: node.Replica, now: float) -> str:
 def _figures_of(table: Any, now: float | None) -> dict[tuple[str, str], float]:
     """Return the metrics in a replica's state file, as values by name and label.
 
-    For a running replica, `now` is the current time, which brings growing intervals up to date.
+    For a running replica, `now` is the current time: growing intervals are measured up to `now`.
     """
     figures: dict[tuple[str, str], float] = {}
     for row in _list(table):
@@ -282,7 +282,7 @@ def metrics_url(text: str) -> str:
     """Return the address of a page of metrics. `/metrics` is added if the address has no path.
 
     Raises:
-        ValueError: it is not an HTTP address.
+        ValueError: `text` is not an HTTP address.
 
     >>> metrics_url("http://10.0.0.7:8099")
     'http://10.0.0.7:8099/metrics'
@@ -298,7 +298,7 @@ def metrics_url(text: str) -> str:
     if not text.isprintable() or " " in text:
         raise ValueError(like)
     if parts.username is not None or parts.query or parts.fragment:
-        raise ValueError(f"{like} without a user, a query or a fragment")
+        raise ValueError(f"{like}: it must not contain a user, a query or a fragment")
     return text if parts.path.strip("/") else f"{text.rstrip('/')}/metrics"
 
 
@@ -376,8 +376,8 @@ def _trouble(source: str, what: str) -> Look:
 def of_page(text: str, *, source: str) -> Look:
     """Return the replicas on a page of metrics, from a node's server or from Ray.
 
-    `troubles` has a sentence if the page has no such metrics, or if its node could not read all
-    replicas.
+    `troubles` has a sentence if the page has no metrics of serve_warm or Ray, or if the page's node
+    could not read all replicas.
     """
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -466,7 +466,7 @@ def _of_figures(
 
 
 def _condition(stage: str, heartbeat_s: float | None, *, believed: bool) -> tuple[str, str]:
-    """Return the condition of a running replica, as `node.look` does, and its problem.
+    """Return the condition and the problem of a running replica, as `node.look` does.
 
     `believed` says whether the page counts a READY replica as ready. The server might use a
     different limit than `node.STALE_S`.
@@ -524,7 +524,7 @@ POOL_BYTES = "serve_warm_graph_pool_bytes"
 
 
 def _seats(figures: Mapping[tuple[str, str], float], *, why: str = "") -> str:
-    """Return the numbers of wanted and free seats, and whether this start used a seat or why not.
+    """Return the number of wanted and free seats, and whether this start used a seat, or why not.
 
     `why` is the line about the seat in the replica's state file; a page of metrics has no such
     line.

@@ -43,8 +43,8 @@ COUNTERS = re.compile(r" pass \d+(, \d+/\d+ inputs)?")
 """Pattern of the counters in a text about a start, such as `pass 2, 3/6 inputs`."""
 
 ROUNDS = re.compile(r"(?<! of) \d+(/\d+)?$")
-"""Pattern of the counter at the end of a line of bench. It does not match `3 of 6` or the port of
-an address."""
+"""Pattern of the counter at the end of a progress line of `bench`. The pattern does not match
+`3 of 6` or the port of an address."""
 
 stderr = Console(stderr=True, highlight=False)
 stdout = Console(highlight=False)
@@ -133,7 +133,7 @@ class _Moving:
                 self._line()
                 self._task = self._bars.add_task(what, total=total)
                 self._what, self._done, self._total = what, 0, total
-            # Several threads report about one object, and may come a little out of order.
+            # Several threads report about one object, and their reports may arrive out of order.
             self._done = max(self._done, done)
             if self._task is not None:
                 self._bars.update(self._task, completed=self._done)
@@ -244,7 +244,7 @@ def data(value: Any) -> None:
 
 
 def write_json(value: Any, path: Path) -> None:
-    """Write JSON to a file and print its name, or print the JSON for `-`."""
+    """Write JSON to a file and print the file's name, or print the JSON if `path` is `-`."""
     if path == Path("-"):
         data(value)
         return

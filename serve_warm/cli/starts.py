@@ -390,7 +390,7 @@ def bench(
 
 
 def _say(text: str) -> None:
-    # Above the status line, and escaped, because the text may come from a replica.
+    # Print above the status line. Escape the text, because it may come from a replica.
     screen.stderr.print(screen.show_line(text), markup=False, soft_wrap=True)
 
 
@@ -399,7 +399,7 @@ SERVES = ("ray", "starlette", "fastapi", "uvicorn")
 
 
 def need_ray(command: str) -> None:
-    """Refuse a command that starts replicas if the command's packages are missing.
+    """Refuse a command if packages that it needs are missing.
 
     Raises:
         MissingPackage: `ray[serve]` or `torch` is not installed.

@@ -283,7 +283,7 @@ def notes(each: Observed) -> list[str]:
 
 
 ASK_STORE = {"miss": "diff", "refused": "verify"}
-"""The command that explains a verdict, by verdict. No command explains a partial hit: `diff` would
+"""For each verdict, the command that explains it. No command explains a partial hit: `diff` would
 only say that the artifact fits. The replica itself reports what was compiled."""
 
 

@@ -51,7 +51,7 @@ POLL_S = 0.02
 STUCK_S = 10.0
 """Seconds that an import waits if the background thread does not reach another module. The
 background thread may need a lock that the waiting thread holds. The slowest of torch's modules took
-0.7 s (torch 2.13, a machine with four times as much work as cores)."""
+0.7 s (torch 2.13, on a machine whose load was four times its number of cores)."""
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
 """The two halves of torch's compiler."""
 LOGGING_S = 0.25
@@ -62,9 +62,9 @@ probably waiting for that lock."""
 class Turns:
     """Lets either any number of threads import in this process, or only one background thread.
 
-    Create this object in the thread that imports most, but not during an import, because imports
-    that began earlier are not seen. Imports are watched until `end()`. For `stuck_s`, see
-    `STUCK_S`.
+    Create this object in the thread that makes most of the imports, but not during an import,
+    because imports that began earlier are not seen. Imports are watched until `end()`. For
+    `stuck_s`, see `STUCK_S`.
     """
 
     def __init__(
@@ -138,9 +138,9 @@ class Turns:
                     self._changed.notify_all()
 
     def _wait(self) -> None:
-        """Wait until no other thread is the only importer, or until that thread is stuck.
+        """Wait while another thread is the only importer, unless that thread is stuck.
 
-        Holds `_changed`.
+        The caller holds `_changed`.
         """
         own, steps, since = threading.get_ident(), self._steps, time.monotonic()
         limit_s = LOGGING_S if _holds_logging() else self._stuck_s
@@ -212,8 +212,8 @@ def when_imported(name: str, call: Callable[[ModuleType], object]) -> None:
     If the module is loaded, `call` runs at once. If another thread is importing the module, this
     waits first. Otherwise the importing thread makes the call, before any code can use the module.
     After a failed import, `call` does not run until an import succeeds. An exception in `call`
-    makes the import fail. An equal `call` for an equal name runs only once. If the calling thread
-    itself is importing the module, a new thread makes the call soon after.
+    makes the import fail. If equal calls are passed for the same name, only the first one runs. If
+    the calling thread itself is importing the module, a new thread makes the call soon after.
 
         when_imported("torch._dynamo", lambda dynamo: print(dynamo.__file__))
     """
@@ -223,9 +223,9 @@ def when_imported(name: str, call: Callable[[ModuleType], object]) -> None:
 class _AfterImport:
     """An import finder that never finds a module itself, but reports modules that others find.
 
-    For other modules, an import costs one more dict lookup. The finder has no lock, because a fork
-    could leave a lock locked forever. Each change of the finder's dicts is one atomic step under
-    the lock of the module.
+    If no call waits for a module, its import costs only one more dict lookup. The finder has no
+    lock, because a fork could leave a lock locked forever. Each change of the finder's dicts is one
+    atomic step under the lock of the module.
     """
 
     def __init__(self) -> None:

@@ -161,8 +161,8 @@ def load_torch_bytes(raw: bytes) -> bool:
 def forget_compiled() -> None:
     """Make torch recompile everything that this process has compiled or loaded.
 
-    No file is changed. Inductor keeps loaded kernels in memory, by their source. So without this
-    call, Inductor would reuse a broken kernel even after the cache directory has changed.
+    No file is changed. Inductor keeps loaded kernels in memory, keyed by their source. So without
+    this call, Inductor would reuse a broken kernel even after the cache directory has changed.
     `clear_caches` is private (2.13), and was earlier named `clear_inductor_caches`.
     """
     if "torch._dynamo" not in sys.modules:

@@ -25,7 +25,7 @@ class HandedOver(abc.ABC):
     """
 
     torch_compiled: Callable[[], Any]
-    """Function that returns the result of `torch.compile`, which imports Dynamo."""
+    """Function that returns the result of `torch.compile`. `torch.compile` imports Dynamo."""
 
     @abc.abstractmethod
     def library_arguments(self) -> str:
@@ -47,7 +47,7 @@ def _find_dispatcher(value: Any) -> HandedOver | None:
 
 
 def compile_arguments(owner: Any) -> dict[str, str]:
-    """Return the arguments of each `torch.compile` found in `owner`'s attributes, by attribute.
+    """Return the arguments of each `torch.compile` in `owner`'s attributes, by attribute name.
 
     This finds compiled attributes and modules compiled in place, but does not find compiled
     functions elsewhere. The arguments of such functions are still part of torch's own cache keys.
@@ -156,7 +156,7 @@ def _describe(backend: Any) -> str:
 
 
 def how_to_raise_the_limit(limit: int) -> str:
-    """Return a hint on how user code can allow `limit` variants of one function in this torch."""
+    """Return a hint on how to allow `limit` variants of one function in this version of torch."""
     torch = sys.modules.get("torch")  # without torch, callers never show the text
     if torch is None or "recompile_limit" in inspect.signature(torch.compile).parameters:
         return f"pass torch.compile(..., recompile_limit={limit})"
@@ -218,11 +218,13 @@ def _region_of(module: Any) -> Any:
 
 
 def _methods_of(module: Any) -> list[Any]:
-    """Return compiled functions that replace a module's methods, as guides for decoders recommend.
+    """Return compiled functions that replace a module's methods.
 
-    model.forward = torch.compile(model.forward, mode="reduce-overhead")
+    Guides for decoder models recommend such replacements:
+
+        model.forward = torch.compile(model.forward, mode="reduce-overhead")
     """
-    if hasattr(module, "dynamo_ctx"):  # torch.compile's own module has such a `forward`
+    if hasattr(module, "dynamo_ctx"):  # torch.compile's wrapper also replaces `forward`
         return []
     return [
         value

@@ -92,7 +92,7 @@ _isa_lock = threading.Lock()
 
 
 def isa_checks() -> IsaChecks:
-    """Return the recorder of ISA probes in this process; it hooks torch as the watch does."""
+    """Return this process's recorder of ISA probes, which hooks torch once Inductor is imported."""
     global _isa_checks  # noqa: PLW0603  (the probe's cache is process-wide too)
     with _isa_lock:
         if _isa_checks is None:

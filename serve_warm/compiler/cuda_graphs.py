@@ -41,7 +41,7 @@ from serve_warm.inputs import InputSignature
 from serve_warm.report import CompileEvent, DeviceMemory
 
 SKIP_USERS = ("cudagraph_utils", "cudagraph_trees", "output_code", "compile_fx")
-"""Inductor modules that import the function that records a skip under its own name."""
+"""Inductor modules that import the function that records a skip into their own namespace."""
 
 
 def observe(note: Callable[[CompileEvent], None], ran_eagerly: Callable[[], None]) -> None:
@@ -110,8 +110,8 @@ def alone() -> Iterator[None]:
 def _manager_without_some(manager_class: Any) -> type:
     """Return the class for graph managers with a failed capture.
 
-    The class runs some functions of such a manager without a graph. It is a subclass, so that
-    launches by other managers cost nothing extra.
+    If the capture of a function failed, the class runs that function without a graph. It is a
+    subclass, so that launches by other managers cost nothing extra.
     """
 
     class WithoutSome(manager_class):  # type: ignore[misc]
@@ -294,8 +294,8 @@ class _Attempt:
         manager, pool = self.manager, self.manager.cuda_graphs_thread_pool
         is_empty = manager.current_node is None and not any(manager.roots.values())
         if is_empty:
-            # A pool does not free memory while it has a graph, even if only the empty graph that
-            # keeps the pool alive.
+            # A pool does not free memory while it has a graph, even if the only graph is the empty
+            # one that keeps the pool alive.
             pool = torch.cuda.graph_pool_handle()
         # This also ends the capture of torch's random number state, which a failed capture leaves
         # active.
@@ -315,7 +315,7 @@ class _Attempt:
 
 
 def end_broken(device_index: int, pool: Any) -> None:
-    """End a failed capture into a pool, for torch's allocator."""
+    """Make torch's allocator end a failed capture into a pool."""
     import torch
 
     allocator: Any = torch._C
@@ -333,7 +333,7 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
     while torch is not None and error is not None and id(error) not in met:
         if isinstance(error, torch.OutOfMemoryError):
             return True
-        # Errors from C++, and errors without torch's allocator, show the cause only in their text.
+        # Errors from C++ or from outside torch's allocator show the cause only in their text.
         words = ("CUDA error: out of memory", "CUDA out of memory")
         if isinstance(error, RuntimeError) and any(each in str(error) for each in words):
             return True
@@ -362,9 +362,10 @@ def times_short(device: str) -> int:
 
 
 def first_words(error: BaseException, handled: BaseException | None) -> str:
-    """Return the first line of the error that broke a capture, not of later errors from ending it.
+    """Return the first line of the error that broke a capture.
 
-    `handled` is the exception that the caller was handling when the capture began.
+    Ending the capture can raise further errors, which are ignored. `handled` is the exception that
+    the caller was handling when the capture began.
     """
     while isinstance(error.__context__, RuntimeError) and error.__context__ is not handled:
         error = error.__context__
@@ -383,7 +384,7 @@ def _hook_sizes(note: Callable[[CompileEvent], None], trees: ModuleType) -> None
         is_captured = original(int_key)
         if not is_captured and int_key not in left_out:
             left_out.add(int_key)
-            what = "sizes that do not change are" if int_key is None else f"size {int_key} is"
+            what = "graphs without dynamic sizes are" if int_key is None else f"size {int_key} is"
             reason = f"{what} not in cudagraph_capture_sizes, which the app has set"
             note(_event("skip", "CUDA graph", reason=reason))
         return is_captured
@@ -407,8 +408,8 @@ def _hook_threads(trees: ModuleType) -> None:
 
     def get_obj(local: Any, attr_name: str) -> Any:
         if not hasattr(local, attr_name) and not of_threads._is_key_in_tls(attr_name):
-            # Do not use `_stash_obj_in_tls`: in 2.11 it does not take a reference, but torch drops
-            # one when the thread ends. By then, another object may be at this address.
+            # Do not use `_stash_obj_in_tls`: in 2.11 it takes no reference, but torch drops a
+            # reference when the thread ends. By then, another object may be at this address.
             local.tree_manager_containers = {}
             local.tree_manager_locks = defaultdict(threading.Lock)
         return original(local, attr_name)
@@ -422,7 +423,7 @@ def _hook_threads(trees: ModuleType) -> None:
 def _why_here(captured_by: Mapping[int, str]) -> str:
     """If only other threads have captured so far, return a text about these threads.
 
-    Empty if this thread has captured before, or if no thread has.
+    Return an empty string if this thread has captured before, or if no thread has.
     """
     if not captured_by or threading.get_native_id() in captured_by:
         return ""
@@ -431,7 +432,7 @@ def _why_here(captured_by: Mapping[int, str]) -> str:
 
 
 def _why_again(manager: Any, new_inputs: Any, function_id: Any) -> str:
-    """Return why a function is being captured again; empty for the first capture."""
+    """Return why a function is captured again, or an empty string for its first capture."""
     node = manager.current_node
     captured = (manager.roots if node is None else node.children)[function_id]
     if not captured:

@@ -9,8 +9,8 @@ nothing in the replay, but the first real request would compile.
 A replay marks its context (`contextvars`). Tasks, `asyncio.to_thread`, AnyIO's threads and the
 model thread copy the context, so their calls carry the mark. Thread pools, threads that read a
 queue and the task of `@serve.batch` do not copy the context. Calls in these places are recorded
-separately, together with calls from unrelated threads. `serve_warm.replica.replay` tells calls from
-the replay and calls from unrelated threads apart.
+separately, together with calls from unrelated threads. `serve_warm.replica.call_evidence` then
+distinguishes calls that belong to the replay from calls of unrelated threads.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ call reads it."""
 @contextlib.contextmanager
 def note_calls() -> Iterator[CompiledCalls]:
     """Note the calls to compiled functions in the block, and which replay made each call."""
-    global current  # noqa: PLW0603 - process-wide, as the hooks that read it are
+    global current  # noqa: PLW0603 - process-wide, like the hooks that read it
     calls = current = CompiledCalls()
     try:
         yield calls

@@ -27,8 +27,8 @@ def keep_profile(deployment: str) -> str:
     """For the rest of this process, make torch keep its profile in the cache directory.
 
     Unless a job id is already set, derives the id from the deployment's name, so that replicas
-    share the builder's profile. Imports Dynamo. Returns the reason why this torch cannot keep a
-    profile, or an empty string.
+    share the builder's profile. Imports Dynamo. Returns the reason why this version of torch cannot
+    keep a profile, or an empty string.
     """
     import torch.compiler.config
     from torch._dynamo import pgo
@@ -92,7 +92,7 @@ _PATCHED = "serve_warm_names_closures_alike"
 
 
 def _describe_cell(cell: CellType, name: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the value that distinguishes a closure for torch: only the code in a cell."""
+    """Return the part of a function's name that comes from one closure cell: only code counts."""
     try:
         code = getattr(cell.cell_contents, "__code__", None)
     except ValueError:  # the cell is still empty

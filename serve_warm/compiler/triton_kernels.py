@@ -117,9 +117,9 @@ def _time_tuning(
 def _store(tuner: Any, heuristics: ModuleType, seconds: float) -> None:
     """Store the best configuration of a kernel that had only one configuration at first.
 
-    torch gives such a kernel nothing to store results with, but may add a second configuration
-    after the build of the first one (`_dynamic_scale_rblock`), and then times both in each process
-    (2.11 to 2.15).
+    torch does not store results for such a kernel. But after building the first configuration,
+    torch may add a second one (`_dynamic_scale_rblock`), and then times both in each process (2.11
+    to 2.15).
     """
     [best] = tuner.launchers
     kept = heuristics.AutotuneCache.create(tuner.inductor_meta, tuner.filename, "")
@@ -345,11 +345,11 @@ class Built:
             return self._before
         if changed_ns != self._seen_ns:
             self._there = sum(file.suffix in BINARY_SUFFIXES for file in self._folder.glob("*/*"))
-            # Count a recently changed folder again, because its time would not show a rename in the
-            # same clock tick.
+            # Count a recently changed folder again, because its modification time would not show a
+            # later rename in the same clock tick.
             self._seen_ns = changed_ns if time.time_ns() - changed_ns > SETTLED_NS else -1
         return self._before + self._there - self._at_first
 
 
 SETTLED_NS = 2_000_000_000
-"""Nanoseconds after its last change during which a folder can contain an unfinished kernel."""
+"""For this many nanoseconds after its last change, a folder can contain an unfinished kernel."""

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 EVENTS_KEPT = 64
-"""Number of events that a watch keeps. Further events are still counted."""
+"""Maximum number of events that a watch keeps. The oldest are dropped, but remain counted."""
 
 
 OBJECT_SUFFIXES = (".so", ".o", ".a", ".dylib", ".pyd", ".dll")
@@ -236,7 +236,7 @@ _install_lock = threading.Lock()
 
 def watch_process() -> Watch:
     """Return this process's watch, whose hooks take effect when torch's compiler is imported."""
-    global _the_watch  # noqa: PLW0603  (hooks are process-wide, so is the watch)
+    global _the_watch  # noqa: PLW0603  (the hooks and the watch are process-wide)
     with _install_lock:
         if _the_watch is None:
             seen = Watch()

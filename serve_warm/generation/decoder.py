@@ -57,7 +57,7 @@ class CachedDecoder:
         self.has_positions = has_positions
         """Whether each slot has its own position. If not, only one caller at a time can decode."""
         self._idle = max_length if idle_position is None else idle_position
-        # Written in place, because a captured step reads the addresses of its capture.
+        # Written in place, because a captured step always reads the same addresses.
         self._tokens = torch.zeros(slots, dtype=torch.int64, device=device)
         self._positions = torch.zeros_like(self._tokens)
         self.dispatcher = getattr(decode, "__dict__", {}).get("_serve_warm")

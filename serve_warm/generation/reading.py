@@ -153,7 +153,7 @@ def _encoder_input(model: Any, token: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 
 def _has_mask(encoder: Any) -> bool:
-    # Whisper's encoder names a mask and ignores it.
+    # Whisper's encoder has a mask argument, but ignores it.
     return "attention_mask" in inspect.signature(encoder.forward).parameters and not hasattr(
         encoder, "conv1"
     )

@@ -33,14 +33,14 @@ from serve_warm.generation.slots import Call, Slots
 from serve_warm.generation.steps import SlotCache
 
 Choose = Callable[[torch.Tensor], torch.Tensor]
-"""Maps logits, (rows, vocabulary), to tokens, (rows,)."""
+"""Maps logits, of shape (rows, vocabulary), to tokens, of shape (rows,)."""
 
 REFUSED_ARGUMENTS = {
     "assistant_model": "assisted decoding checks several tokens in one call",
     "custom_generate": "a custom loop makes calls that were not compiled",
     "inputs_embeds": "prompts are token ids",
 }
-"""Arguments of `generate` that change the shapes of calls, with the reason."""
+"""Refused arguments of `generate`, which change the shapes of calls, each with the reason."""
 
 
 @dataclass

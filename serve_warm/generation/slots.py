@@ -24,7 +24,7 @@ Call = Callable[..., Awaitable[Any]]
 """Runs `fn(*args)` on the one thread of the model, in the order of the calls."""
 
 ChooseToken = Callable[[torch.Tensor], int]
-"""Maps the logits of one sequence, (vocabulary,), to its next token. Runs on the model's thread."""
+"""Maps one sequence's logits, of shape (vocabulary,), to its next token, on the model's thread."""
 
 
 @dataclass

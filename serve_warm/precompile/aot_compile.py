@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Ahead-of-time compiles of one function for one input, in builds; starts use `aot_load`.
+"""Compiles one function ahead of time for one input. Only for builds: starts use `aot_load`.
 
 `torch.compile(f, fullgraph=True).aot_compile(...)` gives one graph with the bytecode around it and
 a guard check. The result can be pickled, except for its guards. This module returns the guards'
@@ -42,16 +42,16 @@ class Made:
     """Code for one call: the bytes for an artifact, and the function to call now."""
 
     fn: Callable[..., Any]
-    """Takes the callee, then the tensors. If the tensors of its graph (including weights) differ
-    from the tensors of its first run, it raises `NoEntry` before it computes anything."""
+    """Takes the callee, then the tensors. If the tensors that its graph reads (including weights)
+    are not like those of the first run, it raises `NoEntry` before it computes anything."""
     data: bytes
     """A torch pickle, or at level 3 a shared library. Both are code, so load them only after
     verification. They hold no weights."""
     references: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Module and qualified name of each object that `load` needs in addition to a pickle, by the
-    name of its global in compiled code."""
+    name of the global that holds the object in compiled code."""
     plan: Plan = field(default_factory=Plan)
-    """Settings that loading a library or a pickle needs; can be stored as JSON."""
+    """Settings that are needed to load the library or the pickle. Can be stored as JSON."""
     facts: facts.Facts
     conditions: Sequence[str]
     """Conditions on the sizes of dynamic dimensions, as Python expressions. `L` holds the tensors
@@ -178,7 +178,7 @@ def _capture(
         try:
             entry = compiled.aot_compile(((callee, *tensors), {}))
         except FAILURES as error:
-            if unguarded.refusals:  # the trace may fail because of it
+            if unguarded.refusals:  # the trace may fail for this reason
                 raise NoEntry(unguarded.refusals[0]) from error
             raise
     if unguarded.refusals:
@@ -273,7 +273,7 @@ def _references(entry: Any, environment: Any) -> dict[str, tuple[str, str]]:
 
 
 def _sources(entry: Any, more: Collection[str]) -> dict[str, str]:
-    """Return digests of the source files of the graph's code, except torch's and Python's files.
+    """Return digests of the files that contain the graph's code, except torch's and Python's files.
 
     `more` names other modules whose code is in the graph.
     """

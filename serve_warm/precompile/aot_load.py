@@ -31,7 +31,7 @@ FAILURES = (
     *(ImportError, EOFError, OSError, pickle.PickleError),
 )
 """Exceptions raised when an entry cannot be made or loaded. torch raises RuntimeErrors, and
-unpickling can raise any exception. The call then falls back by a level."""
+unpickling can raise any exception. The call then falls back to a lower level."""
 
 
 def load(data: bytes, references: Mapping[str, tuple[str, str]], plan: Plan) -> Callable[..., Any]:
@@ -54,7 +54,7 @@ def load(data: bytes, references: Mapping[str, tuple[str, str]], plan: Plan) -> 
 
 
 def can_precompile() -> str:
-    """Return why this torch version cannot compile ahead of time; empty if it can."""
+    """Return why this torch version cannot compile ahead of time, or an empty string if it can."""
     try:
         from torch._dynamo.aot_compile import AOTCompiledFunction  # noqa: F401
     except ImportError:
@@ -88,7 +88,7 @@ def enable_aot_compile() -> Iterator[None]:
 
 
 def file_digest(module: str) -> str:
-    """Return the SHA-256 of a Python module's file; empty if the file does not exist."""
+    """Return the SHA-256 of a Python module's file, or an empty string if there is no such file."""
     import importlib.util
 
     file = source_file(module)
@@ -137,7 +137,7 @@ def _place(lines: Sequence[str]) -> tuple[str, str]:
 KNOWN = (
     (
         re.compile(r"^the trace restarted"),
-        "torch restarted its trace each time, and did not finish",
+        "torch restarted its trace at every attempt, and never finished",
         "Compile only a part of the model, with serve_warm.compile",
     ),
     (
@@ -145,7 +145,7 @@ KNOWN = (
         "data-dependent branching",
         (
             "Compile the parts before and after it separately, with serve_warm.compile; or choose "
-            "with torch.where or torch.cond, or by a number that the caller passes"
+            "between the branches with torch.where, torch.cond or a number that the caller passes"
         ),
     ),
     (
@@ -154,14 +154,14 @@ KNOWN = (
         "Quantize the model with torchao's quantize_ instead of torch.ao.quantization",
     ),
 )
-"""Causes that stop a trace, by torch's text, each with a description and advice."""
+"""Known causes of failed traces: a pattern for torch's text, a description and advice."""
 
 EXPLANATION = "Explanation:"
 
 HINT = "Hint:"
 
 NO_ACTION = ("This graph break", "Please report", "It may be possible", "Dynamo has detected")
-"""First words of torch's hints that name no action."""
+"""First words of those hints from torch that name no action."""
 
 OF_TORCH = "/site-packages/torch/"
 

@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a plan that lists the module attributes that a forward assigns.
+"""The part of a plan that lists which module attributes a forward assigns.
 
 At level 2, the bytecode around the graph assigns these attributes. A library has no such bytecode.
-So the plan maps attributes of modules to outputs, and each call assigns these attributes. A forward
-that changes anything else, such as the items of an existing list, gets no library.
+So the plan maps attributes of modules to outputs, and each call assigns the outputs to these
+attributes. A forward that changes anything else, such as the items of an existing list, gets no
+library.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Assigned:
             self._before = [each for each in gc.get_objects() if type(each) is list]
 
     def places(self, path_of: Path) -> list[tuple[list[list[Any]], str, Any]]:
-        """Return, for each attribute, the steps to its module, its name and its new value.
+        """Return each assigned attribute: the steps to its module, its name and its new value.
 
         Raises:
             NoEntry: an attribute was deleted.

@@ -47,16 +47,16 @@ int32_t AOTInductorGetLastError(const char** text) {
   return 0;
 }
 """
-"""C++ source that stores the text of a failure. torch 2.13 to 2.15 contain it, and serve_warm adds
-it to 2.11."""
+"""C++ source that stores the text of a failure. Libraries from torch 2.13 to 2.15 contain it, and
+serve_warm adds it to libraries from torch 2.11."""
 
 
 Compiler = Literal["now", "background"]
-"""Runs the C++ compiler, either before the next step or while torch traces the next graph."""
+"""When the C++ compiler runs: before the next step, or while torch traces the next graph."""
 
 
 def compile_library(generate: Callable[[], str], *, compiler: Compiler) -> Callable[[], bytes]:
-    """Return a function that returns a library, after waiting for the C++ compiler if needed.
+    """Return a function that waits for the C++ compiler if needed, and then returns the library.
 
     `generate` makes torch compile a library, and returns the path that torch reports. If the
     compiler fails in the background, `generate` is called again, because torch itself might

@@ -42,7 +42,7 @@ MOST_CAPTURES = 64
 replaces the least recently launched graph."""
 
 Key = tuple[Any, ...]
-"""A kind of call: the stream, the addresses of weights, and sizes and strides of the tensors."""
+"""A kind of call: the stream, the weights' addresses, and the sizes and strides of the tensors."""
 
 
 class _Pool:
@@ -58,7 +58,7 @@ class _Pool:
         cuda: Any = torch.cuda
         self.handle = cuda.graph_pool_handle()
         # One stream per pool: cuBLAS keeps a workspace for each stream that it is captured on, and
-        # only graphs of one pool run one after another.
+        # only graphs of the same pool are sure to run one after another.
         self._stream = cuda.Stream()
         self._kept_by: Any = None
 
@@ -114,7 +114,7 @@ class Graphed:
         inputs: int,
         pools: Pools = POOLS,
     ) -> None:
-        """`of_call` lists the inputs that come from the call. The other inputs are weights."""
+        """`brought` lists the inputs that come from the call. The other inputs are weights."""
         self._pools = pools
         self._code = code
         self._device = device
@@ -181,10 +181,10 @@ class Graphed:
         return self._code
 
     def _attempt(self, run: Run, inputs: Sequence[Any], stream: int, *, moved: int) -> Run:
-        """Capture a call like this one, and return its launch.
+        """Capture a call like this one, and return the function that launches the graph.
 
         Raises:
-            RuntimeError: it cannot be captured.
+            RuntimeError: the call cannot be captured.
         """
         brought = {f"input {index}": inputs[index] for index in self._brought}
         reason = (
@@ -194,7 +194,7 @@ class Graphed:
         )
         signature = str(InputSignature.of(brought))
         pools, place = self._pools.by_place, (self._device, stream)
-        # These restore device and stream; a failed capture does not.
+        # These contexts restore the device and the stream; a failed capture does not.
         with torch.cuda.device(self._device), torch.cuda.stream(torch.cuda.current_stream()):
             try:
                 # Make no inference tensors: calls with any grad mode must be able to write to the

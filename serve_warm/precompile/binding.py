@@ -53,7 +53,7 @@ class Binding:
     entries: Sequence[tuple[Entry, Callable[..., Any]]] = ()
     """The entries that fit now."""
     unfit: Mapping[str, str] = field(default_factory=dict)
-    """Reason why an entry does not match, by its call."""
+    """Reasons why entries do not match now, by the call of the entry."""
     known: frozenset[tuple[type, Any]] = frozenset()
     """Numbers and strings that entries were made for."""
     hits: dict[Any, list[KnownCall]] = field(default_factory=dict)

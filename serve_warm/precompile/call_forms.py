@@ -64,7 +64,7 @@ NOTHING_NAMED = Parameters()
 def parameters_of(callee: Any) -> Parameters:
     """Return the parameters of the function that a call to `callee` enters first.
 
-    Empty if this is not a Python function, or if hooks receive the arguments.
+    Returns no names if this is not a Python function, or if hooks receive the arguments.
     """
     if isinstance(callee, types.MethodType) and callee.__func__ is _CALL_IMPL:
         callee = callee.__self__
@@ -109,7 +109,7 @@ Form = tuple[int, tuple[str, ...]]
 def in_form(
     form: Form, parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]] | None:
-    """Return a call's arguments in another form; None if this form has other arguments."""
+    """Return a call's arguments in the given form, or None if that form has other arguments."""
     count, names = form
     bound = parameters.bind(args, kwargs)
     if bound is None or count > len(parameters.positional):
@@ -127,7 +127,7 @@ def in_form(
 
 @functools.lru_cache(maxsize=1024)
 def form_of(structure: str) -> Form | None:
-    """Return the form of call that a structure describes; None if a keyword is not a valid name."""
+    """Return the form of call that a structure describes, or None if a keyword is no valid name."""
     call = ast.parse(f"f({structure})", mode="eval").body
     assert isinstance(call, ast.Call)  # noqa: S101 - for the type checker
     names = tuple(each.arg for each in call.keywords if each.arg is not None)
@@ -141,7 +141,7 @@ def find_form(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> tuple[Entry, Callable[..., Any], Sequence[Any]] | None:
-    """Return an entry for another form of a call, its code, and the tensors in its order."""
+    """Return an entry for another form of a call, its code, and tensors in the entry's order."""
     parameters = parameters_of(callee)
     calls: dict[Form, tuple[Signature, Sequence[Any]]] = {}
     for entry, fn in entries:
@@ -174,7 +174,7 @@ class Reordered:
 
 
 def order_of(wanted: Sequence[Any], given: Sequence[Any]) -> list[int] | None:
-    """Return the position of each `wanted` tensor in `given`; None if the order is the same."""
+    """Return the position of each `wanted` tensor in `given`, or None if the order is the same."""
     places = {id(tensor): number for number, tensor in enumerate(given)}
     order = [places[id(tensor)] for tensor in wanted]
     return None if order == list(range(len(given))) else order

@@ -147,7 +147,7 @@ def _instead_of(kind: type) -> str:
 
 
 TRANSFORMERS_CACHE = "transformers.cache_utils.Cache"
-"""Base class of the caches of `transformers`, which this package does not import."""
+"""Base class of caches in `transformers`. This module does not import `transformers`."""
 
 
 def _scalar(value: Any, known: Collection[tuple[type, Any]] | None) -> str:
@@ -167,7 +167,7 @@ def _metadata(tensor: Any) -> str:
 
 
 LONGEST_BITS = 128
-"""Largest number of bits of an integer argument of an entry."""
+"""Largest number of bits that an entry's integer argument can have."""
 
 OTHER = "other"
 """Replaces, in a call's key, a number or string that no entry was made for."""

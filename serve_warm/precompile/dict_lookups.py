@@ -192,7 +192,7 @@ def number_of(of: str) -> str:
 
 
 def is_number(path: str, of: str) -> bool:
-    """Return whether a path consists only of a key of this dict, given by its index."""
+    """Return whether a path is only the expression of a key of this dict, by the key's index."""
     return re.fullmatch(number_of(of), path) is not None
 
 

@@ -33,7 +33,7 @@ OF_TORCH = ("torchgen", "typing_extensions", "sympy", "mpmath")
 
 @dataclass(frozen=True)
 class Dispatched:
-    """The functions that ran inside hooks of tensor subclasses from outside torch."""
+    """The functions that ran inside the hooks of tensor subclasses that are not torch's own."""
 
     codes: dict[types.CodeType, dict[str, Any]] = field(default_factory=dict)
     """The globals of each function, by its code."""
@@ -60,7 +60,7 @@ class Dispatched:
 
 
 def _plain(space: dict[str, Any], name: str) -> dict[tuple[str, str], Any]:
-    """Return the plain value of a module's global; nothing if the value is not plain."""
+    """Return a module's global by module and name, or an empty dict if its value is not plain."""
     value, module = space.get(name), str(space.get("__name__"))
     is_of_module = vars(sys.modules.get(module, types)) is space
     if not is_of_module or name.startswith("__") or value is None or callable(value):

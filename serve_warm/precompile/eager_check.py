@@ -17,8 +17,8 @@ from serve_warm.precompile.names import describe_tensor, literal
 from serve_warm.precompile.tensor_parts import describe_parts, has_parts, plain_parts
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 4e-2}
-"""Largest error of a published entry against eager, relative to the largest value. Reordered
-float32 sums in 24 layers stay below 1e-5; wrong code is above 1e-2."""
+"""Largest difference allowed between a published entry and eager execution, relative to the largest
+value. Reordered float32 sums in 24 layers stay below 1e-5; wrong code is above 1e-2."""
 
 TF32_TOLERANCE = 5e-3
 """The limit for float32 on a GPU that multiplies in TF32, which keeps 10 bits of each factor.
@@ -57,7 +57,7 @@ def difference_in_service(
     *,
     restore: bool,
 ) -> float:
-    """Compare in a replica, where errors must not quote request values.
+    """Compare one call with eager execution in a replica; errors do not quote request values.
 
     With `restore`, also compares buffers, and restores the buffers and torch's random state.
     Without `restore`, leaves buffers and random state alone, because other threads might be using
@@ -100,7 +100,7 @@ class NotComparable(Exception):
 def why_not_twice(
     callee: Any, functions: Sequence[Callable[..., Any]], tensors: Sequence[Any]
 ) -> str:
-    """Return why a second run of a call would change something. Empty if the run changes nothing.
+    """Return why a call must not run twice, or an empty string if a second run changes nothing.
 
     Runs each of `functions` once, on copies. Checks torch's random numbers, the call's tensors and
     the module's buffers, but not other Python objects.

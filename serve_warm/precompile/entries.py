@@ -137,7 +137,7 @@ class EntryTable:
         self.units = dict(units)
         self.files = dict(files)
         self.why_empty = ""
-        """Why a part was not read: the reason for calls without an entry."""
+        """Why a part was not read. This is also the reason given for calls without an entry."""
         self.folder: Path | None = None
         """Folder of the libraries, because libraries are opened by path. None in a build."""
         self.refused: dict[tuple[str, str], str] = {}

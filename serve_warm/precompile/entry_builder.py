@@ -47,9 +47,9 @@ ATTEMPTS = 4
 
 ROUNDED = (
     "its weights are quantized, and if its activations are quantized too, the last bit of a float "
-    "decides between two steps: quantize only the weights, or run the model in bfloat16"
+    "decides between two quantized values: quantize only the weights, or run the model in bfloat16"
 )
-"""Reason and advice for a quantised model that differs from eager by more than the tolerance."""
+"""Reason and advice for a quantized model that differs from eager by more than the tolerance."""
 
 
 @record(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class EntryBuilder:
         self._arguments = arguments
         self._level = level
         self._lock = lock
-        """Lock of the callable's binding, which a withdrawn entry changes."""
+        """Lock of the callable's binding, which changes when an entry is withdrawn."""
         self._made: list[tuple[Unit, Entry]] = []
         self._answered: set[int] = set()
         """Ids of this build's entries that have answered a later call of the build."""
@@ -102,7 +102,7 @@ class EntryBuilder:
         """Advice on which parts to compile if torch cannot trace the whole callable."""
 
     def note_answer(self, entry: Entry) -> None:
-        """Record that an entry ran a call, so the model returns to the entry's state."""
+        """Record that an entry ran a call, so the model has returned to the entry's state."""
         self._answered.add(id(entry))
 
     def make(self, call: NewCall) -> tuple[Entry, Callable[..., Any]]:
@@ -283,7 +283,7 @@ class EntryBuilder:
         a counter, a growing list or a cached value. At the next call, the graph would be out of
         date. The check uses eager execution, because compiled code would write the values from its
         first call every time. Also raises if the call changes a list or dict argument, because an
-        entry receives other objects.
+        entry makes new lists and dicts, and would leave the caller's unchanged.
         """
 
         def eager(callee: Any, *tensors: Any) -> Any:

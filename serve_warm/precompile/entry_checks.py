@@ -4,8 +4,8 @@
 
 Facts and guards find known causes of errors. These checks find other errors: a kernel that computes
 wrong results, weights that need more precision than the build's weights, or a missing guard. Each
-comparison runs inside a call, and so on the right thread and in the right state. If an entry's
-result differs, the entry is withdrawn, and torch.compile runs its calls.
+comparison runs on the thread of a call and in the state of that call. If an entry's result differs,
+the entry is withdrawn, and torch.compile runs its calls.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ONCE: Final = "once"
-"""Key in the plan of an entry with the reason why its calls may not run twice; empty if they may.
-An entry of an older build does not have the key, and counts as if its calls may not run twice."""
+"""Key in an entry's plan. The value is the reason why the entry's calls may not run twice, or an
+empty string if they may. The plan of an entry from an older build does not have this key; then the
+calls count as if they may not run twice."""
 
 FAILURES_KEPT = 20
 """Number of withdrawn entries that a report names."""
@@ -83,7 +84,7 @@ class Check:
 
 @dataclass
 class Tally:
-    """The results so far of all checks of one start; access them only under the checks' lock."""
+    """The results so far of one start's checks; access them only under the checks' lock."""
 
     counts: dict[ParityResult, int] = field(default_factory=lambda: dict.fromkeys(ParityResult, 0))
     failures: list[str] = field(default_factory=list)
@@ -319,7 +320,7 @@ class Checks:
         """
         try:
             before = copy_tensors(tensors)
-        except RuntimeError as error:  # the copies ran out of memory; the request may need none
+        except RuntimeError as error:  # no memory for copies, which the request does not need
             self._give_up(dispatcher, check, str(error))
             return fn(dispatcher.callee, *tensors)
         out = fn(dispatcher.callee, *tensors)

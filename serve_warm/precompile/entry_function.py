@@ -22,9 +22,9 @@ class Plan(TypedDict, total=False):
     once: str
     """Reason why the entry's calls may not run twice; empty if they may."""
     settles: bool
-    """Whether its callable makes state at its first calls, on which the code depends."""
+    """Whether the code depends on state that the callable creates on its first calls."""
     settings: dict[str, Any]
-    """At level 2: Inductor settings for loading it, if any."""
+    """At level 2: Inductor settings for loading the entry, if any."""
     sha256: str
     """Digest of the library. This key and all keys below exist only at level 3."""
     inputs: list[dict[str, Any]]
@@ -140,7 +140,7 @@ def inputs_of(fn: Callable[..., Any]) -> frozenset[int]:
 
 
 def may_run_again(fn: Callable[..., Any], error: BaseException) -> bool:
-    """Return whether it is safe for other code to answer a call in which an entry raised.
+    """Return whether it is safe for other code to answer a call in which an entry raised an error.
 
     Before a graph runs, the bytecode around it looks up modules and attributes, which might no
     longer exist. Other code can then run the call. An error in the graph itself is the call's

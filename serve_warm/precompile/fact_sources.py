@@ -164,7 +164,7 @@ class Sources:
     def __init__(self) -> None:
         self.by_key: dict[Any, Source] = {}
         self.versions: dict[int, tuple[Any, int]] = {}
-        """Dict and version, by the id of the dict."""
+        """Each dict and its version, by the dict's id."""
         self.is_stale = True
         """Whether sources were added or dropped since they were grouped."""
         self._used: dict[int, list[Source]] = {}

@@ -98,7 +98,7 @@ class Facts:
         return cls(steps=steps, facts=found)
 
     def broken(self, callee: Any) -> str:
-        """Return the first fact that does not hold for `callee`, as text; empty if all hold."""
+        """Return the first fact that does not hold for `callee`, or an empty string if all hold."""
         objects = self.objects(callee)
         for fact in self.facts:
             why = self.why_broken(fact, objects)
@@ -109,7 +109,7 @@ class Facts:
     def why_broken(
         self, fact: tuple[int, str, Any], objects: Sequence[Any] | Mapping[int, Any]
     ) -> str:
-        """Return why a fact does not hold for the objects of its rows; empty if it holds."""
+        """Return why a fact does not hold for its rows' objects, or an empty string if it holds."""
         row, kind, value = fact
         found = objects[row]
         if isinstance(found, Missing):
@@ -163,7 +163,7 @@ class Facts:
         return f"{step}({base})"
 
     def objects(self, callee: Any) -> list[Any]:
-        """Return the object of each row; `Missing` if the row's path leads nowhere."""
+        """Return the object of each row, or `Missing` if the row's path leads nowhere."""
         objects: list[Any] = []
         for start, step, argument in self.steps:
             if step == "root":
@@ -246,7 +246,7 @@ OF_PARTS = ("parts", "input parts", "input parts alone")
 
 
 OF_INPUTS = {"tensor": "input", "parts": "input parts"}
-"""Kinds of facts about the graph's own tensors, by the kind of fact about any tensor."""
+"""Maps a kind of fact about any tensor to the kind for a tensor that is an input of the graph."""
 
 
 UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, RuntimeError)
@@ -259,7 +259,7 @@ class Missing:
     """Marks an object that a path does not reach."""
 
     said: str
-    """The raw text. Most are never shown, but each request may create one."""
+    """The raw text. Most such texts are never shown, but each request may create one."""
 
     @property
     def why(self) -> str:
@@ -465,7 +465,7 @@ def _describe_change(kind: str, now: Any, was: Any) -> str:
     """Return a text that compares a fact's current value with its value at the build."""
     if kind in ("attribute", "own", "contains"):
         name = show_key(now[0])
-        verb = {"attribute": "attribute", "own": "attribute of its own", "contains": "key"}[kind]
+        verb = {"attribute": "attribute", "own": "instance attribute", "contains": "key"}[kind]
         return f"has {verb} {name} now" if now[1] else f"has no {verb} {name} any more"
     if kind == "length":
         return f"is a {now[0]} of {now[1]}, but was a {was[0]} of {was[1]}"

@@ -95,7 +95,7 @@ them, and `conditions_of` covers a tensor's other attributes."""
 VALUES = {
     *("CONSTANT_MATCH", "EQUALS_MATCH", "BOOL_MATCH", "NONE_MATCH"),
     "CONSTANT_SUBCLASS_MATCH",  # 2.13; a NumPy float, for example
-    *("COUNT_ITERATOR_MATCH", "RANGE_ITERATOR_MATCH", "TUPLE_ITERATOR_LEN"),  # its position
+    *("COUNT_ITERATOR_MATCH", "RANGE_ITERATOR_MATCH", "TUPLE_ITERATOR_LEN"),  # positions
     "LIST_REVERSEITERATOR_LEN",  # 2.15
 }
 """Guards on a value that is built into the graph."""
@@ -150,7 +150,7 @@ class _Table:
     """Path of a function by the alias of its globals. Used for globals that belong to no module,
     such as those of a named tuple's methods."""
     looked_up: Mapping[str, LookedUp] = field(default_factory=dict)
-    """Dicts whose items are found by key, by path. Items of other dicts are found by index."""
+    """By path, the dicts whose items are found by key. Items of other dicts are found by index."""
     keys: Sequence[Any] = ()
     """`KEYS` of the current path."""
     steps: list[Step] = field(default_factory=list)
@@ -386,7 +386,7 @@ def _of_result(
     kwargs: Mapping[str, Any],
     result: Any,
 ) -> tuple[int, str, Any]:
-    """Return the fact that a function still returns the same result as at the build."""
+    """Return a fact that requires a function to return the same result as at the build."""
     place, said = _place(fn), literal(result)
     name = name_of(fn)
     if place is None or said is None:
@@ -451,7 +451,7 @@ def _is_of_parts(guard: Guard, whole: Mapping[str, Any]) -> bool:
     return is_tensor and name in whole[path].__tensor_flatten__()[0]
 
 
-# Which objects are one ------------------------------------------------------------------------
+# Which objects are the same -------------------------------------------------------------------
 
 
 def _is_one_of_many(value: Any) -> bool:

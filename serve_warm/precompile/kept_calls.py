@@ -29,7 +29,7 @@ KEPT_BYTES = 64 << 20
 the first request checks its entry."""
 
 IDLE_S = 1.0
-"""Seconds without a call of its entries after which a replica is idle."""
+"""A replica is idle after this many seconds without a call of its entries."""
 
 BUSY_S = 60.0
 """Seconds after which the next request checks an entry whose kept call is still waiting."""

@@ -58,8 +58,8 @@ def device_named(text: str) -> Any:
 
 
 STANDS_FOR = "_serve_warm_stands_for"
-"""Attribute of a serve_warm function that replaces another function. Facts name the replaced
-function, so older artifacts stay valid."""
+"""Attribute of a serve_warm function, holding the function that it replaces. Facts name the
+replaced function, so older artifacts stay valid."""
 
 
 def identity(found: Any) -> str:
@@ -167,7 +167,7 @@ def codes_of(found: Any) -> list[types.CodeType]:
 
 
 def functions_of(found: Any) -> list[types.FunctionType]:
-    """Return a function and the functions that it wraps or closes over, unless `is_own`."""
+    """Return a function and the functions that it wraps or closes over, except `is_own` ones."""
     functions: list[types.FunctionType] = []
     queue: list[Any] = [found]
     seen: set[int] = set()
@@ -207,7 +207,7 @@ def _digest(code: types.CodeType) -> str:
 
 
 def name_of(found: Any) -> str:
-    """Return the module and qualified name of an object; empty if it has none.
+    """Return the module and qualified name of an object, or an empty string if it has none.
 
     >>> name_of(types.SimpleNamespace)
     'types.SimpleNamespace'
@@ -225,7 +225,7 @@ TORCH_LITERALS = ("dtype", "device", "layout", "memory_format")
 
 
 def literal(value: Any) -> str | None:
-    """Return a text that is equal for equal plain values; `None` if the value is not plain."""
+    """Return a text that is equal for equal plain values, or `None` if the value is not plain."""
     kind = type(value)
     text: str | None = None
     if kind in PLAIN:
@@ -269,7 +269,7 @@ def describe_tensor(tensor: Any, *, free: Free = ((), ())) -> str:
 
 
 def source_file(module: str) -> str:
-    """Return the file that a module was loaded from; empty if there is none."""
+    """Return the file that a module was loaded from, or an empty string if there is none."""
     loaded = sys.modules.get(module)
     return str(getattr(loaded, "__file__", "") or "")
 
@@ -289,7 +289,7 @@ def locate(value: Any) -> tuple[str, str] | None:
 
 
 def resolve(module: str, name: str) -> Any:
-    """Return the object with this qualified name; the module itself if the name is empty.
+    """Return the object with this qualified name, or the module itself if the name is empty.
 
     Raises:
         ImportError: the module does not exist.

@@ -35,7 +35,7 @@ class RunningBuild:
         """The entries that it has made."""
         self.make_library = make_library or aoti_build.make
         self.libraries: Literal["made", "begun"] = "made"
-        """If "begun", a call only begins its library, and the next similar call finishes it."""
+        """If "begun", a call only begins its library. If "made", a call makes or finishes it."""
         self.pending: list[PendingEntry] = []
         """Entries whose library is still unfinished."""
         self.tell: Callable[[Literal["trace", "entry", "library"]], None] = lambda _: None

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Orders of the sets that a forward iterates over; these orders differ between processes.
 
-An entry is correct only if its graph does not depend on these orders. So a build traces such a call
-several times, with its sets in different orders, and compares what the graphs compute. Graphs are
-equal if each result has the same expression over the same inputs; the order of independent
-operations does not matter.
+An entry is correct only if its graph does not depend on these orders. So if a call iterates over
+sets, a build traces the call several times, with the sets in different orders, and compares what
+the graphs compute. Graphs are equal if each result has the same expression over the same inputs;
+the order of independent operations does not matter.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class _Backend:
 
 
 CACHES = ("enable_autograd_cache", "force_autograd_cache", "bundled_autograd_cache")
-"""Settings of torch (2.11 to 2.13) with which a backend must return compiled code."""
+"""Settings of torch (2.11 to 2.13) that require a backend to return compiled code."""
 
 
 def read_graph(graph: Any, sources: Sequence[str]) -> tuple[list[str], list[str]]:

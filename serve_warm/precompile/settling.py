@@ -204,7 +204,7 @@ def _attributes(own: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         if type(value) is not dict:
             yield f".{name}", value
             continue
-        # Tables of a module: most are empty, and all parameters and modules count.
+        # A module's dicts: most are empty. Read every parameter, buffer and module.
         for key, item in [*value.items()] if name in TABLES else ():
             yield f".{key}", item
         if value and name not in TABLES:

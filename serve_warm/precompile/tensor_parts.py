@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that contain other tensors, such as quantised weights: their parts and metadata.
+"""Tensors that contain other tensors, such as quantized weights: their parts and metadata.
 
 `__tensor_flatten__` returns the names of such a tensor's parts, and metadata such as a block size,
-a layout, or the function that quantises activations. Compiled code depends on the parts and
+a layout, or the function that quantizes activations. Compiled code depends on the parts and
 metadata, but the dtype and shape of the whole tensor show neither. Seen in torch 2.11 to 2.13:
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/_python_dispatch.py
 """

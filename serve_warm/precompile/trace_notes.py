@@ -297,7 +297,7 @@ compiling some hundred steps takes minutes."""
 
 
 def _limiting_steps(found: Unguarded) -> Replacements:
-    """Refuse recurrent layers on long sequences, because torch repeats the code for each step.
+    """Refuse recurrent layers on a GPU or on long sequences: torch repeats the code for each step.
 
     An LSTM on a CPU is one oneDNN operator. On a GPU, one cuDNN call is much faster than a graph of
     the steps.
@@ -330,7 +330,7 @@ COMPILE_OTHERS = "compile the parts before and after it separately, with serve_w
 
 
 def mark_of(value: Any) -> str:
-    """Return the mark that prevents Dynamo from tracing a function. Empty without a mark.
+    """Return the mark that prevents Dynamo from tracing a function, or an empty string.
 
     The marks are the keys of `guard_facts.OPAQUE`. The names in torch are private, and the same
     from 2.11 to 2.13.

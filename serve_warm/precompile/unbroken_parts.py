@@ -39,7 +39,7 @@ def is_of_trace(failure: NoEntry) -> bool:
 
 
 def advise(callee: Any, function: Callable[..., Any], tensors: Sequence[Any]) -> str:
-    """Return advice on which parts of a module to compile; empty if torch can trace no part.
+    """Return advice on which parts of a module to compile, or an empty string if there are none.
 
     Runs the call once more on copies, eagerly, to see how the module's parts are called.
     """
@@ -48,7 +48,7 @@ def advise(callee: Any, function: Callable[..., Any], tensors: Sequence[Any]) ->
         return ""
     try:
         calls = _calls_of_parts(callee, module, function, tensors)
-    except FAILURES:  # the call itself fails, and will say so
+    except FAILURES:  # the call itself fails, and reports its own error
         return ""
     kinds = _without_inner(module, dict.fromkeys(_find(module, calls)))
     names = sorted({kind.__name__ for kind in kinds})

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Age checks for an artifact: whether this node has used a newer one, and when it will expire."""
+"""Age checks for an artifact: when it will expire, and whether this node has used a newer one."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def check_time(pulled: Pulled, wanted: Wanted, warn: Callable[[str], object]) ->
         warn(f"rollback: {refusal.message}")
     if newest is not None and manifest.created < newest:
         found = (
-            f"the artifact was created {manifest.created}, but this node already loaded a newer "
-            f"artifact, created {newest}, so the newer artifact is no longer in "
+            f"the artifact was created at {manifest.created}, but this node has already loaded a "
+            f"newer artifact, created at {newest}. Either the newer artifact is no longer in "
             f"{redact(pulled.store)}, or it came from another store"
         )
         if wanted.trust.rollback == "refuse":

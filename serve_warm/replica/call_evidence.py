@@ -19,9 +19,9 @@ from serve_warm.replica.input_calls import InputCalls
 from serve_warm.replica.timed_calls import Deadline, Progress
 
 IDLE_S = (0.25, 5.0)
-"""Minimum and maximum idle time, in seconds. While nothing is replayed, only threads that call
-compiled functions on their own make such calls. Between these limits, the idle time is as long as
-the slowest doubtful replay."""
+"""Minimum and maximum idle time, in seconds. Between these limits, the idle time is as long as the
+slowest doubtful replay. Nothing is replayed during the idle time, so all compiled calls then come
+from threads that make such calls independently of replays."""
 
 
 class CallEvidence:
@@ -35,7 +35,7 @@ class CallEvidence:
         deadline: Deadline,
         has_compiled: Callable[[], bool],
     ) -> None:
-        # Called only if no compiled call was made, to find out whether the app has compiled code.
+        # If no compiled call was made, `has_compiled` shows whether the app has compiled code.
         self._calls = calls
         self._progress = progress
         self._deadline = deadline
@@ -90,8 +90,9 @@ class CallEvidence:
         if name in beside:
             return (
                 "makes no compiled call that serve_warm can distinguish from calls of other "
-                "threads: these threads also call compiled functions between replays, or made "
-                "only one call. Call the model with `await self.on_model_thread(self.model, ...)`"
+                "threads: the calling threads also call compiled functions between replays, or "
+                "called none when the input was replayed again. Call the model with "
+                "`await self.on_model_thread(self.model, ...)`"
             )
         if name in self.called_before:
             return (

@@ -57,7 +57,7 @@ class WarmupMixin:
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return the instance with the warm-up hook installed.
 
-        From then on, torch's caches are private, and the configured artifact is being downloaded.
+        From then on, torch's caches are private, and a thread downloads the configured artifact.
         """
         return _put_hook_on(super().__new__, cls, args, kwargs)
 
@@ -203,7 +203,7 @@ class _InitWatch(contextlib.AbstractContextManager[None]):
 
 
 def _note_errors(instance: Any, replica: ServeReplica) -> Callable[..., Any]:
-    """Return an `__init__` for the instance that reports the exceptions of the class's `__init__`.
+    """Return an `__init__` that calls the class's `__init__` and reports any exception from it.
 
     Serve looks up `__init__` on the instance (2.53 to 2.60); `super().__init__` calls bypass this
     `__init__`. An async `__init__` needs an async replacement, because Serve checks whether

@@ -170,7 +170,7 @@ class ServeReplica(ServeCalls):
                 self._config,
                 deployment=self.deployment,
                 trust=self.trust(),
-                # The process group does not exist yet, but usually has the same order of ranks.
+                # The process group does not exist yet, but usually has the gang's order of ranks.
                 rank=None if gang is None else (gang.rank, gang.world_size),
                 timeline=self._timeline,
             )
@@ -334,7 +334,7 @@ class ServeReplica(ServeCalls):
         os._exit(1)
 
     def report(self) -> Report:
-        """Return the report so far; empty if no warm-up has begun."""
+        """Return the report so far, even if no warm-up has begun."""
         if self._warmup is not None:
             return dataclasses.replace(self._warmup.report(), seat=self._seat())
         config = self._config
@@ -402,7 +402,7 @@ class ServeReplica(ServeCalls):
         return trust
 
     def refusal(self, event: CompileEvent) -> BaseException:
-        """Return the error for a request that would compile under `after_ready: forbid`."""
+        """Return the error for a request that would compile although `after_ready` is `forbid`."""
         return CompileForbidden(event)
 
 

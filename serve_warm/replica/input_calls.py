@@ -130,8 +130,8 @@ class InputCalls:
 
     def may_be_left_out(self, error: ReplayFailed) -> bool:
         """Return whether a replay ran out of memory and other inputs can still be replayed."""
-        # With several ranks they cannot, because the other ranks are in the middle of the same
-        # call.
+        # With several ranks, no other input can be replayed, because the other ranks are still in
+        # the middle of this call.
         return self.is_alone and cuda_graphs.ran_out_of_memory(error)
 
     def _leave_out(self, item: Input, why: str) -> None:
@@ -163,7 +163,7 @@ def describe_counts(change: Counts) -> str:
 
 
 def describe_last(seen: Watch) -> str:
-    """Return a text about the last compile and its reason; empty if nothing compiled."""
+    """Return a text about the last compile and its reason, or "" if nothing compiled."""
     events = seen.events()
     if not events:
         return ""

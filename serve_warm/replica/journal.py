@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The journal of a start: the events so far, and observers that are told about each change.
+"""The journal of a start: the events so far, and observers that are called on each change.
 
 Every stage writes its findings to the journal. The report is built only from the journal, and can
 be built at any time and on any thread. Each stage returns the results that a later stage needs.
@@ -56,15 +56,15 @@ LOG_PREFIX = "warmup_"
 """Prefix of serve_warm's log record fields, because other packages also add fields."""
 
 LATE = "late: "
-"""Prefix of the reason of a replica that is degraded because it missed its deadline."""
+"""Prefix of the reason if a replica is degraded because it missed its deadline."""
 
 SIZES_OF_A_GRAPH = 8
-"""Number of sizes of one graph above which torch also warns (2.13:
+"""If one graph has more sizes than this, torch also warns (2.13:
 `cudagraph_dynamic_shape_warn_limit`)."""
 
 
 class Journal:
-    """What is recorded about one start so far. Stages write to it; `report()` reads it."""
+    """The record of one start so far. Stages write to it; `report()` reads it."""
 
     def __init__(
         self, known: Report, config: WarmupConfig, timeline: Timeline | None = None
@@ -99,7 +99,7 @@ class Journal:
         self.traffic_log = TrafficLog()
         """The log of compiles after READY."""
         self.compiled_early = 0
-        """Frames compiled in `__init__`."""
+        """Number of frames compiled in `__init__`."""
         self.started_unix = 0.0
         self.to_proof_s = 0.0
         self.cpu_s = 0.0
@@ -444,9 +444,9 @@ def _many_sizes(events: Iterable[CompileEvent]) -> Iterator[str]:
         if len(of_it) > SIZES_OF_A_GRAPH:
             yield (
                 f"torch captures {function} for {len(of_it)} sizes, and each size costs memory "
-                "and time at every start: pad to fewer sizes (Buckets), or list the sizes that "
-                "need a graph in "
-                "torch._inductor.config.triton.cudagraph_capture_sizes"
+                "and time at every start: pad to fewer sizes (Buckets), or set "
+                "torch._inductor.config.triton.cudagraph_capture_sizes to the sizes that need a "
+                "graph"
             )
 
 
@@ -475,7 +475,7 @@ def _torch_versions() -> dict[str, str]:
 
 
 def torch_version() -> dict[str, str]:
-    """Return torch's version under the key `torch`; empty before torch is imported.
+    """Return torch's version under the key `torch`, or an empty dict if torch is not imported.
 
     This does not read torch's package metadata: to find metadata, Python lists the folders of
     `sys.path`. With such a search, a cold start would wait for the disk before `__init__` begins.

@@ -278,7 +278,7 @@ class Loading:
         """Load an artifact, and return whether its libraries can be used.
 
         `unpacked` is the folder with the `cache` part, if already unpacked. After the deadline,
-        this raises, and the loading thread stops at the next piece.
+        this raises, and the loading thread stops at its next call of `check_wanted`.
         """
         limit_s = max(0.1, min(self._config.pull_deadline_s, deadline.left()))
         key, given_up = pulled.chosen.key, threading.Event()

@@ -67,8 +67,8 @@ async def pack(
                 await new_replay().once()
                 build.libraries = "made"
             await new_replay().once()
-            # Replay again. If an entry matches a call this time, the model returns to the entry's
-            # state, for example after another input has switched an adapter off.
+            # Replay again. If an entry matches a call this time, the model does return to the
+            # entry's state, for example after another input has switched an adapter off.
             say("checking which entries stay valid")
             await new_replay().once()
             build.refuse_pending()

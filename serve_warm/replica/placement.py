@@ -93,13 +93,13 @@ def _place_cache(
         return
     if unpacked is None:
         prefetch.unpack(pulled.raw[CACHE], directory, check_wanted=check_wanted)
-    # The fingerprint matched, so CPU flags, compiler and torch are the same. With only torch's
-    # bytes, kernels are compiled anyway and the benchmark compares with stock torch, so keep the
-    # probe.
+    # The fingerprint matched, so CPU flags, compiler and torch are the same, and the probe is not
+    # needed. An artifact with only torch's bytes does not reach this line, and keeps the probe: its
+    # kernels are compiled anyway, and the benchmark compares such a start with stock torch.
     answers = pulled.chosen.manifest.facts.get(ISA_FACT)
     defer_precompiled_headers()
-    # The probe also runs if another release wrote the facts in another format, or if the compiler
-    # may differ because libraries need no compiler.
+    # The probe also runs if another release wrote the facts in another format, or if the
+    # fingerprint does not name the compiler, because libraries need none.
     compiler_is_the_same = pulled.chosen.manifest.fingerprint.machine.get("compiler") != NOT_NEEDED
     if isinstance(answers, dict) and compiler_is_the_same:
         isa_checks().give({str(k): bool(v) for k, v in answers.items()})

@@ -135,7 +135,7 @@ class Wanted:
 
 @record(frozen=True, kw_only=True)
 class Taken:
-    """An artifact pulled before the app was known. Either use the artifact or call `discard`."""
+    """An artifact pulled during `__init__`. Either use the artifact or call `discard`."""
 
     wanted: Wanted
     store: Store
@@ -145,7 +145,7 @@ class Taken:
     """Private folder with the unpacked part `cache`, not in use yet; None if not unpacked."""
     unpack_s: float
     waited_s: float = 0.0
-    """How many seconds a start waited for the artifact; 0 if the artifact was ready before."""
+    """How many seconds a start waited for the artifact; 0 if it did not need to wait."""
 
     @property
     def early(self) -> float:
@@ -214,7 +214,7 @@ class Prefetch:
         ).start()
 
     def init_ended(self) -> None:
-        """Tell the work that the user's `__init__` has ended, so that it no longer waits."""
+        """Record that the user's `__init__` has ended, so that background work no longer waits."""
         self._ended_at = time.perf_counter()
         self._init_ended.set()
 
@@ -298,15 +298,16 @@ class Prefetch:
         """Whether torch is imported, and Dynamo is needed to compile or to load something."""
         if "torch" not in sys.modules:
             return False
-        # torch.compile imports Dynamo. An app without torch.compile and serve_warm.compile pays
-        # nothing.
+        # torch.compile imports Dynamo. An app that uses neither torch.compile nor
+        # serve_warm.compile pays nothing.
         compiles = is_imported() or (SESSION.has_callables() and not SESSION.has_libraries_only())
         return self._found == "levels 1 and 2" or compiles
 
     def _begin_pull(self, turns: Turns) -> None:
         store = None
         try:
-            # Import a store's package in turns with user code, like torch's compiler.
+            # Imports of a store's package take turns with user code, as imports of torch's
+            # compiler do.
             with turns.alone(lambda: True, given_up=self._init_ended, quiet_s=0.0) as mine:
                 if mine:
                     store = open_store(str(self._config.artifact))
@@ -379,8 +380,8 @@ class Prefetch:
         began = time.perf_counter()
         directory = None
         if CACHE in pulled.raw:
-            # Use another directory than torch's current one, because code that user code compiles
-            # now must not get into the new directory.
+            # Do not use torch's current directory: what the app compiles now must not be mixed with
+            # the artifact's files.
             new = private_directory()
             try:
                 unpack(pulled.raw[CACHE], new, check_wanted=self._check_wanted)

@@ -46,7 +46,7 @@ REMOTE_CACHES = (
     "TORCHINDUCTOR_BUNDLED_AUTOTUNE_REMOTE_CACHE",
     "TORCH_DYNAMO_AUTOMATIC_DYNAMIC_REMOTE_PGO",
 )
-"""Variables that make torch unpickle data from remote caches (torch 2.13, its config)."""
+"""Variables that make torch unpickle data from remote caches (names from torch 2.13's config)."""
 
 
 CompilesWith = Literal["torch", "libraries", "nothing"]
@@ -65,7 +65,7 @@ class Prepared:
     """The fingerprint to compare; None if no store is configured and torch is not imported."""
     compiles_with: CompilesWith = "nothing"
     compiled_early: int = 0
-    """Frames compiled in `__init__`."""
+    """Number of frames compiled in `__init__`."""
 
 
 class Preparation:

@@ -100,7 +100,7 @@ class Readahead:
             try:
                 absolute = Path(pattern).expanduser()
                 found = sorted(Path("/").glob(str(absolute.relative_to("/"))))
-            except (OSError, RuntimeError):  # a lost folder, or a user without a home
+            except (OSError, RuntimeError):  # a folder that vanished, or a user without a home
                 found = []
             if not found:
                 absent.append(pattern)
@@ -109,8 +109,11 @@ class Readahead:
 
 
 def _ask_for(ask: Ask, path: Path, most: int | None) -> int:
-    """Ask the kernel to read up to `most` bytes of a file; return how many. Raises OSError."""
-    # A pipe with such a name must not block.
+    """Ask the kernel to read up to `most` bytes of a file.
+
+    Returns the number of requested bytes. Raises OSError.
+    """
+    # If the path is a pipe, opening it must not block.
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         status = os.fstat(file)

@@ -136,7 +136,7 @@ def _set_threads(early: EarlyImports, environ: Mapping[str, str]) -> str:
 
 
 def _has_openblas() -> bool:
-    """Return whether OpenBLAS (as in numpy's wheels) is loaded: torch cannot set its threads."""
+    """Return whether OpenBLAS (as in numpy's wheels), whose threads torch cannot set, is loaded."""
     return "openblas" in Path("/proc/self/maps").read_text()
 
 

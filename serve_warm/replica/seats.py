@@ -219,7 +219,8 @@ def imports_of_seat(settings: Seats, loaded: Iterable[str]) -> tuple[str, ...]:
         wanted.append("torch")
     # Ray imports this module when a worker becomes a replica (2.53 to 2.60).
     wanted += [name for name in ("ray.serve._private.replica",) if name in names]
-    # A library of the app may import only Dynamo, as transformers does. Then nothing compiles.
+    # A package that the app uses may import only Dynamo, as transformers does. Then nothing
+    # compiles.
     wanted += [name for name in ("torch._dynamo", "torch._inductor.compile_fx") if name in names]
     wanted += sorted(name for name in names if name.startswith("serve_warm."))
     return tuple(dict.fromkeys(wanted))

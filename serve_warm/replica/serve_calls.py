@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Calls on the user's object, made in the same way as by Ray Serve: methods, routes, generators.
+"""Calls on the user's object, made as Ray Serve makes them: methods, routes, generators.
 
 This module uses these private Ray Serve names, each seen in 2.60 and checked by the tests:
 `ASGIAppReplicaWrapper` (whether a class is an ASGI app), `_serve_request_context` (the multiplexed
@@ -204,7 +204,7 @@ class ServeCalls:
             declared,
             function=event.function,
             signature=event.signature,
-            # 2.53 to 2.60; empty if called by a handle
+            # 2.53 to 2.60; empty if the request came through a handle
             route=request.route if request.is_http_request else "",
             largest=self.largest_batch(),
         )

@@ -30,8 +30,8 @@ class SignalsSeen(AbstractContextManager["SignalsSeen"]):
     def __init__(self) -> None:
         self.any = False
         self._before: dict[signal.Signals, tuple[Handler, Handler]] = {}
-        """By signal, the installed handler, and the previous handler, which the installed handler
-        calls."""
+        """For each signal, the installed handler and the previous handler, which the installed
+        handler calls."""
 
     def __enter__(self) -> SignalsSeen:  # noqa: PYI034 - Self is not in Python 3.10
         if threading.current_thread() is threading.main_thread():

@@ -60,7 +60,7 @@ class Replica(Protocol):
         """Return the `Input(...)` that would have prevented a compile in the current request."""
 
     def refusal(self, event: CompileEvent) -> BaseException:
-        """Return the error for a request that would compile under `after_ready: forbid`."""
+        """Return the error for a request that would compile although `after_ready` is `forbid`."""
 
 
 class CompileCaches:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The timeline of a start: when each part begins and ends, measured by one clock.
 
-The clock is CLOCK_BOOTTIME, which all processes on a machine share. /proc uses the same clock,
-which gives the times of parts that began before any code of this package ran. The node's metrics
+The clock is CLOCK_BOOTTIME, which all processes on a machine share. /proc uses the same clock, so
+it also gives the times of parts that began before any code of this package ran. The node's metrics
 server also uses this clock to compute current values.
 """
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The times that replays wait for replicas of other deployments, recorded as spans of a start.
+"""The times during which replays wait for replicas of other deployments, as spans of a start.
 
 A replay that calls another deployment waits until that deployment has a replica. The warm-up of
 that replica might not be done yet. Without these spans, the wait would look like a slow replay.
@@ -15,7 +15,7 @@ from serve_warm.node import boot_s
 from serve_warm.replica.timeline import Timeline
 
 LOOK_S = 0.05
-"""Seconds between two checks for a wait during a replay that may wait."""
+"""During a replay, seconds between two checks of whether the replay is waiting."""
 
 
 class Waits:
@@ -40,8 +40,8 @@ class Waits:
         self._changed = changed
         self._began_boot_s = 0.0
         self._missed: dict[str, None] = {}
-        """Names of the deployments in the current wait, in the order in which the wait noticed
-        them."""
+        """Names of the deployments that the current wait is for, in the order of their first
+        appearance."""
 
     def look(self) -> None:
         """Begin or end a wait, depending on which deployments now have no replica."""

@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 
 class Warmup:
-    """One start of one replica: call `prove()` once, then `become_ready()` when it can serve.
+    """One start of one replica: call `prove()` once, then `become_ready()` when traffic may begin.
 
     It is safe to call `report()` at any time and on any thread.
     """
@@ -117,7 +117,7 @@ class Warmup:
         await self.prove()
         report = self.become_ready()
         if self.checks is not None:
-            self.checks.kept.drop()  # outside Serve, idle traffic is not noticed
+            self.checks.kept.drop()  # outside Serve, nothing notices when the replica is idle
         return report
 
     @property
@@ -352,7 +352,7 @@ class Proof:
             await self.replay_and_prove(prepared, deadline)
 
     async def blame_artifact(self, failed: ReplayFailed, loaded: Loaded) -> ArtifactRefused | None:
-        """Return why the artifact is refused if code from it raised but eager execution does not.
+        """Return the artifact's refusal if its code raised an error that eager code does not raise.
 
         Returns None if memory ran out. Returns None if eager execution also raises, because then
         the input is wrong. Also returns None with several ranks, because the other ranks are in the

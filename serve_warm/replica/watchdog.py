@@ -21,15 +21,15 @@ from serve_warm.errors import WarmupTimeout
 POLL_S = 0.1
 
 GRACE_S = 0.4
-"""Seconds after the deadline without a run of the loop, after which the loop counts as blocked. A
+"""If the loop does not run for this many seconds after the deadline, it counts as blocked. A
 running loop notices the deadline earlier, and ends the start itself."""
 
 
 class Watchdog:
     """Checks deadlines every `POLL_S` seconds, from the watchdog's creation until `stop()`.
 
-    Create it on the thread of the event loop to watch. The watchdog calls these functions on its
-    own thread:
+    Create the watchdog on the thread of the watched event loop. The watchdog calls these functions
+    on its own thread:
 
     `overdue` returns the error for late work, or None.
     `late` is called once, as soon as some work is overdue.

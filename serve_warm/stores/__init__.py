@@ -129,7 +129,7 @@ def open_store(uri: str) -> Store:
         ./artifacts   /srv/artifacts   file:///srv/artifacts     a folder
         s3://bucket/prefix   gs://bucket/prefix   az://container/prefix
         hf://owner/repo@revision/prefix                          a model repository on the Hub
-        x://…                    the entry point `x` of an installed package, in `serve_warm.stores`
+        x://…                    the entry point `x` in the group `serve_warm.stores`
 
     A relative path is resolved against the current working directory. `~` is not expanded: `$HOME`
     can differ between a shell and a replica.

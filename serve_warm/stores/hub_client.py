@@ -107,7 +107,7 @@ def ask_json(pulse: Pulse, method: str, url: str, **sent: Any) -> tuple[Any, str
     has further arguments for the session's request.
 
     Raises:
-        OverlongError: the answer is longer, or compressed.
+        OverlongError: the answer is too long or compressed, or there are too many redirects.
         HfHubHTTPError: the Hub answered with an error status, such as not found.
     """
     import huggingface_hub.utils

@@ -65,8 +65,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ONE_GET_BYTES = 32 << 20
-"""Largest object in bytes to download with one GET: for it, ranges would cost more round trips than
-they save."""
+"""Size in bytes of the largest object that is downloaded with one GET. For smaller objects, ranges
+would cost more time in round trips than they save."""
 
 PART_BYTES = 8 << 20
 """Size in bytes of one ranged GET of a larger object. One S3 connection needs about 0.1 s for this
@@ -79,8 +79,8 @@ PARTS_AT_ONCE = 8
 whole parts."""
 
 ONE_PUT_BYTES = 64 << 20
-"""Largest object in bytes to upload with one PUT, which can be conditional. Larger objects use a
-multipart upload."""
+"""Size in bytes of the largest object that is uploaded with one PUT, which can be conditional.
+Larger objects use a multipart upload."""
 
 UPLOAD_PART_BYTES = 16 << 20
 """Size in bytes of one part of an upload. S3 accepts at most 10 000 parts, so this allows 160
@@ -210,7 +210,7 @@ class ObjectStore:
         return data
 
     def download(self, found: Object, sink: Sink) -> None:
-        """Pass an object to `sink`: with one GET if at most `ONE_GET_BYTES`, else with ranged GETs.
+        """Pass an object to `sink`, with one GET up to `ONE_GET_BYTES`, or else with ranged GETs.
 
         `PARTS_AT_ONCE` threads read the ranges. All these threads have ended when this method
         returns. If a thread fails or `sink` raises, each other thread ends at its next piece or
@@ -343,7 +343,7 @@ class ObjectStore:
         for attempt in range(CONFLICT_TRIES):
             if (written := self._ask("write", key, ask)) is not None:
                 return written
-            # 409 means that the other writer's PUT is undecided, so that PUT may still fail.
+            # 409 means that the other writer's PUT is undecided, and may still fail.
             if self._find(key):
                 return ""
             time.sleep(0.1 * 2**attempt)
@@ -514,8 +514,8 @@ class _Failure(AbstractContextManager["_Failure"]):
 
     This is not an `except` block for two reasons. First, an error raised in an `except` block keeps
     the original error as its context, and error trackers show the original text. Second, a panic in
-    obstore's native code does not raise an `Exception`, and no module exports the class of what is
-    raised. A line break after an access key can cause such a panic.
+    obstore's native code raises a `BaseException` that is not an `Exception`, and no module exports
+    its class. For example, a line break after an access key can cause a panic.
     """
 
     error: BaseException

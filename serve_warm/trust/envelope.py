@@ -5,7 +5,7 @@
 A statement describes an artifact. A statement is stored in an envelope, whose signatures cover the
 exact bytes of the statement (https://github.com/secure-systems-lab/dsse). The statement and the
 envelope can come from an attacker. So bytes that two parsers could read differently are refused,
-such as a repeated name or loose base64.
+such as JSON with a repeated name, or base64 with invalid characters.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Signature:
 
 @record(frozen=True, kw_only=True)
 class Envelope:
-    """A parsed DSSE envelope. Do not believe the content before `verify` accepts it."""
+    """A parsed DSSE envelope. Do not trust the content before `verify` accepts it."""
 
     payload: bytes
     signatures: tuple[Signature, ...]
@@ -163,7 +163,7 @@ def wrap_unsigned(payload: bytes) -> bytes:
 
 
 def add_signatures(envelope: bytes, *keys: Ed25519PrivateKey) -> bytes:
-    """Return the envelope with signatures made with `keys` added, for key rotation.
+    """Return the envelope with additional signatures by `keys`, for key rotation.
 
     Keeps the payload and all existing signatures, even invalid signatures, and removes duplicates.
     A key that has already signed does not sign again. This function checks nothing. Verify the

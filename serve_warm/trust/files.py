@@ -6,11 +6,11 @@ The trust files are `/etc/serve_warm/trust.toml` and `~/.config/serve_warm/trust
 home folder in the password database, never `$HOME`, because control over environment variables must
 not be enough to add a key.
 
-    pinned = ["sha256:9f2c..."]         # optional: statements believed without a trusted key
+    pinned = ["sha256:9f2c..."]         # optional: statements that need no trusted key
     denied = ["sha256:41aa..."]         # optional: statements or parts refused in any case
     max_age_days = 90                   # optional: older artifacts are refused; default 365
-    rollback = "refuse"                 # optional: refuse artifacts older than this node's last
-    require = {builder = "https://github.com/acme/*", source = "*"}    # optional: signed facts
+    rollback = "refuse"                 # optional: refuse artifacts older than one used before
+    require = {builder = "https://github.com/acme/*", source = "*"}    # optional: facts to match
 
     [[keys]]
     name = "ci"
@@ -22,7 +22,7 @@ not be enough to add a key.
     name = "release"
     file = "release.pem"                # relative to this file
 
-    [[unsigned_ok]]                     # optional: everything in exactly this store is believed
+    [[unsigned_ok]]                     # optional: everything in exactly this store is trusted
     store = "file:///home/me/artifacts"
     reason = "my own experiments"
 

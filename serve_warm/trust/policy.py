@@ -4,11 +4,11 @@
 
 A compile-cache artifact is a program: torch unpickles the artifact, executes its sources and loads
 its libraries. The content does not show whether an artifact is harmful, so serve_warm only checks
-who made the bytes. A statement is believed in three cases: it is signed with a trusted Ed25519 key;
+who made the bytes. A statement is trusted in three cases: it is signed with a trusted Ed25519 key;
 its exact digest is pinned; or its store is named in `unsigned_ok`. The last case logs a warning.
-Without any configuration, no artifact is believed. A key can be limited to some deployments and
+Without any configuration, no artifact is trusted. A key can be limited to some deployments and
 stores. A deny-list, an age limit, required facts and the refusal of rollbacks also apply to
-believed artifacts. No setting overrides these limits.
+trusted artifacts. No setting overrides these limits.
 
 `serve_warm.trust.files` reads the same settings from files, and `serve_warm.trust.verify` applies
 policies. In code, combine policies with `|`:
@@ -48,7 +48,7 @@ _HUB_COMMIT = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+@[0-9a-f]{40}")
 
 @record(frozen=True, kw_only=True)
 class UnsignedOk:
-    """A store whose artifacts are all believed, regardless of who wrote them."""
+    """A store whose artifacts are all trusted, regardless of who wrote them."""
 
     store: str
     """The exact address of the store, as the store reports it; for the Hub with the full commit."""
@@ -71,18 +71,18 @@ class UnsignedOk:
 class Trust:
     """A trust policy. An empty policy refuses every artifact.
 
-    `|` combines two policies. The combined policy believes, denies and requires everything that
-    either policy believes, denies or requires. The stricter age limit applies.
+    `|` combines two policies. The combined policy trusts, denies and requires everything that
+    either policy trusts, denies or requires. The stricter age limit applies.
     """
 
     keys: tuple[TrustedKey, ...] = ()
     """Trusted keys. One valid signature by any of these keys is enough."""
     pinned: frozenset[str] = frozenset()
-    """Hex sha256 of statements (the payload of the envelope) that are believed unsigned."""
+    """Hex sha256 of statements (the payload of the envelope) that are trusted even if unsigned."""
     denied: frozenset[str] = frozenset()
     """Hex sha256 of statements, or of parts as stored, that are always refused."""
     max_age_s: float | None = None
-    """Maximum age in seconds of a believed artifact, even if the artifact is pinned. None means
+    """Maximum age in seconds of a trusted artifact, even if the artifact is pinned. None means
     `DEFAULT_MAX_AGE_S`."""
     max_age_set_by: str = field(default="max_age_s in code", compare=False)
     """The setting and file that the age limit comes from, for error messages."""
@@ -90,7 +90,7 @@ class Trust:
     require: frozenset[tuple[str, str]] = frozenset()
     """Names of `FACTS`, each with a pattern that the artifact's fact must match."""
     rollback: Literal["warn", "refuse"] = "warn"
-    """Action if an artifact is older than another that this node has used."""
+    """Action if an artifact is older than one that this node has already used."""
 
     def __post_init__(self) -> None:
         for label, digests in (("pinned", self.pinned), ("denied", self.denied)):
@@ -114,7 +114,7 @@ class Trust:
     def limits(self) -> Trust:
         """A policy that has only this policy's restrictions, such as the deny-list.
 
-        The new policy believes nothing.
+        The new policy trusts nothing.
         """
         return Trust(
             denied=self.denied,
@@ -126,7 +126,7 @@ class Trust:
 
     @property
     def age_limit_s(self) -> float:
-        """Maximum age in seconds of a believed artifact, with the default applied."""
+        """Maximum age in seconds of a trusted artifact, with the default applied."""
         return DEFAULT_MAX_AGE_S if self.max_age_s is None else self.max_age_s
 
     def __or__(self, other: Trust) -> Trust:
@@ -187,7 +187,7 @@ def signed_by(
     max_age_s: float | None = None,
     denied: Iterable[str] = (),
 ) -> Trust:
-    """Return a policy that believes artifacts signed by any of `keys`.
+    """Return a policy that trusts artifacts signed by any of `keys`.
 
     Each key is a `TrustedKey` or a PEM public key. PEM keys are trusted only for the given
     `deployments` and `stores`, or for everything if none are given. In these names and addresses,
@@ -219,7 +219,7 @@ def _find_by_id(pem: str) -> TrustedKey:
 
 @public
 def pinned(*digests: str) -> Trust:
-    """Return a policy that believes only these statements, given as `sha256:<64 hex digits>`.
+    """Return a policy that trusts only these statements, given as `sha256:<64 hex digits>`.
 
     Raises:
         ConfigError: no digest is given, or a digest is invalid.
@@ -231,7 +231,7 @@ def pinned(*digests: str) -> Trust:
 
 @public
 def unsigned_ok(*stores: str, reason: str) -> Trust:
-    """Return a policy that believes everything in exactly these stores, for laptops and tests.
+    """Return a policy that trusts everything in exactly these stores, for laptops and tests.
 
     Anyone who can write to such a store can run code on this machine. Each use logs a warning with
     `reason`.

@@ -3,7 +3,7 @@
 """Verification of envelopes: signatures and digests are checked against a trust policy.
 
 Verification has two steps, because the second step needs the verified payload. `verify` returns the
-payload and why parsing the payload is allowed. `check_age_and_denied` then refuses payloads that
+payload and the reason why it may be parsed. `check_age_and_denied` then refuses payloads that
 are denied, too old or dated in the future. `serve_warm.artifact.statements.Believed` is an artifact
 that passed both steps.
 """
@@ -143,7 +143,7 @@ def check_age_and_denied(
     Digests are the hex sha256 of the payload, and of each part as stored. `created` is the
     payload's creation time, in ISO 8601 with a time zone. `now_unix` is in seconds since the epoch;
     None means this machine's clock. A creation time more than a day in the future is always
-    refused, because such an artifact would remain the newest for too long.
+    refused, because otherwise the artifact would remain the newest for too long.
 
     Raises:
         ArtifactRefused: `denied`, `expired` (too old, or from the future), or `bad_statement`
@@ -209,7 +209,7 @@ def _age_s(created: str, now_unix: float) -> float:
 def describe_end(trust: Trust, *, created: str) -> str:
     """Return a warning that an artifact will soon be too old; empty before 90 % of the age limit.
 
-    With the warning, the artifact can be rebuilt before it is refused and starts become cold.
+    The warning leaves time to rebuild the artifact before it is refused and starts become cold.
     """
     age_s, limit_s = _age_s(created, time.time()), trust.age_limit_s
     if age_s < 0.9 * limit_s:
@@ -243,5 +243,7 @@ def check_required(trust: Trust, said: Mapping[str, Any]) -> None:
 
 def _show(key_ids: Iterable[str]) -> str:
     # The envelope is untrusted, so print only strings that can be key ids.
-    shown = sorted(text[:16] if _KEY_ID.fullmatch(text) else "a key without id" for text in key_ids)
+    shown = sorted(
+        text[:16] if _KEY_ID.fullmatch(text) else "a key without an id" for text in key_ids
+    )
     return ", ".join(shown)

@@ -980,11 +980,17 @@ MALFORMED = {
         "expected 8 more bytes, but only 1 are left",
     ),
     "section_twice": (container(ENTRIES, ENTRIES), "two sections"),
-    "section_name": (container(("../x", [])), "a section called '../x'"),
+    "section_name": (container(("../x", [])), "a section has the forbidden name '../x'"),
     "absolute_key": (container(("autotune", [("/etc/cron.d/x", b"")])), "'/etc/cron.d/x'"),
-    "key_outside": (container(("autotune", [("../x.txt", b"")])), "an entry called '../x.txt'"),
-    "key_outside_deep": (container(("autotune", [("a/../../x", b"")])), "an entry called"),
-    "nul_in_key": (container(("autotune", [("a\0b", b"")])), "an entry called"),
+    "key_outside": (
+        container(("autotune", [("../x.txt", b"")])),
+        "an entry has the forbidden name '../x.txt'",
+    ),
+    "key_outside_deep": (
+        container(("autotune", [("a/../../x", b"")])),
+        "an entry has the forbidden name",
+    ),
+    "nul_in_key": (container(("autotune", [("a\0b", b"")])), "an entry has the forbidden name"),
     "key_no_base64": (
         container(("pgo", [("abc", b"")])).replace(b"YWJj", b"****"),
         "checksum",

@@ -353,7 +353,7 @@ def test_an_application_that_does_not_warm_up_is_refused(tmp_path, monkeypatch):
     error = refusal("plain_application:app")
 
     assert error.message == "plain_application:app: 0 deployments use WarmupMixin: []"
-    assert error.hint == "add WarmupMixin to its bases"
+    assert error.hint == "add WarmupMixin to the bases of the deployment's class"
 
 
 @pytest.mark.parametrize("cpu", [None, "native"])

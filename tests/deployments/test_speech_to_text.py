@@ -418,15 +418,15 @@ def save_pretrained(folder: Any) -> None:
             bytes(4),
             "format=int8",
             400,
-            "format cannot be served: Input should be 'int16' or 'float32'.",
+            "format is not valid: Input should be 'int16' or 'float32'.",
         ),
         (
             bytes(4),
             "max_new_tokens=0",
             400,
-            "max_new_tokens cannot be served: Input should be greater than or equal to 1.",
+            "max_new_tokens is not valid: Input should be greater than or equal to 1.",
         ),
-        (bytes(4), "rate=8000", 400, "rate cannot be served: Extra inputs are not permitted."),
+        (bytes(4), "rate=8000", 400, "rate is not valid: Extra inputs are not permitted."),
     ],
     ids=[
         *("empty", "odd", "inside a float", "no number", "WAV", "too long", "long chunk"),

@@ -111,7 +111,7 @@ def test_a_bad_request_is_answered_and_changes_nothing(started):
 
     assert wrong.status_code == 400
     assert wrong.text == (
-        'This is no request for an image, such as {"label": 207}: '
+        'This is not a request for an image, such as {"label": 207}: '
         "label: Input should be less than 1000\n"
     )
     assert pixels(started, label=999).shape == (16, 16, 3)

@@ -83,8 +83,8 @@ def test_both_sinks_say_the_same(
         titles = [p["title"] for p in drawn(BOARD) if "${sink}" in str(p["targets"])]
         left_out = {
             *("Compiles, captures and tuning after ready", "Calls without an entry"),
-            "Entries against eager",
-            "Time of captures and autotuning after ready",
+            "Entries compared with eager execution",
+            "Time spent on captures and autotuning after ready",
         }
 
         def show(sink: str) -> dict[str, list[Any]]:

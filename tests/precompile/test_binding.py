@@ -60,7 +60,10 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "tied": (lambda m: setattr(m.linear, "bias", m.linear.weight), "[4, 4]"),
     "other class": (lambda m: setattr(m, "linear", Twice(m.linear)), "Twice"),
-    "own forward": (lambda m: setattr(m, "forward", lambda *a: m.linear(a[0])), "of its own"),
+    "own forward": (
+        lambda m: setattr(m, "forward", lambda *a: m.linear(a[0])),
+        "instance attribute",
+    ),
     "hook": (lambda m: m.register_forward_hook(lambda m, a, out: out * 2), "1 hooks"),
     "flag": (lambda m: setattr(m, "flag", True), "flag"),
     "config": (lambda m: setattr(m.config, "scale", 3.0), "config.scale is float 3.0, but was"),

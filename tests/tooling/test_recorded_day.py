@@ -121,7 +121,7 @@ PANELS: dict[str, list[Values]] = {
     "Artifact age": [{"Ranker": 46 * DAY_S}],
     "Artifacts in use": [{"2026-02-28/Ranker/s3/147378e2d3f5": 1.0}],
     "Versions": [{"2.60.0/2.13.0/0.5.0": 4.0}],
-    "Downloaded by each start": [
+    "Artifact bytes downloaded by each start": [
         {"a1": 50e6, "a2": 50e6, "a3": 0.0, "b1": 0.0, "b2": 50e6, "b3": 0.0}
     ],
     "Lookups in torch's caches during warm-up": [{"aot/hit": 4.0, "fx/hit": 6.0, "fx/miss": 6.0}],
@@ -134,11 +134,11 @@ PANELS: dict[str, list[Values]] = {
         {"Ranker": 0.0, "Embedder": 3.0},
         NOTHING_COUNTED,
     ],
-    "Queue waiting behind warm-up": [
+    "Waiting requests and starting replicas": [
         {"Ranker": 0.0, "Embedder": 7.0, "Batch": 0.0},
         {"Ranker": 0.0, "Embedder": 1.0},
     ],
-    "Entries against eager": [{"same": 12.0, "different": 0.0}, NOTHING_COUNTED],
+    "Entries compared with eager execution": [{"same": 12.0, "different": 0.0}, NOTHING_COUNTED],
     "Calls without an entry": [{"Ranker": 0.0, "Embedder": 9.0}],
     "Ray's own start-up histograms, 95th percentile": [RAY_P95, RAY_P95],
     "Ready nodes (node server only)": [{"": 1.0}, {"": 1.0}, {"": 0.0}],
@@ -166,11 +166,11 @@ PANELS: dict[str, list[Values]] = {
         {"a1": 0.0, "a2": 0.0, "a3": 12.0, "b1": 12.0, "b2": 0.0, "b3": 12.0},
         {"a1": 0.0, "a2": 0.0, "a3": 3.0, "b1": 3.0, "b2": 0.0, "b3": 3.0},
     ],
-    "Time of captures and autotuning in warm-up": [
+    "Time spent on captures and autotuning in warm-up": [
         {"a1": 1.5, "a2": 1.5, "a3": 1.5, "b1": 1.5, "b2": 0.5, "b3": 0.5},
         {"a1": 0.0, "a2": 0.0, "a3": 7.5, "b1": 7.5, "b2": 0.0, "b3": 7.5},
     ],
-    "Time of captures and autotuning after ready": [
+    "Time spent on captures and autotuning after ready": [
         {"Ranker": 0.5, "Embedder": 1.5},
         {"Ranker": 0.5, "Embedder": 1.5},
     ],
@@ -217,7 +217,7 @@ BY_RAY: dict[str, list[Values]] = {
         {"Embedder": 3.0},
         {},
     ],
-    "Entries against eager": [{"same": 4.0}, {}],
+    "Entries compared with eager execution": [{"same": 4.0}, {}],
     "Calls without an entry": [{"Embedder": 9.0}],
     # Ray has the zeros that a node server leaves out.
     "Kinds of calls by level": [
@@ -293,7 +293,7 @@ def test_seats_that_no_start_can_use_look_bad(recorded: Prometheus) -> None:
         "unavailable": color("red"),
     }
     assert none.lines == []
-    assert "no such start: no seats are configured" in none.body(240, 100)
+    assert "no problem has been counted, or no seats are configured" in none.body(240, 100)
 
 
 def test_no_data_looks_neither_good_nor_bad(recorded: Prometheus) -> None:
@@ -350,7 +350,9 @@ ZEROS = {
 def test_where_all_replicas_have_ended_numbers_are_zero(ended: Prometheus) -> None:
     """The node server still exports zeros. Without a configured artifact, no share exists."""
     assert tiles(ended, ALL_ENDED) == ZEROS
-    assert tiles(ended, ALL_ENDED, Deployment="Plain") == ZEROS | {"Cold share": "none configured"}
+    assert tiles(ended, ALL_ENDED, Deployment="Plain") == ZEROS | {
+        "Cold share": "no artifact configured"
+    }
 
 
 def test_where_nobody_exports_numbers_say_no_data(ended: Prometheus) -> None:
@@ -360,7 +362,7 @@ def test_where_nobody_exports_numbers_say_no_data(ended: Prometheus) -> None:
     assert found.pop("Objective met, 28 days") == "100 %"
     assert set(found.values()) == {"not exported"}
     assert tiles(ended, GONE, Namespace="nothing") == dict.fromkeys(ZEROS, "not exported") | {
-        "Objective met, 28 days": "no starts or rules"
+        "Objective met, 28 days": "no starts, or no rules"
     }
 
 
@@ -379,7 +381,7 @@ def test_an_exporter_that_went_just_now_is_missed(ended: Prometheus) -> None:
 
 def test_lines_go_on_at_zero_where_all_replicas_have_ended(ended: Prometheus) -> None:
     """Starting replicas of a deployment too."""
-    (_, starting) = queries("Queue waiting behind warm-up")
+    (_, starting) = queries("Waiting requests and starting replicas")
 
     assert len(ended.ask(substituted(starting), DAY.start_s + 60 * ALL_ENDED)) == 2
     assert ended.ask(substituted(starting), DAY.start_s + 60 * GONE) == []

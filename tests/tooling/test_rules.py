@@ -858,7 +858,7 @@ TEXTS = {
     "ServeWarmStartNearDeadline": (
         "near-the-deadline",
         10,
-        "shop#Gone has been starting for 100% of deadline_s",
+        "A replica of shop#Gone has been starting for 100% of deadline_s",
         (
             "The percentage includes the time in __init__, but deadline_s covers only the time "
             "from the end of __init__ to READY. After deadline_s, the start fails. If on_deadline "
@@ -870,9 +870,9 @@ TEXTS = {
         32,
         "shop#Tunes captures CUDA graphs, or builds or tunes kernels, while serving requests",
         (
-            "In the last 10 minutes, replicas captured CUDA graphs, or built or tuned Triton "
-            "kernels, after they were proven warm, and requests waited. The deployment compiled "
-            "nothing in the last hour."
+            "In the last 10 minutes, replicas that were proven warm captured CUDA graphs, or "
+            "built or tuned Triton kernels, and requests waited. The deployment compiled nothing "
+            "in the last hour."
         ),
     ),
     "ServeWarmStartsFailed": (
@@ -896,11 +896,11 @@ TEXTS = {
     "ServeWarmStartBudgetBurnsFast": (
         "burns-fast",
         8,
-        "shop#Ranker: 40% of starts in 6 h were too slow or failed",
+        "shop#Ranker: in the last 6 hours, 40% of starts were too slow or failed",
         (
             "Both this share and the share over the last 30 minutes are more than 6 times as "
-            "large as the objective allows. Objective: at least 0.95 of all starts must be READY "
-            "within 60 s of the replica's creation."
+            "large as the objective allows. Objective: at least 0.95 of all starts must reach "
+            "READY within 60 s of the replica's creation."
         ),
     ),
     "ServeWarmSeatsUnusable": (
@@ -909,8 +909,8 @@ TEXTS = {
         "shop#Alone starts without its configured seats: unavailable",
         (
             "1 replica(s) started without a seat, or cannot keep a seat for the next start. The "
-            "number includes starts in progress, starts that ended in the last hour, and live "
-            "replicas."
+            "number includes starts in progress and starts that ended in the last hour. For the "
+            "reason unavailable, it includes all live replicas with this reason."
         ),
     ),
     "ServeWarmNodeServerDown": (

@@ -1,7 +1,7 @@
 {{- /* SPDX-FileCopyrightText: 2026 the serve_warm authors
        SPDX-License-Identifier: Apache-2.0 */ -}}
 
-{{- /* The deployments that a build can be for, as YAML: those that warm up and match build.application and build.deployment. */ -}}
+{{- /* The deployments that can be built, as YAML: they warm up, and match build.application and build.deployment. */ -}}
 {{- define "serve-warm.buildDeployments" -}}
 {{- $build := .Values.build -}}
 {{- $found := list -}}
@@ -46,7 +46,7 @@
 {{- join "," ($found | default (list (.Values.workers | empty | ternary -1 0))) -}}
 {{- end -}}
 
-{{- /* The name of a Job, with `suffix`. Kubernetes allows 63 characters, because the name is a label of its pods. */ -}}
+{{- /* The name of a Job, short enough for a suffix of 9 characters. Kubernetes allows 63 characters, because the Job's name is also a label of the Job's pods. */ -}}
 {{- define "serve-warm.jobName" -}}
 {{- $name := .name -}}
 {{- if gt (len $name) 54 -}}
@@ -61,7 +61,7 @@
 {{- $build := $values.build -}}
 {{- $group := .context.group -}}
 {{- $name := .name -}}
-{{- /* The container that runs model code has the rights of a replica, and its own trust. */ -}}
+{{- /* The container that runs model code has the rights of a replica, but separate trust files. */ -}}
 {{- $env := $build.env | default list -}}
 {{- $own := list -}}
 {{- range $env -}}
@@ -108,7 +108,7 @@ template:
       {{- with $group.initContainers }}
       {{- include "serve-warm.ownContainers" (dict "root" $.root "group" $group "containers" .) | trim | nindent 6 }}
       {{- end }}
-      # A key only for this pod's round trip: the build trusts it in addition, and nobody else does.
+      # A key for the round trip in this pod. The build also trusts this key, and nobody else does.
       - name: round-trip-key
         image: {{ include "serve-warm.image" .context }}
         imagePullPolicy: {{ include "serve-warm.pullPolicy" .context }}
@@ -191,7 +191,7 @@ template:
           - {name: key-secret, mountPath: /run/key-secret, readOnly: true}
           - {name: key, mountPath: /run/key}
     containers:
-      # Runs no model code. It shares only the artifact with the container that does, and only reads it:
+      # Runs no model code. Shares only the artifact, read-only, with the container that runs model code, but
       # neither /tmp nor HOME.
       - name: sign
         image: {{ include "serve-warm.image" .context }}
@@ -204,7 +204,7 @@ template:
           - --key=/run/key/signing.key
           - {{ printf "--publish=%s" (include "serve-warm.store" .root) | quote }}
           - --if-published={{ $build.ifPublished }}
-          # Not taken from the build, where model code could set anything.
+          # These values do not come from the build, where model code could set anything.
           {{- range (include "serve-warm.buildDeployments" .root | fromYaml).found }}
           - {{ printf "--deployment=%s" .name | quote }}
           {{- end }}
@@ -263,7 +263,7 @@ template:
       - name: key-secret
         secret:
           secretName: {{ $build.keySecret.name }}
-          # Owned by root; this user reads it through fsGroup, or everyone can if that is unset.
+          # Root owns the file. This user reads it through fsGroup; if fsGroup is unset, everyone can read it.
           defaultMode: {{ $values.podSecurityContext.fsGroup | empty | ternary 292 288 }}
       - name: key
         emptyDir: {medium: Memory, sizeLimit: 1Mi}

@@ -22,7 +22,7 @@
 {{- trimAll "'\"" $text | replace "\\\"" "\"" -}}
 {{- end -}}
 
-{{- /* The resources that a pod of a group offers, as YAML. KubeRay passes rayStartParams to Ray, or else the limits (for CPUs also the requests). Without any of these Ray counts those of the node: `unknown`. */ -}}
+{{- /* The resources that a pod of a group offers, as YAML. KubeRay passes rayStartParams to Ray, or else the limits (for CPUs also the requests). Without any of these, Ray offers the resources of the whole node, which are `unknown` here. */ -}}
 {{- define "serve-warm.offer" -}}
 {{- $unknown := 1e15 -}}
 {{- $params := .rayStartParams | default dict -}}
@@ -43,7 +43,7 @@
 {{- toYaml $offer -}}
 {{- end -}}
 
-{{- /* That without the memory of the seats. */ -}}
+{{- /* The same as serve-warm.offer, without the memory of the seats. */ -}}
 {{- define "serve-warm.offerToReplicas" -}}
 {{- $group := deepCopy .group -}}
 {{- $_ := set $group "rayStartParams" (include "serve-warm.paramsWithSeats" . | fromYaml) -}}
@@ -115,7 +115,7 @@
 {{- $key := eq $index 0 | ternary "head" (printf "workers[%d]" (sub $index 1)) -}}
 {{- $text := index (.rayStartParams | default dict) "resources" | default "'{}'" | trim -}}
 {{- if or (not (regexMatch "^('[^']*'|\"([^\"\\\\]|\\\\.)*\")$" $text)) (hasKey (include "serve-warm.customResources" . | fromJson) "Error") -}}
-{{- $problems = append $problems (printf "%s.rayStartParams.resources: a shell passes it to Ray, which could not parse this; write a string with a JSON object in single quotes: \"'{\\\"name\\\": 1}'\"" $key) -}}
+{{- $problems = append $problems (printf "%s.rayStartParams.resources: a shell passes this value to Ray, which could not parse it; write a string with a JSON object in single quotes: \"'{\\\"name\\\": 1}'\"" $key) -}}
 {{- end -}}
 {{- end -}}
 {{- $groups := (include "serve-warm.groups" . | fromYaml).found -}}
@@ -123,7 +123,7 @@
 {{- if $groups -}}
 {{- $options := dict "CPU" "num_cpus" "GPU" "num_gpus" "memory" "memory" -}}
 {{- $units := dict "CPU" "CPUs" "GPU" "GPUs" "memory" "bytes of memory" -}}
-{{- $fixes := dict "CPU" "raise resources.limits.cpu of a worker group" "GPU" "set resources.limits of a worker group, such as nvidia.com/gpu, or rayStartParams.num-gpus if resources.claims provide them" "memory" "raise resources.limits.memory of a worker group, which seats take a part of if warmup.seats.count is set" -}}
+{{- $fixes := dict "CPU" "raise resources.limits.cpu of a worker group" "GPU" "set resources.limits of a worker group, such as nvidia.com/gpu, or rayStartParams.num-gpus if resources.claims provide them" "memory" "raise resources.limits.memory of a worker group (seats take part of it if warmup.seats.count is set)" -}}
 {{- $wanted := dict -}}
 {{- $nowhere := list -}}
 {{- $unsaid := false -}}
@@ -161,9 +161,9 @@
 {{- $places = add $places (mul .pods $fits) -}}
 {{- end -}}
 {{- if and $possible (eq (int $holds) 0) -}}
-{{- $problems = append $problems (printf "%s.ray_actor_options: no single pod has all resources that a replica needs, so the replica would wait forever; raise resources.limits of one worker group to all of them" $key) -}}
+{{- $problems = append $problems (printf "%s.ray_actor_options: no single pod has all resources that a replica needs, so the replica would wait forever; raise resources.limits of one worker group until it has all of them" $key) -}}
 {{- else if and $possible (gt (int $count) (int $places)) -}}
-{{- $crowded = append $crowded (printf "%s.num_replicas: all possible pods hold %d replicas of %s, but the deployment needs %v, so some replicas would wait forever; give the worker groups more pods or larger ones, or lower it" $key $places .name $count) -}}
+{{- $crowded = append $crowded (printf "%s.num_replicas: all possible pods hold %d replicas of %s, but the deployment needs %v, so some replicas would wait forever; give the worker groups more or larger pods, or lower num_replicas" $key $places .name $count) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -175,7 +175,7 @@
 {{- end -}}
 {{- if and (gt (float64 $amount) (float64 $all)) (not (has $name $nowhere)) -}}
 {{- $enough = false -}}
-{{- $fix := $values.autoscaling.enabled | ternary "raise maxReplicas of a worker group, which limits autoscaling" "add workers, or set autoscaling.enabled: true and their maxReplicas" -}}
+{{- $fix := $values.autoscaling.enabled | ternary "raise maxReplicas of a worker group, which limits autoscaling" "add workers, or set autoscaling.enabled: true and maxReplicas of a worker group" -}}
 {{- $default := and $unsaid (eq $name "CPU") | ternary "; a replica without ray_actor_options.num_cpus needs 1 CPU, Serve's default" "" -}}
 {{- $problems = append $problems (printf "workers: the replicas of all applications need %s %s but the pods offer %s, so some replicas would wait forever%s; %s" (include "serve-warm.plain" $amount) (index $units $name | default (printf "of %s" $name)) (include "serve-warm.plain" $all) $default $fix) -}}
 {{- end -}}

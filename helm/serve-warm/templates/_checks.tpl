@@ -43,7 +43,7 @@
 {{- toYaml $problems -}}
 {{- end -}}
 
-{{- /* Takes key and image, which is that of all pods or of a group. */ -}}
+{{- /* Takes key and image (the image of all pods, or of a group). */ -}}
 {{- define "serve-warm.check.imageName" -}}
 {{- $problems := list -}}
 {{- $repository := .image.repository | default "" -}}
@@ -89,7 +89,7 @@
 
 {{- /* Settings that users must not set. Takes settings, of all deployments or of one, and their key. */ -}}
 {{- define "serve-warm.check.taken" -}}
-{{- $taken := dict "state_dir" "the chart sets it to where the probe reads; leave it out" "node_cache_dir" "the chart sets it; leave it out, and choose its volume with cache" -}}
+{{- $taken := dict "state_dir" "the chart sets it to the folder that the probe reads; leave it out" "node_cache_dir" "the chart sets it; leave it out, and choose its volume with cache" -}}
 {{- $problems := list -}}
 {{- range $name, $why := $taken -}}
 {{- if hasKey $.settings $name -}}
@@ -438,7 +438,7 @@
 {{- join ", " $hidden -}}
 {{- end -}}
 
-{{- /* Volumes and mounts of all pods, or of a group. Takes root, key, pod (the values with them), and others (values whose volumes and mounts these pods also have). */ -}}
+{{- /* Volumes and mounts of all pods, or of a group. Takes root, key, pod (the values that contain them), and others (other values whose volumes and mounts these pods also have). */ -}}
 {{- define "serve-warm.check.mounts" -}}
 {{- $problems := list -}}
 {{- $root := .root -}}
@@ -517,7 +517,7 @@
 {{- $problems = append $problems (printf "writableDirs[%d]: an empty folder would hide %s; name a folder below it" $index $path) -}}
 {{- else -}}
 {{- with include "serve-warm.hidden" (dict "root" $ "path" $clean) -}}
-{{- $problems = append $problems (printf "writableDirs[%d]: the chart mounts %s, and an empty folder at %s would hide or change that; name another folder" $index . $path) -}}
+{{- $problems = append $problems (printf "writableDirs[%d]: the chart mounts %s, and an empty folder at %s would hide or change it; name another folder" $index . $path) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -731,7 +731,7 @@
 
 {{- /* Variables that users must not set, each with the reason or the value to set instead, as YAML. */ -}}
 {{- define "serve-warm.ownVariables" -}}
-{{- toYaml (dict "SERVE_WARM_STATE_DIR" "the chart sets it to where the probe reads" "SERVE_WARM_NODE_CACHE_DIR" "set cache" "SERVE_WARM_DEADLINE_S" "set warmup.deadline_s" "SERVE_WARM_ARTIFACT" "set artifact.store" "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT" "set serve.constructorRetries" "RAY_SERVE_REPLICA_STARTUP_SHUTDOWN_LATENCY_BUCKETS_MS" "the chart sets it" "AWS_ENDPOINT_URL" "set artifact.endpointUrl" "HOME" "the chart sets it below /tmp; add folders with writableDirs") -}}
+{{- toYaml (dict "SERVE_WARM_STATE_DIR" "the chart sets it to the folder that the probe reads" "SERVE_WARM_NODE_CACHE_DIR" "set cache" "SERVE_WARM_DEADLINE_S" "set warmup.deadline_s" "SERVE_WARM_ARTIFACT" "set artifact.store" "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT" "set serve.constructorRetries" "RAY_SERVE_REPLICA_STARTUP_SHUTDOWN_LATENCY_BUCKETS_MS" "the chart sets it" "AWS_ENDPOINT_URL" "set artifact.endpointUrl" "HOME" "the chart sets it below /tmp; add folders with writableDirs") -}}
 {{- end -}}
 
 {{- define "serve-warm.check.env" -}}

@@ -23,13 +23,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end -}}
 
-{{- /* The labels that select the pods of this release. They have no version, because a changed pod template makes KubeRay replace the cluster, and no app.kubernetes.io/name, which KubeRay's Services select by. */ -}}
+{{- /* The labels that select the pods of this release. They have no version, because a changed pod template makes KubeRay replace the cluster. They have no app.kubernetes.io/name, because KubeRay's Services select pods by it. */ -}}
 {{- define "serve-warm.podLabels" -}}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
-{{- /* The image of a pod: that of `group` if it has one. A tag or digest of the group replaces both. */ -}}
+{{- /* The image of a pod: the image of `group`, or else of all pods. A tag or a digest of the group replaces both the tag and the digest of all pods. */ -}}
 {{- define "serve-warm.image" -}}
 {{- $image := .root.Values.image -}}
 {{- $own := .group.image | default dict -}}

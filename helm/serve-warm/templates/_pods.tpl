@@ -16,12 +16,12 @@
 {{- if .replicas }}
 - name: serve-warm-cache
   {{- if .publishes }}
-  # The Job's own volume: a claim of the workers may be bound to another node.
+  # The Job's own volume, because a claim of the workers may be bound to another node.
   emptyDir: {}
   {{- else if ($values.cache | default dict).hostPath }}
   hostPath:
     path: {{ ($values.cache | default dict).hostPath.path }}
-    # The pod also starts without it.
+    # The pod also starts if the folder does not exist yet.
     type: DirectoryOrCreate
   {{- else if ($values.cache | default dict).persistentVolumeClaim }}
   persistentVolumeClaim:
@@ -64,7 +64,7 @@
 {{- end }}
 {{- end -}}
 
-{{- /* The folder on the cache volume, one for each user: nodes and claims may serve several. */ -}}
+{{- /* The folder on the cache volume. Each user has one, because several users may share a node or a claim. */ -}}
 {{- define "serve-warm.cacheFolder" -}}
 serve_warm-{{ .Values.podSecurityContext.runAsUser | default "pod" }}
 {{- end -}}
@@ -183,14 +183,14 @@ serve_warm-{{ .Values.podSecurityContext.runAsUser | default "pod" }}
     - serve
     - --port={{ $values.nodeServer.port }}
     - --drain-s={{ $values.nodeServer.drainSeconds }}
-    # The kubelet connects from this address, so its connections are reserved.
+    # The kubelet connects from this address, so some connections are reserved for it.
     - --host-ip=$(HOST_IP)
     {{- include "serve-warm.nodeOptions" . | nindent 4 }}
   env:
     - {name: HOST_IP, valueFrom: {fieldRef: {fieldPath: status.hostIP}}}
   ports:
     - {name: serve-warm, containerPort: {{ $values.nodeServer.port }}}
-  # A hanging server is replaced within half a minute, without the pod's whole grace period.
+  # A hanging server is replaced within half a minute, without waiting for the pod's whole grace period.
   livenessProbe:
     httpGet: {path: /livez, port: {{ $values.nodeServer.port }}}
     periodSeconds: 5
@@ -252,7 +252,7 @@ startupProbe:
 {{- .Values.readiness.periodSeconds | default (eq .Values.readiness.mode "http" | ternary 1 5) -}}
 {{- end -}}
 
-{{- /* As many failures as take 10 s, for any period. */ -}}
+{{- /* Enough failures to cover 10 s, whatever the period is. */ -}}
 {{- define "serve-warm.readinessFailures" -}}
 {{- .Values.readiness.failureThreshold | default (divf 10 (include "serve-warm.readinessPeriod" .) | ceil | int) -}}
 {{- end -}}
@@ -267,7 +267,7 @@ startupProbe:
 {{- end -}}
 {{- end -}}
 
-{{- /* Credentials for the store: those of `build` if it has its own, else those of `artifact`. */ -}}
+{{- /* The store's endpoint, and the token that the caller chose: the token of `build` if set, or else of `artifact`. */ -}}
 {{- define "serve-warm.storeEnv" -}}
 {{- with .root.Values.artifact.endpointUrl }}
 - {name: AWS_ENDPOINT_URL, value: {{ . | quote }}}

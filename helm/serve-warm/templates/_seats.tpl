@@ -3,7 +3,7 @@
 
 {{- /* Seats: their settings and hook in a deployment, and their memory in a pod. */ -}}
 
-{{- /* The seats of `deployment` as YAML: warmup.seats, field by field below its own. */ -}}
+{{- /* The seat settings of `deployment`, as YAML: each field from the deployment itself, or else from warmup.seats. */ -}}
 {{- define "serve-warm.seatSettings" -}}
 {{- $own := (.deployment.user_config | default dict).warmup | default dict -}}
 {{- $seats := dict -}}
@@ -15,7 +15,7 @@
 {{- toYaml $seats -}}
 {{- end -}}
 
-{{- /* How many seats `deployment` keeps on each pod: none without a warm-up. */ -}}
+{{- /* How many seats `deployment` keeps on each pod; 0 if the deployment does not warm up. */ -}}
 {{- define "serve-warm.seatsWanted" -}}
 {{- $config := .deployment.user_config | default dict -}}
 {{- $own := $config.warmup | default dict -}}
@@ -27,7 +27,7 @@
 {{- end -}}
 {{- end -}}
 
-{{- /* Adds the variable that has Ray call serve_warm in each worker, unless there is a hook. Changes `deployment`. */ -}}
+{{- /* Adds the variable that makes Ray call serve_warm in each worker, unless the deployment or its application already sets a hook. Changes `deployment`. */ -}}
 {{- define "serve-warm.addSeatHook" -}}
 {{- $name := "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR" -}}
 {{- $options := .deployment.ray_actor_options | default dict -}}
@@ -41,7 +41,7 @@
 {{- end -}}
 {{- end -}}
 
-{{- /* How many seats a pod of `group` holds: those of each deployment that can run on it. None if no `replicas` can. */ -}}
+{{- /* How many seats a pod of `group` holds: the sum over all deployments that can run on it. 0 if `replicas` is empty, because the pod then runs no replicas. */ -}}
 {{- define "serve-warm.seatCount" -}}
 {{- $root := .root -}}
 {{- $offer := include "serve-warm.offer" .group | fromYaml -}}
@@ -58,12 +58,12 @@
 {{- $seats -}}
 {{- end -}}
 
-{{- /* Their memory in bytes. */ -}}
+{{- /* The memory of the seats on a pod, in bytes. */ -}}
 {{- define "serve-warm.seatBytes" -}}
 {{- mulf (include "serve-warm.seatCount" . | int) (include "serve-warm.quantity" .root.Values.seats.memory | float64) | include "serve-warm.plain" -}}
 {{- end -}}
 
-{{- /* The resources of Ray's container as YAML: those of the group, and a request for the memory of its seats. Without a request Kubernetes requests the limit. */ -}}
+{{- /* The resources of Ray's container, as YAML: the group's resources, with the memory of its seats added to the request. If only a limit is set, Kubernetes requests the limit, so nothing is added. */ -}}
 {{- define "serve-warm.resourcesWithSeats" -}}
 {{- $resources := deepCopy (.group.resources | default dict) -}}
 {{- $seats := include "serve-warm.seatBytes" . | float64 -}}
@@ -76,7 +76,7 @@
 {{- toYaml $resources -}}
 {{- end -}}
 
-{{- /* rayStartParams as YAML, so that Ray gives the memory of the seats to no replica. */ -}}
+{{- /* rayStartParams as YAML, without the memory of the seats, so that Ray does not give this memory to replicas. */ -}}
 {{- define "serve-warm.paramsWithSeats" -}}
 {{- $params := deepCopy (.group.rayStartParams | default dict) -}}
 {{- $seats := include "serve-warm.seatBytes" . | float64 -}}

@@ -15,7 +15,7 @@
 {{- toYaml $settings -}}
 {{- end -}}
 
-{{- /* The applications, with those settings in each deployment that has user_config.warmup. A loop instead of sprig's merge, which treats `false` and 0 as unset. */ -}}
+{{- /* The applications, with the settings of serve-warm.warmup in each deployment that has user_config.warmup. A loop instead of sprig's merge, which treats `false` and 0 as unset. */ -}}
 {{- define "serve-warm.applications" -}}
 {{- $settings := include "serve-warm.warmup" . | fromYaml -}}
 {{- $applications := list -}}
