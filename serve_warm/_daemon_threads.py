@@ -32,7 +32,7 @@ def _run(future: Future[T], work: Callable[[], T]) -> None:
 
 
 class _HandedOver(AbstractContextManager["_HandedOver"]):
-    """Passes every exception to the future, and to nothing else.
+    """Passes every exception to the future and nowhere else.
 
     Otherwise the waiter would hang, and `threading.excepthook` would print the exception with the
     addresses and headers that a client puts into it. This is not an `except` block, because the

@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 PACKAGE = "serve_warm"
 """The `__module__` of public classes and functions. Facts of entries identify objects of this
-package by this name and the class, never by a module or a digest, so that artifacts stay valid when
+package by this name and their class, never by a module or a digest. So artifacts stay valid when
 code moves to another module."""
 
 AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])

@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 
 Leaf = Literal["private", "unwritable", "above"]
 """How strict the check of the folder itself is. `private`: only this user can enter it.
-`unwritable`: this user owns it, and others cannot write to it. `above`: only what a parent folder
-must satisfy, which is enough to protect a new folder inside."""
+`unwritable`: this user owns it, and others cannot write to it. `above`: it satisfies the rules for
+a parent folder, which is enough to protect a new folder inside."""
 
 ABANDONED_S = 60.0
 """Age in seconds below which a sweep skips a process folder, because its owner may not have locked
@@ -473,7 +473,7 @@ def _sweep(lock_file: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder, then its lock, so that a sweep can finish an interrupted removal."""
+    """Remove a folder, the lock file last, so that a sweep can finish an interrupted removal."""
     with suppress(OSError):
         for entry in folder.iterdir():
             if entry.name == LOCK_NAME:

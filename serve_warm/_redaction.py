@@ -216,7 +216,7 @@ SHOWN = 1000
 """Largest number of characters of a signature, a reason or an event in any output."""
 
 NAME_CHARS = 40
-"""A key with more characters counts as a text, not as a name in code."""
+"""A key with more characters counts as user text, not as a name in code."""
 
 
 def shorten(text: str, most: int = SHOWN) -> str:

@@ -286,12 +286,12 @@ def lives(seat: Seat) -> bool:
 
 
 def is_taken(seat: Seat) -> bool:
-    """Return whether Ray used a seat for a deployment that does not remove the seat's file."""
+    """Return whether Ray gave a seat to a deployment that does not remove the seat's file."""
     return seat.is_named_idle and not is_named_idle(seat.pid)
 
 
 def is_named_idle(pid: int | Literal["self"]) -> bool:
-    """Return whether Ray names a process an idle worker; False once the process has ended.
+    """Return whether a process has Ray's name for an idle worker; False once the process has ended.
 
     `WORKER_PROCESS_TYPE_IDLE_WORKER` in ray/_private/ray_constants.py (2.53 to 2.60). Ray writes
     the name over the command line before it calls the setup hook.

@@ -45,7 +45,7 @@ PASSES = ("replaying", "proving", "parity")
 def seconds_by_owner(
     spans: Sequence[Span], stages: Mapping[str, float], ended_boot_s: float
 ) -> dict[str, float]:
-    """Return the seconds of a start by owner, from its first span to `ended_boot_s`.
+    """Return how many seconds of a start each owner took, from the first span to `ended_boot_s`.
 
     `stages` maps each stage's name, in lower case, to its seconds. `weights` is the time spent in
     `__init__`, including the creation of a CUDA context. `ours` is the time spent in all stages
@@ -137,4 +137,4 @@ def _contains(part: Span, span: Span) -> bool:
 
 
 SHOWN_S = 0.05
-"""Seconds below which the first line of a report leaves out a part."""
+"""Parts that took fewer seconds than this are left out of the first line of a report."""

@@ -78,7 +78,7 @@ def is_bucket(scheme: str) -> TypeGuard[BucketScheme]:
 
 
 def folder_of(uri: str) -> Path | None:
-    """Return the folder that an address with a scheme names; None if it names no folder.
+    """Return the folder that a `file:` address refers to; None for any other address.
 
     >>> folder_of("file:///srv/my%20artifacts").as_posix(), folder_of("s3://bucket/prefix")
     ('/srv/my artifacts', None)

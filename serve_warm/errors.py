@@ -87,7 +87,7 @@ class ConfigError(ServeWarmError):
 
 
 class InputError(ConfigError):
-    """A declared input cannot be replayed: no inputs, an unknown target, a wrong argument."""
+    """Declared inputs cannot be replayed: for example, a target is unknown."""
 
 
 class MissingPackage(ConfigError):

@@ -342,7 +342,7 @@ _CODE_FEATURES = {
 
 
 def cpu_isa(cpuinfo: str) -> str:
-    """Return, from a `/proc/cpuinfo`, the instruction set extensions that generated code can use.
+    """Return the instruction set extensions in `/proc/cpuinfo` that generated code can use.
 
     The names are sorted and separated by spaces. Only extensions that all processors have are
     included, because a kernel can run on any of them. The result is `unknown` if the text names

@@ -364,8 +364,8 @@ def _check_made(made: Any, *, is_http: bool) -> None:
         found = sorted(map(str, made)) if isinstance(made, Mapping) else type(made).__name__
         raise InputError(
             f"make= returned {found}",
-            hint="return a mapping: for a request, with the keys json, body or headers; for a "
-            "method, its keyword arguments",
+            hint="return a mapping: the keys json, body or headers for a request, or the keyword "
+            "arguments for a method",
         )
 
 

@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The table of metrics: data for the node server, and an export through Ray.
+"""The table of metrics, as data for the node server and as an export through Ray.
 
 Each metric is a pure function of a `Report`, and is exported as soon as it has a value. These rules
 follow from how Ray exports metrics to Prometheus:
 
-- A gauge that is set only once disappears after about 20 s, so all gauges are set every `PERIOD_S`.
-- Ray rebuilds histogram sums from bucket midpoints, so exact seconds are gauges. Only the node
-  server has histograms.
+- A gauge disappears about 20 s after it was last set, so all gauges are set every `PERIOD_S`.
+- Ray estimates histogram sums from bucket midpoints. Exact seconds are therefore gauges, and only
+  the node server has histograms.
 - A counter cannot be incremented by 0.
 
 Ray adds the labels application, deployment and replica, and the prefix `ray_`. It appends `_total`
@@ -30,8 +30,8 @@ from serve_warm.report import TRACED, Counts, DeviceMemory, ParityResult, Report
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 5.0
-"""Seconds between exports. Ray exports the values of the last 10 s, and Ray's node agent drops
-these values after two such periods."""
+"""Seconds between exports. Ray exports the values that were set in the last 10 s. Ray's node agent
+drops a value after two periods of 10 s."""
 
 LAYERS = ("fx", "aot")
 """torch's two caches: `fx` for Inductor graphs, `aot` for AOTAutograd."""
@@ -47,7 +47,7 @@ class Metric:
     """One row of the table."""
 
     name: str
-    """The name without Ray's prefix `ray_`, and without the suffix `_total` of counters."""
+    """The name, without Ray's prefix `ray_` and without a counter's suffix `_total`."""
     kind: str
     """`gauge` or `counter`."""
     help: str
@@ -55,17 +55,17 @@ class Metric:
     """Labels, except those that the sink adds. The set of label values is fixed, except in metrics
     whose name ends in `_info`. Those metrics have one series per replica."""
     while_alive: bool = False
-    """Whether the metric describes the live replica. Such a metric ends with the replica. Other
-    metrics describe the start."""
+    """Whether the metric describes the live replica. After the replica has ended, such a metric is
+    0 or absent. Other metrics describe the start."""
     absent_after: bool = False
-    """If true, the metric has no value after the replica has ended. If false, the value is then 0,
-    which would be wrong for a date or an age, and would keep a series for each ended replica."""
+    """If true, the metric is absent after the replica has ended. If false, it is 0 from then on. A
+    0 would be wrong for a date or an age. It would also leave a series for each ended replica."""
     zeros: bool = True
     """Whether the node server exports values of 0. If not, reasons or levels that do not apply have
-    no series. Ray always exports zeros, because it repeats the last value."""
+    no series. `RaySink` always exports zeros. Otherwise, Ray would repeat the earlier value."""
     says_ready: tuple[tuple[str, ...], ...] = ()
-    """Labels of the series that report a ready replica. The node server exports 0 for these series
-    if the probe does not count the replica as ready, for example because it hangs."""
+    """Label values of the series that report a ready replica. The node server exports 0 for these
+    series if the probe does not count the replica as ready. An example is a replica that hangs."""
     read: Callable[[Report], Samples]
     since: Callable[[Report], float | None] = lambda _: None
     """The CLOCK_BOOTTIME at which the measured interval began, or None if the interval is not
@@ -139,7 +139,7 @@ METRICS = (
         kind="gauge",
         while_alive=True,
         says_ready=((),),
-        help="1 if the replica is proven warm or a policy lets it serve. 0 if the replica is hung.",
+        help="1 if the replica is proven warm, or if a policy lets it serve. 0 if it is hung.",
         read=_one(lambda r: r.stage is Stage.READY),
     ),
     Metric(
@@ -253,7 +253,7 @@ METRICS = (
         kind="gauge",
         zeros=False,
         labels=("traced",),
-        help="1 if Dynamo traced this share of the compiled calls: 'none', 'some' or 'all'.",
+        help="1 for the share of compiled calls that Dynamo traced: 'none', 'some' or 'all'.",
         read=lambda r: {(traced,): float(r.traced == traced) for traced in TRACED},
     ),
     Metric(
@@ -407,7 +407,7 @@ METRICS = (
     Metric(
         name="serve_warm_forbidden_after_ready",
         kind="counter",
-        help="Requests refused with HTTP 503 because they would compile (after_ready: forbid).",
+        help="Requests refused with HTTP 503 because they needed a compile (after_ready: forbid).",
         read=_one(lambda r: r.after_ready.forbidden),
     ),
     Metric(
@@ -477,7 +477,7 @@ METRICS = (
         name="serve_warm_seat_misses",
         kind="counter",
         labels=("reason",),
-        help="Starts that did not use a seat although seats are configured, by reason.",
+        help="Starts without a seat in deployments that have seats configured, by reason.",
         read=_seat_misses,
     ),
     Metric(
@@ -504,8 +504,8 @@ def as_data(report: Report) -> list[dict[str, Any]]:
     """Return all rows with their values, for a replica's state file.
 
     `serve_warm.node` exports these rows unchanged. The node server does not use this table, so the
-    server can be older or newer than the replicas on its node. Rows with several labels have no
-    `values`, so a server that does not know this format skips these rows.
+    server can be older or newer than the replicas on its node. Rows with several labels have
+    `samples` instead of `values`. A server that does not know `samples` skips these rows.
     """
     return [
         {

@@ -1214,7 +1214,7 @@ def _lacking(name: str, group: Sequence[Replica], policy: Policy) -> list[str]:
         warm = len(group) - len(cold)
         if warm >= policy.at_least:
             return []
-        return [f"{warm} replicas{of} are warm, and at least {policy.at_least} must be", *cold]
+        return [f"{warm} replicas{of} are warm, but at least {policy.at_least} must be", *cold]
     if not group and policy.expect == "all":
         return [f"no replica{of} is on this node"]
     return cold
@@ -1760,7 +1760,10 @@ def _own_samples(row: dict[str, Any]) -> Iterator[tuple[dict[str, str], float]]:
 
 
 def _seconds(value: Any) -> float | None:
-    """Return a number from 0 to below 1e9, or else None: a NaN would make every sum NaN."""
+    """Return `value` if it is a number from 0 to below 1e9, or else None.
+
+    A NaN would make every sum NaN.
+    """
     ok = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9
     return float(value) if ok else None
 
@@ -2215,7 +2218,7 @@ def _reply(node: Server, head: bytes) -> tuple[bytes, bool]:
 
 
 def _converse(node: Server, clients: _Clients, connection: socket.socket) -> None:
-    """Answer requests until the client ends the connection, or an answer is the last one."""
+    """Answer requests until the client ends the connection, or `_reply` says to end it."""
     data, last = b"", False
     while not last:
         while b"\n\n" not in data and len(data) <= MAX_HEAD_BYTES:

@@ -55,14 +55,15 @@ ray/_private/ray_constants.py (Ray 2.60). Ray's own field for the hook works onl
 HOOK = "serve_warm.preload.run"
 
 NOT_OF_THE_APP = frozenset({"torch", "ray", "serve_warm"})
-"""Top-level packages on a ticket that are not from `Seats.imports`, or cannot be imported twice."""
+"""Top-level packages on a ticket that do not count as the app's: they are not from `Seats.imports`,
+or they cannot be imported twice."""
 
 NICE = 10
 """Added to the niceness of the importing thread."""
 
 FILES_LIMIT_S = 5.0
-"""Limit in seconds to find and read a ticket, and to write a seat's file, because the disk may
-hang."""
+"""Time limit in seconds for finding and reading a ticket, and for writing a seat's file. The limit
+exists because the disk may hang."""
 
 OMP = "OMP_NUM_THREADS"
 
@@ -95,7 +96,7 @@ class EarlyImports:
     modes: Mapping[str, Any] = field(default_factory=dict)
     """`torch_modes` of the importing thread. Empty without torch."""
     slow_threads: int = 0
-    """Number of threads that an import started, and that still have its low priority."""
+    """Number of threads that an import started and that still have the import's low priority."""
 
 
 @record(kw_only=True)
@@ -103,7 +104,7 @@ class _Run:
     """Unfinished imports. The importing thread and the waiting thread share this object."""
 
     limit_s: float = 0.0
-    """Limit in seconds for the imports, from the ticket."""
+    """Time limit in seconds for the imports, as given by the ticket."""
     own: frozenset[str] = frozenset()
     """Top-level packages of the app that the ticket names."""
     seat: Seat | None = None
@@ -277,7 +278,7 @@ def _import(current: _Run, names: Sequence[str]) -> EarlyImports | None:
 
 
 def _import_one(current: _Run, name: str) -> str:
-    """Import one module. Return a text about the exception that the import raised, or ""."""
+    """Import one module. Return a description of the exception that it raised, or ""."""
     try:
         importlib.import_module(name)
     except BaseException as error:  # noqa: BLE001 - an app's module may do anything, even sys.exit()
@@ -438,7 +439,7 @@ def _is_unfinished(module: object) -> bool:
 
 @contextmanager
 def _unless_set(current: _Run, name: str, value: str | None) -> Iterator[None]:
-    """Set an environment variable, if not set already, until the end of the block or `_give_up`."""
+    """If a variable is not set, set it until the block ends or `_give_up` is called."""
     if value is None or name in os.environ:
         yield
         return
@@ -457,7 +458,7 @@ def _unset(current: _Run, name: str) -> None:
 
 @contextmanager
 def _paths(current: _Run, paths: Sequence[str]) -> Iterator[None]:
-    """Add the replica's folders to `sys.path` until the end of the block or `_give_up`.
+    """Add the replica's folders to `sys.path` until the block ends or `_give_up` is called.
 
     Ray adds the driver's folders when Ray assigns a job to the worker, in the same order as in a
     start without a seat.
@@ -480,7 +481,7 @@ def _remove_paths(current: _Run) -> None:
 
 @contextmanager
 def _without_garbage_collection(current: _Run) -> Iterator[None]:
-    """Turn off garbage collection until the end of the block or `_give_up`.
+    """Turn off garbage collection until the block ends or `_give_up` is called.
 
     Full collections visit all objects of earlier imports. Such collections took a third of the CPU
     time of importing torch, transformers and Ray Serve. The threshold is set to 0 instead of

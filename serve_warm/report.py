@@ -50,7 +50,7 @@ class Stage(str, Enum):
 
 Traced = Literal["none", "some", "all"]
 """The share of a start's compiled calls that Dynamo traced. These are the calls at level 1. A
-`full_hit` at level 1 has `all`, and spends most of its time on tracing."""
+`full_hit` at level 1 has the share `all`: the start spends most of its time on tracing."""
 
 TRACED: tuple[Traced, ...] = get_args(Traced)
 
@@ -95,7 +95,7 @@ class Counts:
     eager_runs: int = 0
     """Eager runs of a function in the memory of its CUDA graph, before the capture."""
     graph_skips: int = 0
-    """CUDA graphs that torch skipped. Functions without their graph launch kernels one by one."""
+    """CUDA graphs that torch skipped. A function without its graph launches kernels one by one."""
     kernels: int = 0
     """Triton kernel binaries that were added to the cache directory, by any process."""
     tunings: int = 0
@@ -144,7 +144,7 @@ class Bounded:
     """Base class of records whose texts have a limited length, for logs and state files."""
 
     def __post_init__(self) -> None:
-        """Shorten each field that is a text or a tuple of texts."""
+        """Shorten each field that is a string or a tuple of strings."""
         for name, value in vars(self).items():
             if isinstance(value, str):
                 if len(value) > LONG_SHOWN:
@@ -260,8 +260,8 @@ class EntryUse(Bounded):
     reason: str = ""
     """The reason why the level is not higher."""
     calls: int = 0
-    """Number of calls. At level 1 all calls count. At other levels only calls that needed a lookup
-    count, not their repetitions."""
+    """Number of calls. At level 1, every call counts. At other levels, only calls that needed a
+    lookup count; their repetitions do not count."""
 
 
 class ParityResult(str, Enum):
@@ -399,7 +399,7 @@ class Report(Bounded):
     """Who imported Dynamo or Inductor: `app` (the app did, in its imports or its `__init__`), or
     `start` (the start did, because levels below 3 need them). Empty if neither is imported."""
     nothing_compiles: bool = False
-    """Whether this process has no compiled code, and no input made a compiled call."""
+    """True if this process has no compiled code and no input made a compiled call."""
     fingerprint: dict[str, dict[str, str]] | None = None
     """This start's fingerprint, by group and factor; None until it is read."""
     threads: tuple[int, ...] = ()
@@ -410,7 +410,7 @@ class Report(Bounded):
     versions: dict[str, str] = field(default_factory=dict)
     pid: int = 0
     started_unix: float = 0.0
-    """When warm-up began, in seconds since the epoch."""
+    """Time at which the warm-up began, in seconds since the epoch."""
     created_boot_s: float = 0.0
     """Time at which the replica was created, before its `__init__`, in seconds by CLOCK_BOOTTIME.
     """
@@ -421,10 +421,10 @@ class Report(Bounded):
     deadline_s: float = 0.0
     """Longest time in seconds for the start. 0 if the start has no deadline."""
     artifact_configured: bool = False
-    """Whether a store is named and `enabled` is not false."""
+    """Whether the settings name a store and do not set `enabled` to false."""
     seat: SeatUse | None = None
-    """The seat of this start, and seats for the next starts. None without configured or used seats.
-    """
+    """The seat of this start, and seats for the next starts. None if seats are neither configured
+    nor used."""
 
     @property
     def ended(self) -> bool:
@@ -485,8 +485,8 @@ class Report(Bounded):
             span.name == COMPILER and span.seconds >= SHOWN_S for span in self.spans
         ):
             lines.append(
-                f"  {COMPILER} was imported by the app, in its imports or __init__, so this import "
-                "did not run in parallel with other work"
+                f"  the app imported {COMPILER}, at module level or in __init__, so the import did "
+                "not run in parallel with other work"
             )
         lines += [
             f"  {s.stage.value.lower():<10} {s.seconds:8.3f} s"
@@ -532,7 +532,7 @@ class Report(Bounded):
 
 
 def settle(verdict: str, stage: str) -> str:
-    """Return the verdict if it is final, else an empty text.
+    """Return the verdict if it is final, else an empty string.
 
     Some releases wrote `off` or `full_hit` as soon as a start began, so these two verdicts are
     final only in stage READY.

@@ -4,8 +4,8 @@
 
 The variable `sink` holds the prefix of serve_warm's metric names. Node servers and Ray use
 different prefixes. No prefix is empty, because Grafana 10.2 and newer do not allow an empty custom
-variable. The other variables have the same names as in Ray's own dashboards, so that links carry
-their values over.
+variable. The other variables have the same names as in Ray's own dashboards. Links between the
+dashboards therefore keep the selected values.
 """
 
 from __future__ import annotations
@@ -97,9 +97,10 @@ def over_range(name: str, more: str = "") -> str:
 
 
 def quantile(share: float, by: str, histogram: str) -> str:
-    """Return a quantile over all counts in a histogram; rates would miss the first count.
+    """Return a quantile over all counts in a histogram.
 
-    The comparison drops empty histograms, whose quantile is NaN.
+    The expression uses no rates, because a rate misses the first count. The comparison drops empty
+    histograms, whose quantile is NaN.
     """
     counted = f"sum by (le, {by}) ({histogram}_bucket{{{OF_DEPLOYMENT}}})"
     return f"histogram_quantile({share}, {counted}) >= 0"
@@ -136,7 +137,7 @@ class Panel:
     """Lower bounds with their colors. Below the first bound, the color is green. Without bounds,
     numbers are blue and lines use Grafana's palette."""
     colors: Mapping[str, str] = field(default_factory=dict)
-    """Colors by series name; other series use Grafana's."""
+    """Colors by series name. Other series use Grafana's colors."""
     empty: str
     """The text that explains why there is no data."""
     none: str = ""
@@ -148,7 +149,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Panels under a title. Rows that repeat for a variable are collapsed."""
+    """Panels under a title. A row that is repeated for each value of a variable is collapsed."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -233,7 +234,7 @@ NUMBERS = (
     ),
     number(
         f"Failed starts ({NODE_ONLY})",
-        "Starts in the time range that ended in FAILED, or whose process died before READY.",
+        "In the time range, starts that ended in FAILED, and starts that died before READY.",
         "short",
         "round(sum(increase(serve_warm_starts_total"
         f'{{{OF_DEPLOYMENT},outcome=~"failed|died"}}[$__range])))',
@@ -241,8 +242,9 @@ NUMBERS = (
     ),
     number(
         "Cold share",
-        "Of the replicas with a configured artifact, the share that found no matching artifact "
-        "(miss) or refused to load the artifact (refused), and therefore started cold.",
+        "Share of replicas that started cold, because they found no matching artifact (miss) or "
+        "refused to load their artifact (refused). Counts only replicas with a configured "
+        "artifact.",
         "percentunit",
         # A dead replica exports only its last verdict, which can be a different verdict.
         f"(sum({over_range('verdict', COLD)} and on ({REPLICA}) {CONFIGURED}) "
@@ -351,8 +353,8 @@ FLEET = Row(
             title="Elapsed start time, as a share of deadline_s",
             description=(
                 "Time since the creation of each starting replica, as a share of deadline_s. "
-                "Because deadline_s counts only from the end of __init__, the actual deadline is "
-                "somewhat above 1."
+                "The time limit deadline_s begins only at the end of __init__, so a start reaches "
+                "its deadline somewhat above 100 %."
             ),
             unit="percentunit",
             empty="no replica is starting",
@@ -391,9 +393,9 @@ FLEET = Row(
             kind="lines",
             title="Starts that could not use a seat, by reason",
             description=(
-                "Starts that did not use a seat although seats are configured. The first start on "
-                "a node has no seat yet, so this panel leaves out first starts. Every other reason "
-                "is a problem to fix."
+                "Starts that did not use a seat although seats were configured. The first start "
+                "on a node has no seat yet, so this panel leaves out first starts. Every other "
+                "reason is a problem to fix."
             ),
             unit="short",
             empty="no problem has been counted, or no seats are configured",
@@ -416,8 +418,8 @@ ARTIFACT = Row(
             kind="stack",
             title="Live replicas by verdict: hit, miss, refused",
             description=(
-                "Live replicas by verdict. The verdict says how much of the start the artifact "
-                "covered."
+                "Live replicas by verdict. The verdict describes the effect of the artifact on "
+                "the start."
             ),
             unit="short",
             empty="no live replica is exported",
@@ -502,8 +504,8 @@ ARTIFACT = Row(
             kind="lines",
             title="Lookups in torch's caches during warm-up",
             description=(
-                "Lookups by live replicas, by layer (fx is Inductor, aot is AOTAutograd) and by "
-                "result."
+                "Lookups of live replicas, grouped by layer and result. The layers are fx "
+                "(Inductor) and aot (AOTAutograd)."
             ),
             unit="short",
             empty="no live replica has made a lookup",
@@ -535,8 +537,9 @@ TRAFFIC = Row(
             kind="lines",
             title="Compiles, captures and tuning after ready",
             description=(
-                "Total work done after READY that warm-up should have prevented. Should stay at "
-                "0. In Ray's export, a series appears only once its count is above 0."
+                "Total work done after READY. Warm-up should have prevented this work, so all "
+                "counts should stay at 0. In Ray's export, a series is missing while its count is "
+                "0."
             ),
             unit="short",
             empty="no replica is exported, or Ray's export has counted nothing yet",
@@ -686,8 +689,9 @@ NODES = Row(
             kind="bars",
             title=f"Starts in the time range by outcome ({NODE_ONLY})",
             description=(
-                "Number of starts by outcome: the verdict if the replica became ready, 'failed' "
-                "if the start failed, or 'died' if the process ended first."
+                "Number of starts by outcome. The outcome is the verdict if the replica became "
+                "ready, 'failed' if the start failed, or 'died' if the process ended before READY "
+                "or FAILED."
             ),
             unit="short",
             empty="no node server has seen a start",
@@ -704,11 +708,11 @@ NODES = Row(
             kind="lines",
             title=f"Duration of starts, median and 95th percentile ({NODE_ONLY})",
             description=(
-                "All starts since the node servers started, by outcome. The values are estimates "
-                "from histogram buckets."
+                "Grouped by outcome. Covers all starts that the node servers have seen since the "
+                "servers began to run. The values are estimates from histogram buckets."
             ),
             unit="s",
-            empty="no node server has seen a start end",
+            empty="no node server has seen the end of a start",
             queries=tuple(
                 Query(
                     expr=quantile(share, "outcome", "serve_warm_start_duration_seconds"),
@@ -721,11 +725,11 @@ NODES = Row(
             kind="lines",
             title=f"Duration of stages, 95th percentile ({NODE_ONLY})",
             description=(
-                "All starts since the node servers started. The values are estimates from "
-                "histogram buckets."
+                "Covers all starts that the node servers have seen since the servers began to "
+                "run. The values are estimates from histogram buckets."
             ),
             unit="s",
-            empty="no node server has seen a start end",
+            empty="no node server has seen the end of a start",
             colors=STAGES,
             queries=(
                 Query(
@@ -738,8 +742,8 @@ NODES = Row(
             kind="lines",
             title=f"Heartbeat age ({NODE_ONLY})",
             description=(
-                "Seconds since each live replica last wrote its state. Above 30, the replica is "
-                "hung or stopped."
+                "Seconds since each live replica last wrote its state. A value above 30 means "
+                "that the replica is hung or stopped."
             ),
             unit="s",
             empty="no node server sees a live replica",
@@ -897,8 +901,8 @@ OF_ONE_DEPLOYMENT = Row(
             title="Proven share of inputs",
             description=(
                 "Share of declared inputs that passed the proof, during which compiling is "
-                "forbidden. A line that ends in 'done' shows the share that the current or last "
-                "pass has replayed."
+                "forbidden. A line whose name ends in 'done' shows the share that the current or "
+                "last pass has replayed."
             ),
             unit="percentunit",
             empty="no replica has declared inputs",
@@ -940,7 +944,7 @@ OF_ONE_REPLICA = Row(
             title="Kinds of calls by level",
             description=(
                 "Distinct kinds of calls, by the level that runs them. Level 1 is torch.compile, "
-                "level 2 an entry, level 3 a library."
+                "level 2 is an entry, and level 3 is a library."
             ),
             unit="short",
             empty="no replica has called a module or function compiled with serve_warm.compile",
@@ -964,9 +968,9 @@ OF_ONE_REPLICA = Row(
             kind="lines",
             title="Degraded or unverified",
             description=(
-                "Degraded is 1 if a replica is serving but missed its deadline, has unproven "
-                "inputs or an incomplete artifact, or withdrew entries. Unverified is 1 while the "
-                "replica uses an artifact without a trusted signature."
+                "Degraded is 1 if a ready replica missed its deadline, has unproven inputs or an "
+                "incomplete artifact, or withdrew entries. Unverified is 1 while the replica uses "
+                "an artifact without a trusted signature."
             ),
             unit="short",
             empty="no live replica is exported",

@@ -10,17 +10,17 @@
 The chart includes the template with `tpl (.Files.Get "rules/serve-warm.tpl.yaml") .`. The template
 needs these values; `DEFAULTS` contains their default numbers:
 
-    alerts.startSloSeconds       a start that took longer missed the objective
+    alerts.startSloSeconds       a start that takes longer misses the objective
     alerts.startSloObjective     the share of starts that must meet the objective, from 0 to 1
     alerts.artifactMaxAgeDays    the age above which an artifact counts as old
     alerts.minStarts             an alert on the objective needs this many starts in its long window
     alerts.runbookUrl            the address of docs/runbooks.md
 
-The rules use metrics from node servers and metrics from Ray. A replica with metrics from both
-counts once. The rules need Prometheus 2.42 or newer.
+The rules use metrics from node servers and metrics from Ray. If a replica has metrics from both,
+the rules count the replica once. The rules need Prometheus 2.42 or newer.
 
 Sums are by namespace, application and deployment, never by cluster. KubeRay renames the cluster at
-each upgrade, so by cluster, an objective over weeks would start again from zero.
+each upgrade. Sums by cluster would then start again from zero, but the objective covers 28 days.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ STARTING = "deployment:serve_warm_replicas_starting:count"
 
 
 def starts(window: str) -> str:
-    """Return the name of the record that counts starts that ended in a window."""
+    """Return the name of the record with the number of starts that ended within a window."""
     return f"deployment:serve_warm_starts:count{window}"
 
 
@@ -212,7 +212,10 @@ def alert(
 
 
 def burns(factor: int, long: str, short: str) -> str:
-    """Return the condition that the missed share is over `factor` times the allowed share."""
+    """Return an expression that holds if too large a share of starts missed the objective.
+
+    The limit is `factor` times the share that the objective allows.
+    """
     limit = f"{factor} * (1 - {value('startSloObjective')})"
     return f"""
 {missed(long)} > {limit}
@@ -228,9 +231,9 @@ SLO = (
 
 
 def in_traffic(name: str, span: str = "10m") -> str:
-    """Return an expression that counts the events `name` after READY, by deployment.
+    """Return an expression that counts, for each deployment, one kind of event after READY.
 
-    Deployments without events have no series.
+    `name` is the kind of event, such as `compiles`. Deployments without events have no series.
     """
     of_node = ours(f"serve_warm_{name}_after_ready_total")
     of_ray = ours(f"ray_serve_warm_{name}_after_ready_total")
@@ -313,8 +316,7 @@ max by ({WHO}) (
         "warning",
         in_traffic("compiles"),
         f"{OF} compiles while serving requests",
-        "In the last 10 minutes, replicas compiled again after they were proven warm, and "
-        "requests waited.",
+        "In the last 10 minutes, requests had to wait because replicas compiled again after READY.",
     ),
     alert(
         "ServeWarmCapturesAfterReady",
@@ -330,8 +332,8 @@ unless on ({WHO}) (
 )
 """,
         f"{OF} captures CUDA graphs, or builds or tunes kernels, while serving requests",
-        "In the last 10 minutes, replicas that were proven warm captured CUDA graphs, or built or "
-        "tuned Triton kernels, and requests waited. The deployment compiled nothing in the last "
+        "In the last 10 minutes, requests had to wait because replicas captured CUDA graphs, or "
+        "built or tuned Triton kernels, after READY. The deployment compiled nothing in the last "
         "hour.",
     ),
     alert(
@@ -422,8 +424,8 @@ count by ({WHO}, reason) (
 """,
         f"{OF} starts without its configured seats: {{{{ $labels.reason }}}}",
         "{{ $value }} replica(s) started without a seat, or cannot keep a seat for the next "
-        "start. The number includes starts in progress and starts that ended in the last hour. For "
-        "the reason unavailable, it includes all live replicas with this reason.",
+        "start. The number includes starts in progress and starts that ended in the last hour. If "
+        "the reason is 'unavailable', the number includes all live replicas with this reason.",
     ),
     alert(
         "ServeWarmNodeServerDown",
@@ -489,7 +491,7 @@ def _marked() -> str:
     head = (
         "# SPDX-FileCopyrightText: 2026 the serve_warm authors\n"
         "# SPDX-License-Identifier: Apache-2.0\n"
-        "# Written by helm/observability/rules.py: change that, and run it.\n"
+        "# Written by helm/observability/rules.py. To change this file, edit and run that script.\n"
     )
     return head + yaml.dump({"groups": GROUPS}, Dumper=_Dumper, sort_keys=False, width=10_000)
 

@@ -255,7 +255,7 @@ def receive_unnamed(digest: str, size_bytes: int, fill: Callable[[Sink], None]) 
 
 
 def receive(file: BinaryIO, digest: str, size_bytes: int, fill: Callable[[Sink], None]) -> None:
-    """Let `fill` write a blob into an empty file, hash the blob as it arrives, and rewind the file.
+    """Have `fill` write a blob into an empty file, hashed as it arrives; then rewind the file.
 
     Raises:
         ArtifactRefused: `digest_mismatch`.
@@ -302,8 +302,8 @@ class _Landing:
         self._early: dict[int, int] = {}
         self.hashed_bytes = 0
         self.received_bytes = 0
-        """Number of received bytes. Repeated pieces count again, because they could overwrite
-        hashed bytes; the count then exceeds the size of the blob."""
+        """Number of received bytes. A repeated piece counts again. So the count exceeds the size
+        of the blob, and the blob is refused: a repeated piece could overwrite hashed bytes."""
         self.failure: OSError | None = None
         """Why the file could not be written or read back."""
 
@@ -323,7 +323,7 @@ class _Landing:
             if max(self.received_bytes, offset + len(view)) > self._size_bytes:
                 raise StoreError(
                     f"received more data than the blob's {self._size_bytes} bytes",
-                    hint="the store sent a piece twice, or sent another object",
+                    hint="the store sent a piece twice, or sent a different object",
                 )
         written = 0
         while written < len(view):

@@ -281,7 +281,7 @@ def say_why_none(candidates: Sequence[Candidate]) -> str:
 
 
 def of_another_gpu(considered: Considered) -> str:
-    """Return a sentence that names the GPUs of the variant and of this machine; empty if equal."""
+    """Return a sentence that names the variant's GPU and this machine's; empty if they match."""
     named = {NONE: "a machine without a GPU", UNKNOWN: "a GPU that torch cannot use", None: NONE}
     for mismatch in considered.mismatches:
         if mismatch.factor == "gpu":
@@ -302,9 +302,9 @@ def _find_hint(trace: Sequence[Considered], nearest: Considered, uri: str) -> st
     if {mismatch.factor for mismatch in nearest.mismatches} & nearest.same_folders:
         written = [m.artifact for m in nearest.mismatches if m.factor in nearest.same_folders]
         return (
-            "torch's cache keys use the path as written, and do not follow links. Start Ray from "
-            f"the path that the artifact was built from: {', '.join(map(str, written))}; or build "
-            f"from the path that replicas use: serve-warm build APP --store {uri}"
+            "torch's cache keys depend on the path as written: links are not resolved. Start Ray "
+            f"from the path that the artifact was built from: {', '.join(map(str, written))}; or "
+            f"build from the path that replicas use: serve-warm build APP --store {uri}"
         )
     if all(map(of_another_gpu, trace)):
         return f"{of_another_gpu(nearest)}; {build}"

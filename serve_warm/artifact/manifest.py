@@ -190,7 +190,7 @@ class Manifest:
         raise ArtifactRefused(
             f"the artifact has no part {name!r}, only {', '.join(p.name for p in self.parts)}",
             reason="missing_part",
-            hint=f"build the artifact with {name}, or load only the parts in the artifact",
+            hint=f"build an artifact with part {name!r}, or load only parts that the artifact has",
         )
 
     def to_statement(self) -> bytes:
@@ -260,7 +260,8 @@ def _check_format(statement: Any) -> None:
         raise ArtifactRefused(
             f"the artifact has format {version}, but this release reads format {FORMAT}",
             reason="newer_format",
-            hint="upgrade serve-warm on this machine, or build with the release that it runs",
+            hint="upgrade serve-warm on this machine, or build with the release that this machine "
+            "runs",
         )
 
 

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 MAX_BYTES = 10 << 30
 MAX_AGE_S = 30 * 86400.0
 WAIT_S = 60.0
-"""Seconds to wait while another process downloads a blob, before also downloading it."""
+"""Seconds to wait for another process that downloads a blob; then this process downloads it too."""
 POLL_S = 0.02
 ABANDONED_S = 3600.0
 """Age in seconds at which a temporary file counts as the leftover of a killed download."""
@@ -72,7 +72,7 @@ class NodeCache:
     max_age_s: float = MAX_AGE_S
     """Seconds that a blob is kept after its last use."""
     wait_s: float = WAIT_S
-    """Seconds to wait while another process downloads a blob, before also downloading it."""
+    """Seconds to wait for another process that downloads a blob (see `WAIT_S`)."""
 
     @classmethod
     def open(
@@ -299,8 +299,8 @@ def _check_own(root: Path, descriptor: int) -> None:
 def _warn_once(root: Path, why: str) -> None:
     # Log each cause only once. Otherwise every part of every artifact would log it.
     logger.warning(
-        "the node cache %s cannot be written: %s. So each process downloads its own copy. Free "
-        "disk space, or set node_cache_dir to another folder",
+        "the node cache %s cannot be written: %s. Each process therefore downloads its own "
+        "copy. Free disk space, or set node_cache_dir to another folder",
         root,
         why,
     )

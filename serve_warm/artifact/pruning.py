@@ -23,7 +23,7 @@ from serve_warm.trust.envelope import Envelope, parse_json
 logger = logging.getLogger(__name__)
 
 GRACE_S = 86400.0
-"""Seconds for which a blob that no statement names is kept, because a push writes blobs first."""
+"""Seconds for which a blob is kept although no statement names it: a push writes blobs first."""
 
 DELETED_AT_ONCE = 50
 """Number of blobs to delete before listing statements again: a new statement may name an old

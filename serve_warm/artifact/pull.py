@@ -168,8 +168,8 @@ def _refuse_missing_folder(store: Store, deployment: str) -> None:
         raise ArtifactNotFound(f"{missing}; {missing.near}")
     raise ArtifactNotFound(
         f"{store.uri} has no artifact for {deployment!r}: {missing}",
-        hint="check the path and its mount, or build the first one: serve-warm build APP --store "
-        + store.uri,
+        hint="check the path and its mount, or build the first artifact: serve-warm build APP "
+        f"--store {store.uri}",
     )
 
 
@@ -185,7 +185,7 @@ class Found:
     unread: int = 0
     """Number of statements that were listed but not read."""
     is_complete: bool = True
-    """Whether none of the unread statements could be chosen by a pull."""
+    """Whether all statements that a pull could choose were read."""
     read_s: float
     """Wall-clock seconds for reading the store."""
     verify_s: float

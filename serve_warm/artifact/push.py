@@ -214,9 +214,9 @@ def _place(
         )
     if manifest.created <= last_created:
         raise AlreadyPublished(
-            f"{store.uri} has variant {manifest.fingerprint.key} of {manifest.deployment!r} "
-            f"created {last_created}, but this artifact was created {manifest.created}: replicas "
-            "would keep loading the artifact in the store",
+            f"this artifact (created {manifest.created}) is not newer than variant "
+            f"{manifest.fingerprint.key} of {manifest.deployment!r} in {store.uri} (created "
+            f"{last_created}): replicas would keep loading the artifact in the store",
             hint="build again on a machine with a correct clock, or publish under another prefix",
             statement=taken[-1],
         )
@@ -224,7 +224,7 @@ def _place(
 
 
 def _find_resigned(key: str, envelope: bytes) -> str:
-    """Return the key for an envelope with the same payload as at `key`, but other signatures."""
+    """Return the key for an envelope that differs from the one at `key` only in its signatures."""
     stem = re.sub(r"(-s[0-9a-f]{8})?" + re.escape(STATEMENT_SUFFIX) + r"\Z", "", key)
     return f"{stem}-s{hashlib.sha256(envelope).hexdigest()[:8]}{STATEMENT_SUFFIX}"
 
@@ -300,8 +300,8 @@ def sign(
 
 def _refuse_unsigned(each: _Vouched) -> ArtifactRefused:
     unsigned = ArtifactRefused(
-        "this artifact is trusted only because unsigned_ok names its store, but with a signature "
-        "it would be trusted everywhere",
+        "this artifact is trusted only because unsigned_ok names its store, but a signature "
+        "would make it trusted everywhere",
         reason="untrusted",
         hint=f'to sign the artifact anyway, pin it: pinned = ["sha256:{each.verified.digest}"]',
     )

@@ -9,8 +9,8 @@ newest and the oldest. Junk added later then cannot delay the oldest statements,
 earlier cannot delay the newest.
 
 Reading ends early once no unread statement can be chosen. Statements are signed before they are
-stored. So every statement that was stored before the best statement was signed is older than the
-best statement.
+stored. So a statement is older than the best statement if it was stored before the best statement
+was signed.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class ReadingOrder:
         self._read: dict[str, float] = {}
         """When each statement was written, in seconds since the epoch, by key."""
         self._best_unix = -math.inf
-        """When the best fitting statement so far was signed, in seconds since the epoch."""
+        """Signing time of the best-fitting statement so far, in seconds since the epoch."""
         self._clock_is_right = True
         """Whether every statement so far was written to the store after it was signed."""
 
@@ -116,7 +116,7 @@ class ReadingOrder:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no unread statement can be newer than the best statement."""
+        """Whether reading can end, because unread statements cannot be newer than the best one."""
         return self._is_settled() or (self._is_listed and not self.left)
 
     def take(self, most: int) -> list[str]:

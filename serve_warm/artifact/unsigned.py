@@ -154,7 +154,10 @@ def _read_gang(
 
 
 def _explain_gang(fingerprints: Sequence[Fingerprint]) -> str:
-    """Return why these fingerprints do not form one complete gang, or an empty string."""
+    """Return the reason why these fingerprints do not form one complete gang.
+
+    The reason is empty if they form one.
+    """
     claims = [each.app.get("rank", "") for each in fingerprints]
     if len(claims) <= 1 and not any(claims):
         return ""
@@ -167,7 +170,10 @@ def _explain_gang(fingerprints: Sequence[Fingerprint]) -> str:
 
 
 def _explain_ranks(claims: Sequence[str]) -> str:
-    """Return why the claims do not name each rank of one gang exactly once, or an empty string."""
+    """Return the reason why the claims do not name each rank of one gang exactly once.
+
+    The reason is empty if they do.
+    """
     if without := claims.count(""):
         return f"{without} artifacts have no rank" if without > 1 else "one artifact has no rank"
     ranks = []

@@ -353,7 +353,7 @@ def _import_bound(config: Mapping[str, Any]) -> Any:
         raise ConfigError(
             f"import_path {config['import_path']!r} does not accept these args: "
             f"{' '.join(str(error).split())}",
-            hint="Serve passes args as the only argument to the function that import_path names",
+            hint="the function in import_path gets the value of args as its only argument",
         ) from error
 
 

@@ -12,7 +12,7 @@ because the speed of a shared machine changes within minutes. The clocks:
     cpu_s        CPU of the replica and of the compilers it waited for, process start → proof
 
 `cold` and `torch_bytes` run stock torch, including torch's probe of the CPU's vector ISA. The floor
-is what remains of the warm run without overhead: imports, weights and the passes themselves.
+is the part of a warm run that is not overhead: imports, weights and the passes themselves.
 """
 
 from __future__ import annotations

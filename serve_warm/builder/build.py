@@ -257,7 +257,7 @@ def _portable_facts(packed: PackedReplica) -> dict[str, Any]:
     machine = packed["fingerprint"]["machine"]
     if machine["cpu_isa"] != PORTABLE_ISA:
         raise BuildFailed(
-            "`cpu: portable` needs AVX2 (x86-64-v3), but the CPU of the build does not have "
+            "`cpu: portable` needs AVX2 (x86-64-v3), but the build machine's CPU does not have "
             + " ".join(lacking(machine["cpu_isa"])),
             hint="nothing was published; build on a machine with these CPU flags",
         )

@@ -31,8 +31,8 @@ class Built:
     """An artifact that passed its round trip and is published."""
 
     published: Literal["new", "kept"]
-    """`kept` means that the variant was already published, `if_published` is `keep`, and the
-    variant passed."""
+    """`kept`: `if_published` is `keep`, and the variant that was already published passed its
+    round trip."""
     store: str
     statement: str
     """The key of the statement. For a gang, `statement`, `variant` and both reports are of the

@@ -56,7 +56,7 @@ def check(
     document = read_document(target)
     broken = find_schema_problems(document)
     if broken:
-        fix = "correct the file, because Serve refuses it as it is"
+        fix = "correct the file: Serve does not accept it"
         return check_keys(target, document) + Checked(
             problems=tuple(
                 Problem(where=f"{target}: {where}", what=what, fix=fix) for where, what in broken
@@ -198,8 +198,9 @@ def _unread_settings(application: Application) -> Iterator[Problem]:
         if isinstance(user_config, Mapping) and "warmup" in user_config:
             yield Problem(
                 where=f"{name}: user_config.warmup",
-                what="the class does not use WarmupMixin, so serve_warm does not read this",
-                fix="add WarmupMixin to its bases, or ignore this if your own code reads the key",
+                what="the class does not use WarmupMixin, so serve_warm ignores this setting",
+                fix="add WarmupMixin to the bases of the class, or ignore this warning if your own "
+                "code reads the key",
             )
     for name in application.warming:
         user_config = application.option(name, "user_config")

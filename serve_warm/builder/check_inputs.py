@@ -68,7 +68,7 @@ def _check_batches(cls: type, name: str, most: Any) -> Iterator[Problem]:
         yield Problem(
             where=name,
             what=f"@serve.batch has max_batch_size={largest}, but max_ongoing_requests of the "
-            f"deployment is {most} (Serve's default is 5), so no batch can be larger than that",
+            f"deployment is {most} (Serve's default is 5), so no batch can be larger than {most}",
             fix=f"set max_ongoing_requests: {largest} for {name}, or max_batch_size={most}",
         )
 

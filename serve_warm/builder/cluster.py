@@ -204,7 +204,7 @@ class Cluster:
         """Address of the code that Ray copied for the replicas; None if the nodes already have the
         code."""
         self.place = place
-        """Whether the cluster runs only on this machine, or was found at an address."""
+        """`here` if the cluster runs only on this machine; `address` if it was found at one."""
 
     @contextlib.contextmanager
     def deployed(self, app: App, settings: Mapping[str, Any]) -> Iterator[str]:

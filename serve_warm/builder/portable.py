@@ -83,8 +83,8 @@ def prove_portable(cache: IO[bytes], *, objdump: str) -> int:
         kernels = len({instruction.kernel for instruction in found})
         shown = "; ".join(map(str, found[:SHOWN]))
         raise BuildFailed(
-            f"cpu: portable, but {len(found)} instructions in {kernels} of {checked} libraries "
-            f"need more than AVX2 (x86-64-v3): {shown}",
+            f"`cpu: portable` is set, but {len(found)} instructions in {kernels} of {checked} "
+            f"libraries need more than AVX2 (x86-64-v3): {shown}",
             hint="nothing was published. Look for machine flags in CXX, or for libraries that "
             "the model itself builds into torch's cache directory",
         )
@@ -112,7 +112,7 @@ def _disassemble(file: Path, name: str, objdump: str) -> Iterable[str]:
     if completed.returncode or not any(_instruction(line) for line in lines):
         reason = completed.stderr.strip() or "it printed no instruction"
         raise BuildFailed(
-            f"cpu: portable, but objdump could not disassemble {name}: {reason}",
+            f"`cpu: portable` is set, but objdump could not disassemble {name}: {reason}",
             hint=(
                 "nothing was published, because code that cannot be disassembled cannot be checked"
             ),
@@ -138,7 +138,7 @@ _BEYOND_BY_NAME = re.compile(
 )
 
 _EVEX = "62"
-"""The first byte of AVX-512's encoding, even if an instruction uses only low 256-bit registers."""
+"""The first byte of AVX-512's encoding, which instructions on low 256-bit registers can use too."""
 
 _PREFIXES = {"26", "2e", "36", "3e", "64", "65", "67"}
 """Segment and address-size bytes that may precede the first byte of an encoding."""

@@ -183,12 +183,12 @@ def accept(report: Mapping[str, Any], *, level: int = 1, without_compiler: bool 
             if use["level"] < 3
         ]
         if report["compiler_imported"] == "start":
-            problems.append("torch's compiler was imported, which libraries do not need")
+            problems.append("torch's compiler was imported, although libraries do not need it")
     if problems:
         raise BuildFailed(
             "a fresh replica loaded the artifact, but " + "; ".join(problems),
             hint=(
-                "nothing was published. Usually a graph bypasses torch's caches "
-                "(TORCH_LOGS=+inductor names it), or an input is different at each start"
+                "nothing was published. The usual cause is a graph that bypasses torch's caches "
+                "(TORCH_LOGS=+inductor names it), or an input that is different at each start"
             ),
         )

@@ -21,8 +21,8 @@ from serve_warm.errors import ServeWarmError
 @click.argument("app")
 @click.option(
     "--store",
-    help="Store to which serve-warm build will publish, to compare with the store in the app's "
-    "settings.",
+    help="Store to which serve-warm build will publish. check compares it with the store in the "
+    "app's settings.",
 )
 @click.option("--deployment", help="Check only this deployment, which must use WarmupMixin.")
 @click.option(

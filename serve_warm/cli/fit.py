@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The `diff` command, which explains why an artifact fits a machine or not. Needs no torch."""
+"""The `diff` command, which explains whether and why an artifact fits a machine. Needs no torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from serve_warm.trust.envelope import parse_json
 from serve_warm.trust.files import load_trust
 
 BY_REPLICA = "set by the replica"
-"""Shown for a factor of the app if no app is known, because the replica sets threads and modes."""
+"""Shown instead of an app factor's value if no app is known: a replica sets threads and modes."""
 
 
 @click.command()

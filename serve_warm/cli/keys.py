@@ -76,8 +76,8 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
     "deployments",
     multiple=True,
     help=(
-        "Sign only the artifacts of this deployment. --unsigned requires this option, and "
-        "allows repeating it."
+        "Sign only the artifacts of this deployment. With --unsigned, this option is required "
+        "and repeatable."
     ),
 )
 @click.option(

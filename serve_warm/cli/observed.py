@@ -74,8 +74,8 @@ class Observed:
     event: str = ""
     """The last event or problem, in a line; empty if there is none."""
     figures_alone: bool = False
-    """Whether the source is a page of metrics. Then `store` and `doing` are unknown, and `event`
-    has counts instead of the replica's own text."""
+    """Whether the source is a page of metrics. On such a page, `store` and `doing` are unknown,
+    and `event` has counts instead of the replica's own text."""
 
     @property
     def names(self) -> tuple[str, str, str]:
@@ -229,7 +229,7 @@ def _of_replica(replica: node.Replica, now: float, source: str) -> Observed:
 
 READY_SECONDS = ("serve_warm_ready_seconds", "")
 ELAPSED_SECONDS = ("serve_warm_start_elapsed_seconds", "")
-"""Both times count from before the replica's `__init__`, when no state file existed yet."""
+"""Both times begin before the replica's `__init__`, when no state file exists yet."""
 
 
 def _elapsed_s(replica: node.Replica, stage: str, now: float) -> float | None:
@@ -524,7 +524,7 @@ POOL_BYTES = "serve_warm_graph_pool_bytes"
 
 
 def _seats(figures: Mapping[tuple[str, str], float], *, why: str = "") -> str:
-    """Return the number of wanted and free seats, and whether this start used a seat, or why not.
+    """Return how many seats are wanted and free, and whether this start used a seat (if not, why).
 
     `why` is the line about the seat in the replica's state file; a page of metrics has no such
     line.

@@ -317,7 +317,7 @@ def _own_seconds(report: Mapping[str, Any]) -> float:
 
 
 def _describe_seconds(report: Mapping[str, Any]) -> str:
-    """Return a text with the seconds until the proof, and the waits for other deployments."""
+    """Describe the seconds until the proof, and the waits for other deployments."""
     waits = _waits(report)
     waited_s = sum(span["seconds"] for span in waits)
     names = ", ".join(dict.fromkeys(span["name"] for span in waits))

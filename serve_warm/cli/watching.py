@@ -68,7 +68,7 @@ replicas."""
     help="Seconds between updates with --watch.",
 )
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON, one line per update with --watch."
+    "--json", "as_json", is_flag=True, help="Print JSON; with --watch, one line per update."
 )
 @click.pass_context
 def status(
@@ -183,9 +183,10 @@ def remarks(now: Look, which: Which) -> list[str]:
         said.append(WORDS_ELSEWHERE)
     if young:
         its = "its page does" if len(young) == 1 else "their pages do"
-        it, was = ("it", "it was") if len(young) == 1 else ("them", "they were")
+        it, was = ("this replica", "it was") if len(young) == 1 else ("these replicas", "they were")
         said.append(
-            f"{len(young)} more ended before {was} ready, and {its} not say when: --all shows {it}"
+            f"{len(young)} more ended before {was} ready, and {its} not say at what time: --all "
+            f"shows {it}"
         )
     return said
 

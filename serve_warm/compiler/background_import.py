@@ -60,7 +60,7 @@ probably waiting for that lock."""
 
 
 class Turns:
-    """Lets either any number of threads import in this process, or only one background thread.
+    """Decides who can import in this process: all other threads, or one background thread alone.
 
     Create this object in the thread that makes most of the imports, but not during an import,
     because imports that began earlier are not seen. Imports are watched until `end()`. For

@@ -36,7 +36,7 @@ class HandedOver(abc.ABC):
 
 
 def _find_dispatcher(value: Any) -> HandedOver | None:
-    """Return the value if it is a dispatcher, or else the dispatcher of this callable."""
+    """Return a dispatcher itself, or the dispatcher of any other callable; None without one."""
     if isinstance(value, HandedOver):
         return value
     # Compare the type, because `functools.wraps` copies all attributes to a wrapper in user code.

@@ -120,7 +120,7 @@ def pin_portable_cpu() -> Sequence[str]:
     if found != "Linux x86_64":
         raise ConfigError(
             f"`cpu: portable` works only on Linux x86_64, but this is {found}",
-            hint="remove this setting; each artifact then works only on one kind of CPU",
+            hint="remove this setting; without it, each artifact works only on one kind of CPU",
         )
     lacking = fingerprint.lacking(fingerprint.read_cpu_isa())
     if not lacking:

@@ -8,9 +8,9 @@ eager run compiles nothing. The eager run is counted anyway, because later calls
 they launch a graph. Libraries (level 3) do not use graph trees: `aoti_graphs` captures their
 graphs.
 
-If a capture runs out of memory or meets an operation that cannot be captured, torch alone would
-raise an error in every later call to the function. serve_warm records a skip with the reason
-instead, and runs the function without a graph from then on.
+A capture fails if it runs out of memory or meets an operation that cannot be captured. Without
+serve_warm, torch then raises an error in every later call to the function. serve_warm instead
+records a skip with the reason, and runs the function without a graph from then on.
 
 Private names of torch (seen in 2.11, 2.13 and 2.15): `CUDAGraphTreeManager` with `record_function`
 and `run_eager`, `get_obj`, `is_cudagraph_capture_sizes`, the state that `_Attempt` and `end_broken`
@@ -41,7 +41,7 @@ from serve_warm.inputs import InputSignature
 from serve_warm.report import CompileEvent, DeviceMemory
 
 SKIP_USERS = ("cudagraph_utils", "cudagraph_trees", "output_code", "compile_fx")
-"""Inductor modules that import the function that records a skip into their own namespace."""
+"""Inductor modules whose namespaces contain the function that records a skip."""
 
 
 def observe(note: Callable[[CompileEvent], None], ran_eagerly: Callable[[], None]) -> None:
@@ -315,7 +315,7 @@ class _Attempt:
 
 
 def end_broken(device_index: int, pool: Any) -> None:
-    """Make torch's allocator end a failed capture into a pool."""
+    """Tell torch's allocator that a failed capture no longer allocates from a pool."""
     import torch
 
     allocator: Any = torch._C
@@ -421,14 +421,17 @@ def _hook_threads(trees: ModuleType) -> None:
 
 
 def _why_here(captured_by: Mapping[int, str]) -> str:
-    """If only other threads have captured so far, return a text about these threads.
+    """Name the threads that captured earlier graphs, if this thread has captured none.
 
     Return an empty string if this thread has captured before, or if no thread has.
     """
     if not captured_by or threading.get_native_id() in captured_by:
         return ""
     others = ", ".join(repr(name) for name in list(captured_by.values())[-3:])
-    return f"captured in thread {threading.current_thread().name!r}, but earlier graphs in {others}"
+    return (
+        f"captured in thread {threading.current_thread().name!r}, but earlier graphs were captured "
+        f"in {others}"
+    )
 
 
 def _why_again(manager: Any, new_inputs: Any, function_id: Any) -> str:

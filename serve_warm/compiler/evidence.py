@@ -65,7 +65,7 @@ class CompiledCalls:
             self._replayed = None
 
     def is_outside(self) -> bool:
-        """Return whether the caller runs during a replay, but outside the calls of any replay.
+        """Return whether a replay is running and the caller is outside every replay.
 
         Code from an earlier replay that is still running counts as inside, because it has that
         replay's mark.

@@ -92,7 +92,7 @@ _PATCHED = "serve_warm_names_closures_alike"
 
 
 def _describe_cell(cell: CellType, name: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the part of a function's name that comes from one closure cell: only code counts."""
+    """Return what a closure cell adds to a function's name: nothing unless it holds a function."""
     try:
         code = getattr(cell.cell_contents, "__code__", None)
     except ValueError:  # the cell is still empty

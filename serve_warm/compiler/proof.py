@@ -74,7 +74,7 @@ def run_eagerly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def falls_counted() -> Iterator[None]:
-    """Count code that runs eagerly inside the block because it had reached its recompile limit.
+    """Count code that runs eagerly inside the block because it has reached its recompile limit.
 
     Each function counts once per block, and compiling remains allowed. The proof uses this instead
     of `forbid` if an error in one rank would leave other ranks waiting.
@@ -87,7 +87,7 @@ def falls_counted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _look_at_fallen_again() -> Iterator[None]:
-    """Make Dynamo process calls to code at its recompile limit, so that the watch counts them."""
+    """Let Dynamo handle calls to code at its recompile limit, so that the watch counts them."""
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
     def treat_fallen(action: _FrameAction) -> None:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Counts of the Triton kernels, Inductor's and hand-written, that are built or autotuned.
+"""Counts of the Triton kernels that are built or autotuned, both Inductor's and hand-written ones.
 
 Each built kernel leaves a binary in Triton's cache directory, whichever process built it. Inductor
 builds kernels in worker processes, where this process's hooks do not run. So serve_warm counts the

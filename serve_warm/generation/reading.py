@@ -50,7 +50,7 @@ def read(model: Any, *, max_length: int, prompt_lengths: Sequence[int]) -> Needs
     attention = config._attn_implementation
     if attention not in MASKS:
         raise ConfigError(
-            f"{type(model).__name__} has attention {attention!r}, whose masks are not tensors",
+            f"{type(model).__name__} uses attention {attention!r}, whose masks are not tensors",
             hint="load the model with attn_implementation='sdpa'",
         )
     cache, states, encoder_length = _call_once(model)

@@ -437,7 +437,7 @@ def _check_given(given: Mapping[str, Any]) -> None:
 def _check_positions(
     tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None
 ) -> None:
-    """Refuse positions that differ from the tokens' positions without padding."""
+    """Refuse positions other than those that the tokens would have without padding."""
     if positions is None:
         return
     # Qwen2-VL has four rows of positions, which differ at the tokens of an image.

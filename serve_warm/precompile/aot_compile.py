@@ -48,8 +48,8 @@ class Made:
     """A torch pickle, or at level 3 a shared library. Both are code, so load them only after
     verification. They hold no weights."""
     references: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Module and qualified name of each object that `load` needs in addition to a pickle, by the
-    name of the global that holds the object in compiled code."""
+    """The objects that `load` needs in addition to a pickle. Maps the name of each object's global
+    in compiled code to the object's module and qualified name."""
     plan: Plan = field(default_factory=Plan)
     """Settings that are needed to load the library or the pickle. Can be stored as JSON."""
     facts: facts.Facts

@@ -161,7 +161,7 @@ EXPLANATION = "Explanation:"
 HINT = "Hint:"
 
 NO_ACTION = ("This graph break", "Please report", "It may be possible", "Dynamo has detected")
-"""First words of those hints from torch that name no action."""
+"""The first words of torch's hints that suggest no action."""
 
 OF_TORCH = "/site-packages/torch/"
 

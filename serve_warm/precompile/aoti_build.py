@@ -82,7 +82,7 @@ class LibraryBuild:
         tensors: Sequence[Any],
         arguments: Mapping[str, Any],
     ) -> None:
-        """Run `make` up to the C++ compiler, and start the compiler in the background.
+        """Run `make` until it needs the C++ compiler, and start this compiler in the background.
 
         Raises:
             NoEntry: as `make` does.
@@ -333,7 +333,10 @@ class _Graph:
             if written:
                 return f"it writes into argument {given.index}, but a CUDA graph has only a copy"
             if aoti_graphs.overlaps_itself(tensor):
-                return f"argument {given.index} is an expanded tensor, which cannot be copied into"
+                return (
+                    f"argument {given.index} is an expanded tensor, and values cannot be copied "
+                    "into such a tensor"
+                )
         shared = [where for where in self._aliases if where]
         return f"an output shares memory with {shared[0]}" if shared else ""
 
@@ -429,7 +432,7 @@ def _aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[str]:
 
 
 def _sharing(where: str) -> str:
-    """Return words for an error about an output, given the output's text from `_aliases`."""
+    """Say in words what an output shares memory with; `where` comes from `_aliases`."""
     none = "shares no memory with an input or an earlier output"
     return f"shares memory with {where}" if where else none
 
@@ -509,7 +512,7 @@ STEP_OF = {
     "object.__getattribute__": "own",
     **dict.fromkeys(("dict.__getitem__", "list.__getitem__", "tuple.__getitem__"), "item"),
 }
-"""Kind of step by the function that Dynamo uses for it in an expression."""
+"""Maps each function that Dynamo uses in an expression to the kind of step that it makes."""
 
 
 def _differ(left: Any, right: Any) -> bool:

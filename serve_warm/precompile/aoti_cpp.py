@@ -164,8 +164,8 @@ class Commands:
         self._open = contextlib.ExitStack()
         self._folder = self._open.enter_context(_private_folders.temporary_folder())
         self._places: dict[str, str] = {}
-        """Maps each path that torch names to a path in a private folder. In its own folder, torch
-        would remove the objects as soon as it assumes that they are linked."""
+        """Maps each path that torch names to a path in a private folder. torch removes objects
+        from its own folder as soon as it assumes that they are linked."""
         self._lines: list[list[str]] = []
         self.has_begun = False
         self._library = ""

@@ -34,7 +34,7 @@ class Code(Protocol):
         """Run on the given tensors, and return the outputs."""
 
     def reserve(self) -> contextlib.AbstractContextManager[Run]:
-        """Yield a run of the code that no other thread uses during the block."""
+        """Yield a function that runs the code and that no other thread uses during the block."""
 
 
 MOST_CAPTURES = 64

@@ -38,8 +38,8 @@ from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.names import describe_tensor, name_of_class, resolve
 
 Build = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Any]
-"""Function that builds the callee's result from the outputs and inputs of the native code and the
-tensors of the call."""
+"""Function that builds the callee's result. It takes the outputs of the native code, the inputs of
+the native code, and the tensors of the call."""
 
 Assign = tuple[Callable[[Any], Any], str, Build]
 """An attribute that a call assigns: the steps from the callee to the module, the name, and the
@@ -50,7 +50,7 @@ DAMAGED = (AttributeError, LookupError, TypeError, ValueError, ImportError, OSEr
 
 
 class LibraryFailed(RuntimeError):
-    """A library's code failed. Anything that the code wrote before the failure remains."""
+    """A library's code failed. What the code wrote before the failure is not undone."""
 
 
 class LibraryFailedCleanly(LibraryFailed):
@@ -77,8 +77,8 @@ class Input:
     """Where one input of the native code comes from."""
 
     kind: str
-    """`argument`, a tensor of the call; in a module `parameter`, `buffer` and `attribute`; or
-    `path`, any other place reached from the callee."""
+    """`argument`: a tensor of the call. `parameter`, `buffer` or `attribute`: a tensor of a module.
+    `path`: any other place that can be reached from the callee."""
     owner: str = ""
     """Path of the module, as in `named_modules`."""
     name: str = ""
@@ -426,7 +426,7 @@ class Native:
 
     @contextlib.contextmanager
     def reserve(self) -> Iterator[Run]:
-        """Yield a run of one model that no other thread uses during the block."""
+        """Yield a function that runs one model. No other thread uses this model in the block."""
         model = self._take_model()
         try:
             yield functools.partial(self._run_model, model)

@@ -21,7 +21,7 @@ from serve_warm.precompile.module_changes import FactWatch
 from serve_warm.precompile.session import SESSION
 
 STATES_KEPT = 64
-"""Number of model states whose calls stay known. Two states differ if different entries match
+"""Number of model states whose known calls are kept. Two states differ if different entries match
 them."""
 
 Use = tuple[str, int, str]

@@ -25,7 +25,7 @@ FP32_PRECISIONS = (
 def tensor_check(
     tensors: Sequence[Any], *, free: Mapping[int, Free] | None = None
 ) -> Callable[..., bool]:
-    """Return a function that checks whether compiled code treats other tensors like these.
+    """Return a function that checks whether compiled code treats other tensors the same as these.
 
     Compares type, dtype, device, sizes, strides, `requires_grad` and dispatch keys (inference mode,
     autocast, functorch). The check fails if a tensor is passed twice. Runs in C++: 0.2 µs for two
@@ -95,7 +95,7 @@ def _add_version_guard(manager: Any, mapping: dict[Any, Any]) -> None:
 
 
 def backend_flags() -> str:
-    """Return the flags of torch's backends that select kernels, as text.
+    """Return torch's backend flags, which affect the choice of kernels, as text.
 
     Any code can change these flags while a process is running. Reading the flags takes 4 µs.
     """

@@ -127,7 +127,7 @@ def in_form(
 
 @functools.lru_cache(maxsize=1024)
 def form_of(structure: str) -> Form | None:
-    """Return the form of call that a structure describes, or None if a keyword is no valid name."""
+    """Return the form of call that a structure describes; None if a keyword is not a valid name."""
     call = ast.parse(f"f({structure})", mode="eval").body
     assert isinstance(call, ast.Call)  # noqa: S101 - for the type checker
     names = tuple(each.arg for each in call.keywords if each.arg is not None)

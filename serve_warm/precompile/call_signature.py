@@ -42,8 +42,8 @@ class Signature:
     """A kind of call: all properties of the arguments that compiled code depends on."""
 
     structure: str
-    """The arguments as source code: t0, t1 and so on for tensors, anything else as it is.
-    """
+    """The arguments as source code. Tensors are written as t0, t1 and so on, and everything else as
+    it is."""
     tensors: tuple[str, ...]
     """Metadata of each tensor."""
 
@@ -140,7 +140,7 @@ def _source(
 
 
 def _instead_of(kind: type) -> str:
-    """Return what to pass or call instead, for an argument of an unsupported class."""
+    """Return advice for an argument of an unsupported class: what to pass or call instead."""
     if any(f"{base.__module__}.{base.__name__}" == TRANSFORMERS_CACHE for base in kind.__mro__):
         return "decode with serve_warm.compile_generation, which keeps the cache in the model"
     return "pass plain tensors, finite numbers, strings, or lists, tuples and dicts of these"
@@ -170,7 +170,7 @@ LONGEST_BITS = 128
 """Largest number of bits that an entry's integer argument can have."""
 
 OTHER = "other"
-"""Replaces, in a call's key, a number or string that no entry was made for."""
+"""In a call's key, this stands for any number or string that no entry was made for."""
 
 
 def list_known_values(structure: str) -> set[tuple[type, Any]]:

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checks, at each call, for changes of the sources from which facts were read.
+"""Checks at each call whether the sources from which facts were read have changed.
 
-Most sources are dicts, whose versions are compared in C++. Sources of kinds in `SLOW_KINDS` are
-compared during a call, at most once a second (`RELOOK_S`).
+Most sources are dicts, whose versions are compared in C++. Sources whose kind is in `SLOW_KINDS`
+are also compared during calls, but at most once a second (`RELOOK_S`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ RELOOK_S = 1.0
 """Longest time in seconds until traffic notices a change of a `SLOW_KINDS` source."""
 
 SLOW_KINDS = ("type", "dict", "code")
-"""Sources that are compared only once in `RELOOK_S`, like the flags of torch's backends. They show
-that an object has a new class or `__dict__` (`module.__class__ = Other`), or that a function has
-new code. About one source for each object is of these kinds, and such changes are rare."""
+"""Kinds of sources that are compared at most once every `RELOOK_S` seconds, like the flags of
+torch's backends. They show that an object has a new class or `__dict__`
+(`module.__class__ = Other`), or that a function has new code. Each object has about one source of
+these kinds, and such changes are rare."""
 
 NOISE = 2
 """After this number of changes without an effect on facts, the keys of a dict are compared one by
@@ -48,8 +49,8 @@ class _Groups:
     of_class: set[int] = field(default_factory=set)
     """Ids of the dicts of classes. Only the versions of these are known."""
     others: list[Source] = field(default_factory=list)
-    """Sources that each look reads: all except slow sources and sources that the version of a dict
-    covers."""
+    """Sources that `find_changed` always reads: all except slow sources and sources that the
+    version of a dict covers."""
     slow: list[Source] = field(default_factory=list)
     checks: list[Callable[[], bool]] = field(default_factory=list)
     """Checks of all sources except dicts and slow ones, run at each call."""

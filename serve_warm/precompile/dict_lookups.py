@@ -175,7 +175,7 @@ def _is_named(key: Any) -> bool:
 
 
 def _reads_key(path: str, of: str) -> bool:
-    """Return whether a path reads more of a dict's key than the key's value or the key's item."""
+    """Return whether a path uses `dict.keys` for anything but a key itself or the key's item."""
     if f"dict.keys({of})" not in path or is_number(path, of):
         return False
     dict_, number = re.escape(of), number_of(of)
@@ -192,7 +192,7 @@ def number_of(of: str) -> str:
 
 
 def is_number(path: str, of: str) -> bool:
-    """Return whether a path is only the expression of a key of this dict, by the key's index."""
+    """Return whether the whole path is an expression that gets a key of this dict by its index."""
     return re.fullmatch(number_of(of), path) is not None
 
 

@@ -87,7 +87,7 @@ class Dispatcher(HandedOver):
         self._settling = SettlingCalls(callee, self.name)
         self._counts: dict[Use, int] = {}
         self._logged: set[str] = set()
-        """Reasons for all calls that were already logged once."""
+        """Reasons that apply to all calls of the callable, and that were already logged once."""
         SESSION.dispatchers.add(self)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # noqa: C901 - the hot path, whole

@@ -41,7 +41,7 @@ are not read, and their calls run at level 1."""
 INDEX = "index.json"
 
 DIGEST = re.compile(r" [0-9a-f]{16}\b")
-"""Digest of a class' functions, as `names.name_of_class` writes it after the name."""
+"""Digest of a class's functions, which `names.name_of_class` writes after the class's name."""
 
 PREFIXES = {2: "entry", 3: "library"}
 """File name prefix of an entry by level: a torch pickle, or a shared library."""

@@ -46,8 +46,9 @@ ATTEMPTS = 4
 
 
 ROUNDED = (
-    "its weights are quantized, and if its activations are quantized too, the last bit of a float "
-    "decides between two quantized values: quantize only the weights, or run the model in bfloat16"
+    "its weights are quantized. If its activations are quantized too, a difference in the last bit "
+    "of a float can lead to a different quantized value. Quantize only the weights, or run the "
+    "model in bfloat16"
 )
 """Reason and advice for a quantized model that differs from eager by more than the tolerance."""
 

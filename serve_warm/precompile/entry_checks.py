@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 
 ONCE: Final = "once"
 """Key in an entry's plan. The value is the reason why the entry's calls may not run twice, or an
-empty string if they may. The plan of an entry from an older build does not have this key; then the
-calls count as if they may not run twice."""
+empty string if they may. A plan from an older build does not have this key. The calls of its entry
+are then treated as calls that may not run twice."""
 
 FAILURES_KEPT = 20
 """Number of withdrawn entries that a report names."""
@@ -50,9 +50,9 @@ class Phase(Enum):
     """Which calls are checked."""
 
     WARMING = "warming"
-    """No calls, while inputs are replayed until they are proven."""
+    """No calls are checked: inputs are being replayed until they are proven."""
     CHECKING = "checking"
-    """The first call of an entry, for each callable without a checked entry."""
+    """For each callable without a checked entry, the first call of an entry is checked."""
     SERVING = "serving"
     """Calls in traffic."""
 

@@ -64,8 +64,8 @@ class _Graph:
         self.writes = writes
         """Whether the graph writes into its inputs. If so, no two inputs may overlap."""
         self.input_ids: frozenset[int] = frozenset()
-        """Ids of the tensors of the last run with new tensors. Read them directly after that run.
-        """
+        """Ids of the tensors in the last run that made a new check of tensors. Read these ids
+        directly after that run."""
         self._known: list[tuple[str, ...]] = []
         self._checks: tuple[Callable[..., bool], ...] = ()
         self._apart = ApartInMemory()

@@ -246,7 +246,7 @@ OF_PARTS = ("parts", "input parts", "input parts alone")
 
 
 OF_INPUTS = {"tensor": "input", "parts": "input parts"}
-"""Maps a kind of fact about any tensor to the kind for a tensor that is an input of the graph."""
+"""For a kind of fact about any tensor, the kind to use if the tensor is an input of the graph."""
 
 
 UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, RuntimeError)
@@ -396,7 +396,8 @@ def expect(kind: str, found: Any, value: Any) -> Expected:
 
 
 RELATIONS = ("same", "distinct")
-"""Kinds of facts about several rows: `same` is one object, `distinct` one object per row."""
+"""Kinds of facts about several rows. `same`: all rows are one object. `distinct`: each row is a
+different object."""
 
 
 def others_of(kind: str, value: Any) -> list[int]:
@@ -462,7 +463,7 @@ SHOWN = 120
 
 
 def _describe_change(kind: str, now: Any, was: Any) -> str:
-    """Return a text that compares a fact's current value with its value at the build."""
+    """Return text that compares the current value of a fact with its value at the build."""
     if kind in ("attribute", "own", "contains"):
         name = show_key(now[0])
         verb = {"attribute": "attribute", "own": "instance attribute", "contains": "key"}[kind]

@@ -67,21 +67,21 @@ TENSOR_ARGUMENT = r"(?:L\['(t\d+)'\]|(t\d+))"
 CHECKED_ELSEWHERE = {
     "GRAD_MODE": (PROCESS, "checked at each call, with the state of the thread"),
     "DETERMINISTIC_ALGORITHMS": (PROCESS, "checked at each call, like all process state"),
-    "GLOBAL_STATE": (PROCESS, "checked at each call, with the state of thread and process"),
+    "GLOBAL_STATE": (PROCESS, "checked at each call, like all state of thread and process"),
     "TORCH_FUNCTION_STATE": (PROCESS, "checked at each call: with a mode, torch.compile answers"),
     "DEFAULT_DEVICE": (PROCESS, "a default device is a mode, so torch.compile answers"),
     "FUNCTORCH_STACK_MATCH": (PROCESS, "checked at each call: with a transform, eager answers"),
     "DUAL_LEVEL": (PROCESS, "checked at each call: with forward-mode gradients, eager answers"),
     "AUTOGRAD_SAVED_TENSORS_HOOKS": (PROCESS, "hooks for backward: entries run without gradients"),
     "SHAPE_ENV": (PROCESS, "becomes the entry's conditions, which are checked at each call"),
-    "STORAGE_OVERLAPPING": (PROCESS, "a graph that writes checks for overlaps at each call"),
+    "STORAGE_OVERLAPPING": (PROCESS, "checked at each call, if the graph writes to its inputs"),
     "DYNAMIC_INDICES": (TENSOR_ARGUMENT, "marks for the compiler, not for compiled code"),
     "EMPTY_NN_MODULE_HOOKS_DICT": (
         r".*\b_(global_)?(forward|backward)(_pre)?_hooks\w*(['\]]*)",
         "forward hooks have separate facts; backward hooks do not run without gradients",
     ),
 }
-"""For each guard kind that may be dropped, a pattern that its path must match, and why."""
+"""Kinds of guards that may be dropped: a pattern that the guard's path must match, and a reason."""
 
 BUILTINS = "__builtins_dict__"
 """Prefix of the name that Dynamo gives the dict of built-ins in the globals (2.11 to 2.13)."""
@@ -150,7 +150,7 @@ class _Table:
     """Path of a function by the alias of its globals. Used for globals that belong to no module,
     such as those of a named tuple's methods."""
     looked_up: Mapping[str, LookedUp] = field(default_factory=dict)
-    """By path, the dicts whose items are found by key. Items of other dicts are found by index."""
+    """Maps paths to dicts whose items are found by key. Items of other dicts are found by index."""
     keys: Sequence[Any] = ()
     """`KEYS` of the current path."""
     steps: list[Step] = field(default_factory=list)
@@ -409,7 +409,7 @@ def _of_globals(
 
 
 def _place(fn: Any) -> tuple[str, str] | None:
-    """Return the module and qualified name of a function or its wrapper (as by `lru_cache`)."""
+    """Return the module and qualified name of a function or its wrapper, such as `lru_cache`'s."""
     module, name = getattr(fn, "__module__", ""), getattr(fn, "__qualname__", "")
     try:
         found = resolve(module, name)
@@ -464,7 +464,7 @@ def _is_one_of_many(value: Any) -> bool:
 
 
 def _on_paths(table: _Table, callee: Any) -> dict[int, Any]:
-    """Return objects on paths, with or without guards, that might have other names too."""
+    """Return each object on a path, guarded or not, if it might have another name too."""
     found = Facts(steps=tuple(table.steps)).objects(callee)
     return {
         row: value
@@ -513,7 +513,7 @@ def _is_of_python(kind: type) -> bool:
 
 
 def _of_modules(table: _Table, callee: Any) -> list[tuple[int, str, Any]]:
-    """Return facts about the hooks of each module on a path, and the hooks for all modules.
+    """Return facts about the hooks of each module on a path, and about torch's global hooks.
 
     Dynamo does not guard a table of hooks if the table is empty.
     """

@@ -8,7 +8,8 @@ stores the sources of each fact, and checks at every call whether a source has c
 are dicts, whose versions are compared in C++ (6 µs for 255 dicts). After a change, `FactWatch`
 rereads only the facts whose sources changed.
 
-Sources of kinds in `SLOW_KINDS` are compared during a call, at most once a second (`RELOOK_S`).
+Sources whose kind is in `SLOW_KINDS` are also compared during calls, but at most once a second
+(`RELOOK_S`).
 """
 
 from __future__ import annotations

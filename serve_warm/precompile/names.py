@@ -53,13 +53,13 @@ def torch_object(name: str) -> Any:
 
 
 def device_named(text: str) -> Any:
-    """Return the device that a text such as `cuda:0` names."""
+    """Return the device with a name such as `cuda:0`."""
     return torch_object("device")(text)
 
 
 STANDS_FOR = "_serve_warm_stands_for"
-"""Attribute of a serve_warm function, holding the function that it replaces. Facts name the
-replaced function, so older artifacts stay valid."""
+"""Attribute of a serve_warm function that replaces another function. The value is the replaced
+function. Facts name the replaced function, so older artifacts stay valid."""
 
 
 def identity(found: Any) -> str:
@@ -167,7 +167,10 @@ def codes_of(found: Any) -> list[types.CodeType]:
 
 
 def functions_of(found: Any) -> list[types.FunctionType]:
-    """Return a function and the functions that it wraps or closes over, except `is_own` ones."""
+    """Return a function and the functions that it wraps or closes over.
+
+    Functions for which `is_own` returns True are left out.
+    """
     functions: list[types.FunctionType] = []
     queue: list[Any] = [found]
     seen: set[int] = set()
@@ -225,7 +228,7 @@ TORCH_LITERALS = ("dtype", "device", "layout", "memory_format")
 
 
 def literal(value: Any) -> str | None:
-    """Return a text that is equal for equal plain values, or `None` if the value is not plain."""
+    """Return text that is equal for equal plain values, or `None` if the value is not plain."""
     kind = type(value)
     text: str | None = None
     if kind in PLAIN:

@@ -42,7 +42,7 @@ class RunningBuild:
         """Callback that receives the next step of the build."""
 
     def refuse_pending(self) -> None:
-        """Refuse calls whose library was begun, but that no later call finished."""
+        """Refuse each call whose library was begun but was not finished by a later call."""
         for pending in self.pending:
             call = pending.unit.name, str(pending.entry.signature)
             taken = (entry.signature for entry in pending.unit.entries)

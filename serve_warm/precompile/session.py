@@ -45,7 +45,7 @@ class Session:
         self.settling_calls = 0
         """Number of calls that ran eagerly to make state on which entries depend."""
         self.is_probing = False
-        """If true, calls only find out which code they would run, and do not count."""
+        """If true, calls only find out which code they would run, and are not counted."""
         self.build_lock = threading.RLock()
         """Lock for making an entry, because making an entry changes and restores buffers and random
         states."""

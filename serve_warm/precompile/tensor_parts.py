@@ -180,7 +180,7 @@ class Whole:
 
 
 def steady(value: Any, depth: int = 0) -> str:
-    """Return a text that is the same for equal values in all processes.
+    """Return text that is the same for equal values in all processes.
 
     Objects are described as pickle sees them: by their class and state.
 

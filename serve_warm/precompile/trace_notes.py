@@ -36,8 +36,8 @@ class Unguarded:
     results: list[tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any], Any]] = field(
         default_factory=list
     )
-    """Functions with `assume_constant_result`, whose result at the build is in the graph, with
-    arguments and results."""
+    """Calls of functions with `assume_constant_result`: the function, its arguments and its result.
+    The graph contains the result from the build."""
     lookups: dict[str, Lookups] = field(default_factory=dict)
     """The trace's reads of each dict, by the path of the dict."""
     dispatched: Dispatched = field(default_factory=Dispatched)
@@ -201,7 +201,7 @@ def _noting_sets(begin: Callable[[Any, Any], None]) -> Replacements:
 
 
 def _refusing_own_sets(found: Unguarded) -> Replacements:
-    """Refuse torch's own computations on sets, because they use the set order in this process."""
+    """Refuse torch's own computations on sets: the results depend on the order in this process."""
     from torch._dynamo.variables import builtin
 
     of_sets, of_builtins = _sets_of_torch(), builtin.BuiltinVariable
@@ -222,7 +222,8 @@ def _refusing_own_sets(found: Unguarded) -> Replacements:
 
 
 TEXTS = (str, repr, ascii, format, sum)
-"""Functions whose result for a set depends on the set's order. For `sum`, only the last bits do."""
+"""Functions whose result for a set depends on the set's order. For `sum`, only the last bits of
+the result depend on the order."""
 
 DEPENDS_ON_ORDER = (
     "it iterates over a set, whose order differs in each process, and its graph depends on the "
@@ -346,7 +347,7 @@ def mark_of(value: Any) -> str:
 
 @contextlib.contextmanager
 def side_effects() -> Iterator[Mapping[str, Sequence[str]]]:
-    """Yield, by name, the existing objects that are changed by the code captured in the block.
+    """Yield the names of existing objects that are changed by the code captured in the block.
 
     Each object's name is mapped to the names of the attributes that the code assigns. If there are
     no attribute names, the code changes the object in another way.
@@ -385,7 +386,7 @@ def _assigned_names(effects: Any, variable: Any) -> Sequence[str]:
 
 
 def _ends_as_it_was(effects: Any, variable: Any) -> bool:
-    """Return whether an object ends with its original attributes, as after a set and a reset.
+    """Return whether an object ends with its original attributes, for example after a reset.
 
     transformers sets and resets attributes around each forward (`CompileableContextVar`, 5.23).
     """

@@ -20,8 +20,8 @@ from serve_warm.replica.timed_calls import Deadline, Progress
 
 IDLE_S = (0.25, 5.0)
 """Minimum and maximum idle time, in seconds. Between these limits, the idle time is as long as the
-slowest doubtful replay. Nothing is replayed during the idle time, so all compiled calls then come
-from threads that make such calls independently of replays."""
+slowest doubtful replay. Nothing is replayed during the idle time. So all compiled calls in this
+time come from threads that make such calls independently of replays."""
 
 
 class CallEvidence:
@@ -90,8 +90,8 @@ class CallEvidence:
         if name in beside:
             return (
                 "makes no compiled call that serve_warm can distinguish from calls of other "
-                "threads: the calling threads also call compiled functions between replays, or "
-                "called none when the input was replayed again. Call the model with "
+                "threads. Either the calling threads also call compiled functions between replays, "
+                "or they called none when the input was replayed again. Call the model with "
                 "`await self.on_model_thread(self.model, ...)`"
             )
         if name in self.called_before:

@@ -6,8 +6,8 @@ After `__init__`, lifespan and `servable_object`, Serve calls a replica's `recon
 rank)` and waits for the call without a time limit. The warm-up runs in this call, before any router
 knows the replica and before the first health check. Serve makes the call even without a
 `user_config`, because the hook has the parameter `rank`. The hook is an attribute of the
-*instance*, so the class keeps the user's own `reconfigure`, with its `super()` calls, and the order
-of its bases.
+*instance*. So the class keeps the order of its bases and the user's own `reconfigure`, including
+the `super()` calls in that method.
 
 `ReplicaContext._deployment_config` is private (seen in Ray 2.60). This attribute already holds the
 user_config before Serve passes it to `reconfigure`.
@@ -543,7 +543,7 @@ def _claim(replica: str, name: str) -> None:
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of the software in use; torch's version only after torch is imported."""
+    """Return the versions of the software in use, including torch's if torch is imported."""
     return {"serve_warm": __version__, "ray": ray.__version__, **torch_version()}
 
 

@@ -149,7 +149,7 @@ class InputCalls:
 
 
 def describe_counts(change: Counts) -> str:
-    """Return a text that lists compiles, captures and builds."""
+    """Return text that lists compiles, captures and builds."""
     parts = {
         "compiles": change.compiles,
         "compiler runs": change.compiler_processes,
@@ -163,7 +163,7 @@ def describe_counts(change: Counts) -> str:
 
 
 def describe_last(seen: Watch) -> str:
-    """Return a text about the last compile and its reason, or "" if nothing compiled."""
+    """Describe the last compile and its reason; return "" if nothing compiled."""
     events = seen.events()
     if not events:
         return ""

@@ -295,7 +295,7 @@ class Prefetch:
             self._timeline.add(COMPILER, began_boot_s, ended_boot_s)
 
     def _will_compile(self) -> bool:
-        """Whether torch is imported, and Dynamo is needed to compile or to load something."""
+        """Whether torch is imported and will need Dynamo, to compile or to load code."""
         if "torch" not in sys.modules:
             return False
         # torch.compile imports Dynamo. An app that uses neither torch.compile nor

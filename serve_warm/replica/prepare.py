@@ -174,7 +174,7 @@ class Preparation:
             raise ConfigError(
                 f"while being imported, the app compiled {count} frames with headers from a "
                 "folder that this user's other processes can write to",
-                hint="compile in __init__ or later: a build then uses private folders",
+                hint="compile in __init__ or later, when a build uses only private folders",
             )
 
     def _warn_of_remote_caches(self) -> None:
@@ -196,8 +196,8 @@ class Preparation:
     async def _ask_inputs(self, deadline: Deadline) -> Any:
         late = WarmupTimeout(
             f"warmup_inputs() did not return within {deadline.seconds:.0f} s",
-            hint="declare inputs without waiting for other deployments; replays are allowed to "
-            "wait for them",
+            hint="return from warmup_inputs() without waiting for other deployments; replays "
+            "are allowed to wait",
             stage=Stage.PENDING.value,
         )
         try:

@@ -91,7 +91,7 @@ class Replay:
         if changed.quiet:
             what = f"on rank {quiet.index(False)}, not on this rank"
         raise NotProven(
-            f"after {self._max_passes} passes over {len(self.progress.inputs)} inputs the model "
+            f"after {self._max_passes} passes over {len(self.progress.inputs)} inputs, the model "
             f"still compiles ({what})",
             hint="look for inputs that change from call to call (Python numbers, strides, new "
             f"shapes); the last reason was: {describe_last(self._seen) or 'none given'}",

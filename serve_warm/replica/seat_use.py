@@ -127,7 +127,7 @@ def _set_threads(early: EarlyImports, environ: Mapping[str, str]) -> str:
     if environ.get("MKL_NUM_THREADS") and torch.backends.mkl.is_available():
         return ""  # torch asks MKL, which prefers this variable (ParallelOpenMP.cpp, 2.11 to 2.13)
     if early.threads[0] != early.threads[1]:
-        return f"an import set torch's thread count, and {OMP} became {now} after that"
+        return f"an import changed torch's thread count, and {OMP} became {now} after that"
     first = (now or "").partition(",")[0].strip()
     if not first.isdigit() or int(first) < 1:
         return f"{OMP} is {now!r}, not a number of threads"

@@ -50,8 +50,8 @@ this time if that is shorter."""
 
 TAKEN_PAUSE_S = 5.0
 """Seconds to wait before replacing a taken seat. The imports of the next seat would slow down the
-start that uses the taken seat: its passes took nearly twice as long on two busy cores (MiniLM,
-level 3, two rounds)."""
+start that uses the taken seat. On two busy cores, the passes of such a start took nearly twice as
+long (MiniLM, level 3, two rounds)."""
 
 LIMIT_OF_LOSSES = 5
 """After this many losses in a row, the keeper requests no more seats."""

@@ -33,7 +33,7 @@ from serve_warm.inputs import Input, suggest_input
 from serve_warm.report import CompileEvent
 
 KEPT_BYTES = 1 << 16
-"""Maximum number of bytes kept of an error answer. More bytes are kept than shown, because
+"""An error answer is kept up to this number of bytes. More bytes are kept than shown, because
 redaction comes first."""
 
 LARGEST_BATCH = 32
@@ -58,8 +58,8 @@ class CompileForbidden(DeploymentUnavailableError):
         of the arguments.
         """
         return (
-            f"this replica compiles nothing after it is ready, but {self.event.function} would "
-            "compile for this request"
+            "this replica must not compile after it is ready, but this request would make "
+            f"{self.event.function} compile"
         )
 
     def __str__(self) -> str:

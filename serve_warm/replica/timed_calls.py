@@ -28,8 +28,8 @@ CANCEL_S = 0.5
 """Seconds that a late call may take to end after its cancellation."""
 
 WAIT_NOTICE_S = 10.0
-"""Seconds of waiting for one input after which the wait is logged. Other deployments may not be
-ready yet."""
+"""A wait for one input is logged after this many seconds. Other deployments may not be ready yet.
+"""
 
 
 class Deadline:

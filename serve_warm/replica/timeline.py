@@ -82,7 +82,7 @@ class Timeline:
             )
 
     def say(self, text: str) -> None:
-        """Set `doing` to this text; an empty text clears `doing`."""
+        """Set `doing` to this text; an empty string clears `doing`."""
         self._said = text
 
     @property

@@ -18,8 +18,8 @@ from serve_warm.report import CompileEvent
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 10.0
-"""Minimum seconds between two log lines. A line includes the number of compiles since the line
-before."""
+"""Minimum seconds between two log lines. A line includes the number of compiles since the previous
+line."""
 
 KEEP_ON_ONE_THREAD = (
     "make the handler `async def`, or call the model with "
@@ -28,7 +28,7 @@ KEEP_ON_ONE_THREAD = (
 """Advice for compiled calls on threads that end with their request."""
 
 LOST_RACE = "Unexpected recompilation"
-"""Part of torch's reason if no guard failed, but another thread was compiling (2.13)."""
+"""torch's reason contains this text if another thread was compiling and no guard failed (2.13)."""
 
 
 class TrafficLog:
@@ -102,8 +102,8 @@ class TrafficLog:
                     f"lose a race in Dynamo's lookup: {KEEP_ON_ONE_THREAD}"
                 )
             return (
-                "the input is declared and proven, but something changed after the proof: see the "
-                "reason, and keep that value unchanged"
+                "the input is declared and proven, but a value changed after the proof: the "
+                "reason names the value; keep it unchanged"
             )
         # Call `suggest` only if a line is written, because it inspects the current request.
         declare = f"declare it in warmup_inputs(), or pad to a bucket: {suggest(event)}"

@@ -352,7 +352,7 @@ class Proof:
             await self.replay_and_prove(prepared, deadline)
 
     async def blame_artifact(self, failed: ReplayFailed, loaded: Loaded) -> ArtifactRefused | None:
-        """Return the artifact's refusal if its code raised an error that eager code does not raise.
+        """Return a refusal of the artifact if its code raises an error that eager code does not.
 
         Returns None if memory ran out. Returns None if eager execution also raises, because then
         the input is wrong. Also returns None with several ranks, because the other ranks are in the
@@ -450,9 +450,9 @@ class Proof:
         targets = ", ".join(sorted({item.target_name for item in found}))
         many, them = ("s are", "them") if len(found_sizes) > 1 else (" is", "it")
         self._journal.warn(
-            f"{len(found_sizes)} batch size{many} not declared: traffic will compile for {them} "
-            f"(batches of {sizes} requests to {targets}). @serve.batch forms every size up to "
-            f"{largest}: declare each size with Input(..., concurrency=size) for size in "
+            f"{len(found_sizes)} batch size{many} not declared: traffic will trigger compiles for "
+            f"{them} (batches of {sizes} requests to {targets}). @serve.batch forms every size up "
+            f"to {largest}: declare each size with Input(..., concurrency=size) for size in "
             f"range(1, {largest + 1}), or pad each batch to a declared size"
         )
 
@@ -507,7 +507,7 @@ class Proof:
                 stage=Stage.PROVING.value,
             )
         self._journal.warn(
-            f"compiled calls ran on {many} that ended with the request (a sync handler): "
+            f"compiled calls ran on {many} that ended with the request, as in a sync handler: "
             "concurrent calls can lose a race in Dynamo's lookup and then recompile; "
             + KEEP_ON_ONE_THREAD
         )

@@ -54,7 +54,7 @@ class Watchdog:
         threading.Thread(target=self._run, name="serve_warm-watchdog", daemon=True).start()
 
     def stop(self) -> None:
-        """End the watch. Waits for a running callback, which can end the process."""
+        """End the watch. Waits if a callback is running; the callback can end the process."""
         with self._firing:
             self._stopped.set()
 

@@ -49,8 +49,8 @@ class Listed:
 
     key: str
     modified_unix: float | None = None
-    """When the object was written, in seconds since the epoch by the store's clock. None if the
-    listing has no time."""
+    """Time at which the object was written, in seconds since the epoch, by the store's clock. None
+    if the listing has no time."""
 
 
 Sink = Callable[[int, bytes | memoryview], None]
@@ -184,7 +184,7 @@ def open_existing_store(uri: str) -> Store:
 
 @record(frozen=True, kw_only=True)
 class MissingFolder:
-    """A folder store's path, at which there is no folder."""
+    """A folder store whose path is not a folder."""
 
     folder: Path
     is_file: bool

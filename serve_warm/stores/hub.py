@@ -80,7 +80,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 _COMMIT_TRIES = 20
-"""Maximum number of attempts at a commit. After each conflict the store is checked again."""
+"""Maximum number of attempts at a commit. After each conflict, the store is checked again."""
 
 
 _SLOWEST_UPLOAD = 256 * 1024

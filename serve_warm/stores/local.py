@@ -198,7 +198,7 @@ class LocalStore:
 
 
 BY_DESCRIPTOR = os.open in os.supports_dir_fd and hasattr(os, "O_DIRECTORY")
-"""Whether a folder can be opened, and names looked up relative to the open folder; False on
+"""Whether this system can open a folder and look up names relative to the open folder. False on
 Windows."""
 _DENIED = (errno.EACCES, errno.EPERM)
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
@@ -235,7 +235,7 @@ def _hint(verb: str, error: OSError) -> str:
     if verb == "write" and error.errno in _NO_HARD_LINKS:
         return (
             "a store must be on a file system with hard links; write the store on another file "
-            "system, and copy it"
+            "system, then copy it to this one"
         )
     if error.errno in _DENIED:
         who = f" (uid {os.geteuid()})" if hasattr(os, "geteuid") else ""

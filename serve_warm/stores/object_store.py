@@ -89,16 +89,17 @@ GB."""
 UPLOADS_AT_ONCE = 4
 
 RETRIES = 2
-"""Number of retries by obstore after connection errors, 429 and 5xx, less than a second apart. The
-number is small, because callers also retry, with longer pauses and a deadline."""
+"""Number of times that obstore repeats a request after a connection error, 429 or 5xx, with pauses
+of less than a second. The number is small, because callers also retry, with longer pauses and a
+deadline."""
 
 WHOLE_REQUEST_FACTOR = 6
 """A slow request times out after this many times `timeout_s`. With 60 s in total, 32 MiB need 0.6
 MB/s, and eight parts at once need 1.1 MB/s."""
 
 SLOWEST_UPLOAD = 256 << 10
-"""Bytes per second. The timeout of an upload is the timeout of other requests, plus the time that
-the data sent at once takes at this speed."""
+"""Bytes per second. The timeout of an upload has two parts: the timeout of other requests, and the
+time to send at this speed all data that is sent at once."""
 
 CONFLICT_TRIES = 5
 """Number of attempts at a conditional PUT while another writer's PUT is undecided."""
@@ -510,7 +511,7 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
 
 
 class _Failure(AbstractContextManager["_Failure"]):
-    """Catches exceptions from obstore and of the given kinds, so that they can be translated.
+    """Catches obstore's exceptions and exceptions of the given kinds, to translate them later.
 
     This is not an `except` block for two reasons. First, an error raised in an `except` block keeps
     the original error as its context, and error trackers show the original text. Second, a panic in

@@ -146,7 +146,7 @@ class StoreContract:
             assert sorted(paged) == store.list(prefix)
 
     def test_pages_tell_when_it_was_written_or_nothing(self, store: Store) -> None:
-        """A listed time is when the object was written, or None if the store lists no times."""
+        """A listed time is the time of writing, or None if the store lists no times."""
         store.create(KEY, b"x")
 
         [[listed]] = [page for page in store.pages("blobs/") if page]

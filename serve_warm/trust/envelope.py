@@ -187,7 +187,7 @@ def _add_signatures(opened: Envelope, keys: Sequence[Ed25519PrivateKey]) -> byte
         raise ConfigError(
             f"the statement would have {len(signatures)} signatures, but readers accept at most "
             f"{MAX_SIGNATURES}",
-            hint="build and push again, which starts a new envelope",
+            hint="build and push again to start a new envelope",
         )
     return _to_bytes(opened.payload, signatures)
 

@@ -219,8 +219,8 @@ def _parse_unsigned_ok(table: Any, path: Path) -> UnsignedOk:
 
 def _parse_key(table: Any, path: Path) -> TrustedKey:
     wanted = (
-        "each [[keys]] table has a name and either pem or file, all strings; deployments and "
-        "stores are lists"
+        "each [[keys]] table needs a name and either pem or file, all as strings; deployments "
+        "and stores must be lists"
     )
     named = set(table) - {"deployments", "stores"} if isinstance(table, dict) else set()
     if named not in ({"name", "pem"}, {"name", "file"}) or not all(

@@ -170,7 +170,8 @@ def load_signing_key(path: Path) -> Ed25519PrivateKey:
         private = path.with_suffix("") if path.suffix == ".pub" else "the file without .pub"
         raise ConfigError(
             f"{path} is a public key, but signing needs the private key",
-            hint=f"pass {private}, as keygen wrote it; replicas need only the public key",
+            hint=f"pass the private key that keygen wrote ({private}); replicas need only the "
+            "public key",
         )
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o077:
         raise ConfigError(

@@ -51,7 +51,8 @@ class UnsignedOk:
     """A store whose artifacts are all trusted, regardless of who wrote them."""
 
     store: str
-    """The exact address of the store, as the store reports it; for the Hub with the full commit."""
+    """The exact address of the store, as the store reports it. A Hub address includes the full
+    commit."""
     reason: str
     """Why unsigned artifacts are acceptable in this store; logged on each use."""
 

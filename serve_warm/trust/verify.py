@@ -215,8 +215,8 @@ def describe_end(trust: Trust, *, created: str) -> str:
     if age_s < 0.9 * limit_s:
         return ""
     return (
-        f"the artifact was created {created}, and will be refused as too old in "
-        f"{_show_age(max(0.0, limit_s - age_s))}: build it again, or raise "
+        f"the artifact was created {created}, and in {_show_age(max(0.0, limit_s - age_s))} it "
+        "will be refused as too old: build it again, or raise "
         f"{'max_age_days' if trust.max_age_s is None else trust.max_age_set_by}"
     )
 

@@ -224,7 +224,7 @@ def test_a_cpu_without_avx2_builds_no_portable_artifact():
     """The replica compiled only for its own CPU. The error lists the missing features."""
     isa = " ".join(name for name in PORTABLE_ISA.split() if name not in {"avx2", "fma"})
 
-    with pytest.raises(BuildFailed, match="the CPU of the build does not have avx2 fma"):
+    with pytest.raises(BuildFailed, match="the build machine's CPU does not have avx2 fma"):
         _portable_facts(warmed_up(isa=isa, cpu="portable"))
 
 

@@ -248,7 +248,9 @@ def test_a_capture_in_another_thread_names_both():
     stranger.join()
 
     assert events[0].reason == ""
-    assert events[1].reason == "captured in thread 'my-pool_0', but earlier graphs in 'MainThread'"
+    assert events[1].reason == (
+        "captured in thread 'my-pool_0', but earlier graphs were captured in 'MainThread'"
+    )
     assert events[1].thread != events[0].thread
 
 

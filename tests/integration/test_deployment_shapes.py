@@ -71,7 +71,7 @@ def test_every_input_of_every_kind_of_handler_is_proven(apps):
     assert report["degraded"] == []
     # Its batches are declared in one size, and traffic forms the others too.
     [warning] = report["warnings"]
-    assert "batch sizes are not declared: traffic will compile for them" in warning
+    assert "batch sizes are not declared: traffic will trigger compiles for them" in warning
     assert "requests to batched" in warning
 
 

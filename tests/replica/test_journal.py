@@ -175,7 +175,9 @@ def test_a_start_that_fails_has_no_verdict(store: LocalStore, tmp_path: Path, wh
 def test_a_capture_of_another_thread_in_traffic_is_advised_on(caplog: pytest.LogCaptureFixture):
     """The input is declared. The event names the thread that should not call the model."""
     start = warm_up(StandIn(2))
-    reason = "captured in thread 'my-pool_0', but earlier graphs in 'serve_warm-model_0'"
+    reason = (
+        "captured in thread 'my-pool_0', but earlier graphs were captured in 'serve_warm-model_0'"
+    )
 
     watch_process().note(
         dataclasses.replace(CAPTURE, reason=reason, thread=-1, at_unix=time.time())

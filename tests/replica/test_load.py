@@ -210,7 +210,7 @@ def test_an_empty_store_is_a_miss(store: LocalStore):
 
     assert (report.stage, report.verdict, report.degraded) == (Stage.READY, Verdict.MISS, ())
     assert f"has no artifact for 'Embedder': {store.root} does not exist" in report.artifact.reason
-    assert "check the path and its mount, or build the first one" in report.artifact.reason
+    assert "check the path and its mount, or build the first artifact" in report.artifact.reason
     assert "serve-warm build APP --store" in report.artifact.reason
     assert report.covered.proven == 2
 

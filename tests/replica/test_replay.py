@@ -177,7 +177,7 @@ def test_a_model_that_never_gets_quiet_is_not_proven():
 
     error = failure(NotProven, replay([shape(1)], call, passes=3))
 
-    assert "after 3 passes over 1 inputs the model still compiles (1 compiles" in error.message
+    assert "after 3 passes over 1 inputs, the model still compiles (1 compiles" in error.message
     assert "with x=float32[4]: " in error.hint
     assert "expected 3, actual 4" in error.hint
     assert error.stage == "REPLAYING"

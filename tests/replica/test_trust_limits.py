@@ -298,7 +298,7 @@ def test_a_start_says_that_an_artifact_will_soon_be_too_old(
 
     assert report.verdict is Verdict.FULL_HIT
     [warning] = report.warnings
-    assert "will be refused as too old in 35.0 days" in warning
+    assert "and in 35.0 days it will be refused as too old" in warning
     assert site.start(signed_by(PEM, max_age_s=400 * 86400)).warnings == ()
 
 

@@ -870,8 +870,8 @@ TEXTS = {
         32,
         "shop#Tunes captures CUDA graphs, or builds or tunes kernels, while serving requests",
         (
-            "In the last 10 minutes, replicas that were proven warm captured CUDA graphs, or "
-            "built or tuned Triton kernels, and requests waited. The deployment compiled nothing "
+            "In the last 10 minutes, requests had to wait because replicas captured CUDA graphs, "
+            "or built or tuned Triton kernels, after READY. The deployment compiled nothing "
             "in the last hour."
         ),
     ),
@@ -909,8 +909,8 @@ TEXTS = {
         "shop#Alone starts without its configured seats: unavailable",
         (
             "1 replica(s) started without a seat, or cannot keep a seat for the next start. The "
-            "number includes starts in progress and starts that ended in the last hour. For the "
-            "reason unavailable, it includes all live replicas with this reason."
+            "number includes starts in progress and starts that ended in the last hour. If the "
+            "reason is 'unavailable', the number includes all live replicas with this reason."
         ),
     ),
     "ServeWarmNodeServerDown": (
