@@ -35,11 +35,11 @@ from serve_warm.precompile import aot_compile, aoti_cpp, aoti_graphs, aoti_libra
 from serve_warm.precompile.aot_load import as_reasons
 from serve_warm.precompile.aoti_assigned import ASSIGNING, Assigned
 from serve_warm.precompile.aoti_inputs import fake_of, inputs_of, read_sizes, take_parts
-from serve_warm.precompile.aoti_library import Input
 from serve_warm.precompile.call_signature import module_of
 from serve_warm.precompile.eager_check import copy_tensors
 from serve_warm.precompile.entry_function import Plan
 from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.library_inputs import Input
 from serve_warm.precompile.names import locate, name_of_class
 from serve_warm.precompile.tensor_parts import plain_parts
 from serve_warm.precompile.trace_notes import callable_once, side_effects, source_of

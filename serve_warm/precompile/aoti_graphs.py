@@ -10,6 +10,7 @@ result, so later calls cannot overwrite the result.
 from __future__ import annotations
 
 import contextlib
+import operator
 import sys
 import threading
 import warnings
@@ -22,6 +23,7 @@ import torch
 from serve_warm._records import record
 from serve_warm.compiler import cuda_graphs
 from serve_warm.inputs import InputSignature
+from serve_warm.precompile.entry_function import Addresses, addresses_of
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 """Native code: tensors in, tensors out."""
@@ -120,10 +122,13 @@ class Graphed:
         self._device = device
         self._brought = tuple(brought)
         self._fixed = tuple(index for index in range(inputs) if index not in self._brought)
+        self._of_weights = _picker(self._fixed)
         self._local = threading.local()
 
-    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+    def __call__(self, inputs: Sequence[Any], addresses: Addresses | None = None) -> Sequence[Any]:
         """Run on the given tensors, and return the outputs.
+
+        `addresses` are those of the inputs, if the caller has read them.
 
         Raises:
             RuntimeError: the code failed.
@@ -132,7 +137,9 @@ class Graphed:
             return self._code(inputs)  # becomes a part of the graph under capture
         stream = torch.cuda.current_stream(self._device).cuda_stream
         like = tuple([(inputs[index].shape, inputs[index].stride()) for index in self._brought])
-        key = (stream, tuple([inputs[index].data_ptr() for index in self._fixed]), like)
+        if addresses is None:
+            addresses = addresses_of(inputs)
+        key = (stream, self._of_weights(addresses), like)
         mine = vars(self._local)
         kept: dict[Key, _Kept] = mine.setdefault("kept", {})
         found = kept.pop(key, None)
@@ -265,6 +272,14 @@ class _Kept:
         """Return whether a weight has moved from the address that the graph reads."""
         found = ((weight(), address) for weight, address in self.weights)
         return any(weight is None or weight.data_ptr() != address for weight, address in found)
+
+
+def _picker(indexes: Sequence[int]) -> Callable[[Addresses], Addresses]:
+    """Return a function that picks these items of a tuple."""
+    if len(indexes) < 2:  # one index would return an item and no tuple
+        return lambda items: tuple(items[index] for index in indexes)
+    pick: Callable[[Addresses], Addresses] = operator.itemgetter(*indexes)
+    return pick
 
 
 def _make_room(kept: dict[Key, _Kept], key: Key) -> None:

@@ -16,18 +16,18 @@ https://github.com/pytorch/pytorch/blob/v2.13.0/torch/csrc/inductor/aoti_runtime
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import dataclasses
 import functools
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from serve_warm._records import record
 from serve_warm._redaction import first_line
 from serve_warm.compiler import cuda_graphs
 from serve_warm.precompile.aoti_assigned import ASSIGNING
@@ -35,6 +35,7 @@ from serve_warm.precompile.aoti_graphs import Graphed, Run
 from serve_warm.precompile.call_checks import refuse_unusual, tensor_check
 from serve_warm.precompile.entry_function import ApartInMemory, Plan
 from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.library_inputs import GONE, Input, Inputs, Read, Watched, follow
 from serve_warm.precompile.names import describe_tensor, name_of_class, resolve
 
 Build = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Any]
@@ -55,46 +56,6 @@ class LibraryFailed(RuntimeError):
 
 class LibraryFailedCleanly(LibraryFailed):
     """A library's code failed but changed nothing, so other code can run the same call."""
-
-
-def _item(base: Any, key: Any) -> Any:
-    # Bypasses the `__missing__` of a dict subclass.
-    return dict.__getitem__(base, key) if isinstance(base, dict) else base[key]
-
-
-STEPS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "attribute": getattr,
-    # Bypasses the class's own attribute lookup.
-    "own": object.__getattribute__,
-    "item": _item,
-}
-
-KINDS = ("argument", "parameter", "buffer", "attribute", "path")
-
-
-@record(frozen=True, kw_only=True)
-class Input:
-    """Where one input of the native code comes from."""
-
-    kind: str
-    """`argument`: a tensor of the call. `parameter`, `buffer` or `attribute`: a tensor of a module.
-    `path`: any other place that can be reached from the callee."""
-    owner: str = ""
-    """Path of the module, as in `named_modules`."""
-    name: str = ""
-    index: int = 0
-    """Number of the argument."""
-    path: Sequence[Sequence[Any]] = ()
-    """Steps from the callee; each has a kind, one of `STEPS`, and a name or key."""
-    said: str = ""
-    """Properties of the input that compiled code relies on."""
-
-    def __post_init__(self) -> None:
-        unknown = {self.kind} - {*KINDS} | {kind for kind, _ in self.path} - {*STEPS}
-        if unknown:
-            raise ValueError(
-                f"the path to a library input contains the unknown step {min(unknown)!r}"
-            )
 
 
 def load(path: Path, plan: Plan) -> Function:
@@ -145,9 +106,14 @@ class Function:
         captures: str | None = None,
     ) -> None:
         self.native = native
-        self._run: Callable[[Sequence[Any]], Sequence[Any]] = native
-        if captures is not None:
-            self._run = _add_graphs(native, inputs, captures)
+        self._graphs: Graphed | None = None
+        if captures:
+            cuda_graphs.note_skip(captures)
+        elif captures is not None:
+            brought = [index for index, given in enumerate(inputs) if given.kind == "argument"]
+            self._graphs = Graphed(
+                native, device=native.device, brought=brought, inputs=len(inputs)
+            )
         self.result = result
         self.assigns = assigns
         """The attributes that a call assigns."""
@@ -155,10 +121,10 @@ class Function:
         """Whether the library writes into its inputs. If so, no two inputs may overlap."""
         self._draws = draws
         """Whether the library draws random numbers."""
-        self._modules, rows = _modules(sorted({i.owner for i in inputs if i.owner}))
-        self._takes = [
-            (i.kind, rows.get(i.owner, 0), i.name, i.index, _walk(i.path)) for i in inputs
-        ]
+        self._inputs = Inputs(inputs)
+        self._watched: Watched | None = None
+        self._reading: tuple[Any, Read] = (None, self._inputs.read)
+        """How calls read the inputs, and the `unchanged` of the watch at that time."""
         self._said = [i.said for i in inputs]
         self._free = frozenset(number for number, i in enumerate(inputs) if "*" in i.said)
         self._apart = ApartInMemory()
@@ -179,10 +145,10 @@ class Function:
         owners = self._owners(callee) if self.assigns else ()
         if not any(same(*inputs) for same in self._checks):
             self._learn(inputs)
-        if self._writes:
-            self._apart.check(inputs)
+        addresses = self._apart.check(inputs) if self._writes else None
+        graphs = self._graphs
         try:
-            outputs = self._run(inputs)
+            outputs = self.native(inputs) if graphs is None else graphs(inputs, addresses)
         except LibraryFailed as error:
             if self._writes or self._draws:
                 raise
@@ -194,10 +160,16 @@ class Function:
     def _owners(self, callee: Any) -> list[Any]:
         try:
             return [walk(callee) for walk, _, _ in self.assigns]
-        except (AttributeError, LookupError, TypeError) as error:
+        except GONE as error:
             raise NoEntry(
                 f"its module is not the same as at build time; missing: {error}"
             ) from error
+
+    def follow(self, watched: Watched) -> Function:
+        """Return this function for the calls of one callable, which a watch follows."""
+        followed = copy.copy(self)
+        followed._watched = watched
+        return followed
 
     def inputs(self, callee: Any, tensors: Sequence[Any]) -> list[Any]:
         """Return the tensors that the native code computes with in a call.
@@ -205,27 +177,16 @@ class Function:
         Raises:
             NoEntry: one of them is missing.
         """
-        inputs: list[Any] = []
-        try:
-            modules = [getattr(callee, "__self__", callee)]
-            for parent, name in self._modules:
-                modules.append(modules[parent]._modules[name])
-            for kind, row, name, index, walk in self._takes:
-                if kind == "parameter":
-                    inputs.append(modules[row]._parameters[name])
-                elif kind == "argument":
-                    inputs.append(tensors[index])
-                elif kind == "buffer":
-                    inputs.append(modules[row]._buffers[name])
-                elif kind == "attribute":
-                    inputs.append(vars(modules[row])[name])
-                else:
-                    inputs.append(walk(callee))
-        except (AttributeError, LookupError, TypeError) as error:
-            raise NoEntry(
-                f"its module is not the same as at build time; missing: {error}"
-            ) from error
-        return inputs
+        if self._watched is None:
+            return self._inputs.read(callee, tensors)
+        unchanged = self._watched.unchanged
+        known, read = self._reading
+        if unchanged is not known:
+            read = self._inputs.read
+            if unchanged():  # otherwise the next call finds other modules
+                read = self._inputs.reader(callee, self._watched)
+                self._reading = (unchanged, read)
+        return read(callee, tensors)
 
     def _learn(self, inputs: Sequence[Any]) -> None:
         """Compare the tensors with the build's tensors, and create a C++ check for later calls."""
@@ -242,28 +203,6 @@ class Function:
         self.input_ids = frozenset(map(id, inputs))
 
 
-def _walk(path: Sequence[Sequence[Any]]) -> Callable[[Any], Any]:
-    """Return a function that follows a path from the callee."""
-    steps = [(STEPS[kind], argument) for kind, argument in path]
-
-    def walk(found: Any) -> Any:
-        for step, argument in steps:
-            found = step(found, argument)
-        return found
-
-    return walk
-
-
-def _add_graphs(
-    native: Native, inputs: Sequence[Input], why_not: str
-) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    if why_not:
-        cuda_graphs.note_skip(why_not)
-        return native
-    brought = [index for index, given in enumerate(inputs) if given.kind == "argument"]
-    return Graphed(native, device=native.device, brought=brought, inputs=len(inputs))
-
-
 def describe(tensor: Any, *, free: bool) -> str:
     """Return the properties of a tensor that native code relies on.
 
@@ -271,20 +210,6 @@ def describe(tensor: Any, *, free: bool) -> str:
     """
     every = range(tensor.dim()) if free else ()
     return describe_tensor(tensor, free=(every, every))
-
-
-def _modules(owners: Sequence[str]) -> tuple[list[tuple[int, str]], dict[str, int]]:
-    """Return a row for each module on the paths to owners, and the row number of each path."""
-    rows = {"": 0}
-    steps: list[tuple[int, str]] = []
-    for owner in owners:
-        path = ""
-        for name in owner.split("."):
-            parent, path = rows[path], f"{path}.{name}".lstrip(".")
-            if path not in rows:
-                steps.append((parent, name))
-                rows[path] = len(steps)
-    return steps, rows
 
 
 # What is returned -----------------------------------------------------------------------------
@@ -299,7 +224,7 @@ def _assigns(plain: Sequence[Any]) -> tuple[list[Assign], Sequence[Any]]:
     if plain[0] != ASSIGNING:
         return [], plain
     _, assigned, result = plain
-    return [(_walk(steps), str(name), _result(form)) for steps, name, form in assigned], result
+    return [(follow(steps), str(name), _result(form)) for steps, name, form in assigned], result
 
 
 def assigns(plan: Plan) -> bool:

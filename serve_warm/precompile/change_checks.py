@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -108,6 +108,12 @@ class ChangeChecks:
             self._noise[key] = self._noise.get(key, 0) + 1
             self._sources.is_stale |= self._noise[key] == NOISE + 1
         return changed
+
+    def covers(self, mapping: Mapping[Any, Any]) -> bool:
+        """Return whether each change of this dict is noticed, whatever keys it affects."""
+        key = id(mapping)
+        held = self._sources.versions.get(key)
+        return held is not None and held[0] is mapping and not self._is_noisy(mapping)
 
     def _find_moved(self) -> set[int]:
         """Return the ids of the dicts whose version changed, and remember the new version."""

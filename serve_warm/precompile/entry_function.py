@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypedDict
 
 import torch
@@ -175,7 +175,15 @@ def _of_tensors(check: Callable[..., bool], *, dynamic: bool, whole: Whole) -> C
 MOST_ADDRESSES = 64
 """Number of address sets that one graph remembers, for example for modules that share its code."""
 
+Addresses = tuple[int, ...]
+"""Where the first elements of tensors are, in the order of the tensors."""
+
 _address_of = torch.Tensor.data_ptr
+
+
+def addresses_of(tensors: Iterable[Any]) -> Addresses:
+    """Return where tensors are in memory; takes 70 ns for each."""
+    return tuple(map(_address_of, tensors))
 
 
 class ApartInMemory:
@@ -189,20 +197,20 @@ class ApartInMemory:
 
     def __init__(self) -> None:
         self.has_fixed_sizes = True
-        self._found: set[tuple[int, ...]] = set()
+        self._found: set[Addresses] = set()
 
-    def check(self, args: Sequence[Any]) -> None:
-        """Raise `NoEntry` if two tensors share memory."""
+    def check(self, args: Sequence[Any]) -> Addresses | None:
+        """Raise `NoEntry` if two tensors share memory; return the addresses if they were read."""
         if not self.has_fixed_sizes:
             refuse_overlap(args)
-            return
-        addresses = tuple(map(_address_of, args))
-        if addresses in self._found:
-            return
-        refuse_overlap(args)
-        if len(self._found) >= MOST_ADDRESSES:
-            self._found.clear()
-        self._found.add(addresses)
+            return None
+        addresses = addresses_of(args)
+        if addresses not in self._found:
+            refuse_overlap(args)
+            if len(self._found) >= MOST_ADDRESSES:
+                self._found.clear()
+            self._found.add(addresses)
+        return addresses
 
 
 def refuse_overlap(args: Sequence[Any]) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from serve_warm.precompile.change_checks import ChangeChecks, never
@@ -71,6 +71,10 @@ class FactWatch:
     def size(self) -> tuple[int, int]:
         """Return the number of facts, and the number of dicts from which the facts were read."""
         return len(self._merged.facts), len(self._sources.versions)
+
+    def covers(self, mapping: Mapping[Any, Any]) -> bool:
+        """Return whether `unchanged` returns False after any change of this dict."""
+        return self._checks.covers(mapping)
 
     def why_broken(self, table: int) -> str:
         """Return the first fact of a table that does not hold, as text; empty if all facts hold."""

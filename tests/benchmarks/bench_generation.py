@@ -40,7 +40,6 @@ import generators
 from serve_warm.compiler.proof import forbid
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile import entry_function
-from serve_warm.precompile.aoti_graphs import Graphed
 from serve_warm.precompile.aoti_library import Function
 from serve_warm.precompile.session import SESSION
 
@@ -144,13 +143,13 @@ def compute_nothing(fn: Any) -> None:
     if not isinstance(fn, Function):
         graph = entry_function._graph_of(fn)
         graph._compiled = _stub_of(graph._compiled)
-    elif isinstance(fn._run, Graphed):
+    elif fn._graphs is not None:
         # Finding the graph of a call is work of serve_warm; its launch is not.
-        kept = vars(fn._run._local)["kept"]
+        kept = vars(fn._graphs._local)["kept"]
         for key, found in kept.items():
             kept[key] = dataclasses.replace(found, launch=_stub_of(found.launch))
     else:
-        fn._run = _stub_of(fn._run)
+        fn.native = _stub_of(fn.native)
 
 
 def _stub_of(run: Any) -> Any:
