@@ -149,13 +149,10 @@ class SeatFolder:
         runtime_env, whose hash is on the command line (2.53 to 2.60). A seat belongs to no job, so
         two workers share a folder if and only if each can replace the other.
         """
-        found = dict(
-            word[2:].split("=", 1) for word in arguments if word[:2] == "--" and "=" in word
-        )
-        names = ("session-name", "node-id", "runtime-env-hash")
-        if any(name not in found for name in names):
+        options = _options_of_pool(arguments)
+        if options is None:
             return None
-        values = "\0".join(found[name] for name in names)
+        values = "\0".join(option.partition("=")[2] for option in options)
         digest = hashlib.sha256(values.encode()).hexdigest()[:24]
         return cls(_private_folders.user_folder("seats") / digest)
 
@@ -275,6 +272,34 @@ class TicketSearch:
             self._result = self._result or result
         self.is_over.set()
         return is_first
+
+
+POOL = ("session-name", "node-id", "runtime-env-hash")
+"""Options of a worker's command line (2.53 to 2.60). Ray can exchange two workers without a job if
+these options are equal."""
+
+
+def _options_of_pool(arguments: Sequence[str]) -> list[str] | None:
+    found = {word.partition("=")[0]: word for word in arguments if "=" in word}
+    options = [found.get(f"--{name}", "") for name in POOL]
+    return options if all(options) else None
+
+
+def is_one_starting(arguments: Sequence[str]) -> bool:
+    """Return whether Ray is starting a worker that it could exchange for this one.
+
+    `arguments` is the command line of this worker. A worker keeps its command line until Ray names
+    the process, before the setup hook.
+    """
+    options = _options_of_pool(arguments)
+    if options is None:
+        return False
+    own, wanted = str(os.getpid()), {option.encode() for option in options}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            if path.parent.name != own and wanted <= {*path.read_bytes().split(b"\0")}:
+                return True
+    return False
 
 
 def lives(seat: Seat) -> bool:

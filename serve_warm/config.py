@@ -352,3 +352,9 @@ def point_torch_caches_at(directory: Path) -> None:
     """
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(directory / "inductor")
     os.environ["TRITON_CACHE_DIR"] = str(directory / "triton")
+
+
+def point_triton_at_ptxas(ptxas: Path) -> None:
+    """Make Triton use this assembler from now on, if it exists and the user chose no other one."""
+    if "TRITON_PTXAS_PATH" not in os.environ and os.access(ptxas, os.X_OK):
+        os.environ["TRITON_PTXAS_PATH"] = str(ptxas)

@@ -242,6 +242,7 @@ def watch_process() -> Watch:
             seen = Watch()
             when_imported("torch._dynamo.eval_frame", functools.partial(_hook_dynamo, seen))
             when_imported("torch._inductor.cpp_builder", functools.partial(_hook_runs, seen))
+            when_imported("triton.runtime.build", functools.partial(_hook_triton, seen))
             cuda_graphs.observe(seen.note, seen.note_eager_run)
             triton_kernels.observe(seen.note)
             _the_watch = seen
@@ -311,6 +312,22 @@ def _hook_runs(seen: Watch, cpp_builder: Any) -> None:
                 seen.note_compiler_run(time.perf_counter() - start)
 
     cpp_builder.run_compile_cmd = run_compile_cmd
+
+
+def _hook_triton(seen: Watch, build: Any) -> None:
+    # Triton compiles C for its driver, and for each kernel that torch's own launcher cannot launch
+    # (private; Triton 3.3 to 3.6).
+    original = build._build
+
+    @functools.wraps(original)
+    def compile_c(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            seen.note_compiler_run(time.perf_counter() - start)
+
+    build._build = compile_c
 
 
 def _makes_object(cmd_line: str) -> bool:

@@ -24,6 +24,7 @@ from serve_warm.compiler.caches import (
     private_directory,
 )
 from serve_warm.compiler.cpu_target import isa_checks
+from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import ArtifactRefused, ServeWarmError, StoreError
 from serve_warm.fingerprint import NOT_NEEDED
 from serve_warm.precompile.session import SESSION
@@ -93,6 +94,7 @@ def _place_cache(
         return
     if unpacked is None:
         prefetch.unpack(pulled.raw[CACHE], directory, check_wanted=check_wanted)
+    watch_process().count_kernels_in(directory)  # loading an entry can build a kernel
     # The fingerprint matched, so CPU flags, compiler and torch are the same, and the probe is not
     # needed. An artifact with only torch's bytes does not reach this line, and keeps the probe: its
     # kernels are compiled anyway, and the benchmark compares such a start with stock torch.

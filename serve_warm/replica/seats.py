@@ -33,7 +33,16 @@ import ray
 
 from serve_warm import preload
 from serve_warm._records import record
-from serve_warm._seats import TICKET_S, Seat, SeatFolder, SeatUse, Wanted, is_taken, lives
+from serve_warm._seats import (
+    TICKET_S,
+    Seat,
+    SeatFolder,
+    SeatUse,
+    Wanted,
+    is_one_starting,
+    is_taken,
+    lives,
+)
 from serve_warm.config import Seats
 from serve_warm.errors import ServeWarmError, WarmupFailed
 from serve_warm.node import boot_s, call_in_children
@@ -52,6 +61,10 @@ TAKEN_PAUSE_S = 5.0
 """Seconds to wait before replacing a taken seat. The imports of the next seat would slow down the
 start that uses the taken seat. On two busy cores, the passes of such a start took nearly twice as
 long (MiniLM, level 3, two rounds)."""
+
+STARTING_LIMIT_S = 15.0
+"""Longest time in seconds to wait for another worker to start. A worker takes 2 to 4 s to start on
+two cores."""
 
 LIMIT_OF_LOSSES = 5
 """After this many losses in a row, the keeper requests no more seats."""
@@ -251,6 +264,7 @@ class SeatKeeper:
         omp_threads: str | None,
         imports: Sequence[str],
         free_bytes: Callable[[], int | None] | None = None,
+        is_one_starting: Callable[[Sequence[str]], bool] = is_one_starting,
         clock: Callable[[], float] = boot_s,
     ) -> None:
         self._deployment = deployment
@@ -265,6 +279,8 @@ class SeatKeeper:
             paths=tuple(sys.path),
         )
         self._free_bytes = free_bytes or free_memory_bytes
+        self._is_one_starting = is_one_starting
+        self._starting_since_s: float | None = None
         self._clock = clock
         self._since_s = clock()
         self._lock: int | None = None
@@ -285,7 +301,12 @@ class SeatKeeper:
 
     def describe(self, use: SeatUse) -> SeatUse:
         """Return `use`, extended with the state of the seats for the next starts."""
-        return replace(use, waiting=self._waiting, problem=self._problem)
+        waiting = self._waiting
+        if waiting is not None:
+            # A start may have taken a seat since the last look.
+            free = [seat for seat in self._known.values() if lives(seat) and not is_taken(seat)]
+            waiting = min(waiting, len(free))
+        return replace(use, waiting=waiting, problem=self._problem)
 
     def _run(self) -> None:
         try:
@@ -323,8 +344,24 @@ class SeatKeeper:
         if self._clock() < self._not_before_s:
             return
         missing = self._missing(living)
-        if missing > 0 and (many := min(missing, self._affordable())):
+        if missing <= 0 or self._waits_for_a_start():
+            return
+        if many := min(missing, self._affordable()):
             self._ask(many)
+
+    def _waits_for_a_start(self) -> bool:
+        """Return whether to request no seats yet, because a worker of this runtime_env is starting.
+
+        Ray starts a worker for a replica that finds no seat. If Ray started a seat's worker at the
+        same time, the replica could take the seat's ticket and import at low priority. The other
+        worker would then have no imports, and Ray could prefer it to a seat at a later start.
+        """
+        if not self._is_one_starting(sys.argv):
+            self._starting_since_s = None
+            return False
+        if self._starting_since_s is None:
+            self._starting_since_s = self._clock()
+        return self._clock() - self._starting_since_s < STARTING_LIMIT_S
 
     def _become_keeper(self) -> bool:
         import fcntl

@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import inspect
 import io
+import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -23,12 +27,10 @@ from processes import answer_of
 from serve_warm.artifact.archive import pack_directory
 from serve_warm.compiler import triton_kernels
 from serve_warm.compiler.watch import watch_process
+from serve_warm.config import point_triton_at_ptxas
 from serve_warm.errors import ArtifactRefused
 from serve_warm.replica.prefetch import unpack
 from transfers import publish, pull_here
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TRITON = "pip install --target build/components/triton triton==3.6.0 (.ci/install-components does)"
 
@@ -405,3 +407,60 @@ def test_a_list_that_triton_did_not_write_is_refused(tmp_path: Path, text: str):
 
     with pytest.raises(ArtifactRefused, match=r"add/__grp__add\.json does not list"):
         triton_kernels.relocate(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_tool", "used"),
+    [
+        pytest.param(None, True, "ptxas of torch", id="torch brings one"),
+        pytest.param(None, False, None, id="torch brings none"),
+        pytest.param("my ptxas", True, "my ptxas", id="the user chose one"),
+    ],
+)
+def test_this_process_uses_the_assembler_of_torch_s_workers(
+    given: str | None,
+    is_tool: bool,
+    used: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Its version is in Triton's cache keys, so kernels of another one would be built again."""
+    tool = tmp_path / "ptxas of torch"
+    if is_tool:
+        tool.touch(mode=0o755)
+    monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
+    if given is not None:
+        monkeypatch.setenv("TRITON_PTXAS_PATH", given)
+
+    point_triton_at_ptxas(tool)
+
+    found = os.environ.get("TRITON_PTXAS_PATH")
+    monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
+    assert (found and Path(found).name) == used
+
+
+COUNT_OF_TRITON = """
+import sys
+from serve_warm.compiler.watch import watch_process
+watch = watch_process()
+from triton.runtime import build
+build._build("launcher", sys.argv[1], sys.argv[2], [], [], [], [])
+print(watch.counts().compiler_processes)
+"""
+
+
+def test_c_that_triton_compiles_counts_as_a_compiler_run(tmp_path: Path):
+    """Triton compiles a launcher for each kernel that torch cannot launch itself."""
+    triton = require_folder("triton", TRITON)
+    source = tmp_path / "launcher.c"
+    source.write_text("int launch(void) { return 0; }")
+
+    ended = subprocess.run(
+        [sys.executable, "-c", COUNT_OF_TRITON, str(source), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([triton, str(Path(__file__).parents[2])])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ended.stdout == "1\n", ended.stderr

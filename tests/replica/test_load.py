@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,12 +19,15 @@ from artifacts import container, new_key, packed_cache, trusting
 from compiled import compiled, double
 from homes import move_home, write_trust_file
 from serve_warm import _private_folders
+from serve_warm.artifact.archive import pack_directory
 from serve_warm.compiler.cpu_target import isa_checks
+from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import (
     ConfigError,
     WarmupFailed,
 )
+from serve_warm.replica import placement
 from serve_warm.replica.start import CompileCaches
 from serve_warm.replica.warmup import Warmup
 from serve_warm.report import Report, Stage, Verdict
@@ -94,6 +99,28 @@ def test_a_hit_is_put_in_place(store: LocalStore, tmp_path: Path):
     assert report.artifact.raw_bytes > report.artifact.stored_bytes > 0
     assert report.artifact.trace == (f"{key}: accepted, created {report.artifact.created}",)
     assert report.artifact.reason == ""
+
+
+def test_a_kernel_that_is_built_while_entries_are_loaded_is_counted(tmp_path: Path):
+    """On a GPU, loading an entry builds each kernel whose key the artifact does not have.
+
+    Kernels that came with the artifact are not counted.
+    """
+    built = tmp_path / "built"
+    (built / "triton" / "came").mkdir(parents=True)
+    (built / "triton" / "came" / "kernel.cubin").touch()
+    manifest = SimpleNamespace(facts={}, fingerprint=SimpleNamespace(machine={}))
+    chosen = SimpleNamespace(manifest=manifest)
+    pulled: Any = SimpleNamespace(raw={"cache": io.BytesIO(pack_directory(built))}, chosen=chosen)
+    caches, before = CompileCaches(), watch_process().counts()
+
+    placement._place_cache(pulled, None, caches, lambda: None)
+    at_first = (watch_process().counts() - before).kernels
+    new = caches.directory / "triton" / "new"
+    new.mkdir()
+    (new / "kernel.cubin").touch()
+
+    assert (at_first, (watch_process().counts() - before).kernels) == (0, 1)
 
 
 def test_what_user_code_compiled_before_stays_out(store: LocalStore, tmp_path: Path):

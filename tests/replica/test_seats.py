@@ -28,6 +28,7 @@ from serve_warm._seats import (
     SeatUse,
     Wanted,
     is_named_idle,
+    is_one_starting,
     lives,
     start_ticks,
 )
@@ -37,6 +38,7 @@ from serve_warm.replica.seats import (
     PAUSE_S,
     SEAT_BYTES,
     SPARE,
+    STARTING_LIMIT_S,
     TAKEN_PAUSE_S,
     Raylet,
     SeatKeeper,
@@ -166,6 +168,66 @@ def test_a_seat_that_was_taken_is_replaced(workers: Workers):
     assert workers.asked == [1, 1]
     assert said(kept).waiting == 0
     assert said(kept).problem == ""
+
+
+def test_a_seat_that_was_taken_is_not_counted_until_the_next_look(workers: Workers):
+    """A start that follows at once would count on a seat that is gone."""
+    kept = keeper(workers, count=1)
+    kept.look()
+    workers.settle()
+    kept.look()
+    before = said(kept).waiting
+
+    workers.end(workers.processes[0])
+
+    assert (before, said(kept).waiting) == (1, 0)
+
+
+def test_no_seat_is_asked_for_while_a_replica_s_worker_starts(workers: Workers):
+    """The replica would take the ticket, and its worker would wait without imports.
+
+    A worker that never begins holds up the seats only for a while.
+    """
+    clock, starting = Clock(), [True]
+    kept = keeper(workers, count=1, clock=clock, is_one_starting=lambda _: starting[0])
+
+    def asked() -> list[int]:
+        kept.look()
+        return list(workers.asked)
+
+    during = asked()
+    starting[0] = False
+    after = asked()
+    workers.settle()
+    kept.look()
+    workers.end(workers.processes[0])
+    kept.look()
+    starting[0] = True
+    clock.ahead_s += PAUSE_S + 1  # after the loss of the seat
+    held_up = asked()
+    clock.ahead_s += STARTING_LIMIT_S + 1
+    at_last = asked()
+
+    assert (during, after, held_up, at_last) == ([], [1], [1], [1, 1])
+
+
+def test_a_worker_counts_as_starting_until_ray_names_it():
+    """A worker of another runtime_env does not count."""
+    options = ["--session-name=s", "--node-id=n", "--runtime-env-hash=-7"]
+    worker = [sys.executable, "-c", "input()", "default_worker.py", *options]
+    process = subprocess.Popen(worker, stdin=subprocess.PIPE)
+    try:
+        found = [
+            is_one_starting(["default_worker.py", *options]),
+            is_one_starting(["default_worker.py", *options[:2], "--runtime-env-hash=8"]),
+            is_one_starting(["not_a_worker.py"]),
+        ]
+    finally:
+        process.kill()
+        process.communicate()
+
+    assert found == [True, False, False]
+    assert not is_one_starting(["default_worker.py", *options])
 
 
 def test_a_seat_that_a_deployment_without_serve_warm_took_is_replaced(workers: Workers):

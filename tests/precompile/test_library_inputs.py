@@ -1,0 +1,197 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Where a library's weights come from, and what a call reads again after a change."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from serve_warm.precompile.aoti_library import Function
+from serve_warm.precompile.facts import CALLEE, Facts, NoEntry
+from serve_warm.precompile.library_inputs import Input, Inputs
+from serve_warm.precompile.module_changes import FactWatch
+
+
+class Net(nn.Module):
+    """Has one input of each kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        self.table = torch.ones(3)  # an attribute, neither a parameter nor a buffer
+        self.cache = {"mask": torch.zeros(4)}
+
+
+INPUTS = (
+    Input(kind="parameter", owner="layers.0", name="weight"),
+    Input(kind="argument", index=1),
+    Input(kind="buffer", owner="layers.1", name="running_mean"),
+    Input(kind="path", path=[("attribute", "cache"), ("item", "mask")]),
+    Input(kind="attribute", owner="", name="table"),
+    Input(kind="argument", index=0),
+)
+CALL = (torch.full((1,), 5.0), torch.full((1,), 6.0))
+
+
+def expected(net: Net) -> list[Any]:
+    layers: Any = net.layers
+    mask = net.cache["mask"]
+    return [layers[0].weight, CALL[1], layers[1].running_mean, mask, net.table, CALL[0]]
+
+
+class Watch:
+    """A watch that covers everything, or all but some dicts."""
+
+    def __init__(self, *, without: tuple[Any, ...] = ()) -> None:
+        self.unchanged = lambda: True
+        self._without = [id(each) for each in without]
+
+    def covers(self, mapping: Any) -> bool:
+        return id(mapping) not in self._without
+
+
+def is_same(found: list[Any], wanted: list[Any]) -> bool:
+    return len(found) == len(wanted) and all(a is b for a, b in zip(found, wanted, strict=True))
+
+
+class Walks(Inputs):
+    """Counts the walks through the modules."""
+
+    walks = 0
+
+    def _walk(self, callee: Any) -> list[Any]:
+        self.walks += 1
+        return super()._walk(callee)
+
+
+def test_weights_are_read_again_at_each_call_without_a_walk():
+    """A replaced weight needs no new reader, because the dicts that hold weights are the same."""
+    net, inputs = Net(), Walks(INPUTS)
+    read = inputs.reader(net, Watch())
+
+    before = read(net, CALL)
+    first: Any = net.layers[0]
+    first.weight = nn.Parameter(torch.zeros(2, 2))
+    first._parameters["weight"].data = torch.ones(2, 2)
+    net.table = torch.zeros(3)
+    net.cache["mask"] = torch.ones(4)
+    net.layers[1].running_mean = torch.ones(2)  # type: ignore[assignment]
+
+    assert not is_same(before, expected(net))
+    assert is_same(read(net, CALL), expected(net))
+    assert inputs.walks == 1
+
+
+@pytest.mark.parametrize(
+    "unwatched",
+    [
+        pytest.param(vars, id="attributes of the root"),
+        pytest.param(lambda net: net._modules, id="submodules of the root"),
+        pytest.param(lambda net: vars(net.layers), id="attributes of a parent"),
+        pytest.param(lambda net: net.layers._modules, id="submodules of a parent"),
+        pytest.param(lambda net: vars(net.layers[1]), id="attributes of a leaf"),
+    ],
+)
+def test_a_module_that_no_watch_covers_is_walked_at_each_call(unwatched: Any):
+    net, inputs = Net(), Walks(INPUTS)
+    read = inputs.reader(net, Watch(without=(unwatched(net),)))
+    net.layers = copy.deepcopy(net.layers)
+
+    assert is_same(read(net, CALL), expected(net))
+
+
+def test_a_module_whose_dicts_are_computed_is_walked_at_each_call():
+    """Its class may return another dict at each call."""
+
+    class Computed(Net):
+        @property
+        def _buffers(self) -> Any:
+            return {}
+
+        @_buffers.setter
+        def _buffers(self, value: Any) -> None:
+            vars(self)["_buffers"] = value
+
+    net = Computed()
+    inputs = Inputs(INPUTS)
+
+    assert inputs.reader(net, Watch()) == inputs.read
+
+
+def test_an_input_that_is_gone_is_named():
+    net = Net()
+    read = Inputs(INPUTS).reader(net, Watch())
+    del net.layers[1]._buffers["running_mean"]
+
+    with pytest.raises(NoEntry, match="missing: 'running_mean'"):
+        read(net, CALL)
+
+
+def function(inputs: Inputs) -> Function:
+    found = Function(_Nothing(), INPUTS, result=lambda *_: None, writes=False)  # type: ignore[arg-type]
+    found._inputs = inputs
+    return found
+
+
+class _Nothing:
+    device = "cpu"
+
+
+def watched(net: Net) -> FactWatch:
+    """Return a watch over the modules, as the facts of an entry have it."""
+    steps: list[tuple[int, str, Any]] = [(-1, "root", CALLEE)]
+
+    def step(start: int, kind: str, name: Any) -> int:
+        steps.append((start, kind, name))
+        return len(steps) - 1
+
+    def child(start: int, name: str) -> int:
+        own = step(start, "attribute", "__dict__")
+        return step(step(own, "item", "_modules"), "item", name)
+
+    layers = child(0, "layers")
+    leaves = [child(layers, name) for name in ("0", "1")]
+    held = [
+        step(step(leaf, "attribute", "__dict__"), "item", "_parameters") for leaf in (0, *leaves)
+    ]
+    facts = [(row, "type", f"{dict.__module__}.{dict.__qualname__}") for row in held]
+    return FactWatch(net, [Facts(steps=tuple(steps), facts=tuple(facts))])
+
+
+def test_a_change_of_the_modules_makes_the_next_call_walk_once():
+    """Calls of a model that does not change read the dicts that the last walk found."""
+    net, inputs = Net(), Walks(INPUTS)
+    watch = watched(net)
+    followed = function(inputs).follow(watch)
+
+    def call() -> list[Any]:
+        if not watch.unchanged():
+            watch.refresh()
+        return followed.inputs(net, CALL)
+
+    for _ in range(3):
+        assert is_same(call(), expected(net))
+    walks = [inputs.walks]
+    net.layers = copy.deepcopy(net.layers)
+    for _ in range(3):
+        assert is_same(call(), expected(net))
+    walks.append(inputs.walks)
+    net.layers[0]._parameters["weight"] = nn.Parameter(torch.zeros(2, 2))
+    assert is_same(call(), expected(net))
+
+    assert walks == [1, 2]
+
+
+def test_two_callables_of_one_library_read_their_own_weights():
+    one, other, inputs = Net(), Net(), Inputs(INPUTS)
+    library = function(inputs)
+    of_one, of_other = library.follow(watched(one)), library.follow(watched(other))
+
+    for _ in range(2):
+        assert is_same(of_one.inputs(one, CALL), expected(one))
+        assert is_same(of_other.inputs(other, CALL), expected(other))
