@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The spans of a start, and a sentence that states how long the start and its parts took.
 
-Logs, reports and the command line share this sentence. Imports only the standard library.
+Logs, reports and the command line share this sentence. Imports no other library.
 """
 
 from __future__ import annotations

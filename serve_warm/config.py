@@ -4,7 +4,8 @@
 
 Settings come from three sources, each of which overrides the sources before it: the class
 (`warmup_config` or the decorator's arguments), the environment (`SERVE_WARM_<FIELD>`), and the
-`warmup` key of the deployment's `user_config`. No other module reads `os.environ`.
+`warmup` key of the deployment's `user_config`. No other module reads a setting from
+`os.environ`.
 
 Trusted signers are not a setting, because `user_config` can be changed over Serve's REST API.
 Trusted signers come from files on the machine, or from code (`serve_warm.trust.policy`).

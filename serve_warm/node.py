@@ -1423,7 +1423,7 @@ NODE_METRICS = {
     "serve_warm_node_check": (
         "gauge",
         ("check",),
-        "1 if this /readyz check (warm, raylet or proxy) passes.",
+        "1 if this /readyz check (warm, raylet, proxy or draining) passes.",
     ),
     "serve_warm_node_replicas": (
         "gauge",

@@ -82,7 +82,7 @@ class Recording:
         """Return the samples as float32.
 
         Raises:
-            BadRecordingError: no sample is from -1 to 1, so the samples have another format.
+            BadRecordingError: a sample is not from -1 to 1, so the samples have another format.
         """
         # A copy, because torch keeps the memory that it is given.
         raw = torch.frombuffer(bytearray(data), dtype=getattr(torch, self.format))

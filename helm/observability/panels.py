@@ -273,7 +273,7 @@ NUMBERS = (
     ),
     number(
         "Degraded replicas",
-        "Ready replicas that are degraded, or that run an artifact without a trusted signature.",
+        "Ready replicas that are degraded, and replicas whose artifact has no trusted signature.",
         "short",
         f"count({living(each('degraded'))} == 1 or on ({REPLICA}) "
         f"{living(each('unverified'))} == 1) or {NONE_NOW}",
@@ -655,8 +655,8 @@ NODES = Row(
             kind="lines",
             title=f"Failing checks ({NODE_ONLY})",
             description=(
-                "For each /readyz check (warm, raylet or proxy), the number of nodes on which this "
-                "check fails."
+                "For each /readyz check (warm, raylet, proxy, draining), the number of nodes on "
+                "which this check fails."
             ),
             unit="short",
             empty="no node server is scraped",
@@ -758,7 +758,7 @@ NODES = Row(
         Panel(
             kind="lines",
             title=f"Time in the current stage ({NODE_ONLY})",
-            description=("Seconds in the current stage, for live replicas that are not ready yet."),
+            description="Seconds in the current stage, for live replicas that are not ready.",
             unit="s",
             empty="no node server sees a starting replica",
             queries=(

@@ -33,8 +33,8 @@ class Described:
     """Whether the statement is accepted, which means that its origin is trusted, and that it is
     neither denied nor too old. In results of `check`, its parts also match."""
     signers: tuple[str, ...] = ()
-    """Names of the trusted keys that signed the statement; empty if the statement is only
-    pinned."""
+    """Names of the trusted keys that signed the statement. Empty if it is refused, or trusted for
+    another reason."""
     how: str = ""
     """Reason why the statement is trusted: `signature`, `pin` or `unsigned_ok`. Empty if the
     statement is not trusted."""

@@ -204,7 +204,7 @@ class NodeCache:
 
     @contextmanager
     def _lock_blob(self, digest: str) -> Iterator[None]:
-        """Lock a blob for this node, or continue without the lock after `WAIT_S`.
+        """Lock a blob for this node, or continue without the lock after `self.wait_s`.
 
         The lock only avoids a second download. Files are complete because of the rename, not the
         lock.

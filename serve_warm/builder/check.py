@@ -273,7 +273,7 @@ def check_store(
 def compare_stores(
     application: Application, deployment: str, store: str | None, *, environ: Mapping[str, str]
 ) -> Checked:
-    """Return whether replicas read the store to which `build` publishes.
+    """Return what is wrong if replicas do not read the store to which `build` publishes.
 
     Does not contact the store.
     """

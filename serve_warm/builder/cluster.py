@@ -48,7 +48,7 @@ Progress = Callable[[str], None]
 same words."""
 
 Look = Callable[[Sequence[Mapping[str, Any]]], None]
-"""Function that receives the states of a start's replicas when a state changes. An exception from
+"""Function that receives the states of a start's replicas, again and again. An exception from
 the function ends the start."""
 
 

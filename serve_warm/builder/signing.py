@@ -151,5 +151,5 @@ def _clear(staged: Store) -> None:
         for key in staged.list(""):
             staged.delete(key)
     except StoreError as error:
-        # Only warn, because the build has succeeded, and replicas do not read the remaining files.
+        # Only warn, because replicas do not read the remaining files.
         logger.warning("the staged copy could not be removed: %s", error.message)

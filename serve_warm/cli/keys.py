@@ -199,7 +199,7 @@ def _sign_first(
     origin: Mapping[str, str],
     on_taken: OfPublished | None,
 ) -> list[push.Done]:
-    """Sign the unsigned artifacts of some deployments, and return the result for each artifact."""
+    """Sign the unsigned artifacts of some deployments; return the result for each deployment."""
     from serve_warm.builder.provenance import read_provenance
 
     provenance, trust = read_provenance(environment(), **origin), load_trust()

@@ -248,7 +248,7 @@ class _Asked:
 
 
 class SeatKeeper:
-    """Keeps `count` seats for one deployment on this node, until this process ends.
+    """Keeps `count` seats for one deployment on this node, until a problem or the process's end.
 
     At any time, only one of the deployment's replicas on a node keeps seats, in one thread. It is
     safe to call `describe` on any thread.

@@ -150,7 +150,7 @@ class ObjectStore:
                     hint="separate names by single slashes; no name may begin with a dot",
                 ) from error
         store = cls(scheme=scheme, bucket=bucket, prefix=prefix)
-        # Connect now: a wrong setting should fail here, not at the first request.
+        # Build the client now: a wrong setting should fail here, not at the first request.
         store._reader  # noqa: B018
         return store
 

@@ -34,7 +34,7 @@ class Signature:
     """One signature from an envelope, not yet checked."""
 
     key_id: str
-    """An unverified hint from the envelope, which affects only the text of a refusal."""
+    """An unverified hint from the envelope. It affects only what a refusal says."""
     value: bytes
 
 

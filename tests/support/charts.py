@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import json
 import os
 import subprocess
@@ -230,7 +231,7 @@ def _said(validator: Any, manifest: Any) -> list[str]:
 def values_table() -> str:
     """Return the table of the chart's README, made from values.yaml and its comments.
 
-    `python tests/support/charts.py` prints it.
+    `python tests/support/charts.py` writes it into the README.
     """
     text = (CHART / "values.yaml").read_text()
     lines = text.splitlines()
@@ -265,5 +266,13 @@ WHOLE = {"nodeServer.resources", "head.resources"}
 """Values whose mappings count as one value."""
 
 
+def write_values_table() -> None:
+    """Replace the table in the chart's README."""
+    readme, table = CHART / "README.md", values_table()
+    before, _, rest = readme.read_text().partition(table.splitlines()[0] + "\n")
+    after = itertools.dropwhile(lambda line: line.startswith("|"), rest.splitlines(keepends=True))
+    readme.write_text("".join([before, table, *after]))
+
+
 if __name__ == "__main__":
-    print(values_table(), end="")  # noqa: T201
+    write_values_table()
