@@ -52,7 +52,7 @@ FAILING = "red"
 """Color of values that should be 0."""
 
 NODE_ONLY = "node server only"
-"""Part of the title of panels for which Ray's export has no data."""
+"""Text in the titles of panels for which Ray's export has no data."""
 
 # --- expressions ---------------------------------------------------------------------------
 
@@ -878,7 +878,7 @@ OF_ONE_DEPLOYMENT = Row(
             kind="lines",
             title="Time to ready and time to proof",
             description=(
-                "Time to ready runs from the replica's creation to READY. Time to proof runs from "
+                "Time to ready: from the replica's creation to READY. Time to proof runs from "
                 "the end of __init__ to the end of the proof."
             ),
             unit="s",
@@ -891,7 +891,7 @@ OF_ONE_DEPLOYMENT = Row(
         Panel(
             kind="bars",
             title="Stages of each start",
-            description="Exact seconds that each replica's start spent in each stage.",
+            description="Exact time that each replica's start spent in each stage.",
             unit="s",
             empty="no replica has finished a stage",
             queries=(Query(expr=each("stage_seconds", "stage"), legend="{{replica}} {{stage}}"),),

@@ -62,7 +62,7 @@ MAX_PARTS = 16
 MAX_STORED_BYTES = 1 << 30
 """Size limit in bytes for one part as stored and downloaded."""
 MAX_RAW_BYTES = 4 << 30
-"""Size limit in bytes for one unpacked part on disk during installation."""
+"""The largest size, in bytes, that an unpacked part may have on disk during installation."""
 
 MAX_TORCH_BYTES = 256 << 20
 """Size limit for torch's own cache bytes, unpacked. Torch reads these bytes from memory; ResNet-152

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rollback marks: the newest artifact of each variant that a node has used.
+"""Rollback marks: for each variant, the newest artifact that a node has used.
 
 A signature proves that an artifact is good, not that it is the latest. Anyone who can write to a
 store can delete the newest statement, and replicas would then use an older artifact. So each start

@@ -21,7 +21,7 @@ from serve_warm.errors import GenerationRefused
 from serve_warm.generation.decoder import CachedDecoder
 
 Call = Callable[..., Awaitable[Any]]
-"""Runs `fn(*args)` on the one thread of the model, in the order of the calls."""
+"""Runs `fn(*args)` on the model's thread, in the order of the calls."""
 
 ChooseToken = Callable[[torch.Tensor], int]
 """Maps one sequence's logits, of shape (vocabulary,), to its next token, on the model's thread."""

@@ -19,7 +19,8 @@ import torch
 from serve_warm.precompile.facts import NoEntry
 
 ASSIGNING = "assigning"
-"""Kind of a result with assignments. Releases that do not know this kind refuse the plan."""
+"""The kind given to a result that has assignments. Releases that do not know this kind refuse the
+plan."""
 
 Path = Callable[[str], list[list[Any]]]
 """Function that turns Dynamo's expression for a module into the steps from the callee to the

@@ -331,7 +331,9 @@ class _Graph:
                 continue
             # A CUDA graph works on its own copies of a call's tensors.
             if written:
-                return f"it writes into argument {given.index}, but a CUDA graph has only a copy"
+                return (
+                    f"it writes into argument {given.index}, but a CUDA graph has only a copy of it"
+                )
             if aoti_graphs.overlaps_itself(tensor):
                 return (
                     f"argument {given.index} is an expanded tensor, and values cannot be copied "

@@ -29,10 +29,9 @@ RELOOK_S = 1.0
 """Longest time in seconds until traffic notices a change of a `SLOW_KINDS` source."""
 
 SLOW_KINDS = ("type", "dict", "code")
-"""Kinds of sources that are compared at most once every `RELOOK_S` seconds, like the flags of
-torch's backends. They show that an object has a new class or `__dict__`
-(`module.__class__ = Other`), or that a function has new code. Each object has about one source of
-these kinds, and such changes are rare."""
+"""Kinds of sources that are compared at most once every `RELOOK_S` seconds. They show that an object
+has a new class or `__dict__` (`module.__class__ = Other`), or that a function has new code. Each
+object has about one source of these kinds, and such changes are rare."""
 
 NOISE = 2
 """After this number of changes without an effect on facts, the keys of a dict are compared one by
@@ -70,7 +69,7 @@ class ChangeChecks:
         """Ids of dicts that changed before. They are compared separately, so that their next change
         rebuilds only their own comparison."""
         self._cold: tuple[list[tuple[int, int]], Callable[[], bool]] = ([], lambda: True)
-        """Ids and versions of the other dicts, and their comparison."""
+        """Ids and versions of the other dicts, and the function that compares them."""
         self._timer = _Timer(clock)
         self._turn = _Turn()
 

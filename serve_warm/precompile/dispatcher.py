@@ -83,7 +83,7 @@ class Dispatcher(HandedOver):
         self.name = _name_of(callee)
         self.binder = Binder(callee, self.name, _in_words(self.arguments, level))
         self._builder: EntryBuilder | None = None
-        """Set once a build makes an entry for the callable."""
+        """Set as soon as a build makes an entry for the callable."""
         self._settling = SettlingCalls(callee, self.name)
         self._counts: dict[Use, int] = {}
         self._logged: set[str] = set()

@@ -172,7 +172,7 @@ class Preparation:
         _private_folders.check_private(self._start.caches.directory, what)
         if count := self._replica.unwatched_compiles_before:
             raise ConfigError(
-                f"while being imported, the app compiled {count} frames with headers from a "
+                f"during its import, the app compiled {count} frames, and used headers from a "
                 "folder that this user's other processes can write to",
                 hint="compile in __init__ or later, when a build uses only private folders",
             )

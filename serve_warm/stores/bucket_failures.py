@@ -30,7 +30,7 @@ CREDENTIAL_SOURCES = re.compile(
     r"|login\.microsoftonline\.com|oauth2\.googleapis\.com)"
     r"|https?://[^/\s]+(?=/latest/(?:api|meta-data)/|/computeMetadata/|/metadata/identity/))"
 )
-"""Credential endpoints, as the errors of failed credential requests show them."""
+"""Credential endpoints, as they appear in the errors of failed requests for credentials."""
 
 TOKEN_FILE = re.compile(r"(?:Failed to read|Error reading) [\w ]{0,40}token file")
 """The error text for a missing token file of a web identity or pod identity."""
