@@ -29,9 +29,9 @@ RELOOK_S = 1.0
 """Longest time in seconds until traffic notices a change of a `SLOW_KINDS` source."""
 
 SLOW_KINDS = ("type", "dict", "code")
-"""Kinds of sources that are compared at most once every `RELOOK_S` seconds. They show that an object
-has a new class or `__dict__` (`module.__class__ = Other`), or that a function has new code. Each
-object has about one source of these kinds, and such changes are rare."""
+"""Kinds of sources that are compared at most once every `RELOOK_S` seconds. They show
+that an object has a new class or `__dict__` (`module.__class__ = Other`), or that a function has
+new code. Each object has about one source of these kinds, and such changes are rare."""
 
 NOISE = 2
 """After this number of changes without an effect on facts, the keys of a dict are compared one by
