@@ -1092,8 +1092,8 @@ def models_on_a_gpu() -> str:
     found = load("models_gpu")
     machine = found["machine"]
     rows = {(row["workload"], row["system"], row["level"]): row for row in found["rows"]}
-    lines = ["| model | system | to proof, s | of cold | a call, ms | verdict |"]
-    lines.append("|---|---|---:|---:|---:|---|")
+    lines = ["| model | system | to proof, s | of cold | compiler runs | a call, ms | verdict |"]
+    lines.append("|---|---|---:|---:|---:|---:|---|")
     for model, title in MODELS_ON_A_GPU.items():
         cold_s = rows[model, "cold", None]["to_proof_s"]
         for system, name in STARTS_ON_A_GPU.items():
@@ -1101,8 +1101,8 @@ def models_on_a_gpu() -> str:
             (run,) = row["runs"]
             took_s, call_ms = row["to_proof_s"], row["steady_p50_s"] * 1e3
             lines.append(
-                f"| {title} | {name} | {took_s:.2f} | {took_s / cold_s:.2f} | {call_ms:.1f} "
-                f"| {run.get('verdict') or '–'} |"
+                f"| {title} | {name} | {took_s:.2f} | {took_s / cold_s:.2f} "
+                f"| {run['compiler_processes']} | {call_ms:.1f} | {run.get('verdict') or '–'} |"
             )
     lines += [
         "",
