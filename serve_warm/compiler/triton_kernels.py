@@ -35,8 +35,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from serve_warm.compiler.background_import import when_imported
 from serve_warm.config import point_triton_at_ptxas
 from serve_warm.errors import ArtifactRefused
@@ -66,13 +64,15 @@ def observe(note: Callable[[CompileEvent], None]) -> None:
 
 
 def _use_ptxas_of_torch(_: ModuleType) -> None:
-    """Make this process use the same assembler as torch's worker processes, from the first kernel.
+    """Make this process use the same assembler as torch's worker processes from now on.
 
     Triton's cache keys contain the assembler's version, which each process reads only once. torch
     switches to its own assembler in each worker, and in this process before its first build there.
     If Triton was used earlier, this process does not find the workers' kernels, and builds them
     again (`_set_triton_ptxas_path`, 2.11 to 2.15).
     """
+    import torch  # an app that imports Triton has it
+
     point_triton_at_ptxas(Path(torch.__file__).parent / "bin" / "ptxas")
 
 

@@ -317,15 +317,16 @@ def _hook_runs(seen: Watch, cpp_builder: Any) -> None:
 def _hook_triton(seen: Watch, build: Any) -> None:
     # Triton compiles C for its driver, and for each kernel that torch's own launcher cannot launch
     # (private; Triton 3.3 to 3.6).
-    original = build._build
+    original = getattr(build, "_build", None)
+    if original is None:
+        return
 
     @functools.wraps(original)
     def compile_c(*args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            seen.note_compiler_run(time.perf_counter() - start)
+        found = original(*args, **kwargs)  # without a compiler it raises, and an app may go on
+        seen.note_compiler_run(time.perf_counter() - start)
+        return found
 
     build._build = compile_c
 

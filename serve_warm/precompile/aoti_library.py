@@ -16,7 +16,6 @@ https://github.com/pytorch/pytorch/blob/v2.13.0/torch/csrc/inductor/aoti_runtime
 from __future__ import annotations
 
 import contextlib
-import copy
 import ctypes
 import dataclasses
 import functools
@@ -122,9 +121,6 @@ class Function:
         self._draws = draws
         """Whether the library draws random numbers."""
         self._inputs = Inputs(inputs)
-        self._watched: Watched | None = None
-        self._reading: tuple[Any, Read] = (None, self._inputs.read)
-        """How calls read the inputs, and the `unchanged` of the watch at that time."""
         self._said = [i.said for i in inputs]
         self._free = frozenset(number for number, i in enumerate(inputs) if "*" in i.said)
         self._apart = ApartInMemory()
@@ -141,7 +137,10 @@ class Function:
             LibraryFailedCleanly: the library failed, but other code may answer the call.
             LibraryFailed: the library failed, and may have written before.
         """
-        inputs = self.inputs(callee, tensors)
+        return self.run(self._inputs.read(callee, tensors), callee, tensors)
+
+    def run(self, inputs: Sequence[Any], callee: Any, tensors: Sequence[Any]) -> Any:
+        """Run the library on the inputs of a call. Raises what `__call__` raises."""
         owners = self._owners(callee) if self.assigns else ()
         if not any(same(*inputs) for same in self._checks):
             self._learn(inputs)
@@ -165,28 +164,17 @@ class Function:
                 f"its module is not the same as at build time; missing: {error}"
             ) from error
 
-    def follow(self, watched: Watched) -> Function:
-        """Return this function for the calls of one callable, which a watch follows."""
-        followed = copy.copy(self)
-        followed._watched = watched
-        return followed
-
     def inputs(self, callee: Any, tensors: Sequence[Any]) -> list[Any]:
         """Return the tensors that the native code computes with in a call.
 
         Raises:
             NoEntry: one of them is missing.
         """
-        if self._watched is None:
-            return self._inputs.read(callee, tensors)
-        unchanged = self._watched.unchanged
-        known, read = self._reading
-        if unchanged is not known:
-            read = self._inputs.read
-            if unchanged():  # otherwise the next call finds other modules
-                read = self._inputs.reader(callee, self._watched)
-                self._reading = (unchanged, read)
-        return read(callee, tensors)
+        return self._inputs.read(callee, tensors)
+
+    def reader(self, callee: Any, watched: Watched) -> Read:
+        """Return a function that does the same as `inputs` until something watched changes."""
+        return self._inputs.reader(callee, watched)
 
     def _learn(self, inputs: Sequence[Any]) -> None:
         """Compare the tensors with the build's tensors, and create a C++ check for later calls."""
@@ -201,6 +189,36 @@ class Function:
         every = {n: (range(inputs[n].dim()), range(inputs[n].dim())) for n in self._free}
         self._checks = (tensor_check(inputs, free=every), *self._checks[:3])
         self.input_ids = frozenset(map(id, inputs))
+
+
+class Followed:
+    """A library's function for known calls of one callable.
+
+    The caller must have asked the watch's `unchanged` right before each call.
+    """
+
+    __slots__ = ("_watched", "function")
+
+    def __init__(self, function: Function, watched: Watched) -> None:
+        self.function = function
+        self._watched = watched
+
+    def __call__(self, callee: Any, /, *tensors: Any) -> Any:
+        """Run the library. Raises what `Function.__call__` raises."""
+        function, readers = self.function, self._watched.readers
+        read = readers.get(function)
+        if read is None:
+            read = function.inputs
+            if self._watched.unchanged():  # otherwise the next call finds other modules
+                read = readers[function] = function.reader(callee, self._watched)
+        return function.run(read(callee, tensors), callee, tensors)
+
+
+def for_known_calls(fn: Callable[..., Any], watched: Watched | None) -> Callable[..., Any]:
+    """Return an entry's function for known calls; `Followed` if it is of a library."""
+    if isinstance(fn, Function) and watched is not None:
+        return Followed(fn, watched)
+    return fn
 
 
 def describe(tensor: Any, *, free: bool) -> str:

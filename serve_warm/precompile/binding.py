@@ -14,7 +14,6 @@ from typing import Any
 
 from serve_warm._records import record
 from serve_warm.precompile import call_signature
-from serve_warm.precompile.aoti_library import Function
 from serve_warm.precompile.call_signature import Signature
 from serve_warm.precompile.entries import Entry, EntryTable, Unit, tree
 from serve_warm.precompile.facts import NoEntry
@@ -169,7 +168,6 @@ class Binder:
         watch = None
         if watched:
             watch = FactWatch(self._callee, [e.facts for e in watched], clock=table.clock)
-            functions = [f.follow(watch) if isinstance(f, Function) else f for f in functions]
         return _judge(
             Binding(
                 table=table,

@@ -27,7 +27,7 @@ from serve_warm._redaction import excerpt
 from serve_warm.compiler import evidence
 from serve_warm.compiler.compiled_objects import HandedOver
 from serve_warm.precompile import call_signature
-from serve_warm.precompile.aoti_library import LibraryFailedCleanly
+from serve_warm.precompile.aoti_library import LibraryFailedCleanly, for_known_calls
 from serve_warm.precompile.binding import Binder, Binding, Use
 from serve_warm.precompile.call_checks import is_intercepted, state_check, tensor_check
 from serve_warm.precompile.call_forms import Reordered, find_form, order_of
@@ -235,8 +235,9 @@ class Dispatcher(HandedOver):
         else:
             use = self._count(call, entry.level, entry.reason)
             checks = SESSION.checks
-            if not building and checks is not None:
-                fn = checks.around(self, entry, fn)
+            if not building:
+                followed = for_known_calls(fn, binding.watch)
+                fn = followed if checks is None else checks.around(self, entry, fn, followed)
             fn = fn if order is None else Reordered(fn, order)
         if not building and not (fn is None and is_intercepted()):
             self._remember(binding, args, kwargs, entry, fn, use, order)

@@ -142,11 +142,20 @@ class Checks:
     # Called by a dispatcher -----------------------------------------------------------------
 
     def around(
-        self, dispatcher: Dispatcher, entry: Entry, fn: Callable[..., Any]
+        self,
+        dispatcher: Dispatcher,
+        entry: Entry,
+        fn: Callable[..., Any],
+        followed: Callable[..., Any],
     ) -> Callable[..., Any]:
-        """Return a wrapper that checks an entry, or the entry's code if all checks are done."""
+        """Return a wrapper that checks an entry, or the entry's code if all checks are done.
+
+        `followed` runs the same code for calls that the dispatcher has just checked.
+        """
         check = self._check_of(dispatcher, entry)
-        return _Checked(self, dispatcher, check, fn) if self._may_come(check) else fn
+        if not self._may_come(check):
+            return followed
+        return _Checked(self, dispatcher, check, fn, followed)
 
     def _may_come(self, check: Check) -> bool:
         if self.phase is not Phase.SERVING or check.result is None or self._one_in:
@@ -370,7 +379,12 @@ class _Checked:
     """An entry's code, whose results are compared with eager execution when a check is due."""
 
     def __init__(
-        self, checks: Checks, dispatcher: Dispatcher, check: Check, fn: Callable[..., Any]
+        self,
+        checks: Checks,
+        dispatcher: Dispatcher,
+        check: Check,
+        fn: Callable[..., Any],
+        followed: Callable[..., Any],
     ) -> None:
         self.__globals__ = getattr(fn, "__globals__", {})
         """The globals of the entry's function. Error handlers look for the graph there."""
@@ -378,6 +392,7 @@ class _Checked:
         self._dispatcher = dispatcher
         self._check = check
         self._fn = fn
+        self._followed = followed
 
     def __call__(self, callee: Any, /, *tensors: Any) -> Any:
         """Run the entry; raise `NoEntry` if this call withdraws it."""
@@ -390,7 +405,7 @@ class _Checked:
             checks.note_call()
             if checks.is_sampled(self._dispatcher, check):
                 return checks.answer(self._dispatcher, check, self._fn, tensors)
-            return self._fn(callee, *tensors)
+            return self._followed(callee, *tensors)
         with checks.lock_of(self._dispatcher):
             if checks.is_due(self._dispatcher, check):
                 checks.compare(self._dispatcher, check, self._fn, tensors)

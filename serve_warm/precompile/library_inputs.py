@@ -72,7 +72,9 @@ class Watched(Protocol):
     """Says which dicts of a callable have not changed (`module_changes.FactWatch`)."""
 
     unchanged: Callable[[], bool]
-    """Another object after each change."""
+    readers: dict[Any, Read]
+    """The readers of libraries. After each change, the watch has another dict, so that no reader
+    keeps replaced modules alive."""
 
     def covers(self, mapping: Mapping[Any, Any]) -> bool:
         """Return whether `unchanged` returns False after any change of this dict."""

@@ -66,6 +66,8 @@ class FactWatch:
         self._checks = ChangeChecks(self._sources, clock=clock)
         self.unchanged: Callable[[], bool] = lambda: False
         """Returns whether everything is unchanged since the last refresh; takes a few µs."""
+        self.readers: dict[Any, Any] = {}
+        """How libraries read their weights until the next refresh (`library_inputs`)."""
         self._look_and_compile(set(range(len(merged.steps))), set(range(len(merged.facts))))
 
     def size(self) -> tuple[int, int]:
@@ -83,6 +85,7 @@ class FactWatch:
 
     def refresh(self) -> None:
         """Reread everything that changed since the last refresh."""
+        self.readers = {}
         rows, facts = set(self._torn[0]), set(self._torn[1])
         for source in self._checks.find_changed():
             if source.kind in ("code", "class"):

@@ -344,7 +344,10 @@ class SeatKeeper:
         if self._clock() < self._not_before_s:
             return
         missing = self._missing(living)
-        if missing <= 0 or self._waits_for_a_start():
+        if missing <= 0:
+            self._starting_since_s = None
+            return
+        if self._waits_for_a_start():
             return
         if many := min(missing, self._affordable()):
             self._ask(many)

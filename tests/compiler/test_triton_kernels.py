@@ -440,17 +440,25 @@ def test_this_process_uses_the_assembler_of_torch_s_workers(
 
 
 COUNT_OF_TRITON = """
-import sys
+import os, sys
 from serve_warm.compiler.watch import watch_process
 watch = watch_process()
 from triton.runtime import build
 build._build("launcher", sys.argv[1], sys.argv[2], [], [], [], [])
+os.environ["CC"] = "no-such-compiler"
+try:
+    build._build("launcher", sys.argv[1], sys.argv[2], [], [], [], [])
+except OSError:
+    pass  # as an app does that has another way
 print(watch.counts().compiler_processes)
 """
 
 
 def test_c_that_triton_compiles_counts_as_a_compiler_run(tmp_path: Path):
-    """Triton compiles a launcher for each kernel that torch cannot launch itself."""
+    """Triton compiles a launcher for each kernel that torch cannot launch itself.
+
+    An attempt without a C compiler does not count.
+    """
     triton = require_folder("triton", TRITON)
     source = tmp_path / "launcher.c"
     source.write_text("int launch(void) { return 0; }")

@@ -212,7 +212,10 @@ def pieces_of(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
     found = {f"{DECODE}/{row['level']}": row for row in document["decode"]}
     found |= {f"{model_of[name]}/make": made for name, made in document["made"].items()}
+    failed = {row["workload"] for row in document["rows"] if row["failure"]}
     for row in document["rows"]:
+        if row["workload"] in failed:
+            continue  # the document does not say in which turn
         entrant = Entrant(system=row["system"], level=row["level"])
         for run in row["runs"]:
             turn = f"{model_of[row['workload']]}/turn-{run['turn']}"

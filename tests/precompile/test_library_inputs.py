@@ -5,13 +5,16 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from serve_warm.precompile.aoti_library import Function
+from serve_warm.precompile.aoti_library import Followed, Function
 from serve_warm.precompile.facts import CALLEE, Facts, NoEntry
 from serve_warm.precompile.library_inputs import Input, Inputs
 from serve_warm.precompile.module_changes import FactWatch
@@ -132,14 +135,16 @@ def test_an_input_that_is_gone_is_named():
         read(net, CALL)
 
 
-def function(inputs: Inputs) -> Function:
-    found = Function(_Nothing(), INPUTS, result=lambda *_: None, writes=False)  # type: ignore[arg-type]
-    found._inputs = inputs
-    return found
+class Asked(Function):
+    """A library that returns its inputs."""
 
+    def __init__(self, inputs: Inputs) -> None:
+        nothing: Any = SimpleNamespace(device="cpu")
+        super().__init__(nothing, INPUTS, result=lambda *_: None, writes=False)
+        self._inputs = inputs
 
-class _Nothing:
-    device = "cpu"
+    def run(self, inputs: Any, callee: Any, tensors: Any) -> Any:
+        return inputs
 
 
 def watched(net: Net) -> FactWatch:
@@ -167,12 +172,13 @@ def test_a_change_of_the_modules_makes_the_next_call_walk_once():
     """Calls of a model that does not change read the dicts that the last walk found."""
     net, inputs = Net(), Walks(INPUTS)
     watch = watched(net)
-    followed = function(inputs).follow(watch)
+    followed = Followed(Asked(inputs), watch)
 
     def call() -> list[Any]:
         if not watch.unchanged():
             watch.refresh()
-        return followed.inputs(net, CALL)
+        found: list[Any] = followed(net, *CALL)
+        return found
 
     for _ in range(3):
         assert is_same(call(), expected(net))
@@ -181,17 +187,46 @@ def test_a_change_of_the_modules_makes_the_next_call_walk_once():
     for _ in range(3):
         assert is_same(call(), expected(net))
     walks.append(inputs.walks)
-    net.layers[0]._parameters["weight"] = nn.Parameter(torch.zeros(2, 2))
+    first: Any = net.layers[0]
+    first._parameters["weight"] = nn.Parameter(torch.zeros(2, 2))
     assert is_same(call(), expected(net))
 
     assert walks == [1, 2]
 
 
 def test_two_callables_of_one_library_read_their_own_weights():
-    one, other, inputs = Net(), Net(), Inputs(INPUTS)
-    library = function(inputs)
-    of_one, of_other = library.follow(watched(one)), library.follow(watched(other))
+    one, other = Net(), Net()
+    library = Asked(Inputs(INPUTS))
+    of_one, of_other = (Followed(library, watched(net)) for net in (one, other))
 
     for _ in range(2):
-        assert is_same(of_one.inputs(one, CALL), expected(one))
-        assert is_same(of_other.inputs(other, CALL), expected(other))
+        assert is_same(of_one(one, *CALL), expected(one))
+        assert is_same(of_other(other, *CALL), expected(other))
+
+
+def test_a_call_that_nobody_checked_reads_what_is_there():
+    """A check while the replica is idle calls the library itself, without asking the watch."""
+    net, library = Net(), Asked(Inputs(INPUTS))
+    Followed(library, watched(net))(net, *CALL)
+    net.layers = copy.deepcopy(net.layers)
+
+    assert is_same(library(net, *CALL), expected(net))
+
+
+def test_replaced_modules_are_freed_although_one_library_is_not_called_again():
+    """Each rare shape would otherwise keep another version of the weights."""
+    net = Net()
+    watch = watched(net)
+    often, rarely = (Followed(Asked(Inputs(INPUTS)), watch) for _ in range(2))
+    often(net, *CALL)
+    rarely(net, *CALL)
+    old: Any = net.layers
+    weight = weakref.ref(old[0].weight)
+    net.layers = copy.deepcopy(old)
+    del old
+
+    watch.refresh()
+    often(net, *CALL)
+    gc.collect()
+
+    assert weight() is None

@@ -211,6 +211,27 @@ def test_no_seat_is_asked_for_while_a_replica_s_worker_starts(workers: Workers):
     assert (during, after, held_up, at_last) == ([], [1], [1], [1, 1])
 
 
+def test_each_start_of_a_worker_has_its_own_time(workers: Workers):
+    """A start that was seen before the last seat came says nothing about the next one."""
+    clock, starting = Clock(), [True]
+    kept = keeper(workers, count=1, clock=clock, is_one_starting=lambda _: starting[0])
+    kept.look()
+    workers.folder.offer(kept._wanted)  # as a keeper did that has ended since
+    workers._begin()
+    starting[0] = False
+    workers.settle()
+    kept.look()
+    clock.ahead_s += STARTING_LIMIT_S + 1
+    workers.end(workers.processes[0])
+    kept.look()
+    starting[0] = True
+    clock.ahead_s += PAUSE_S + 1
+
+    kept.look()
+
+    assert workers.asked == []
+
+
 def test_a_worker_counts_as_starting_until_ray_names_it():
     """A worker of another runtime_env does not count."""
     options = ["--session-name=s", "--node-id=n", "--runtime-env-hash=-7"]
