@@ -152,7 +152,7 @@ def test_what_serve_refuses_is_a_problem(written):
     where = f"{path}: applications.0.deployments.0.max_ongoing_requests"
     assert problems
     assert all(each.where.startswith(where) for each in problems)
-    assert all("Serve refuses" in each.fix for each in problems)
+    assert all("Serve does not accept" in each.fix for each in problems)
 
 
 def test_an_unknown_setting_is_a_problem(written):

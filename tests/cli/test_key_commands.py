@@ -162,7 +162,7 @@ def test_the_public_half_does_not_sign(run, source, key_file):
     assert ended.err.splitlines()[0] == (
         f"error: {key_file}.pub is a public key, but signing needs the private key"
     )
-    assert f"hint: pass {key_file}, " in ended.err
+    assert f"hint: pass the private key that keygen wrote ({key_file})" in ended.err
     assert "chmod" not in ended.err
 
 

@@ -192,7 +192,7 @@ def test_a_forbidden_compile_is_answered_503_and_breaks_nothing(apps):
 
     report = app.report()
     assert refused.status_code == 503
-    assert "would compile" in refused.text
+    assert "must not compile after it is ready" in refused.text
     assert [d.status_code for d in declared] == [200] * 3
     assert report["after_ready"]["compiles"] == 0
     assert [event["kind"] for event in report["events"]] == ["forbidden"]

@@ -238,7 +238,7 @@ class Suggesting(StandIn):
     ("size", "own_thread", "fix", "declares"),
     [
         (2, False, "concurrent calls on several threads can lose a race", False),
-        (2, True, "something changed after the proof", False),
+        (2, True, "a value changed after the proof", False),
         (7, False, "`async def`", True),
         (7, True, "declare it", True),
     ],
