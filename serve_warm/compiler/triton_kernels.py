@@ -60,17 +60,23 @@ def observe(note: Callable[[CompileEvent], None]) -> None:
     when_imported("torch._inductor.select_algorithm", functools.partial(_hook_templates, note))
     when_imported("torch._inductor.autotune_process", functools.partial(_hook_pipelined, note))
     when_imported("triton.runtime.autotuner", functools.partial(_hook_triton, note))
-    when_imported("triton", _use_ptxas_of_torch)
+    use_ptxas_of_torch()
 
 
-def _use_ptxas_of_torch(_: ModuleType) -> None:
-    """Make this process use the same assembler as torch's worker processes from now on.
+def use_ptxas_of_torch() -> None:
+    """Make this process use the same assembler as torch's worker processes, once it uses Triton.
+
+    Call this before user code can launch a Triton kernel.
 
     Triton's cache keys contain the assembler's version, which each process reads only once. torch
     switches to its own assembler in each worker, and in this process before its first build there.
     If Triton was used earlier, this process does not find the workers' kernels, and builds them
     again (`_set_triton_ptxas_path`, 2.11 to 2.15).
     """
+    when_imported("triton", _point_at_ptxas)
+
+
+def _point_at_ptxas(_: ModuleType) -> None:
     import torch  # an app that imports Triton has it
 
     point_triton_at_ptxas(Path(torch.__file__).parent / "bin" / "ptxas")

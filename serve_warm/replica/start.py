@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from serve_warm._records import record
-from serve_warm.compiler import pgo
+from serve_warm.compiler import pgo, triton_kernels
 from serve_warm.compiler.caches import private_directory
 from serve_warm.config import WarmupConfig, point_torch_caches_at
 from serve_warm.inputs import Input
@@ -94,6 +94,7 @@ class CompileCaches:
         """
         self._directory = directory = directory or private_directory()
         point_torch_caches_at(directory)
+        triton_kernels.use_ptxas_of_torch()
         if self.has_profile:
             pgo.forget_profile()
         return directory
