@@ -4,6 +4,7 @@
 
 `tests/data/before_layout` holds the wheel of the last commit whose modules stood flat. Each test
 runs it and today's code by turns, as users do: `serve-warm build`, then a replica on Ray Serve.
+That takes minutes. Tests that are quick load stored artifacts (`data/first_release`, `data/format_1`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from serve_warm.trust.keys import write_key_pair
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.stress, pytest.mark.timeout(1800)]
 
 TESTS = Path(__file__).parents[1]
 WHEEL = next((TESTS / "data" / "before_layout").glob("*.whl"))
@@ -96,8 +97,7 @@ def check_answers(started: dict[str, Any]) -> None:
 
 APPS = [
     pytest.param(("level2",), id="level 2"),
-    # Libraries take minutes to build.
-    pytest.param(("level1", "level3"), id="levels 1 and 3", marks=pytest.mark.stress),
+    pytest.param(("level1", "level3"), id="levels 1 and 3"),
 ]
 
 
@@ -121,7 +121,6 @@ def test_what_was_built_before_starts_warm_today(
     check_answers(started)
 
 
-@pytest.mark.stress
 @pytest.mark.parametrize("names", APPS)
 def test_what_is_built_today_is_right_before(
     machines: Machines, names: Sequence[str], tmp_path: Path
