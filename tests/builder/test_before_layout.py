@@ -4,7 +4,7 @@
 
 `tests/data/before_layout` holds the wheel of the last commit whose modules stood flat. Each test
 runs it and today's code by turns, as users do: `serve-warm build`, then a replica on Ray Serve.
-That takes minutes. Tests that are quick load stored artifacts (`data/first_release`, `data/format_1`).
+That takes minutes. Quick tests load stored artifacts (`data/first_release`, `data/format_1`).
 """
 
 from __future__ import annotations
