@@ -57,6 +57,7 @@ def put_in_place(
     chosen = pulled.chosen
     try:
         _place_cache(pulled, unpacked, caches, check_wanted)
+        watch_process().count_kernels_in(caches.directory)  # loading an entry can build a kernel
         has_libraries = _load_entries(pulled, warn, check_wanted)
         check_wanted()
         _load_torch_bytes(pulled)
@@ -94,7 +95,6 @@ def _place_cache(
         return
     if unpacked is None:
         prefetch.unpack(pulled.raw[CACHE], directory, check_wanted=check_wanted)
-    watch_process().count_kernels_in(directory)  # loading an entry can build a kernel
     # The fingerprint matched, so CPU flags, compiler and torch are the same, and the probe is not
     # needed. An artifact with only torch's bytes does not reach this line, and keeps the probe: its
     # kernels are compiled anyway, and the benchmark compares such a start with stock torch.

@@ -284,7 +284,10 @@ def main(argv: Sequence[str] | None = None, *, make_run: Callable[..., Run] = Ru
     work = options.work.resolve() / ("tiny" if options.tiny else "gpu")
     pieces = Pieces(work, limit_s=options.limit_s, known=known_of(options.json, tiny=options.tiny))
     run = make_run(pieces, work, turns=options.turns, tiny=options.tiny)
-    for name in run.names_of(NAMES):
+    names = run.names_of(NAMES)
+    if strangers := sorted({*options.again} - {*names, *NAMES}):
+        parser.error(f"--again: unknown: {', '.join(strangers)}; known: {', '.join(names)}")
+    for name in names:
         if name in options.again or name.partition("/")[0] in options.again:
             pieces.forget(name)
     is_done, found = True, run.document(NAMES)

@@ -101,7 +101,10 @@ def test_a_hit_is_put_in_place(store: LocalStore, tmp_path: Path):
     assert report.artifact.reason == ""
 
 
-def test_a_kernel_that_is_built_while_entries_are_loaded_is_counted(tmp_path: Path):
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_a_kernel_that_is_built_while_entries_are_loaded_is_counted(
+    has_cache: bool, tmp_path: Path
+):
     """On a GPU, loading an entry builds each kernel whose key the artifact does not have.
 
     Kernels that came with the artifact are not counted.
@@ -111,13 +114,14 @@ def test_a_kernel_that_is_built_while_entries_are_loaded_is_counted(tmp_path: Pa
     (built / "triton" / "came" / "kernel.cubin").touch()
     manifest = SimpleNamespace(facts={}, fingerprint=SimpleNamespace(machine={}))
     chosen = SimpleNamespace(manifest=manifest)
-    pulled: Any = SimpleNamespace(raw={"cache": io.BytesIO(pack_directory(built))}, chosen=chosen)
+    raw = {"cache": io.BytesIO(pack_directory(built))} if has_cache else {}
+    pulled: Any = SimpleNamespace(raw=raw, chosen=chosen)
     caches, before = CompileCaches(), watch_process().counts()
 
-    placement._place_cache(pulled, None, caches, lambda: None)
+    placement.put_in_place(pulled, None, caches=caches, warn=pytest.fail, check_wanted=lambda: None)
     at_first = (watch_process().counts() - before).kernels
     new = caches.directory / "triton" / "new"
-    new.mkdir()
+    new.mkdir(parents=True)
     (new / "kernel.cubin").touch()
 
     assert (at_first, (watch_process().counts() - before).kernels) == (0, 1)

@@ -397,7 +397,9 @@ def test_a_check_that_fails_costs_no_request(right: Path, caplog: pytest.LogCapt
     failing = Failing()
     checks.serve()
 
-    double = lambda callee, tensor: tensor * 2  # noqa: E731
+    def double(_: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor * 2
+
     fn = checks.around(failing, entry, double, double)
     answers = [fn(failing.callee, x(2)) for _ in range(3)]
 

@@ -100,6 +100,23 @@ def test_a_run_goes_on_from_the_json_that_it_writes(
     assert run("one") == ["decode/3"]
     assert run("two") == []
     assert run("three", "--again", "decode/2") == ["decode/2"]
+    with pytest.raises(SystemExit):
+        run("four", "--again", "decode/9")
+    assert "--again: unknown: decode/9; known: decode/2" in capsys.readouterr().err
+
+
+def test_turns_of_a_model_that_failed_run_again():
+    """The document keeps the reason of a failed start, but not in which turn it failed."""
+    entrants = [{"system": "cold", "level": None}, {"system": "serve_warm", "level": 2}]
+    rows = [
+        {**each, "workload": workload, "runs": [{"turn": 1}], "failure": failure}
+        for workload, failure in (("vit_tiny", ""), ("whisper_tiny", "killed"))
+        for each in entrants
+    ]
+
+    known = models_gpu.pieces_of({**document(), "rows": rows})
+
+    assert [name for name in known if "turn" in name] == ["vit_large/turn-1"]
 
 
 @pytest.mark.parametrize(
