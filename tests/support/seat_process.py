@@ -120,11 +120,13 @@ def main() -> None:
     answer["collection_then"] = [gc.isenabled(), gc.get_threshold()]
     answer["omp_then"] = os.environ.get("OMP_NUM_THREADS")
     if question.get("go"):
+        # Looked up first: once GO is set, the thread may end at any moment.
+        preload = next(t for t in threading.enumerate() if t.name == "serve_warm-preload")
         os.environ["GO"] = "1"
         folder = SeatFolder.of_worker(COMMAND_LINE)
         if folder is not None and question.get("fifo"):
             (folder.path / f"claimed-{os.getpid()}").write_bytes(question["fifo"])
-        next(t for t in threading.enumerate() if t.name == "serve_warm-preload").join()
+        preload.join()
     answer["before_replica"] = [name for name in question["imports"] if name in sys.modules]
     if (omp := question.get("omp")) is not None:
         os.environ["OMP_NUM_THREADS"] = omp  # as Ray does, once the worker is a replica's
