@@ -88,13 +88,14 @@ class App:
 
     def status(self) -> tuple[str, str]:
         """Return Serve's status of the application and the messages beside it."""
-        from ray import serve
+        # Not `serve.status()`, which takes 9 ms of the caller's CPU: polled, a fifth of a core.
+        from ray.serve.context import _get_global_client
 
-        overview = serve.status().applications.get(self.name)
-        if overview is None:
+        details = _get_global_client().get_serve_details()["applications"].get(self.name)
+        if details is None:
             return "NOT_STARTED", ""
-        messages = [overview.message, *(d.message for d in overview.deployments.values())]
-        return str(overview.status.value), "\n".join(messages)
+        messages = [details["message"], *(d["message"] for d in details["deployments"].values())]
+        return str(details["status"].value), "\n".join(messages)
 
     def ready(self) -> App:
         """Wait until the application is RUNNING, and fail as soon as it cannot be any more."""
