@@ -182,6 +182,13 @@ def test_locks_have_one_version_of_a_release():
     assert {key: each for key, each in found.items() if len(each) > 1} == {}
 
 
+def test_no_lock_slows_down_imports_of_ray():
+    """Ray imports `jsonschema`, which imports this package: 2 s in each process."""
+    slow = {file.stem for file in LOCKS if "\nrfc3987-syntax==" in file.read_text()}
+
+    assert slow == set()
+
+
 def test_no_platform_is_shut_out():
     """A release with compiled code has hashes for other platforms too."""
     pins = {pin.name: pin for pin in locks.read((ROOT / "locks" / "ci.txt").read_text())}
