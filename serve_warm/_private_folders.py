@@ -418,7 +418,7 @@ def process_folder(base: Path | None = None) -> Path:
 
 @contextmanager
 def temporary_folder(base: Path | None = None) -> Iterator[Path]:
-    """Yield a folder like `process_folder`, and remove it at the end of the block.
+    """Yield a private folder of this process, and remove it at the end of the block.
 
     A later sweep removes files that are still being written when the block ends.
 

@@ -97,9 +97,9 @@ class WarmupConfig(BaseModel):
     )
     """Parts of an artifact to load. `cache` is the cache directory with the built kernels.
     `precompiled` holds the entries of level 2, which need the kernels in `cache`. `exported` holds
-    the libraries of level 3, which need no other part. Parts that an artifact does not contain are
-    skipped. `torch_bytes` is the result of `torch.compiler.save_cache_artifacts()`. It is only for
-    comparison, because on a CPU torch compiles every kernel again from these bytes."""
+    the libraries of level 3, which do not need the other parts. Parts that an artifact does not
+    contain are skipped. `torch_bytes` is the result of `torch.compiler.save_cache_artifacts()`. It
+    is only for comparison, because on a CPU torch compiles every kernel again from these bytes."""
 
     on_missing: Literal["compile", "fail"] = "compile"
     """What to do if no variant fits, or the store is empty or cannot be reached. `compile` compiles

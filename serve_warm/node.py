@@ -866,7 +866,7 @@ def _not_private(directory: str, found: Sequence[tuple[str, str]]) -> Permission
 
 
 def _check_above(directory: str) -> None:
-    """Refuse a missing directory that this user could not create as a private directory.
+    """Check that this user could create a missing directory, and that it would be private.
 
     Raises:
         PermissionError: as for StateFile. No replica can write to such a directory, so missing

@@ -878,7 +878,7 @@ OF_ONE_DEPLOYMENT = Row(
             kind="lines",
             title="Time to ready and time to proof",
             description=(
-                "Time to ready: from the replica's creation to READY. Time to proof runs from "
+                "Time to ready: from the replica's creation to READY. Time to proof: from "
                 "the end of __init__ to the end of the proof."
             ),
             unit="s",

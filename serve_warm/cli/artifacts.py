@@ -151,7 +151,7 @@ def _show_hints(described: Sequence[catalog.Described]) -> None:
 
 
 def nothing_there(opened: Store, store: str, deployment: str | None) -> str:
-    """Return a sentence that says that a store has no artifacts, or none for a deployment."""
+    """Return the message for a store that has no artifacts, or none for a deployment."""
     text = f"{store} has no artifacts"
     if deployment is not None:
         known = catalog.deployments(opened)

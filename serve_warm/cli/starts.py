@@ -48,7 +48,12 @@ working_dir_option = click.option(
 @click.option(
     "--deployment", help="Build for this deployment, if several deployments use WarmupMixin."
 )
-@click.option("--all", "every", is_flag=True, help="Build for each deployment with WarmupMixin.")
+@click.option(
+    "--all",
+    "every",
+    is_flag=True,
+    help="Build an artifact for each deployment that uses WarmupMixin.",
+)
 @address_option
 @working_dir_option
 @click.option(

@@ -3,7 +3,8 @@
 """The parts of a call's arguments and of the thread's state that compiled code depends on.
 
 A signature exists as text and as a dictionary key. The text is complete, can be written to a file,
-and takes 30 µs to make. The key is fast, but leaves some properties of tensors to a check in C++.
+and takes 30 µs to make. The key is fast, but does not cover some properties of tensors. A check in
+C++ covers these.
 """
 
 from __future__ import annotations

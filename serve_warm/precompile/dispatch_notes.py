@@ -60,7 +60,7 @@ class Dispatched:
 
 
 def _plain(space: dict[str, Any], name: str) -> dict[tuple[str, str], Any]:
-    """Return a module's global by module and name, or an empty dict if its value is not plain."""
+    """Return the module, name and value of a global, or an empty dict if the value is not plain."""
     value, module = space.get(name), str(space.get("__name__"))
     is_of_module = vars(sys.modules.get(module, types)) is space
     if not is_of_module or name.startswith("__") or value is None or callable(value):

@@ -31,7 +31,7 @@ CALLS = 3
 nothing."""
 
 VALUES_READ = 100_000
-"""Maximum number of values of one callable that are compared."""
+"""Maximum number of values to compare for each callable."""
 
 ITEMS_READ = 64
 """Maximum number of items of one list, set or dict that are compared."""

@@ -431,7 +431,8 @@ class Proof:
             raise WarmupFailed(
                 "the artifact's results differ from eager, and on_refused is 'fail': "
                 + "; ".join(checks.report().failures),
-                hint="build the artifact again; do not load it elsewhere until you know the cause",
+                hint="do not load this artifact elsewhere until you know the cause; then build it "
+                "again",
                 stage=Stage.PARITY.value,
             )
         return bool(checks.failed)
