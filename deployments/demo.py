@@ -8,7 +8,8 @@
 
 The demo sends real sentences over HTTP to a model with real weights, on a local Ray Serve cluster.
 Every start is a fresh replica process with a fresh cache directory. The demo compares the served
-embeddings with the eager model's, and writes `build/demo.json` in the format of `serve-warm bench`.
+embeddings with those of the eager model. It writes `build/demo.json` in the format of
+`serve-warm bench`.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ SENTENCES = (
 """Sentences of 3 to about 100 tokens, which use every length bucket."""
 
 TOLERANCE = 1e-4
-"""Largest allowed difference of a component from its eager value. Embeddings have unit length."""
+"""Largest allowed difference between a component of a served embedding and its eager value.
+Embeddings have unit length."""
 
 
 def main() -> int:
@@ -115,7 +117,7 @@ def s3_server() -> Iterator[str]:
 
 
 def run(store: str) -> int:
-    """Start the deployment in each mode, and return the exit code."""
+    """Build the artifact, start the deployment in each mode, and return the exit code."""
     transformers.logging.disable_progress_bar()
     app = load_app(APP)
     runs: list[dict[str, Any]] = []
@@ -140,7 +142,7 @@ def run(store: str) -> int:
             start("cold", cluster, progress)
             built = build(
                 app,
-                # The last demo may have published the variant.
+                # An earlier demo may have published the variant.
                 Destination(store=open_store(store), if_published="supersede"),
                 on=cluster,
                 progress=lambda text: progress(f"build, {text}"),

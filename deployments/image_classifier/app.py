@@ -3,11 +3,11 @@
 """Image classification with a ResNet-152 in a plain class, batched by Ray Serve.
 
 A request is the raw pixels of one image, so the example needs no image library. Batches are padded
-to a bucket, so only two shapes are compiled. The model runs on the replica's model thread. During
-this time, the event loop collects the next batch.
+to a bucket, so only two shapes are compiled. The model runs on the replica's model thread.
+Meanwhile, the event loop collects the next batch.
 
 `classifier` is the application on the CPU. `configured` returns an application from the `args` of a
-Serve configuration: `serve_gpu.yaml` runs it on a GPU, with one CUDA graph for each batch.
+Serve configuration: `serve_gpu.yaml` runs it on a GPU, with one CUDA graph for each batch size.
 """
 
 from typing import Any
@@ -50,8 +50,8 @@ def load_model(depths: tuple[int, ...] = (3, 8, 36, 3)) -> Any:
     config = ResNetConfig(depths=list(depths), layer_type="bottleneck", num_labels=1000)
     model: Any = ResNetForImageClassification(config)
     model.eval()
-    # 50 untrained residual blocks add up to logits of 10⁷, the same for every image. So the blocks
-    # are damped, and the head sees how an image differs from noise.
+    # Without training, the logits would be about 10⁷ after 50 residual blocks, and the same for
+    # every image. So damp the blocks, and subtract the logits of a noise image.
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, ResNetBottleNeckLayer):

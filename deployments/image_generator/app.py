@@ -66,7 +66,7 @@ class ImageRequest(BaseModel):
 
 
 def load_models(settings: Settings) -> tuple[Any, Any, Any]:
-    """Return transformer, VAE and scheduler, in evaluation mode on the device."""
+    """Return the transformer and the VAE, in evaluation mode on the device, and the scheduler."""
     from diffusers import AutoencoderKL, DDIMScheduler, DiTTransformer2DModel
 
     if settings.weights is None:
@@ -104,7 +104,7 @@ def noise(seeds: list[int], *, batch: int, channels: int, side: int) -> torch.Te
     """Return the initial noise of each image. Rows of padding are 0.
 
     The result has shape (batch, channels, side, side). Each row has its own generator, so an image
-    does not depend on the others in its batch.
+    does not depend on the other images in its batch.
     """
     latents = torch.zeros(batch, channels, side, side)
     for row, seed in enumerate(seeds):
@@ -114,7 +114,7 @@ def noise(seeds: list[int], *, batch: int, channels: int, side: int) -> torch.Te
 
 
 def png(pixels: torch.Tensor) -> bytes:
-    """Return an image of values from -1 to 1, shape (3, height, width), as a PNG file."""
+    """Return a PNG file of an image with values from -1 to 1 and shape (3, height, width)."""
     from PIL import Image
 
     scaled = pixels.float().clamp(-1, 1).add(1).mul(127.5).round().to(torch.uint8)
@@ -197,10 +197,10 @@ class ImageGenerator(WarmupMixin):
     def predicted_noise(
         self, latents: torch.Tensor, step: torch.Tensor, classes: torch.Tensor
     ) -> torch.Tensor:
-        """Return the noise that the transformer sees in a batch, with its classes emphasized.
+        """Return the noise that the transformer predicts for a batch, with guidance applied.
 
-        One call has each image twice, with its class and without a class. The difference shows the
-        effect of the class, and `guidance` multiplies this effect.
+        One call contains each image twice: with its class, and without a class. The difference
+        shows the effect of the class, and `guidance` multiplies this effect.
         """
         both = torch.cat([latents, latents])
         # Use a tensor: an int would be a constant of the graph, and each step would be compiled.

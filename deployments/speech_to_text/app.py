@@ -46,7 +46,7 @@ class Settings(BaseModel):
     level: Literal[2, 3] = 2
     """The level of `serve_warm.compile_generation`; 3 makes libraries."""
     batch: int = Field(default=4, ge=1)
-    """Number of slots in the cache, and so of chunks that are transcribed at the same time."""
+    """Number of slots in the cache. At most this many chunks are transcribed at the same time."""
     max_new_tokens: int = Field(default=128, ge=1, le=444)
     """Largest number of tokens of a chunk."""
     max_s: float = Field(default=3600, gt=0)
@@ -103,7 +103,7 @@ class Duplex(StreamingResponse):
     """A response that begins while the body of its request is still arriving.
 
     Starlette's response would read the body too, to detect that a client disconnects. In this app,
-    Serve detects this and cancels the request.
+    Serve detects a disconnect and cancels the request.
     """
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
@@ -154,7 +154,7 @@ class SpeechToText(WarmupMixin):
                 self.settings.max_new_tokens,
             )
             events = self.events(recording.chunks(request.stream()), limit)
-            # Awaited here, so that an error before the first text still gets its status code.
+            # Await the first event here, so that an error before it still sets the status code.
             first = await anext(events)
         except BadRecordingError as error:
             return PlainTextResponse(f"{error}\n", status_code=error.status)
@@ -163,7 +163,7 @@ class SpeechToText(WarmupMixin):
         return Duplex(lines(first, events), media_type="application/x-ndjson")
 
     def recording(self, options: Options) -> Recording:
-        """Return the format of a request's recording, and how the recording is cut.
+        """Return a description of a request's recording: its format, and how to cut it.
 
         Raises:
             BadRecordingError: chunks are longer than the window.
@@ -178,7 +178,7 @@ class SpeechToText(WarmupMixin):
     async def events(
         self, chunks: AsyncIterator[torch.Tensor], limit: int
     ) -> AsyncGenerator[Event, None]:
-        """Yield each piece of text with the start of its chunk, and the end of each chunk."""
+        """Yield an event for each piece of text, and an event for the end of each chunk."""
         samples = 0
         async for each in chunks:
             start_s = round(samples / RATE, 3)
@@ -189,7 +189,7 @@ class SpeechToText(WarmupMixin):
             yield {"start_s": start_s, "end_s": round(samples / RATE, 3)}
 
     async def texts(self, chunk: Chunk) -> AsyncGenerator[str, None]:
-        """Yield the text of a chunk in pieces, as soon as they are generated."""
+        """Yield the text of a chunk in pieces, each as soon as it is generated."""
         batch = asyncio.ensure_future(self.transcribe_batch(chunk))
         batch.add_done_callback(chunk.finish)
         try:

@@ -19,7 +19,7 @@ FILES = {b"RIFF": "a WAV file", b"OggS": "an Ogg file", b"fLaC": "a FLAC file", 
 
 
 class BadRecordingError(ValueError):
-    """A recording cannot be transcribed; holds one sentence and the HTTP status of the answer."""
+    """Raised for a bad recording. Contains one sentence and the HTTP status of the answer."""
 
     def __init__(self, sentence: str, *, status: int = 400) -> None:
         super().__init__(sentence)
@@ -82,7 +82,7 @@ class Recording:
         """Return the samples as float32.
 
         Raises:
-            BadRecordingError: a sample is not from -1 to 1, so the samples have another format.
+            BadRecordingError: a sample is outside -1 to 1, so the samples have another format.
         """
         # A copy, because torch keeps the memory that it is given.
         raw = torch.frombuffer(bytearray(data), dtype=getattr(torch, self.format))

@@ -3,7 +3,8 @@
 """Whisper with compiled steps, and the listeners that get each token as soon as it is generated.
 
 `generate` of transformers runs a batch of chunks in one loop. Each chunk is a row with a slot of
-the cache. A row ends when its text ends, at the limit of its request, or when its client leaves.
+the cache. A row ends when its text ends, when its request's limit is reached, or when its client
+disconnects.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ def load_random(shape: Shape) -> tuple[Any, WhisperFeatureExtractor, Decode]:
         decoder_start_token_id=START,
         eos_token_id=END,
         begin_suppress_tokens=[PAD, END],
-        # Untrained attention would be uniform, and a token would predict itself. With larger
-        # weights and an untied head, the sound changes the tokens, and so does a wrong cache.
+        # Without training, attention would be uniform, and each token would predict itself. With
+        # larger weights and an untied head, the tokens depend on the sound and on the cache.
         init_std=2 / shape.width**0.5,
         tie_word_embeddings=False,
     )
@@ -92,7 +93,7 @@ def load_weights(name: str) -> tuple[Any, WhisperFeatureExtractor, Decode]:
 
 
 class Chunk:
-    """A part of a recording on its way through the model, and its tokens so far."""
+    """A part of a recording, and the queue of tokens that the model generates for it."""
 
     def __init__(self, samples: torch.Tensor, *, limit: int) -> None:
         self.samples, self.limit = samples, limit
@@ -106,7 +107,7 @@ class Chunk:
         self._loop.call_soon_threadsafe(self._made.put_nowait, token)
 
     def finish(self, batch: asyncio.Future[None]) -> None:
-        """Deliver the result of this chunk's batch."""
+        """Deliver the exception of this chunk's batch, or None if it has none."""
         self._made.put_nowait(None if batch.cancelled() else batch.exception())
 
     async def next(self) -> int | None:
@@ -124,7 +125,7 @@ class Chunk:
 class Listeners(BaseStreamer, StoppingCriteria):
     """The chunks of a batch.
 
-    `generate` delivers tokens to each chunk, and asks which rows may end.
+    `generate` delivers tokens to each chunk, and asks which rows should end.
     """
 
     def __init__(self, chunks: Sequence[Chunk], *, end: int) -> None:
@@ -134,7 +135,7 @@ class Listeners(BaseStreamer, StoppingCriteria):
         self.left = [chunk.limit for chunk in chunks]
 
     def put(self, value: torch.Tensor) -> None:
-        """Deliver one token of each row."""
+        """Deliver the next token of each row to its chunk."""
         if not self.prompt:
             self.prompt = value.shape[-1]
             return
@@ -192,7 +193,10 @@ class Transcriber:
         return made.input_features.to(self.model.device, self.model.dtype)
 
     def transcribe(self, chunks: Sequence[Chunk]) -> None:
-        """Deliver the tokens of each chunk. This method blocks, so call it on the model thread."""
+        """Transcribe a batch of chunks, and deliver the tokens of each chunk.
+
+        This method blocks, so call it on the model thread.
+        """
         listeners = Listeners(chunks, end=self.model.generation_config.eos_token_id)
         self.model.generate(
             self.features([chunk.samples for chunk in chunks]),

@@ -3,8 +3,8 @@
 """Sentence embeddings with all-MiniLM-L6-v2 behind FastAPI, batched by Ray Serve.
 
 Every batch is padded to a bucket of batch size and length, so only six shapes are compiled. The
-warm-up inputs come from the same `buckets` object. Warm-up replays them through the route that
-requests use.
+warm-up inputs come from the same `buckets` object. Warm-up replays these inputs through the route
+that requests use.
 """
 
 from typing import Any
@@ -64,7 +64,7 @@ class TextEmbedder(WarmupMixin):
         self.model = serve_warm.compile(load_model(), dynamic=False)
 
     def warmup_inputs(self) -> list[Input]:
-        # Words of one token each. The tokenizer adds one token at each end.
+        # Each word is one token. The tokenizer adds one token at each end of the text.
         return shape_grid(
             "POST /embed",
             self.buckets,

@@ -113,7 +113,7 @@ class TextGenerator(WarmupMixin):
         self.slots = Slots(decoder_of(self.model, LENGTHS), call=self.on_model_thread)
 
     def warmup_inputs(self) -> list[Input]:
-        # The first token comes from the prompt's bucket, the others from decode steps.
+        # The first token comes from the prefill step, and the others come from decode steps.
         return shape_grid(
             "POST /generate",
             self.buckets,
@@ -126,7 +126,7 @@ class TextGenerator(WarmupMixin):
         if sentence:
             return bad_request(sentence)
         tokens = self.slots.tokens(request.prompt, count=request.max_new_tokens)
-        # Awaited here, so that an error before the first token still gets its status code.
+        # Await the first token here, so that an error before it still sets the status code.
         first = await anext(tokens)
         return StreamingResponse(lines(first, tokens), media_type="text/plain")
 

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decoder: pre-norm blocks of one class, each with its part of a static key-value cache.
 
-The cache is two buffers in each block, allocated once at full size. Their shapes and addresses
-never change, and torch treats a buffer like a weight. So the code and the CUDA graph of one step
-are correct for every step. A token's position is a tensor, because a Python number would be
-compiled into the code, once for each value.
+Each block has two buffers for its part of the cache, allocated once at full size. The shapes and
+addresses of these buffers never change, and torch treats a buffer like a weight. So the code and
+the CUDA graph of one step are correct for every step. A token's position is a tensor, because torch
+would compile the code again for each value of a Python number.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def load_model(shape: Shape | None = None, *, device: str = "cpu") -> Decoder:
 def compiled(model: Decoder, *, mode: str | None = None) -> Decoder:
     """Return the decoder with compiled blocks, or with whole compiled steps if `mode` is set.
 
-    A block is compiled once for all layers, but then each layer is a CUDA graph with its own
-    launch. A whole step is one graph and one launch.
+    With compiled blocks, one block is compiled, and all layers use its code. But with CUDA graphs,
+    each layer would then be a graph with its own launch. A whole step is one graph and one launch.
     """
     if mode is None:
         return serve_warm.compile_regions(model, dynamic=False)
@@ -77,7 +77,7 @@ def decoder_of(model: Decoder, lengths: Sequence[int]) -> CachedDecoder:
         prompt_lengths=lengths,
         device=model.head.weight.device,
         # No sequence reads this position, because the last token of the longest sequence is
-        # returned and not put into the cache.
+        # returned but not written into the cache.
         idle_position=shape.max_length - 1,
     )
 
@@ -106,21 +106,21 @@ class Decoder(nn.Module):
         self.register_buffer("sines", angles.sin(), persistent=False)
 
     def prefill(self, tokens: torch.Tensor, slot: torch.Tensor, last: torch.Tensor) -> Any:
-        """Fill a slot with a prompt, and return logits in shape (vocabulary,), after the prompt.
+        """Fill a slot with a prompt, and return the next token's logits in shape (vocabulary,).
 
         `tokens` has shape (1, bucket): the prompt and any padding after it. `slot` and `last`, the
-        prompt's last position, have shape (1,). Padding in the cache is never read, because each
-        position is overwritten by its own token before a later token attends to it.
+        prompt's last position, have shape (1,). Padding in the cache is never read: the real
+        token of a position overwrites the padding before any token attends to this position.
         """
         positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
         hidden = self._hidden(tokens, positions, slot, None)
         return self.head(self.norm(hidden[0].index_select(0, last)))[0]
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor) -> Any:
-        """Return logits in shape (slots, vocabulary), after one more token of each slot.
+        """Add a token to each slot, and return the next logits in shape (slots, vocabulary).
 
-        Both arguments have shape (slots,). Each token is written into the cache at its position
-        and attends to all positions up to this one.
+        Both arguments have shape (slots,). Each token is written into the cache at its position,
+        and attends to all positions up to its own.
         """
         everywhere = torch.arange(self.shape.max_length, device=tokens.device)
         seen = everywhere <= positions[:, None, None, None]
@@ -145,7 +145,7 @@ class Decoder(nn.Module):
 class Block(nn.Module):
     """Attention and a feed-forward part, each after a norm and with a residual connection.
 
-    A block does not know its layer, so code that is compiled for one block serves all.
+    A block does not know its layer, so all blocks can use the code that is compiled for one.
     """
 
     keys: torch.Tensor
@@ -160,8 +160,8 @@ class Block(nn.Module):
         self.feed_forward_norm = nn.RMSNorm(shape.width)
         self.up = nn.Linear(shape.width, 4 * shape.width, bias=False)
         self.down = nn.Linear(4 * shape.width, shape.width, bias=False)
-        # Untrained attention would be uniform, so only the last token would matter. Larger queries
-        # and keys make attention selective, so that a wrong cache changes the tokens.
+        # Without training, attention would be uniform, so only the last token would matter. Larger
+        # queries and keys make attention selective, so that a wrong cache changes the tokens.
         nn.init.normal_(self.queries_keys_values.weight, std=2.0 / shape.width**0.5)
         cache = (shape.slots, shape.heads, shape.max_length, shape.head_width)
         self.register_buffer("keys", torch.zeros(cache), persistent=False)

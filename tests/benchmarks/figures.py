@@ -668,9 +668,9 @@ def generation() -> str:
             "- `start`: the time from loading the entries to the end of a pass in which compiling "
             "is forbidden."
         ),
-        "- `torch`: the time that torch.compile takes to the end of this pass, with empty caches.",
-        "- `cached`: the same with filled caches, as at level 1.",
-        "- `dispatch`: the time that serve_warm takes in one decode step.",
+        "- `torch`: the time that torch.compile alone needs for the same work, with empty caches.",
+        "- `cached`: the same as `torch`, but with filled caches, as at level 1.",
+        "- `dispatch`: the time that serve_warm's own code takes in one decode step.",
         "",
         (
             f"`start` is at most {slowest:.1%} of `torch`, and {min(cpu):.1%} to {max(cpu):.0%} of "
@@ -983,13 +983,13 @@ def images() -> str:
         ),
         "",
         (
-            f"The build ran {build['compiler_processes']} compiler processes. It took "
-            f"{build['to_proof_s']:.1f} s to the proof, and {build['round_trip_s']:.1f} s in the "
-            f"round trip. The verdict of the baked image's replica was `{found['verdict']}`. This "
-            f"replica was ready in {found['ready_s']:.1f} s, and ran "
-            f"{found['compiler_processes']} compiler processes. The {len(found['commands'])} "
-            "commands that the runbooks run in a pod were run in this container too, and all of "
-            "them ended with exit code 0."
+            f"The build ran {build['compiler_processes']} compiler processes. Its cold replica was "
+            f"proven warm after {build['to_proof_s']:.1f} s, and the replica of the round trip "
+            f"after {build['round_trip_s']:.1f} s. The verdict of the baked image's replica was "
+            f"`{found['verdict']}`. This replica was ready in {found['ready_s']:.1f} s, and ran "
+            f"{found['compiler_processes']} compiler processes. The runbooks contain "
+            f"{len(found['commands'])} commands for a pod. All of them were run in this container "
+            "and ended with exit code 0."
         ),
     ]
     return "\n".join(lines)
