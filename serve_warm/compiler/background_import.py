@@ -15,14 +15,14 @@ A waiting thread might hold another lock that the background thread needs. For e
 `logging.getLogger` takes this lock. So a thread stops waiting if the background thread makes no
 progress.
 
-One deadlock remains, and any two Python threads can have it. A thread waits forever if it imports
-the same module as the background thread while holding a lock that the background thread needs. A
-child process also waits forever if its parent forked while a thread held such a lock, and the child
-then imports that module.
+One kind of deadlock is still possible, as it is between any two Python threads. A thread waits
+forever if it imports the same module as the background thread while holding a lock that the
+background thread needs. A child process also waits forever if it imports that module and its parent
+forked while a thread held such a lock.
 
 `when_imported` lets a caller act on a module as soon as the module is loaded, without importing it.
 
-The private names of Python that this module uses are the same from 3.10 to 3.14.
+This module uses private names of Python, which are the same from 3.10 to 3.14.
 `importlib._bootstrap._find_and_load` runs for each import of a module that is not loaded yet.
 `_ModuleLockManager` holds the lock of one module.
 https://github.com/python/cpython/blob/v3.11.7/Lib/importlib/_bootstrap.py
@@ -45,13 +45,14 @@ from typing import Any
 from serve_warm.node import boot_s
 
 QUIET_S = 0.1
-"""Seconds without an import before the background thread begins. Imports come in bursts. Within a
+"""Seconds without an import before the background thread begins. Imports come in bursts. During a
 burst, a background import would save nothing, because imports share the GIL."""
 POLL_S = 0.02
 STUCK_S = 10.0
-"""Seconds that an import waits if the background thread does not reach another module. The
-background thread may need a lock that the waiting thread holds. The slowest of torch's modules took
-0.7 s (torch 2.13, on a machine whose load was four times its number of cores)."""
+"""Seconds that an import waits for the background thread to reach its next module. After that, the
+import continues, because the background thread may need a lock that the waiting thread holds. The
+slowest of torch's modules took 0.7 s (torch 2.13, on a machine whose load was four times its number
+of cores)."""
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
 """The two halves of torch's compiler."""
 LOGGING_S = 0.25
@@ -84,8 +85,8 @@ class Turns:
         self._forking = 0
         self._alone: int | None = None
         self._steps = 0
-        """Counts progress: increases when a thread becomes the only importer, and when that thread
-        begins or ends importing a module."""
+        """Progress counter. It increases when a thread becomes the only importer, and when that
+        thread begins or ends the import of a module."""
         self._own = threading.local()
         self._find_and_load: Callable[[str, Any], Any] = getattr(_bootstrap, _FIND)
         self._watched = self._load  # one bound method, so that `end` can compare identities
@@ -111,8 +112,8 @@ class Turns:
     ) -> Iterator[bool]:
         """Wait until `ready()` is true and no thread imports; then make other imports wait.
 
-        `quiet_s` is how many seconds must pass without an import. Yields True if the caller is
-        allowed to import. Once `given_up` is set, this yields False.
+        `quiet_s` is the number of seconds that must pass without an import. Yields True if the
+        caller is allowed to import, and False once `given_up` is set.
         """
         with self._changed:
             while (
@@ -209,11 +210,12 @@ def _holds_logging() -> bool:
 def when_imported(name: str, call: Callable[[ModuleType], object]) -> None:
     """Call `call(module)` once, as soon as any thread has imported the module.
 
-    If the module is loaded, `call` runs at once. If another thread is importing the module, this
-    waits first. Otherwise the importing thread makes the call, before any code can use the module.
-    After a failed import, `call` does not run until an import succeeds. An exception in `call`
-    makes the import fail. If equal calls are passed for the same name, only the first one runs. If
-    the calling thread itself is importing the module, a new thread makes the call soon after.
+    If the module is loaded, `call` runs at once. If another thread is importing the module,
+    `when_imported` first waits for that import. Otherwise the importing thread makes the call,
+    before any code can use the module. After a failed import, `call` does not run until an import
+    succeeds. An exception in `call` makes the import fail. If an equal call was passed before for
+    the same module, the new call does not run. If the calling thread itself is importing the
+    module, a new thread makes the call after the import.
 
         when_imported("torch._dynamo", lambda dynamo: print(dynamo.__file__))
     """
@@ -223,9 +225,9 @@ def when_imported(name: str, call: Callable[[ModuleType], object]) -> None:
 class _AfterImport:
     """An import finder that never finds a module itself, but reports modules that others find.
 
-    If no call waits for a module, its import costs only one more dict lookup. The finder has no
-    lock, because a fork could leave a lock locked forever. Each change of the finder's dicts is one
-    atomic step under the lock of the module.
+    The import of a module for which no call waits costs only one more dict lookup. The finder has
+    no lock, because a fork could leave a lock locked forever. Each change to `_known` is one atomic
+    step, and `_waiting` changes only under the module's lock.
     """
 
     def __init__(self) -> None:
@@ -336,5 +338,5 @@ def import_compiler() -> None:
 
 
 def import_dynamo() -> None:
-    """Import only Dynamo. This does not query CUDA devices (2.11 to 2.13)."""
+    """Import only Dynamo. The import does not query CUDA devices (2.11 to 2.13)."""
     import torch._dynamo  # noqa: F401

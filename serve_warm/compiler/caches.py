@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Torch's caches of compiled code, with their bytes, folders and precompiled headers.
+"""Torch's caches of compiled code: cache artifacts, cache folders and precompiled headers.
 
 `torch.compiler.save_cache_artifacts` and `load_cache_artifacts` are public. torch's names for
-headers are private; each function says in which version they were seen.
+precompiled headers are private; each function says in which version the names were seen.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def header_directory(base: Path | None = None) -> Path:
     All processes of a user share the folder, because precompiling a header costs 5.7 s and saves
     only 1 s per kernel. Compiling six kernels on two cores takes 3.8 s with the precompiled header,
     7.1 s without it, and 10.5 s if the header must be made first. If another user could write to
-    the folder or replace it, this returns a new folder of this process instead. With `base`, the
+    the folder or replace it, the result is a new folder of this process instead. With `base`, the
     folder is below `base`.
     """
     folder = _private_folders.user_folder("headers")
@@ -140,10 +140,10 @@ def save_torch_bytes() -> bytes:
 def load_torch_bytes(raw: bytes) -> bool:
     """Load bytes from `save_torch_bytes`; return whether torch accepted the bytes.
 
-    Loading runs code from the bytes, so check the signature first. If this returns False, torch has
-    found a bad entry, and might already have written the entries before it to the cache directory.
-    From 2.14 on, torch does not open entries when loading: an unreadable entry becomes a cache miss
-    when a compile looks it up.
+    Loading runs code from the bytes, so check the signature first. False means that torch found a
+    bad entry. By then, torch might have written earlier entries to the cache directory. From 2.14
+    on, torch does not open entries when loading: an unreadable entry becomes a cache miss when a
+    compile looks it up.
     """
     import torch
     import torch._dynamo
@@ -180,8 +180,8 @@ def private_directory(base: Path | None = None) -> Path:
     """Return a new, empty directory of mode 0700 for the caches of this process.
 
     The directory is deleted when the process ends (`_private_folders.process_folder`). `base`
-    defaults to `_private_folders.private_base()`. If other users can write to `base`, the directory
-    is not safe either, and must not receive any part of an artifact.
+    defaults to `_private_folders.private_base()`. If other users can write to `base`, the new
+    directory is not safe either: do not put any part of an artifact there.
     """
     cache = _private_folders.process_folder(base) / "cache"
     cache.mkdir(mode=0o700)

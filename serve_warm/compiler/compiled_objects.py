@@ -36,7 +36,7 @@ class HandedOver(abc.ABC):
 
 
 def _find_dispatcher(value: Any) -> HandedOver | None:
-    """Return a dispatcher itself, or the dispatcher of any other callable; None without one."""
+    """Return the dispatcher of a callable, which can be the callable itself, or `None`."""
     if isinstance(value, HandedOver):
         return value
     # Compare the type, because `functools.wraps` copies all attributes to a wrapper in user code.
@@ -47,7 +47,7 @@ def _find_dispatcher(value: Any) -> HandedOver | None:
 
 
 def compile_arguments(owner: Any) -> dict[str, str]:
-    """Return the arguments of each `torch.compile` in `owner`'s attributes, by attribute name.
+    """Return, by attribute name, the compile arguments of each compiled attribute of `owner`.
 
     This finds compiled attributes and modules compiled in place, but does not find compiled
     functions elsewhere. The arguments of such functions are still part of torch's own cache keys.
@@ -70,8 +70,8 @@ FOREIGN = {"torch", "ray", "serve_warm"}
 
 
 LOOKED_AT = 20_000
-"""Maximum number of objects that `reaches_compiled` looks at, which takes some tens of
-milliseconds."""
+"""Maximum number of objects that `reaches_compiled` looks at. Looking at this many takes some tens
+of milliseconds."""
 
 
 def reaches_compiled(owner: Any) -> bool:

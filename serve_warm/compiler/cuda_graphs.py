@@ -4,9 +4,8 @@
 
 Graphs cannot be cached, so every process captures its own. Inductor's graph trees need two calls to
 a function: the first runs eagerly in the memory pool of the graphs, and the second is captured. The
-eager run compiles nothing. The eager run is counted anyway, because later calls behave differently:
-they launch a graph. Libraries (level 3) do not use graph trees: `aoti_graphs` captures their
-graphs.
+eager run compiles nothing. serve_warm counts the eager run anyway, because later calls launch a
+graph instead. Libraries (level 3) do not use graph trees: `aoti_graphs` captures their graphs.
 
 A capture fails if it runs out of memory or meets an operation that cannot be captured. Without
 serve_warm, torch then raises an error in every later call to the function. serve_warm instead
@@ -45,7 +44,7 @@ SKIP_USERS = ("cudagraph_utils", "cudagraph_trees", "output_code", "compile_fx")
 
 
 def observe(note: Callable[[CompileEvent], None], ran_eagerly: Callable[[], None]) -> None:
-    """Call `note` with each capture and each skip from now on, in the thread that caused it.
+    """From now on, call `note` for each capture and each skip, in the thread that caused it.
 
     `ran_eagerly` is called on each eager run before a capture. Call this once per process.
     """
@@ -98,7 +97,7 @@ def alone() -> Iterator[None]:
     """Prevent captures in other threads, because they could break a capture in this thread.
 
     From 2.13 on, torch's graph trees have their own lock for this, and take serve_warm's lock after
-    their own (`_hook_trees`). A thread that captured before the trees were imported holds only
+    their own lock (`_hook_trees`). A capture that began before the trees were imported holds only
     serve_warm's lock.
     """
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
@@ -108,10 +107,10 @@ def alone() -> Iterator[None]:
 
 
 def _manager_without_some(manager_class: Any) -> type:
-    """Return the class for graph managers with a failed capture.
+    """Return a class for graph managers in which a capture failed.
 
-    If the capture of a function failed, the class runs that function without a graph. It is a
-    subclass, so that launches by other managers cost nothing extra.
+    The class runs a function without a graph if the function's capture failed. A subclass is used
+    so that launches by other managers cost nothing extra.
     """
 
     class WithoutSome(manager_class):  # type: ignore[misc]
@@ -181,7 +180,7 @@ def _hook_trees(
 
 
 class _Attempt:
-    """A step that prepares the graph of a function, with a clean-up if the step fails.
+    """A step that prepares a function's graph, and a clean-up that runs if the step fails.
 
     Without the clean-up, torch 2.13 treats a failed run as successful. After an operation that
     cannot be captured, the capture's stream also remains the current stream. torch's allocator then
@@ -229,12 +228,12 @@ class _Attempt:
         *,
         can_fail: Literal["for any reason", "for memory", "no"],
     ) -> Any:
-        """Return the result of `step`, or the function's result without a graph if `step` fails.
+        """Return the result of `step`; if `step` fails, run the function without a graph.
 
         `can_fail` selects the failures that are handled; other failures are raised. If the GPU is
-        out of memory, this frees unused memory and repeats the step once. After a handled failure,
-        the function always runs without a graph. If the step freed an input, the function cannot
-        run now, and the error is raised.
+        out of memory, unused memory is freed and the step is repeated once. After a handled
+        failure, the function always runs without a graph. If the step freed an input, the function
+        cannot run now, and the error is raised.
         """
         why, handled = "", sys.exc_info()[1]
         for again in (False, True):
@@ -396,7 +395,7 @@ def _hook_threads(trees: ModuleType) -> None:
     """Let each thread capture; versions of torch with `_initialize_tls` (2.13) do this themselves.
 
     Earlier versions raise AssertionError in all threads but one: the thread that imported the
-    module of graph trees. This might be the thread that loaded an artifact. Autograd's threads
+    module of graph trees. That thread might be the one that loaded an artifact. Autograd's threads
     still use the graphs of only one thread. So the backward pass is not captured for other threads.
     """
     if hasattr(trees, "_initialize_tls") or not hasattr(trees, "get_obj"):
@@ -421,7 +420,7 @@ def _hook_threads(trees: ModuleType) -> None:
 
 
 def _why_here(captured_by: Mapping[int, str]) -> str:
-    """Name the threads that captured earlier graphs, if this thread has captured none.
+    """Return a text that names the threads of earlier captures, if this thread made none.
 
     Return an empty string if this thread has captured before, or if no thread has.
     """
@@ -520,9 +519,9 @@ def pool_bytes() -> Mapping[tuple[int, str], int]:
     """Return the bytes that each graph memory pool of this process holds, by device and pool.
 
     A pool keeps its bytes even if no graph is running, and no other allocation can use these bytes.
-    The result includes pools that user code made with `torch.cuda.MemPool`. This takes some ms and
-    does not query the device. Returns an empty mapping if CUDA was never used, or if torch does not
-    use its native allocator.
+    The result includes pools that user code made with `torch.cuda.MemPool`. The call takes some ms
+    and does not query the device. Returns an empty mapping if CUDA was never used, or if torch does
+    not use its native allocator.
     """
     torch = _allocating()
     if torch is None:
@@ -564,7 +563,7 @@ def _allocating() -> Any:
 
 
 def clone_outputs(value: Any) -> Any:
-    """Return `value` with its CUDA tensors cloned, because a graph's next run overwrites them."""
+    """Return `value` with cloned CUDA tensors, so that a graph's next run cannot overwrite it."""
     from torch.utils._pytree import tree_map
 
     return tree_map(lambda leaf: leaf.clone() if getattr(leaf, "is_cuda", False) else leaf, value)

@@ -4,10 +4,10 @@
 
 With `dynamic=None`, torch compiles a static graph for the first shape. At the second shape, it
 compiles a graph for all shapes. Its profile (profile-guided optimization, `torch._dynamo.pgo`)
-remembers which sizes changed, so that the next process compiles the graph for all shapes at once.
-The profile is a file in the cache directory, so it is part of the artifact. torch reads and writes
-this file only if the job has an id. torch finds the entry of a function only if both processes give
-the function the same name.
+remembers which sizes changed, so that the next process immediately compiles the graph for all
+shapes. The profile is a file in the cache directory, so it is part of the artifact. torch reads and
+writes this file only if the job has an id. torch finds the entry of a function only if both
+processes give the function the same name.
 
 The private names of torch that this module uses were seen in 2.13 and 2.11; each function says what
 differs. https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/pgo.py
@@ -26,9 +26,9 @@ from typing import Any
 def keep_profile(deployment: str) -> str:
     """For the rest of this process, make torch keep its profile in the cache directory.
 
-    Unless a job id is already set, derives the id from the deployment's name, so that replicas
-    share the builder's profile. Imports Dynamo. Returns the reason why this version of torch cannot
-    keep a profile, or an empty string.
+    If no job id is set, derives one from the deployment's name, so that replicas share the
+    builder's profile. Imports Dynamo. Returns the reason why this version of torch cannot keep a
+    profile, or an empty string.
     """
     import torch.compiler.config
     from torch._dynamo import pgo
@@ -92,7 +92,7 @@ _PATCHED = "serve_warm_names_closures_alike"
 
 
 def _describe_cell(cell: CellType, name: Callable[..., Any]) -> tuple[str, ...]:
-    """Return what a closure cell adds to a function's name: nothing unless it holds a function."""
+    """Return what a closure cell adds to a function's name; empty if the cell holds no function."""
     try:
         code = getattr(cell.cell_contents, "__code__", None)
     except ValueError:  # the cell is still empty

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The proof: a stance of torch under which compiles raise and eager fallbacks are counted.
 
-`torch.compiler.set_stance` is public. Dynamo's handling of code at its recompile limit is a private
-API. The names `_FrameExecStrategy` and `set_code_exec_strategy` were seen in torch 2.13.0.
+`torch.compiler.set_stance` is public. Dynamo's handling of code that has reached its recompile
+limit is private. The names `_FrameExecStrategy` and `set_code_exec_strategy` were seen in torch
+2.13.0.
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/eval_frame.py
 """
 
@@ -87,7 +88,7 @@ def falls_counted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _look_at_fallen_again() -> Iterator[None]:
-    """Let Dynamo handle calls to code at its recompile limit, so that the watch counts them."""
+    """Let Dynamo handle calls to code that reached its recompile limit, to count these calls."""
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
     def treat_fallen(action: _FrameAction) -> None:

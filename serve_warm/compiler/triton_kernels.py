@@ -6,13 +6,13 @@ Each built kernel leaves a binary in Triton's cache directory, whichever process
 builds kernels in worker processes, where this process's hooks do not run. So serve_warm counts the
 binaries on disk.
 
-Autotuning times several alternatives, in this process or in a helper process. At a kernel's first
-launch, torch times the kernel's configurations. With `max-autotune`, torch also times a matrix
-product's templates during the compile. Autotuning results are stored in files too. Inductor always
-stores its results. Triton 3.3 and later store results if a setting is on; this module turns that
-setting on. So the cache directory contains Inductor's and Triton's results. torch's own counters
-are not usable: when torch loads a graph from a cache, the counters count the build's autotuning
-again (`counter_deltas`).
+Autotuning measures how fast several alternatives are, in this process or in a helper process. At a
+kernel's first launch, torch measures the kernel's configurations. With `max-autotune`, torch also
+measures the templates of a matrix product during the compile. Autotuning results are stored in
+files too. Inductor always stores its results. Triton 3.3 and later store results if a setting is
+on; this module turns that setting on. So the cache directory contains Inductor's and Triton's
+results. torch's own counters are not usable: when torch loads a graph from a cache, the counters
+count the build's autotuning again (`counter_deltas`).
 
 Private names used here (seen in torch 2.11, 2.13 and 2.15 with Triton 3.6): Inductor's
 `CachingAutotuner` with `bench`, `recheck_autotune_cache`, `save_cache_hook`, `launchers` and the
@@ -46,7 +46,8 @@ BINARY_SUFFIXES = (".cubin", ".hsaco", ".spv", ".metallib")
 
 TO_ONE = "autotune_to_one_config"
 TUNINGS = (TO_ONE, "_combo_sequential_autotune", "coordinate_descent_tuning")
-"""Methods of an autotuner that may time a kernel. torch 2.11 does not have the second method."""
+"""Methods of an autotuner that may measure a kernel's speed. torch 2.11 does not have the second
+method."""
 
 
 def observe(note: Callable[[CompileEvent], None]) -> None:
@@ -64,14 +65,14 @@ def observe(note: Callable[[CompileEvent], None]) -> None:
 
 
 def use_ptxas_of_torch() -> None:
-    """Make this process use the same assembler as torch's worker processes, once it uses Triton.
+    """Make Triton in this process use the same assembler as in torch's worker processes.
 
     Call this before user code can launch a Triton kernel.
 
     Triton's cache keys contain the assembler's version, which each process reads only once. torch
-    switches to its own assembler in each worker, and in this process before its first build there.
-    If Triton was used earlier, this process does not find the workers' kernels, and builds them
-    again (`_set_triton_ptxas_path`, 2.11 to 2.15).
+    switches to its own assembler in each worker. In this process, torch does not switch until just
+    before its first build. If Triton was used earlier, this process does not find the workers'
+    kernels, and builds them again (`_set_triton_ptxas_path`, 2.11 to 2.15).
     """
     when_imported("triton", _point_at_ptxas)
 
@@ -83,7 +84,7 @@ def _point_at_ptxas(_: ModuleType) -> None:
 
 
 class _OfThisThread(threading.local):
-    """The number of times that each thread has timed a kernel."""
+    """The number of kernel measurements that each thread has made."""
 
     measured = 0
 
@@ -139,8 +140,8 @@ def _store(tuner: Any, heuristics: ModuleType, seconds: float) -> None:
     """Store the best configuration of a kernel that had only one configuration at first.
 
     torch does not store results for such a kernel. But after building the first configuration,
-    torch may add a second one (`_dynamic_scale_rblock`), and then times both in each process (2.11
-    to 2.15).
+    torch may add a second one (`_dynamic_scale_rblock`), and then measures both in each process
+    (2.11 to 2.15).
     """
     [best] = tuner.launchers
     kept = heuristics.AutotuneCache.create(tuner.inductor_meta, tuner.filename, "")
@@ -190,12 +191,12 @@ def _keep_descended(tuner: Any, found: Sequence[Any], reload_kernel: Callable[[]
 
 
 def _keep_measured(tuner: Any, heuristics: ModuleType, reload_kernel: Callable[[], Any]) -> None:
-    """Use the stored best configuration if torch would otherwise time all configurations again.
+    """Use the stored best configuration if torch would otherwise measure all of them again.
 
     After building a reduction that needs many registers, torch adds a configuration with half the
     block size (`_dynamic_scale_rblock`). The saved graph does not contain this configuration. torch
-    2.11 does not find it again: torch halves a different configuration and times the result. torch
-    2.13 finds the configuration.
+    2.11 does not find it again: torch halves a different configuration and measures the result.
+    torch 2.13 finds the configuration.
     """
     kept = heuristics.AutotuneCache.create(tuner.inductor_meta, tuner.filename, "")
     best = kept._read() if kept is not None else None
@@ -240,7 +241,7 @@ def _hook_templates(note: Callable[[CompileEvent], None], select_algorithm: Modu
 
 
 def _hook_pipelined(note: Callable[[CompileEvent], None], autotune_process: ModuleType) -> None:
-    # With `pipeline_max_autotune_gemm`, torch waits for another process that times the templates.
+    # With `pipeline_max_autotune_gemm`, another process measures the templates, and torch waits.
     tuner: Any = autotune_process.AsyncAutotuner
     original = tuner.get_results
     known: set[str] = set()
@@ -356,7 +357,7 @@ class Built:
         self._at_first = self.count() - self._before
 
     def count(self) -> int:
-        """Return the number of kernels built so far. If nothing is new, calls `stat` once."""
+        """Return the number of kernels built so far. If nothing is new, makes one `stat` call."""
         if self._folder is None:
             return self._before
         try:
@@ -373,4 +374,4 @@ class Built:
 
 
 SETTLED_NS = 2_000_000_000
-"""For this many nanoseconds after its last change, a folder can contain an unfinished kernel."""
+"""A folder can contain an unfinished kernel until this long after the folder's last change."""

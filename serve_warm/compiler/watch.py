@@ -8,8 +8,8 @@ variant matches (private; seen in torch 2.13.0). The hook wraps that callback. S
 Python code runs only when torch is about to compile; all other calls pay one extra function call
 (about 1 µs). https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/eval_frame.py
 
-A start at level 3 imports neither Dynamo nor Inductor. So each hook is set when the module that it
-hooks is imported, before any code can use that module.
+A start at level 3 imports neither Dynamo nor Inductor. So each hook is installed when its target
+module is imported, before any code can use that module.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ logger = logging.getLogger(__name__)
 
 
 EVENTS_KEPT = 64
-"""Maximum number of events that a watch keeps. The oldest are dropped, but remain counted."""
+"""Maximum number of events that a watch keeps. Older events are dropped, but the counts still
+include them."""
 
 
 OBJECT_SUFFIXES = (".so", ".o", ".a", ".dylib", ".pyd", ".dll")
@@ -47,9 +48,9 @@ file."""
 class Watch:
     """Counts this process's compiles, and records the reason for each.
 
-    `watch_process()` returns the only instance. Counting never stops. For the counts in a period,
-    call `counts()` before and after the period, and subtract. `on_event` is called after each
-    event, in the thread that compiled.
+    `watch_process()` returns the only instance. Counting never stops. To get the counts for a
+    period, call `counts()` before and after the period, and subtract. `on_event` is called after
+    each event, in the thread that compiled.
     """
 
     def __init__(self) -> None:
@@ -76,7 +77,8 @@ class Watch:
         """Whether `forbid()`, not user code, set torch's stance to `fail_on_recompile`."""
         self.on_event: Callable[[CompileEvent], None] | None = None
         self.forbidden: Callable[[CompileEvent], BaseException] | None = None
-        """If set, serve_warm raises what this function returns, instead of compiling."""
+        """If set, serve_warm does not compile, but raises the exception that this function
+        returns."""
 
     def counts(self) -> Counts:
         """Return all counts since the watch began."""
@@ -279,7 +281,7 @@ def _hook_dynamo(seen: Watch, eval_frame: Any) -> None:
 class _Refused:
     """Wraps torch's own callback for `fail_on_recompile`, and counts each refused compile.
 
-    Also counts a compile if a handler swallows the compile's exception and returns another answer.
+    A refused compile is counted even if a handler catches the exception and returns another answer.
     """
 
     def __init__(self, callback: Any, seen: Watch) -> None:
@@ -340,8 +342,8 @@ def _makes_object(cmd_line: str) -> bool:
 def unwatched_compiles() -> int:
     """Return how many frames this process compiled before the watch began.
 
-    For the number in a period, subtract an earlier result. If Dynamo is not imported, nothing was
-    compiled, so this function does not import Dynamo.
+    To get the number for a period, call this before and after the period, and subtract. If Dynamo
+    is not imported, nothing was compiled, so this function does not import Dynamo.
     """
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is None:

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles one function ahead of time for one input. Only for builds: starts use `aot_load`.
+"""Compiles one function ahead of time for one input. Only for builds; a start uses `aot_load`.
 
-`torch.compile(f, fullgraph=True).aot_compile(...)` gives one graph with the bytecode around it and
-a guard check. The result can be pickled, except for its guards. This module returns the guards'
-content as facts, which the caller checks (`facts`, `dispatcher`).
+`torch.compile(f, fullgraph=True).aot_compile(...)` returns one graph, the bytecode around the
+graph, and a guard check. The result can be pickled, except for its guards. This module returns the
+guards' content as facts, which the caller checks (`facts`, `dispatcher`).
 
 Seen in torch 2.13:
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/aot_compile.py
@@ -33,7 +33,7 @@ from serve_warm.precompile.tensor_parts import classes_of
 from serve_warm.precompile.trace_notes import all_guarded, guard_from, mark_of
 
 OWN_SOURCES = ("torch", "builtins", "serve_warm")
-"""Packages whose code is not digested, because the fingerprint has their version and build.
+"""Packages whose code is not digested, because the fingerprint contains their versions and builds.
 serve_warm's own code is not part of a graph."""
 
 
@@ -42,20 +42,21 @@ class Made:
     """Code for one call: the bytes for an artifact, and the function to call now."""
 
     fn: Callable[..., Any]
-    """Takes the callee, then the tensors. If the tensors that its graph reads (including weights)
-    are not like those of the first run, it raises `NoEntry` before it computes anything."""
+    """Function that takes the callee, then the tensors. It raises `NoEntry`, before it computes
+    anything, if a tensor that its graph reads (weights included) is not like the tensor in the
+    first run."""
     data: bytes
     """A torch pickle, or at level 3 a shared library. Both are code, so load them only after
     verification. They hold no weights."""
     references: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """The objects that `load` needs in addition to a pickle. Maps the name of each object's global
-    in compiled code to the object's module and qualified name."""
+    """The objects that `load` needs in addition to a pickle. Maps the name of a global in compiled
+    code to the module and qualified name of the global's value."""
     plan: Plan = field(default_factory=Plan)
     """Settings that are needed to load the library or the pickle. Can be stored as JSON."""
     facts: facts.Facts
     conditions: Sequence[str]
-    """Conditions on the sizes of dynamic dimensions, as Python expressions. `L` holds the tensors
-    by name."""
+    """Conditions on the sizes of dynamic dimensions, as Python expressions. `L` maps names to
+    tensors."""
     sources: Mapping[str, str]
     """SHA-256 of the file of each Python module whose code is in the graph, by module name."""
 
@@ -100,7 +101,7 @@ def capture(
 ) -> Captured:
     """Trace `function(callee, *tensors)`, and compile its graph with the backend in `arguments`.
 
-    Raises whatever torch raises, so call it inside `as_reasons()`.
+    Does not convert torch's exceptions, so call this function inside `as_reasons()`.
     """
     orders = set_orders.Orders()
     captured, is_complete = _restarting(function, callee, tensors, arguments, orders)
@@ -133,11 +134,11 @@ def _restarting(
     arguments: Mapping[str, Any],
     orders: set_orders.Orders,
 ) -> tuple[Captured, bool]:
-    """Capture again if torch requests a new trace.
+    """Return the result of `_capture`; capture again if torch requests a new trace.
 
-    torch.compile traces again if the graph's compilation requests it. In torch 2.11 to 2.13,
-    ahead-of-time compilation ignores such requests, because it compiles the graph only after
-    tracing.
+    torch can request a new trace while it compiles the graph. torch.compile then traces again. In
+    torch 2.11 to 2.13, ahead-of-time compilation ignores such requests, because it compiles the
+    graph only after tracing.
     """
     from torch._dynamo.exc import RestartAnalysis
 

@@ -124,7 +124,7 @@ def _reason(error: BaseException) -> str:
 def _place(lines: Sequence[str]) -> tuple[str, str]:
     """Return the file, line and code of the innermost frame that torch quotes.
 
-    A torch frame counts only if no other frame is quoted.
+    If torch quotes frames outside torch, frames in torch are ignored.
     """
     found = [(at, match) for at, line in enumerate(lines) if (match := FRAME.match(line))]
     others = [each for each in found if OF_TORCH not in each[1][1]]
@@ -166,4 +166,4 @@ NO_ACTION = ("This graph break", "Please report", "It may be possible", "Dynamo 
 OF_TORCH = "/site-packages/torch/"
 
 FRAME = re.compile(r'File "([^<].+)", line (\d+), in ')
-"""How torch quotes user code; the innermost frame comes last."""
+"""How torch quotes a frame of user code; the innermost frame comes last."""

@@ -39,8 +39,8 @@ class Assigned:
         self._changes = changes
         self._callee = callee
         self._before: list[Any] = []
-        """Lists from before the run. The references keep them alive, so that no new list gets the
-        id of an old list."""
+        """Lists that existed before the run. These references keep the lists alive, so that no new
+        list gets the id of an old list."""
 
     def refuse_others(self, path_of: Path) -> None:
         """Raise `NoEntry` if the forward changes anything except attributes of modules.

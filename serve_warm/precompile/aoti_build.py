@@ -5,8 +5,8 @@
 The capture is the same as at level 2, so a library depends on the same facts as an entry. Instead
 of Dynamo's bytecode around the graph, a library has a plan. The plan is data that says where each
 input comes from and how the result is built from the outputs. Calls that a plan cannot describe are
-refused, for example if the forward changes objects other than tensors and module attributes, or
-returns an object of a class that cannot be rebuilt.
+refused, for example if the forward returns an object of a class that cannot be rebuilt, or changes
+objects other than tensors and module attributes.
 
 Weights are inputs of the graph, not constants, so libraries contain no weights
 (`serve_warm.precompile.aoti_library`). Seen in torch 2.11 to 2.13:
@@ -49,7 +49,7 @@ SMALL = {
     "aot_inductor.enable_frame_pointer": False,
 }
 """Settings that keep a library small: 0.3 MB without tables for profilers, 1.5 MB with them.
-Settings that this torch does not have are skipped; 2.11 has neither."""
+Settings that this version of torch does not have are skipped; 2.11 has neither of the two."""
 
 DEVICES = ("cpu", "cuda")
 """Kinds of devices that a library supports. All inputs of a library are on one device."""
@@ -64,7 +64,7 @@ def make(
     """Compile `function(callee, *tensors)` into a library, with torch.compile's `arguments`.
 
     Raises:
-        NoEntry: the graph breaks, or a library cannot do a part of it.
+        NoEntry: the graph breaks, or a library cannot do a part of the graph's work.
     """
     with as_reasons():
         library = _Library(function, callee, tensors, arguments, compiler="now")
@@ -182,7 +182,7 @@ def _settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Graph:
-    """The compiled graph that Dynamo passed to a backend, with one run that records its tensors."""
+    """A graph that Dynamo passed to a backend, and one eager run that records its tensors."""
 
     def __init__(
         self,
@@ -262,7 +262,7 @@ class _Graph:
         self._inputs, self._outputs = [], []
 
     def _run_eagerly(self, *inputs: Any) -> list[Any]:
-        """Stand in for the compiled graph once, inside the bytecode around the graph."""
+        """Run the graph eagerly, in place of the compiled graph, and record its tensors."""
         tensors = (value for value in inputs if isinstance(value, torch.Tensor))
         self._inputs = [part for tensor in tensors for part in plain_parts(tensor)]
         copies = copy_tensors(self._inputs, inference=False)
@@ -284,7 +284,7 @@ class _Graph:
         """Return the plan for a run whose result was `returned`.
 
         Raises:
-            NoEntry: no plan can describe a part of it.
+            NoEntry: no plan can describe a part of the run.
         """
         inputs = [
             _input(given, fake, place)
@@ -332,7 +332,8 @@ class _Graph:
             # A CUDA graph works on its own copies of a call's tensors.
             if written:
                 return (
-                    f"it writes into argument {given.index}, but a CUDA graph has only a copy of it"
+                    f"it writes into argument {given.index}, but a CUDA graph has only a copy of "
+                    "this argument"
                 )
             if aoti_graphs.overlaps_itself(tensor):
                 return (
@@ -361,7 +362,7 @@ class _Graph:
                 raise NoEntry(f"the {place.kind} {where} is not the tensor that its graph takes")
 
     def refuse_other_aliases(self, native: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
-        """Raise `NoEntry` if the library's outputs share memory differently than eager's."""
+        """Raise `NoEntry` if the outputs share memory in another way than the eager outputs."""
         copies = copy_tensors(self._inputs, inference=False)
         with self._same_random_numbers():
             outputs = native(copies)
@@ -415,7 +416,7 @@ def _is_on_the_cpu(node: Any) -> bool:
 
 
 def _aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[str]:
-    """Return which tensor each output shares memory with, and the output's offset in that memory.
+    """Return a text for each output: the tensor that shares its memory, and the offset there.
 
     The text is empty for an output that shares no memory with an input or an earlier output.
     """
@@ -434,7 +435,7 @@ def _aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[str]:
 
 
 def _sharing(where: str) -> str:
-    """Say in words what an output shares memory with; `where` comes from `_aliases`."""
+    """Return in words which tensor shares an output's memory; `where` comes from `_aliases`."""
     none = "shares no memory with an input or an earlier output"
     return f"shares memory with {where}" if where else none
 
@@ -443,7 +444,7 @@ def _sharing(where: str) -> str:
 
 
 def _place(source: str, callee: Any) -> Input:
-    """Return the location, as written in a plan, of the object that an expression refers to.
+    """Return where a plan finds the object that an expression refers to.
 
     Raises:
         NoEntry: the object is not an argument, and no path in a plan leads from the callee to the
@@ -514,7 +515,7 @@ STEP_OF = {
     "object.__getattribute__": "own",
     **dict.fromkeys(("dict.__getitem__", "list.__getitem__", "tuple.__getitem__"), "item"),
 }
-"""Maps each function that Dynamo uses in an expression to the kind of step that it makes."""
+"""Maps functions in Dynamo's expressions to the kinds of steps that replace calls of them."""
 
 
 def _differ(left: Any, right: Any) -> bool:

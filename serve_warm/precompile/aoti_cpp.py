@@ -3,9 +3,9 @@
 """Changes the C++ code of libraries, and runs the C++ compiler in the background.
 
 The C++ compiler takes most of a library's build time (7 of 11 CPU seconds for a MiniLM). Only one
-thread can trace at a time, but the compiler is a separate process, which can run while torch is
-tracing the next graph. serve_warm records the command lines that torch would run, and lets torch
-continue as if each command had finished.
+thread can trace at a time. But the compiler is a separate process, so it can run while torch traces
+the next graph. serve_warm records the command lines that torch would run, and lets torch continue
+as if each command had finished.
 
 Seen in torch 2.13:
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codecache.py
@@ -47,8 +47,8 @@ int32_t AOTInductorGetLastError(const char** text) {
   return 0;
 }
 """
-"""C++ source that stores the text of a failure. Libraries from torch 2.13 to 2.15 contain it, and
-serve_warm adds it to libraries from torch 2.11."""
+"""C++ source that stores the text of a failure. Libraries from torch 2.13 to 2.15 contain this
+source, and serve_warm adds it to libraries from torch 2.11."""
 
 
 Compiler = Literal["now", "background"]
@@ -62,7 +62,7 @@ def compile_library(generate: Callable[[], str], *, compiler: Compiler) -> Calla
     compiler fails in the background, `generate` is called again, because torch itself might
     succeed.
 
-    Raises whatever torch raises, here or in the returned function.
+    This function and the returned function do not convert torch's exceptions.
     """
     if compiler == "background":
         with contextlib.suppress(*FAILURES), _note_commands() as commands:
@@ -165,7 +165,7 @@ class Commands:
         self._folder = self._open.enter_context(_private_folders.temporary_folder())
         self._places: dict[str, str] = {}
         """Maps each path that torch names to a path in a private folder. torch removes objects
-        from its own folder as soon as it assumes that they are linked."""
+        from its own folder as soon as torch assumes that the objects are linked."""
         self._lines: list[list[str]] = []
         self.has_begun = False
         self._library = ""

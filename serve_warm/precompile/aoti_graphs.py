@@ -26,7 +26,7 @@ from serve_warm.inputs import InputSignature
 from serve_warm.precompile.entry_function import Addresses, addresses_of
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
-"""Native code: tensors in, tensors out."""
+"""Native code that takes the input tensors and returns the output tensors."""
 
 
 class Code(Protocol):
@@ -73,7 +73,7 @@ class _Pool:
         self._kept_by = empty
 
     def capturing(self, graph: Any) -> contextlib.AbstractContextManager[None]:
-        """Capture into `graph` the work that this thread queues in the block."""
+        """Return a context in which the work that this thread queues is captured into `graph`."""
         cuda: Any = torch.cuda
         block: contextlib.AbstractContextManager[None] = cuda.graph(
             graph,
@@ -90,8 +90,8 @@ class Pools(threading.local):
 
     def __init__(self) -> None:
         self.by_place: dict[tuple[str, int], _Pool] = {}
-        """Pools by launch device and stream. Work on one stream runs in order, so it can share
-        memory."""
+        """Pools by the device and stream of the launch. Work on one stream runs in order, so it can
+        share memory."""
 
 
 POOLS = Pools()
@@ -99,12 +99,13 @@ POOLS = Pools()
 
 
 class Graphed:
-    """Native code that is captured after the first call of each kind, and launched from then on.
+    """Native code that runs as a CUDA graph from the second call of each kind on.
 
     A kind consists of a stream, the weights' addresses, and the sizes and strides of the call's
     tensors. The first call runs the code directly. The direct run loads and selects kernels, which
-    a capture cannot do. The capture itself runs nothing, so the call's writes happen only once.
-    Modules of the same structure share the code, and each call uses its module's weights.
+    a capture cannot do. Then the call is captured. The capture itself runs nothing, so the call's
+    writes happen only once. Modules of the same structure share the code, and each call uses its
+    module's weights.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class Graphed:
     def __call__(self, inputs: Sequence[Any], addresses: Addresses | None = None) -> Sequence[Any]:
         """Run on the given tensors, and return the outputs.
 
-        `addresses` are those of the inputs, if the caller has read them.
+        `addresses` has the addresses of the inputs, if the caller has read these addresses.
 
         Raises:
             RuntimeError: the code failed.
@@ -166,9 +167,9 @@ class Graphed:
     def _capture(
         self, run: Run, inputs: Sequence[Any], like: Sequence[Any], stream: int, *, moved: int
     ) -> Run:
-        """Return the graph for calls like this one; `like` holds this call's outputs.
+        """Return a function that launches the graph for calls like this one.
 
-        Returns the code itself if the code cannot be captured.
+        `like` has this call's outputs. If the code cannot be captured, the code itself is returned.
         """
         if any(map(overlaps_itself, like)):
             return self._never("its output is expanded, and cannot be copied")
@@ -238,7 +239,7 @@ class Graphed:
         return launch
 
     def _never(self, reason: str) -> Run:
-        """Stop capturing in this thread, because a capture would fail for each size."""
+        """Return the code, and stop capturing in this thread: captures of all sizes would fail."""
         cuda_graphs.note_skip(reason)
         vars(self._local)["never"] = reason
         return self._code
@@ -246,9 +247,9 @@ class Graphed:
     def _recover(self, place: tuple[str, int]) -> None:
         """Replace the pool after a failed capture. Existing graphs keep the old pool.
 
-        torch cannot capture into a pool after a broken capture. Capturing the new pool's empty
-        graph also counts as a successful capture. Until a capture succeeds, torch's random number
-        generator acts as if a capture were running.
+        torch cannot capture into a pool after a broken capture. Until a capture succeeds, torch's
+        random number generator acts as if a capture were running. Capturing the new pool's empty
+        graph ends this state.
         """
         pools = self._pools.by_place
         failed = pools.pop(place, None)
@@ -275,7 +276,7 @@ class _Kept:
 
 
 def _picker(indexes: Sequence[int]) -> Callable[[Addresses], Addresses]:
-    """Return a function that picks these items of a tuple."""
+    """Return a function that returns the items at these indexes of a tuple."""
     if len(indexes) < 2:  # one index would return an item and no tuple
         return lambda items: tuple(items[index] for index in indexes)
     pick: Callable[[Addresses], Addresses] = operator.itemgetter(*indexes)
@@ -283,12 +284,12 @@ def _picker(indexes: Sequence[int]) -> Callable[[Addresses], Addresses]:
 
 
 def _make_room(kept: dict[Key, _Kept], key: Key) -> None:
-    """Free a graph if the thread has too many.
+    """Free a graph if this thread keeps too many graphs.
 
     Frees the least recently launched graph of the same weights, or a graph whose weights moved.
 
-    Never frees another module's valid graph: if there were more modules than allowed graphs, each
-    round of calls would free the graphs that the next round needs.
+    A valid graph of another module is never freed. Otherwise, with more modules than allowed
+    graphs, each call might free a graph that a later call needs.
     """
     own = [other for other in kept if other[1] == key[1]]
     if len(own) >= MOST_CAPTURES:

@@ -50,7 +50,7 @@ DAMAGED = (AttributeError, LookupError, TypeError, ValueError, ImportError, OSEr
 
 
 class LibraryFailed(RuntimeError):
-    """A library's code failed. What the code wrote before the failure is not undone."""
+    """A library's code failed. Changes that the code made before the failure are not undone."""
 
 
 class LibraryFailedCleanly(LibraryFailed):
@@ -127,7 +127,8 @@ class Function:
         self._apart.has_fixed_sizes = not self._free
         self._checks: tuple[Callable[..., bool], ...] = ()
         self.input_ids: frozenset[int] = frozenset()
-        """Ids of the inputs of the last call that made a check (`entry_function.inputs_of`)."""
+        """Ids of the inputs of the last call for which a check was created
+        (`entry_function.inputs_of`)."""
 
     def __call__(self, callee: Any, /, *tensors: Any) -> Any:
         """Run the library.
@@ -135,7 +136,7 @@ class Function:
         Raises:
             NoEntry: the library does not match this call; nothing was computed.
             LibraryFailedCleanly: the library failed, but other code may answer the call.
-            LibraryFailed: the library failed, and may have written before.
+            LibraryFailed: the library failed, and may have changed inputs or drawn random numbers.
         """
         return self.run(self._inputs.read(callee, tensors), callee, tensors)
 
@@ -165,15 +166,15 @@ class Function:
             ) from error
 
     def inputs(self, callee: Any, tensors: Sequence[Any]) -> list[Any]:
-        """Return the tensors that the native code computes with in a call.
+        """Return the input tensors of the native code for a call.
 
         Raises:
-            NoEntry: one of them is missing.
+            NoEntry: an input is missing.
         """
         return self._inputs.read(callee, tensors)
 
     def reader(self, callee: Any, watched: Watched) -> Read:
-        """Return a function that does the same as `inputs` until something watched changes."""
+        """Return a function that can replace `inputs` until `watched` reports a change."""
         return self._inputs.reader(callee, watched)
 
     def _learn(self, inputs: Sequence[Any]) -> None:
@@ -194,7 +195,7 @@ class Function:
 class Followed:
     """A library's function for known calls of one callable.
 
-    The caller must have asked the watch's `unchanged` right before each call.
+    Right before each call, the caller must check that the watch's `unchanged` returns True.
     """
 
     __slots__ = ("_watched", "function")
@@ -215,7 +216,7 @@ class Followed:
 
 
 def for_known_calls(fn: Callable[..., Any], watched: Watched | None) -> Callable[..., Any]:
-    """Return an entry's function for known calls; `Followed` if it is of a library."""
+    """Return an entry's function for known calls; for a library, this is a `Followed`."""
     if isinstance(fn, Function) and watched is not None:
         return Followed(fn, watched)
     return fn
@@ -224,7 +225,7 @@ def for_known_calls(fn: Callable[..., Any], watched: Watched | None) -> Callable
 def describe(tensor: Any, *, free: bool) -> str:
     """Return the properties of a tensor that native code relies on.
 
-    With `free`, leave out sizes and strides.
+    If `free` is true, the sizes and strides are left out.
     """
     every = range(tensor.dim()) if free else ()
     return describe_tensor(tensor, free=(every, every))
@@ -398,7 +399,8 @@ class Native:
 class NativeOnGpu(Native):
     """A shared library for a GPU.
 
-    Each of its models is a container with one model and its kernels.
+    Each model that it creates is an AOTInductor container, which holds the actual model and
+    kernels.
 
     As in torch, work is queued on the calling thread's current stream.
     """

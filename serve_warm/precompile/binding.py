@@ -35,7 +35,7 @@ KnownCall = tuple[
     Use,
 ]
 """A known kind of call. The first three items are functions that check the tensors, the state and
-the conditions of an entry. The fourth item is the code that runs the call, None at level 1. The
+the conditions of an entry. The fourth item is the code that runs the call, or None at level 1. The
 last item says how the call is counted."""
 
 
@@ -94,7 +94,7 @@ class Binding:
 def _other_state(name: str, now: str, was: str) -> str:
     """Return a description of one changed value of the state.
 
-    For a long list, it shows only the changed items.
+    If the value is a list, the description shows only the changed items.
     """
     found, before = now.split(", "), was.split(", ")
     now = ", ".join(part for part in found if part not in before)

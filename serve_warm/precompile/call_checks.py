@@ -110,7 +110,7 @@ def backend_flags() -> str:
 
 
 _recent_flags = ""
-"""The result of the last read."""
+"""The flags as text, from the last call of `backend_flags`."""
 
 
 BACKEND_FLAGS: Mapping[str, Callable[[], Any]] = {
@@ -124,7 +124,8 @@ BACKEND_FLAGS: Mapping[str, Callable[[], Any]] = {
     "cudnn_sdp": torch._C._get_cudnn_sdp_enabled,
     "mha.fastpath": torch.backends.mha.get_fastpath_enabled,
 }
-"""Functions that read each flag (private; 2.5 to 2.15). TF32 of cuDNN is one of the precisions."""
+"""Maps each flag to the function that reads it (private; 2.5 to 2.15). The flag for TF32 in cuDNN
+is missing here, because `FP32_PRECISIONS` covers it."""
 
 
 def state_check() -> Callable[[], bool]:

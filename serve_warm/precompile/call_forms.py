@@ -64,7 +64,7 @@ NOTHING_NAMED = Parameters()
 def parameters_of(callee: Any) -> Parameters:
     """Return the parameters of the function that a call to `callee` enters first.
 
-    Returns no names if this is not a Python function, or if hooks receive the arguments.
+    Returns no names if that function is not written in Python, or if hooks receive the arguments.
     """
     if isinstance(callee, types.MethodType) and callee.__func__ is _CALL_IMPL:
         callee = callee.__self__
@@ -141,7 +141,7 @@ def find_form(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> tuple[Entry, Callable[..., Any], Sequence[Any]] | None:
-    """Return an entry for another form of a call, its code, and tensors in the entry's order."""
+    """Return an entry for another form of a call, its code, and the tensors in its order."""
     parameters = parameters_of(callee)
     calls: dict[Form, tuple[Signature, Sequence[Any]]] = {}
     for entry, fn in entries:

@@ -4,7 +4,7 @@
 
 A signature exists as text and as a dictionary key. The text is complete, can be written to a file,
 and takes 30 µs to make. The key is fast, but does not cover some properties of tensors. A check in
-C++ covers these.
+C++ covers these properties.
 """
 
 from __future__ import annotations
@@ -281,8 +281,8 @@ class Dynamic:
     """The dynamic sizes of compiled code, and the conditions on them."""
 
     conditions: tuple[str, ...]
-    """Python expressions over `L`, the tensors by name. Dynamo found these conditions on the sizes
-    in the graph."""
+    """Python expressions in which `L` maps names to tensors. Dynamo found these conditions on the
+    sizes in the graph."""
 
     def __post_init__(self) -> None:
         for condition in self.conditions:
@@ -295,7 +295,7 @@ class Dynamic:
                 )
 
     def free(self, index: int) -> Free:
-        """Return the dimensions of a tensor that the conditions mention."""
+        """Return the dimensions of a tensor whose sizes or strides the conditions mention."""
         text = " ".join(self.conditions)
         return (
             [int(i) for i in re.findall(rf"L\['t{index}'\]\.size\(\)\[(\d+)\]", text)],

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checks at each call whether the sources from which facts were read have changed.
+"""A check, at each call, for changes in the sources from which facts were read.
 
 Most sources are dicts, whose versions are compared in C++. Sources whose kind is in `SLOW_KINDS`
 are also compared during calls, but at most once a second (`RELOOK_S`).
@@ -26,16 +26,16 @@ from serve_warm.precompile.fact_sources import ABSENT, Source, Sources, class_di
 from serve_warm.precompile.facts import UNREADABLE
 
 RELOOK_S = 1.0
-"""Longest time in seconds until traffic notices a change of a `SLOW_KINDS` source."""
+"""Maximum number of seconds until a change in a `SLOW_KINDS` source is noticed in traffic."""
 
 SLOW_KINDS = ("type", "dict", "code")
-"""Kinds of sources that are compared at most once every `RELOOK_S` seconds. They show
-that an object has a new class or `__dict__` (`module.__class__ = Other`), or that a function has
-new code. Each object has about one source of these kinds, and such changes are rare."""
+"""Kinds of sources that are compared at most once every `RELOOK_S` seconds. Such sources show that
+an object has a new class or `__dict__` (`module.__class__ = Other`), or that a function has new
+code. Each object has about one source of these kinds, and such changes are rare."""
 
 NOISE = 2
-"""After this number of changes without an effect on facts, the keys of a dict are compared one by
-one."""
+"""If a dict changes more often than this without an effect on facts, its keys are compared one by
+one from then on."""
 
 
 @record(kw_only=True)
@@ -43,20 +43,20 @@ class _Groups:
     """Sources grouped by how they are compared."""
 
     of_dict: dict[int, list[Source]] = field(default_factory=dict)
-    """The items and keys of each dict, by the dict's id. They are read only after the dict's
-    version changes."""
+    """The items and keys of each dict, by the dict's id. These sources are read only after the
+    dict's version changes."""
     of_class: set[int] = field(default_factory=set)
-    """Ids of the dicts of classes. Only the versions of these are known."""
+    """Ids of the dicts of classes. Of such a dict, only the version is compared."""
     others: list[Source] = field(default_factory=list)
     """Sources that `find_changed` always reads: all except slow sources and sources that the
     version of a dict covers."""
     slow: list[Source] = field(default_factory=list)
     checks: list[Callable[[], bool]] = field(default_factory=list)
-    """Checks of all sources except dicts and slow ones, run at each call."""
+    """Checks that run at each call, for all sources except dicts and slow sources."""
 
 
 class ChangeChecks:
-    """Compares the known values of all of a watch's sources with the current values.
+    """Compares the current value of each source of a watch with the source's known value.
 
     `clock` returns seconds, and determines when sources of `SLOW_KINDS` are compared.
     """
@@ -66,8 +66,8 @@ class ChangeChecks:
         self._noise: dict[int, int] = {}
         self._groups = _Groups()
         self._hot: set[int] = set()
-        """Ids of dicts that changed before. They are compared separately, so that their next change
-        rebuilds only their own comparison."""
+        """Ids of dicts that changed before. These dicts are compared separately from all others. So
+        after their next change, only their own comparison is built again."""
         self._cold: tuple[list[tuple[int, int]], Callable[[], bool]] = ([], lambda: True)
         """Ids and versions of the other dicts, and the function that compares them."""
         self._timer = _Timer(clock)
@@ -76,7 +76,7 @@ class ChangeChecks:
     def find_changed(self) -> list[Source]:
         """Return the sources that changed since the last call, and remember their new values.
 
-        From then on, the check that was built after the last call returns False.
+        From now on, the check that was built before this call returns False.
         """
         # This comes first, because the last check would compare with the values stored below.
         self._turn.is_over = True
@@ -109,7 +109,7 @@ class ChangeChecks:
         return changed
 
     def covers(self, mapping: Mapping[Any, Any]) -> bool:
-        """Return whether each change of this dict is noticed, whatever keys it affects."""
+        """Return whether every change of this dict is noticed, for all of its keys."""
         key = id(mapping)
         held = self._sources.versions.get(key)
         return held is not None and held[0] is mapping and not self._is_noisy(mapping)
@@ -252,7 +252,7 @@ def _all_of(
 
 
 STEADY = 32
-"""Number of checks without a change after which dict versions are compared in C++. Building the C++
+"""After this many checks without a change, dict versions are compared in C++. Building the C++
 check takes 8 µs per dict, and a start has thousands of dicts but few calls."""
 
 
@@ -301,7 +301,7 @@ def _same_attributes(sources: Sequence[Source]) -> Callable[[], bool]:
 
 
 def _read_in_c(source: Source) -> Any:
-    """Return the attribute, ABSENT if it is missing, or the source itself if reading raises."""
+    """Return the attribute, `ABSENT` if it is missing, or `source` if reading it fails."""
     with contextlib.suppress(*UNREADABLE):
         return getattr(source.base, source.name, ABSENT)
     return source  # marks it as unreadable: no source has itself as a value

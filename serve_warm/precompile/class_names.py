@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Names of torch's classes in a trace. Dynamo reads such a name, but makes no constant of it.
+"""Names of torch's classes in a trace, which Dynamo reads but does not treat as constants.
 
 Packages use these names to recognize a class without importing it. For example, peft's DoRA reads
 `type(weight).__module__.startswith("torchao.")`.

@@ -321,7 +321,7 @@ class LightModule(torch.nn.Module):
 
 
 class _WhenCalled:
-    """Delays torch.compile, which imports Dynamo, until the first call to its target."""
+    """Delays torch.compile, which imports Dynamo, until its result is needed."""
 
     def __init__(self, target: Any, arguments: Mapping[str, Any]) -> None:
         self.target = target
@@ -350,7 +350,7 @@ class _WhenCalled:
 class _CompiledFunction:
     """A compiled function.
 
-    If this decorates a method in a class, each instance has its own compiled method.
+    If the function is a method of a class, each instance has its own compiled method.
     """
 
     def __init__(
@@ -406,7 +406,8 @@ class _CompiledFunction:
 
 
 METHODS = "_serve_warm_methods"
-"""Attribute of an instance that holds its compiled methods, so that they are freed together."""
+"""Attribute in which an instance stores its compiled methods, so that the methods are freed with
+the instance."""
 
 
 class _Methods(dict[int, "Dispatcher"]):

@@ -44,11 +44,12 @@ LOOKS_UP = (
     "getitem_const",
     "maybe_getitem_const",
 )
-"""Methods of Dynamo's dicts that look up one key. The key is their only parameter besides the
-translator (2.13)."""
+"""Methods of Dynamo's dicts that look up one key. Besides the translator, the key is the only
+parameter of these methods (2.13)."""
 
 FINDS_NUMBER = "realize_key_vt"
-"""Method that guards one key found by `__contains__`. It needs the index of the key (2.13)."""
+"""Method that guards one key found by `__contains__`. This method needs the index of the key
+(2.13)."""
 
 MISSING = object()
 
@@ -59,12 +60,12 @@ Replacements = Iterator[tuple[Any, str, Any]]
 def noting_lookups(
     found: dict[str, Lookups], path_of: Callable[[Any, list[Any]], str]
 ) -> Replacements:
-    """Record in `found`, by each dict's path, what a trace reads from the dict.
+    """Yield replacements that record, in `found`, what a trace reads from each dict.
 
-    A read of a dict's items by methods other than `LOOKS_UP` counts as a read of the whole dict.
-    Entry code that gets an item by the index of its key also counts as such a read. `path_of`
-    returns the path of a source, and adds to its second argument the keys on this path that have no
-    usable repr.
+    `found` maps a dict's path to the reads of the dict. A read of a dict's items by methods other
+    than `LOOKS_UP` counts as a read of the whole dict. Entry code that gets an item by the index of
+    its key also counts as such a read. `path_of` returns the path of a source. If a key on this
+    path has no usable repr, `path_of` adds the key to its second argument.
     """
     from torch._dynamo import source as sources
     from torch._dynamo.variables import dicts
@@ -141,8 +142,8 @@ class LookedUp:
 def only_looked_up(guards: Sequence[Guard], found: Mapping[str, Lookups]) -> dict[str, LookedUp]:
     """Return, by path, the dicts whose facts should contain keys instead of indexes of keys.
 
-    The result leaves out a dict if a key can be recognized only by identity, or if a guard reads
-    more of a key than its value.
+    The result leaves out a dict if a key can be recognized only by identity, or if a guard reads a
+    part of a key, such as an attribute.
     """
     values = {
         guard.path: guard.value
@@ -197,7 +198,7 @@ def is_number(path: str, of: str) -> bool:
 
 
 PLAIN = (dict, OrderedDict, defaultdict)
-"""Classes whose length Dynamo guards only if the trace reads it (2.13)."""
+"""Classes of dicts whose length Dynamo guards only if the trace reads the length (2.13)."""
 
 
 def is_implied(guard: Guard, looked_up: Mapping[str, LookedUp]) -> bool:

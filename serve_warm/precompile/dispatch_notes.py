@@ -33,7 +33,7 @@ OF_TORCH = ("torchgen", "typing_extensions", "sympy", "mpmath")
 
 @dataclass(frozen=True)
 class Dispatched:
-    """The functions that ran inside the hooks of tensor subclasses that are not torch's own."""
+    """The functions that ran inside hooks of tensor subclasses, except torch's own subclasses."""
 
     codes: dict[types.CodeType, dict[str, Any]] = field(default_factory=dict)
     """The globals of each function, by its code."""
@@ -69,7 +69,7 @@ def _plain(space: dict[str, Any], name: str) -> dict[tuple[str, str], Any]:
 
 
 def noting_dispatch(found: Dispatched) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    """Yield replacements that record the functions that tensor-subclass hooks run."""
+    """Yield replacements that record which functions the hooks of tensor subclasses run."""
     for kind in dict.fromkeys(_subclasses(torch.Tensor)):
         for name, hook in _hooks_of(kind):
             yield kind, name, classmethod(_noting(hook, found))  # type: ignore[misc]

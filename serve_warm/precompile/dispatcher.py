@@ -54,7 +54,7 @@ forgotten."""
 NOT_ANSWERED = (NoEntry, LookupError, AttributeError, LibraryFailedCleanly)
 """Errors raised before an entry computed anything. Either the entry refuses the call, or it cannot
 find an object that it needs, for example because another thread deleted a submodule.
-`LibraryFailedCleanly` is from a library that failed before it wrote anything."""
+A library raises `LibraryFailedCleanly` if it failed without changing anything."""
 
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
@@ -169,7 +169,7 @@ class Dispatcher(HandedOver):
         self.binder.bind_anew()
 
     def forget_calls(self) -> None:
-        """Make the next call of each kind find its code again."""
+        """Make the next call of each kind look up its code again."""
         self.binder.forget_calls()
 
     def runs(self, entry: Entry) -> bool:
@@ -253,7 +253,7 @@ class Dispatcher(HandedOver):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> tuple[Entry, Callable[..., Any], Sequence[int] | None]:
-        """Return an entry for a call, the entry's code, and its order of tensors if different."""
+        """Return an entry for a call, its code, and the order of its tensors if that differs."""
         if state["grad_mode"] == "on":
             raise NoEntry("called with grad mode on: use torch.inference_mode()")
         for entry, fn in binding.entries:

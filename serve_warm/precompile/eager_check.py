@@ -18,7 +18,8 @@ from serve_warm.precompile.tensor_parts import describe_parts, has_parts, plain_
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 4e-2}
 """Largest difference allowed between a published entry and eager execution, relative to the largest
-value. Reordered float32 sums in 24 layers stay below 1e-5; wrong code is above 1e-2."""
+value. Reordering float32 sums in 24 layers causes a difference below 1e-5; wrong code causes one
+above 1e-2."""
 
 TF32_TOLERANCE = 5e-3
 """The limit for float32 on a GPU that multiplies in TF32, which keeps 10 bits of each factor.
@@ -300,8 +301,8 @@ def _tolerance(tensor: Any) -> float:
 def copy_tensors(tensors: Sequence[Any], *, inference: bool | None = None) -> list[Any]:
     """Return copies of tensors, with the same strides and the same overlaps in memory.
 
-    If `inference` is given, it says whether all copies are inference tensors. By default, each copy
-    is like its original.
+    If `inference` is given, it decides whether all copies are inference tensors. By default, each
+    copy is like its original.
     """
     storages: dict[int, Any] = {}
     copies = []

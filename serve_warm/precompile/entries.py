@@ -225,7 +225,7 @@ class EntryTable:
         self.folder = other.folder or self.folder
 
     def disable(self, entry: Entry, why: str) -> None:
-        """From now on, refuse an entry's code, with `why` as the reason."""
+        """From now on, refuse to run an entry's code; `why` is the reason."""
         with self._lock:
             self._functions[entry.function_key] = NoEntry(why)
 
@@ -395,7 +395,7 @@ def read_parts(
 
 
 def why_not_read(version: Any) -> str:
-    """Return why entries in another format are not run."""
+    """Return why entries with another format version do not run."""
     if isinstance(version, int) and version < FORMAT:
         return "its entries were built by a release without complete guards: build again"
     return f"its entries have format {version}, but this release reads format {FORMAT}"

@@ -55,7 +55,7 @@ ROUNDED = (
 
 @record(frozen=True, kw_only=True)
 class NewCall:
-    """A call without an entry during a build, and the unit to which its entry is added."""
+    """A call without an entry during a build, and the unit that will contain its entry."""
 
     build: RunningBuild
     unit: Unit
@@ -111,7 +111,7 @@ class EntryBuilder:
 
         Raises:
             NoEntry: no entry can be made, or its results differ from eager execution.
-            NotYet: its library is being compiled, and a later call must finish it.
+            NotYet: the call's library is being compiled, and a later call must finish it.
         """
         why = aot_load.can_precompile()
         if self._arguments.get("backend", "inductor") != "inductor":
@@ -145,7 +145,7 @@ class EntryBuilder:
         return entry, made.fn
 
     def _with_advice(self, failure: NoEntry, call: NewCall) -> str:
-        """Return a failure's text; if torch could not trace, suggest parts to compile instead."""
+        """Return a failure's text, with advice on other parts to compile if the trace failed."""
         if not is_of_trace(failure):
             return str(failure)
         if self._advice is None:
@@ -247,7 +247,7 @@ class EntryBuilder:
         )
 
     def _settled(self, call: NewCall, attempt: Callable[[], Attempt]) -> Attempt:
-        """Return the result of an attempt; retry once if settling calls might help."""
+        """Return the result of an attempt; if it fails, make settling calls and retry once."""
         try:
             return attempt()
         except NoEntry as failure:
@@ -270,7 +270,7 @@ class EntryBuilder:
     def _try_pickle(
         self, call: NewCall, arguments: Mapping[str, Any]
     ) -> tuple[aot_compile.Made, float, Mapping[str, Sequence[str]]]:
-        """Return a call's pickle, its difference from eager, and the objects the call changes."""
+        """Return a call's pickle, its difference from eager, and what the call changes."""
         with side_effects() as changes:
             made = aot_compile.make(call.function, self._callee, call.tensors, arguments)
         return made, self._error(call.function, made, call.tensors), changes
@@ -278,13 +278,13 @@ class EntryBuilder:
     def _error(
         self, function: Callable[..., Any], made: aot_compile.Made, tensors: Sequence[Any]
     ) -> float:
-        """Return the difference from eager execution. Raise `NoEntry` if it is too large.
+        """Return the difference from eager; raise `NoEntry` if the difference is too large.
 
         Also raises `NoEntry` if the call changes Python values on which its graph depends, such as
         a counter, a growing list or a cached value. At the next call, the graph would be out of
-        date. The check uses eager execution, because compiled code would write the values from its
-        first call every time. Also raises if the call changes a list or dict argument, because an
-        entry makes new lists and dicts, and would leave the caller's unchanged.
+        date. The check uses eager execution, because compiled code would write the same values at
+        every call. Also raises if the call changes a list or dict argument. An entry makes new
+        lists and dicts, so the caller's list or dict would stay unchanged.
         """
 
         def eager(callee: Any, *tensors: Any) -> Any:

@@ -3,9 +3,9 @@
 """Checks of loaded entries against eager execution, in the replica that runs the entries.
 
 Facts and guards find known causes of errors. These checks find other errors: a kernel that computes
-wrong results, weights that need more precision than the build's weights, or a missing guard. Each
-comparison runs on the thread of a call and in the state of that call. If an entry's result differs,
-the entry is withdrawn, and torch.compile runs its calls.
+wrong results, weights that need more precision than the build's weights, or a missing guard. To
+check a call, the comparison runs on the call's thread and in the call's state. If an entry's result
+differs, the entry is withdrawn, and torch.compile runs its calls.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 
 ONCE: Final = "once"
 """Key in an entry's plan. The value is the reason why the entry's calls may not run twice, or an
-empty string if they may. A plan from an older build does not have this key. The calls of its entry
-are then treated as calls that may not run twice."""
+empty string if they may. A plan from an older build does not have this key; calls of such an entry
+may not run twice."""
 
 FAILURES_KEPT = 20
 """Number of withdrawn entries that a report names."""
@@ -280,7 +280,7 @@ class Checks:
         """Compare `fn`, the code of an entry, with eager execution for one call, on copies.
 
         Raises:
-            NoEntry: they differ, and the entry is withdrawn.
+            NoEntry: the results differ, and the entry is withdrawn.
         """
         eager = check.entry.signature.function("eager")
 
@@ -325,7 +325,7 @@ class Checks:
         The entry runs only once, because its result might share memory with its inputs.
 
         Raises:
-            NoEntry: they differ, and the entry is withdrawn. The inputs are restored.
+            NoEntry: the results differ, and the entry is withdrawn. The inputs are restored.
         """
         try:
             before = copy_tensors(tensors)

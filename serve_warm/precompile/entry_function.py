@@ -33,14 +33,14 @@ class Plan(TypedDict, total=False):
     result: list[Any]
     """How the result is built from the outputs."""
     writes: bool
-    """Whether it writes into its inputs."""
+    """Whether the library writes into its inputs."""
     draws: bool
-    """Whether it uses random numbers."""
+    """Whether the library uses random numbers."""
     device: str
     """Device of a library that is not for the CPU."""
     captures: str
-    """Why no CUDA graph is captured. Empty if one is captured, and missing if the user requested
-    none."""
+    """Why no CUDA graph is captured. Empty if a graph is captured; missing if the user did not
+    request CUDA graphs."""
 
 
 class _Graph:
@@ -64,7 +64,7 @@ class _Graph:
         self.writes = writes
         """Whether the graph writes into its inputs. If so, no two inputs may overlap."""
         self.input_ids: frozenset[int] = frozenset()
-        """Ids of the tensors in the last run that made a new check of tensors. Read these ids
+        """Ids of the tensors of the last run for which a new check was created. Read these ids
         directly after that run."""
         self._known: list[tuple[str, ...]] = []
         self._checks: tuple[Callable[..., bool], ...] = ()
@@ -176,13 +176,13 @@ MOST_ADDRESSES = 64
 """Number of address sets that one graph remembers, for example for modules that share its code."""
 
 Addresses = tuple[int, ...]
-"""Where the first elements of tensors are, in the order of the tensors."""
+"""The address of the first element of each tensor, in the order of the tensors."""
 
 _address_of = torch.Tensor.data_ptr
 
 
 def addresses_of(tensors: Iterable[Any]) -> Addresses:
-    """Return where tensors are in memory; takes 70 ns for each."""
+    """Return the addresses of tensors; takes 70 ns per tensor."""
     return tuple(map(_address_of, tensors))
 
 

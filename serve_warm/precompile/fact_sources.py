@@ -75,7 +75,7 @@ class Source:
             self.value = copy.deepcopy(value)  # metadata may change in place
 
     def is_built_in(self) -> bool:
-        """Return whether the check made at each call covers the source's value or object."""
+        """Return whether the check at each call contains the source's value or object."""
         if self.kind == "keys":
             return is_ordered(self.base)  # the dict's version does not cover its order
         return self.kind in ("attribute", "tensor", "class")
@@ -169,8 +169,8 @@ class Sources:
         """Whether sources were added or dropped since they were grouped."""
         self._used: dict[int, list[Source]] = {}
         self._orphans: dict[Any, Source] = {}
-        """Sources that no row or fact uses. They may be used again before the current comparison
-        ends."""
+        """Sources that no row or fact uses. A row or a fact may use them again before the current
+        comparison ends."""
         self._methods: dict[type, Methods] = {}
         self._user = 0
 
@@ -414,8 +414,8 @@ def _find_defined(kind: type, name: str) -> Any:
 
 
 LAYERS_DIFFER = "_heterogeneity_spec"
-"""Attribute that a configuration has if its layers have different settings. Such a configuration
-refuses some reads."""
+"""Attribute that a configuration has if its layers have different settings. Reading some attributes
+of such a configuration raises an error."""
 
 READERS = frozenset(
     {
@@ -423,8 +423,9 @@ READERS = frozenset(
         "AmbiguousGlobalPerLayerAttributeError",
     }
 )
-"""Names that `__getattribute__` of configurations uses (seen in transformers 5.23). If it uses no
-other names, an attribute depends only on the instance, its classes and their `attribute_map`."""
+"""Names that the `__getattribute__` of configurations uses (seen in transformers 5.23). If this
+method uses no other names, an attribute depends only on the instance, its classes and their
+`attribute_map`."""
 
 
 def _readers(kind: type) -> list[Any]:

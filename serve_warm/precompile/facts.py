@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Facts: data about the objects that compiled code was compiled from and relies on.
+"""Facts: data about the objects that compiled code depends on.
 
 Dynamo protects compiled code with guards, which it evaluates at each call. Guards of real models
 cannot be written to a file, because closures, decorators and identities do not pickle. A fact has
@@ -64,7 +64,7 @@ class NoEntry(Exception):
 
 @record(frozen=True, kw_only=True)
 class Facts:
-    """Facts about one callable. Facts are immutable; their JSON has two lists."""
+    """Facts about one callable. They are immutable, and their JSON form has two lists."""
 
     steps: tuple[Step, ...] = ()
     facts: tuple[tuple[int, str, Any], ...] = ()
@@ -85,7 +85,7 @@ class Facts:
         found = tuple((int(f[0]), str(f[1]), f[2]) for f in plain["facts"])
         rows = range(len(steps))
         if any(start not in range(-1, row) for row, (start, _, _) in enumerate(steps)):
-            raise ValueError("a step must start from an earlier step, and does not")
+            raise ValueError("a step does not start from an earlier step")
         if any(row not in rows for row, _, _ in found):
             raise ValueError("a fact is about a row that does not exist")
         if any(step not in STEPS for _, step, _ in steps):
@@ -94,7 +94,7 @@ class Facts:
             if kind not in KINDS:
                 raise ValueError(f"a fact has an unknown kind: {kind}")
             if kind in RELATIONS and any(other not in rows for other in others_of(kind, value)):
-                raise ValueError("a fact compares with a row that does not exist")
+                raise ValueError("a fact is compared with a row that does not exist")
         return cls(steps=steps, facts=found)
 
     def broken(self, callee: Any) -> str:
@@ -176,9 +176,9 @@ class Facts:
     def with_inputs(self, callee: Any, given: Collection[int]) -> Facts:
         """Return the same facts, with facts about the graph's own tensors marked as inputs.
 
-        `given` has the ids of the tensors. The graph checks its inputs at each call, so these facts
-        need no other check. A library receives only the parts of a tensor, not the tensor's
-        metadata, so the metadata still needs a check.
+        `given` has the ids of the graph's tensors. The graph checks its inputs at each call, so
+        these facts need no other check. A library receives only the parts of a tensor, not the
+        tensor's metadata, so the metadata still needs a check.
         """
         objects = self.objects(callee)
 
@@ -194,7 +194,7 @@ class Facts:
 
 @record(kw_only=True)
 class Merged:
-    """The facts of several entries, in a table that callables with the same entries share."""
+    """The facts of several entries, merged into one table without duplicates."""
 
     steps: list[Step] = field(default_factory=list)
     facts: list[tuple[int, str, Any]] = field(default_factory=list)
@@ -246,7 +246,7 @@ OF_PARTS = ("parts", "input parts", "input parts alone")
 
 
 OF_INPUTS = {"tensor": "input", "parts": "input parts"}
-"""For a kind of fact about any tensor, the kind to use if the tensor is an input of the graph."""
+"""Maps kinds of facts about tensors to the kinds for tensors that are inputs of the graph."""
 
 
 UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, RuntimeError)
@@ -401,7 +401,7 @@ different object."""
 
 
 def others_of(kind: str, value: Any) -> list[int]:
-    """Return the rows with which a relation compares its own row."""
+    """Return the rows that a relation compares with its own row."""
     return [value] if kind == "same" else list(value)
 
 

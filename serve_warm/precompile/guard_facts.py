@@ -51,7 +51,7 @@ class Guard:
     path: str
     """Python expression over `callee`, tensors (`t0`, `t1`), globals (`G`) and `keys` (`KEYS`)."""
     kind: str
-    """Dynamo's name for it, for example CONSTANT_MATCH."""
+    """Dynamo's name for this kind, for example CONSTANT_MATCH."""
     value: Any
     argument: Any = None
     """The second parameter of the guard: the name of an attribute, or a key."""
@@ -68,7 +68,7 @@ CHECKED_ELSEWHERE = {
     "GRAD_MODE": (PROCESS, "checked at each call, with the state of the thread"),
     "DETERMINISTIC_ALGORITHMS": (PROCESS, "checked at each call, like all process state"),
     "GLOBAL_STATE": (PROCESS, "checked at each call, like all state of thread and process"),
-    "TORCH_FUNCTION_STATE": (PROCESS, "checked at each call: with a mode, torch.compile runs it"),
+    "TORCH_FUNCTION_STATE": (PROCESS, "checked at each call: with a mode, torch.compile runs"),
     "DEFAULT_DEVICE": (PROCESS, "a default device sets a mode, so torch.compile runs the call"),
     "FUNCTORCH_STACK_MATCH": (PROCESS, "checked at each call: with a transform, eager code runs"),
     "DUAL_LEVEL": (PROCESS, "checked at each call: with forward-mode gradients, eager code runs"),
@@ -128,7 +128,7 @@ FACTS = {
 """Kind of fact by kind of guard."""
 
 OF_PACKAGE_MODULES = f"G['__import_{PACKAGE}_dot_"
-"""Prefix of guards on globals of serve_warm's modules, which Dynamo reads when it inlines them."""
+"""Prefix of guards on globals of serve_warm, which Dynamo reads to inline serve_warm's code."""
 
 OF_PYTHON = ("__dict__", "__closure__")
 """Attributes that always belong to one object only."""
@@ -145,10 +145,10 @@ class _Table:
     """A table of steps, which grows as paths need more steps."""
 
     roots: Mapping[str, tuple[str, str]]
-    """Module and qualified name by the alias that Dynamo gave an object in the globals."""
+    """Maps Dynamo's alias for a global object to the object's module and qualified name."""
     scopes: Mapping[str, str] = field(default_factory=dict)
-    """Path of a function by the alias of its globals. Used for globals that belong to no module,
-    such as those of a named tuple's methods."""
+    """Maps the alias of a dict of globals to the path of a function with these globals. Used for
+    globals of no module, such as those of a named tuple's methods."""
     looked_up: Mapping[str, LookedUp] = field(default_factory=dict)
     """Maps paths to dicts whose items are found by key. Items of other dicts are found by index."""
     keys: Sequence[Any] = ()
@@ -164,7 +164,7 @@ class _Table:
         return self.rows[key]
 
     def row_of(self, module: str, name: str = "") -> int:
-        """Return the row of a module, or of the object with this qualified name in it."""
+        """Return the row of a module, or of the module's object with this qualified name."""
         row = self.row(-1, "root", module)
         for part in filter(None, name.split(".")):
             row = self.row(row, "attribute", part)
@@ -281,7 +281,7 @@ def collect(
     module and name. Each fact holds for `callee` now.
 
     Raises:
-        NoEntry: a guard cannot become a fact, or its fact reads differently each time.
+        NoEntry: a guard cannot become a fact, or a fact's value differs at each read.
     """
     owned = _owners(guards, scopes or {})
     looked_up = only_looked_up(guards, lookups or {})
@@ -479,7 +479,7 @@ def _on_paths(table: _Table, callee: Any) -> dict[int, Any]:
 def _partition(objects: Mapping[int, Any]) -> list[tuple[int, str, Any]]:
     """Return facts about which rows are the same object, and which rows are different objects.
 
-    Dynamo does not guard that two objects are different, or that two names share a list.
+    Dynamo does not check that two objects are different, or that two names share a list.
     """
     first: dict[int, int] = {}
     facts: list[tuple[int, str, Any]] = []
@@ -596,5 +596,5 @@ def _refuse_unsteady(collected: Facts, callee: Any) -> None:
             why = str(error)
         if why:
             missing = isinstance(objects[fact[0]], Missing)
-            how = "cannot be found again" if missing else "reads differently each time"
+            how = "cannot be found again" if missing else "has another value at each read"
             raise NoEntry(f"{collected.path(fact[0])}, which {how}: {_show(why)}")

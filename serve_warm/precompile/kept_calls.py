@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from serve_warm.precompile.entry_checks import Check, Checks
 
 KEPT_BYTES = 64 << 20
-"""Limit in bytes for copies of inputs that wait until the replica is idle. If a call does not fit,
-the first request checks its entry."""
+"""Limit in bytes for copies of inputs that wait until the replica is idle. If a call's copies do
+not fit, a later request checks the call's entry."""
 
 IDLE_S = 1.0
 """A replica is idle after this many seconds without a call of its entries."""
@@ -53,7 +53,7 @@ class KeptCalls:
     def __init__(self, checks: Checks, lock: threading.Lock) -> None:
         self._checks = checks
         self._lock = lock
-        """Lock of the checks, which any thread may use."""
+        """Protects the checks, because any thread may use them."""
 
     def keep(
         self,
@@ -62,7 +62,7 @@ class KeptCalls:
         fn: Callable[..., Any],
         tensors: Sequence[Any],
     ) -> None:
-        """Copy the inputs of a call, if memory allows, to check its entry later."""
+        """Copy the inputs of a call, if memory allows, to check the call's entry later."""
         if check.kept is not None or check.result is not None or not check.may_repeat:
             return
         storages = [tensor.untyped_storage() for tensor in tensors]

@@ -32,7 +32,7 @@ STEPS: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 PLACES = {"parameter": "_parameters", "buffer": "_buffers"}
-"""The attribute of a module that holds its parameters or its buffers."""
+"""Maps a kind of input to the attribute of a module that holds inputs of this kind."""
 
 KINDS = ("argument", *PLACES, "attribute", "path")
 
@@ -73,7 +73,7 @@ class Watched(Protocol):
 
     unchanged: Callable[[], bool]
     readers: dict[Any, Read]
-    """The readers of libraries. After each change, the watch has another dict, so that no reader
+    """The readers of libraries. The watch replaces this dict after each change, so that no reader
     keeps replaced modules alive."""
 
     def covers(self, mapping: Mapping[Any, Any]) -> bool:
@@ -90,10 +90,10 @@ class Inputs:
         ]
 
     def read(self, callee: Any, tensors: Sequence[Any]) -> list[Any]:
-        """Return the tensors that the native code computes with in a call.
+        """Return the input tensors of the native code for a call.
 
         Raises:
-            NoEntry: one of them is missing.
+            NoEntry: an input is missing.
         """
         inputs: list[Any] = []
         try:
@@ -114,7 +114,7 @@ class Inputs:
         return inputs
 
     def reader(self, callee: Any, watched: Watched) -> Read:
-        """Return a function that does the same as `read`, as long as nothing watched has changed.
+        """Return a function that can replace `read` until `watched` reports a change.
 
         Returns `read` itself if a part of the callee is not watched.
         """

@@ -67,7 +67,7 @@ class FactWatch:
         self.unchanged: Callable[[], bool] = lambda: False
         """Returns whether everything is unchanged since the last refresh; takes a few µs."""
         self.readers: dict[Any, Any] = {}
-        """How libraries read their weights until the next refresh (`library_inputs`)."""
+        """Functions that read the inputs of libraries until the next refresh (`library_inputs`)."""
         self._look_and_compile(set(range(len(merged.steps))), set(range(len(merged.facts))))
 
     def size(self) -> tuple[int, int]:

@@ -65,7 +65,7 @@ function. Facts name the replaced function, so older artifacts stay valid."""
 def identity(found: Any) -> str:
     """Return the name of an object that exists only once in a program.
 
-    Such an object is a class, function, module or enum member. Returns an empty string for other
+    Examples are a class, a function, a module and an enum member. Returns an empty string for other
     objects.
     """
     found = vars(found).get(STANDS_FOR, found) if isinstance(found, types.FunctionType) else found
@@ -91,7 +91,7 @@ def identity(found: Any) -> str:
 
 
 def name_of_class(kind: type) -> str:
-    """Return the name of a class, with a digest of its functions unless they are torch's.
+    """Return the name of a class, with a digest of its functions, except torch's functions.
 
     Source files are compared separately. The digest also detects replaced methods and distinguishes
     two classes with the same name.

@@ -32,10 +32,11 @@ class RunningBuild:
 
     def __init__(self, *, make_library: MakeLibrary | None = None) -> None:
         self.table = EntryTable({}, {})
-        """The entries that it has made."""
+        """The entries that the build has made."""
         self.make_library = make_library or aoti_build.make
         self.libraries: Literal["made", "begun"] = "made"
-        """If "begun", a call only begins its library. If "made", a call makes or finishes it."""
+        """With "begun", a call only begins its library. With "made", a call makes its library, or
+        finishes a library that was begun earlier."""
         self.pending: list[PendingEntry] = []
         """Entries whose library is still unfinished."""
         self.tell: Callable[[Literal["trace", "entry", "library"]], None] = lambda _: None

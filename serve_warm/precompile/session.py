@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Process-wide state of levels 2 and 3: compiled callables, loaded entries and a running build.
 
-This module imports only the standard library, so that a replica can look for compiled callables
-without importing torch.
+This module and its imports need only the standard library, so that a replica can look for compiled
+callables without importing torch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Session:
         self.checks: Checks | None = None
         """Checks of entries against eager in this start; None without entries."""
         self.settling_calls = 0
-        """Number of calls that ran eagerly to make state on which entries depend."""
+        """Number of settling calls: calls that ran eagerly, to create state that entries need."""
         self.is_probing = False
         """If true, calls only find out which code they would run, and are not counted."""
         self.build_lock = threading.RLock()
@@ -69,9 +69,9 @@ class Session:
         """Load the entries of an artifact, one folder per part, for every callable of the process.
 
         Executes code from the folders, which must have been verified. Folders with libraries must
-        exist until the process ends. Returns a text that gives reasons why entries were not loaded.
-        The text leaves out entries that do not match, because the report names their calls. `clock`
-        and `load_library` are the same as for `EntryTable`.
+        exist until the process ends. Returns, as text, the reasons why entries were not loaded. The
+        text leaves out entries that do not match, because the report names the calls of such
+        entries. `clock` and `load_library` are the same as for `EntryTable`.
         """
         from serve_warm.precompile.entries import read_parts
 

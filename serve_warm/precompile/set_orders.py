@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from serve_warm.precompile.aot_compile import Captured
 
 Arrange = Callable[[Sequence[Any], int], Sequence[Any]]
-"""Returns the items of a set in another order. The number tells the sets of a call apart."""
+"""Returns the items of a set in another order. The number identifies the set within the call."""
 
 
 class Orders:
@@ -77,7 +77,8 @@ class Orders:
 def arrangements(sets: int, largest: int) -> Iterator[Arrange]:
     """Yield functions that arrange the sets of a call in other orders.
 
-    Any two items of a set occur in both orders, and any two sets are also arranged differently.
+    With the original order, any two items of a set occur in both orders. For any two sets, one of
+    the functions reverses only one of them.
     """
     yield lambda items, _: items[::-1]
     for bit in range((sets - 1).bit_length()):
@@ -114,7 +115,7 @@ class Computed:
 
 
 Trace = Callable[[Callable[..., Any], Orders], "Captured"]
-"""Traces the call with a backend, and with the orders of its sets."""
+"""Traces the call with the given backend, and with the given orders of its sets."""
 
 
 def join_orders(

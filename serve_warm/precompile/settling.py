@@ -34,7 +34,7 @@ VALUES_READ = 100_000
 """Maximum number of values to compare for each callable."""
 
 ITEMS_READ = 64
-"""Maximum number of items of one list, set or dict that are compared."""
+"""Maximum number of items to compare in each list, set or dict."""
 
 DEPTH = 40
 """Maximum number of steps from the callable to a compared value."""

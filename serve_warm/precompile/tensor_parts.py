@@ -162,9 +162,9 @@ class Whole:
         return tuple(text for place in self._places for text in describe_parts(tensors[place]))
 
     def read_same(self, tensors: Sequence[Any]) -> list[Any] | None:
-        """Return the plain parts of `tensors`, if these are like the tensors given to `__init__`.
+        """Return the plain parts of `tensors`, or `None` if their metadata is different.
 
-        Returns `None` if the metadata differs from the metadata of the tensors given to `__init__`.
+        The metadata is compared with that of the tensors given to `__init__`.
         """
         if not self._places:
             return []

@@ -41,7 +41,7 @@ class Unguarded:
     lookups: dict[str, Lookups] = field(default_factory=dict)
     """The trace's reads of each dict, by the path of the dict."""
     dispatched: Dispatched = field(default_factory=Dispatched)
-    """The code of tensor subclasses that torch ran."""
+    """The code of tensor subclasses that ran during the trace."""
 
 
 Replacements = Iterator[tuple[Any, str, Callable[..., Any]]]
@@ -87,7 +87,7 @@ def _put_back(owner: Any, name: str) -> Callable[[], None]:
 
 
 def _guarding_keys() -> Replacements:
-    """Guard the keys of a `__dict__`, and lookups of missing dict keys, which raise KeyError."""
+    """Make Dynamo guard the keys of a `__dict__`, and failed lookups of keys in dicts."""
     from torch._dynamo.variables import dicts
 
     of_dicts: Any = dicts.ConstDictVariable
@@ -504,7 +504,7 @@ def source_of(node: Any) -> str:
 
 
 def callable_once(run: Callable[..., Any]) -> Any:
-    """Wrap `run` in the kind of object that torch expects from a backend; it is never saved."""
+    """Wrap `run` in the kind of object that a backend must return, but that is never saved."""
     from torch._dynamo.aot_compile_types import SerializableCallable
 
     class Once(SerializableCallable):

@@ -109,7 +109,10 @@ def _has_graph(part: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def _without_inner(module: torch.nn.Module, kinds: dict[type, None]) -> list[type]:
-    """Return the classes in `kinds` whose objects are not inside objects of another such class."""
+    """Return the outermost classes in `kinds`.
+
+    A class is left out if one of its objects is inside an object of another class in `kinds`.
+    """
     inner = {
         type(below)
         for part in module.modules()

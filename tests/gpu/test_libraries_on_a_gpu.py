@@ -165,7 +165,7 @@ def test_a_library_that_writes_into_its_argument_is_not_captured(tmp_path: Path)
     found = watch_process().counts() - before
     assert (found.compiles, found.captures, found.graph_skips) == (0, 0, 1)
     assert watch_process().events()[-1].reason == (
-        "it writes into argument 0, but a CUDA graph has only a copy of it"
+        "it writes into argument 0, but a CUDA graph has only a copy of this argument"
     )
     assert x.tolist() == [2.0] * 8
 
