@@ -227,7 +227,7 @@ def test_an_environment_that_torch_has_read_is_a_reason(process: Any):
     answer = process(imports=["torch"], environ={"ATEN_CPU_CAPABILITY": "default", "OTHER": "1"})
 
     assert answer["use"]["miss"] == "environment"
-    assert "ATEN_CPU_CAPABILITY, which changed" in answer["use"]["note"]
+    assert "changed after the imports of the seat: ATEN_CPU_CAPABILITY" in answer["use"]["note"]
 
 
 @pytest.mark.slow

@@ -30,16 +30,16 @@ def compile_generation(
 
     The cache has `batch` slots of `max_length` tokens each, prompt included. A prompt is padded to
     the shortest of `prompt_lengths` that fits. There is one compiled call for each prompt length,
-    and one for the decode step, which runs all slots. Whisper needs no `prompt_lengths`, because
+    and one for the decode step, which handles all slots. Whisper needs no `prompt_lengths`, because
     its encoder has one fixed input length. Sampling, stopping and logits processors are not
-    compiled. `level` is the same as for `serve_warm.compile`, and other `arguments` are passed to
-    torch.compile. Declare one input for each prompt length.
+    compiled. `level` has the same meaning as in `serve_warm.compile`. All other `arguments` are
+    passed to torch.compile. In `warmup_inputs()`, declare one input for each prompt length.
 
     The result shares weights with `model`. Move the model to its device before this call.
 
     Raises:
-        ConfigError: the model has no cache of a fixed size (the text names the layer and the
-            reason), or a length does not fit the model.
+        ConfigError: the model has no cache of a fixed size (the message names the layer and the
+            reason), or `batch` or a length is invalid.
         MissingPackage: `transformers` is not installed.
     """
     try:
@@ -73,7 +73,7 @@ def compile_generation(
 def _compile_steps(
     model: Any, cache: Any, form: Any, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a model's compiled steps, by their names in `CachedDecoder`."""
+    """Return a model's compiled steps as keyword arguments of `CachedDecoder`."""
     from serve_warm.generation import steps
     from serve_warm.precompile.compiled import compile as compile_
 

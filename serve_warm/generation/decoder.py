@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The slots of a model's cache: their owners, and the compiled steps that fill them.
+"""The slots of a model's cache, the owner of each slot, and the compiled steps that fill the slots.
 
 Callers can be on several threads. Each caller has its own slots, and only one step runs at a time.
-A step runs all slots, but does not change other callers' slots.
+A step handles all slots, but changes only the slots of its caller.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class CachedDecoder:
     `decode(tokens, positions)` maps the newest token of each slot, of shape (slots,), to logits of
     shape (slots, vocabulary). `prefill(tokens, slot, last)` fills one slot with a padded prompt of
     shape (1, length), and returns the logits after the prompt's last token, of shape (vocabulary,).
-    An encoder-decoder has `encode` and `begin` instead of `prefill`. A slot without a sequence gets
-    the position `idle_position`, by default `max_length`. At this position, a step must not change
-    the slot's cache.
+    An encoder-decoder has `encode` and `begin` instead of `prefill`. A slot without a sequence has
+    the position `idle_position`, by default `max_length`. A step must not change the cache of such
+    a slot.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class CachedDecoder:
         """The dispatcher of the decode step, if it was compiled."""
         self._adapters = adapters
         self._began: dict[int, Active] = {}
-        """The adapters that were active when each slot was filled."""
+        """For each slot, the adapters that were active when the slot was filled."""
         self._lock = threading.Lock()
         self._free = list(range(slots))
 
@@ -115,7 +115,7 @@ class CachedDecoder:
         )
 
     def check_length(self, length: int) -> None:
-        """Raise `GenerationRefused` if a sequence would get longer than its slot."""
+        """Raise `GenerationRefused` if a sequence does not fit into a slot."""
         if length > self.max_length:
             raise GenerationRefused(
                 f"A sequence of {length} tokens, including the prompt, does not fit into a cache "
@@ -125,7 +125,7 @@ class CachedDecoder:
     def prefill(self, slot: int, prompt: torch.Tensor) -> torch.Tensor:
         """Fill a slot with a prompt; return the logits after the prompt, of shape (vocabulary,).
 
-        The prompt has tokens, of shape (length,), or embeddings, of shape (length, width).
+        `prompt` contains tokens, of shape (length,), or embeddings, of shape (length, width).
         """
         length = len(prompt)
         kind = prompt.dtype if prompt.is_floating_point() else torch.int64
@@ -183,5 +183,8 @@ class CachedDecoder:
 
 
 def _kept(made: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor if it is on a GPU, because the next run of a CUDA graph overwrites it."""
+    """Return a tensor, copied if it is on a GPU.
+
+    The next run of a CUDA graph overwrites the original.
+    """
     return made.clone() if made.is_cuda else made

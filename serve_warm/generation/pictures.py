@@ -18,8 +18,9 @@ from torch import nn
 from serve_warm.errors import GenerationRefused
 
 PICTURES = ("mm_encoder_outputs", "pixel_values", "image_sizes")
-"""Arguments of a prompt that `generate` passes on. `transformers` runs the image encoder before the
-first call and passes its states (5.23); a prompt without images has none of these arguments."""
+"""Arguments with images or image states that `generate` passes to the model. `transformers` (5.23)
+runs the image encoder before the first call and passes the encoder's states. A prompt without
+images has no values for these arguments."""
 
 
 def pictures_in(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def embed(model: Any, tokens: torch.Tensor, pictures: Mapping[str, Any]) -> torc
     """Return the embeddings, of shape (rows, length, width), for prompts with images.
 
     Raises:
-        GenerationRefused: the decoder of this model takes more than embeddings.
+        GenerationRefused: the decoder of this model needs inputs other than embeddings.
     """
     decoder, name = model.get_decoder(), type(model).__name__
     parent, key = _holder_of(model, decoder, name)
@@ -50,7 +51,7 @@ def embed(model: Any, tokens: torch.Tensor, pictures: Mapping[str, Any]) -> torc
     except _DecoderCalled as called:
         given = called.given
     else:
-        raise _refused(name, "the model does not pass them to its decoder")
+        raise _refused(name, "the model does not call its text decoder")
     embedded: torch.Tensor | None = given.pop("inputs_embeds", None)
     if embedded is None:
         raise _refused(name, "the model passes no embeddings to its decoder")
@@ -72,7 +73,7 @@ class _DecoderCalled(Exception):
 
 
 class _Instead(nn.Module):
-    """Stands in for a decoder: records the call's arguments, and has the decoder's attributes."""
+    """Stand-in for a decoder: a call raises `_DecoderCalled`. All attributes are the decoder's."""
 
     def __init__(self, decoder: Any) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Calls a `transformers` model once, to find the cache that the model needs.
+"""The cache that a `transformers` model needs, found by calling the model once.
 
-The call is eager and takes one token. The call's dynamic cache shows the heads and widths of each
-layer. No configuration setting gives the heads and widths for all models.
+The call is eager and takes one token. The call fills a dynamic cache, which shows the heads and
+widths of each layer. No configuration setting gives the heads and widths for all models.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from serve_warm.generation.steps import CallForm, LayerShape
 SLIDING = ("sliding_attention",)
 FULL = ("full_attention",)
 MASKS = {"sdpa": True, "eager": False}
-"""Implementations of attention that take a mask, and whether the mask contains bools."""
+"""Attention implementations that take a mask, and whether the mask is boolean."""
 
 
 @record(frozen=True, kw_only=True)
 class Needs:
-    """The caches that a model needs, and the form of the model's calls."""
+    """The caches that a model needs, and the arguments that the model expects in a step."""
 
     layers: Sequence[LayerShape]
     cross: Sequence[LayerShape]
     """Caches of cross-attention, one for each layer; empty without an encoder."""
     form: CallForm
     like: torch.Tensor
-    """An empty tensor of the cache's dtype and device."""
+    """An empty tensor with the cache's dtype and device."""
     encoder_length: int = 0
-    """Number of positions of the encoder's states if its input has a fixed length; else 0."""
+    """Number of positions in the encoder's states; 0 if the length of the input can vary."""
 
 
 def read(model: Any, *, max_length: int, prompt_lengths: Sequence[int]) -> Needs:
-    """Return the caches that a model needs, and the form of the model's calls.
+    """Return the caches that a model needs, and the arguments that the model expects in a step.
 
     Raises:
         ConfigError: the model cannot generate, or a layer has no cache of a fixed size.
@@ -106,7 +106,10 @@ def _check_kind(model: Any) -> None:
 
 
 def _call_once(model: Any) -> tuple[Any, Any, int]:
-    """Return the cache after a one-token call, the encoder's states, and their fixed length."""
+    """Return the cache after a one-token call, the encoder's states, and the states' fixed length.
+
+    The states are None without an encoder. The length is 0 if it is not fixed.
+    """
     name, device = type(model).__name__, model.device
     token = torch.zeros((1, 1), dtype=torch.int64, device=device)
     config = model.config.get_text_config(decoder=True)
@@ -128,14 +131,14 @@ def _call_once(model: Any) -> tuple[Any, Any, int]:
             )
     if getattr(out, "past_key_values", None) is not cache:
         raise ConfigError(
-            f"{name} keeps its state in something other than a transformers key-value cache",
+            f"{name} does not keep its state in a transformers key-value cache",
             hint="serve it with serve_warm.compile, without a cache",
         )
     return cache, states, length
 
 
 def _encoder_input(model: Any, token: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return an encoder input, and the input's length if that length is fixed, else 0."""
+    """Return an input for the encoder, and the input's fixed length; 0 if the length can vary."""
     if model.main_input_name == "input_ids":
         return token, 0
     config = model.config
@@ -148,7 +151,7 @@ def _encoder_input(model: Any, token: torch.Tensor) -> tuple[torch.Tensor, int]:
     raise ConfigError(
         f"compile_generation does not know the length of {model.main_input_name!r} for a "
         f"{type(model).__name__}",
-        hint="use a text encoder or Whisper",
+        hint="use Whisper, or a model with a text encoder",
     )
 
 
@@ -162,7 +165,7 @@ def _has_mask(encoder: Any) -> bool:
 def _windows(
     model: Any, cache: Any, config: Any, kinds: Sequence[str] | None, max_length: int
 ) -> list[int]:
-    """Return the number of positions that each layer keeps."""
+    """Return the number of positions that each layer's cache keeps."""
     window = getattr(config, "sliding_window", None)
     found = []
     for number, layer in enumerate(cache.layers):
@@ -171,14 +174,15 @@ def _windows(
         if kind not in (*SLIDING, *FULL) or not has_keys:
             raise ConfigError(
                 f"layer {number} of {type(model).__name__} has no static key-value cache: "
-                f"its kind is {kind.replace('_', ' ')}, and its cache is a {type(layer).__name__}",
+                f"the layer's kind is {kind.replace('_', ' ')}, and its cache is a "
+                f"{type(layer).__name__}",
                 hint="full and sliding-window attention are supported",
             )
         found.append(min(window, max_length) if kind in SLIDING and window else max_length)
     if not found:
         raise ConfigError(
             f"{type(model).__name__} put nothing into its cache",
-            hint="set use_cache=True in its configuration",
+            hint="set use_cache=True in the configuration of the model",
         )
     return found
 

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A `transformers` model whose `generate` runs compiled steps, and the options that it refuses.
+"""A `transformers` model whose `generate` runs compiled steps and refuses some options.
 
 The served model is an instance of a subclass of the original model's class. The served model shares
-the original model's modules and weights but has its own attributes, so `generate` changes nothing
-that entries depend on. `generate` chooses tokens and stops as before; compiled steps replace only
-its calls to the model.
+the original model's modules and weights but has its own attributes, so `generate` does not change
+any attribute that entries depend on. As in the original model, `generate` chooses tokens and
+decides when to stop. Only the calls to the model go to compiled steps.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ REFUSED_ARGUMENTS = {
     "custom_generate": "a custom loop makes calls that were not compiled",
     "inputs_embeds": "prompts are token ids",
 }
-"""Refused arguments of `generate`, which change the shapes of calls, each with the reason."""
+"""Arguments of `generate` that the compiled steps do not support, each with the reason."""
 
 
 @dataclass
 class EncoderStates(ModelOutput):
     """Padded encoder states, with the length of each row.
 
-    `generate` repeats states and lengths together.
+    When `generate` repeats rows, it repeats states and lengths together.
     """
 
     last_hidden_state: torch.Tensor | None = None
@@ -64,9 +64,9 @@ INPUTS = {
 
 UNKNOWN = {
     "mm_token_type_ids": "this model gives image tokens their own positions",
-    "token_type_ids": "the model handles each token by its type",
+    "token_type_ids": "the model treats tokens of different types differently",
 }
-"""Reasons for refusing some other arguments of a model, by argument."""
+"""Arguments of some models that the compiled steps do not support, each with the reason."""
 
 
 class Rows(Cache):
@@ -153,7 +153,7 @@ class CompiledGeneration:
 
         Raises:
             GenerationRefused: the steps do not support an option, a prompt or a length. Other calls
-            continue.
+            are not affected.
         """
         for name, why in REFUSED_ARGUMENTS.items():
             if kwargs.get(name) is not None:
@@ -178,7 +178,7 @@ class CompiledGeneration:
         """Yield the next token of each row, of shape (rows,), as soon as it exists.
 
         `choose` maps logits to tokens. By default, `choose` takes the token with the largest logit.
-        Close the iterator, or leave its loop, to give the slots back early. Works only with
+        Close the iterator, or leave the loop, to give the slots back early. Works only with
         decoder-only models.
 
         Raises:
@@ -187,7 +187,7 @@ class CompiledGeneration:
         decoder = self._serve_warm_decoder
         if self.config.is_encoder_decoder:  # type: ignore[attr-defined]
             raise _refused(
-                "stream()", "it supports only decoder-only models; pass a streamer to generate"
+                "stream()", "it works only with decoder-only models; pass a streamer to generate"
             )
         decoder.check_length(input_ids.shape[1] + max_new_tokens)
         rows = Rows(decoder, self._serve_warm_buffers)
@@ -210,18 +210,18 @@ class CompiledGeneration:
         return made()
 
     def continuous(self, *, call: Call) -> Slots:
-        """Return continuous batches on all slots, which leaves no slots for `generate`.
+        """Return continuous batches that use all slots, so no slots are left for `generate`.
 
         Raises:
             GenerationRefused: a batch is running, or all sequences of this model must begin
             together.
         """
         if self.config.is_encoder_decoder:  # type: ignore[attr-defined]
-            raise _refused("continuous()", "it supports only decoder-only models")
+            raise _refused("continuous()", "it works only with decoder-only models")
         return Slots(self._serve_warm_decoder, call=call)
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the encoder, whose calls go to the compiled step."""
+        """Return an encoder whose calls run the compiled step."""
         encoder = super().get_encoder(*args, **kwargs)  # type: ignore[misc]
         return _Encoder(encoder, self._serve_warm_decoder)
 
@@ -231,7 +231,7 @@ class CompiledGeneration:
         rows: Any,
         given: dict[str, Any],
     ) -> Any:
-        """Answer one call to the model; use a compiled step if `generate` makes the call."""
+        """Return the result of a model call. If `generate` makes the call, run a compiled step."""
         if rows is None:
             return original(past_key_values=None, **given)  # not called by `generate`
         if not isinstance(rows, Rows) or rows.decoder is not self._serve_warm_decoder:
@@ -393,7 +393,10 @@ def _to_bucket(rows: Rows, states: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def _padded(states: torch.Tensor, length: int) -> torch.Tensor:
-    """Pad or cut states to a length. Masks hide the added positions; only padding is cut."""
+    """Return states, padded or cut to a length.
+
+    Masks hide the added positions. Only padding is cut off.
+    """
     return torch.nn.functional.pad(states, (0, 0, 0, length - states.shape[1]))
 
 
@@ -437,7 +440,7 @@ def _check_given(given: Mapping[str, Any]) -> None:
 def _check_positions(
     tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None
 ) -> None:
-    """Refuse positions other than those that the tokens would have without padding."""
+    """Refuse positions that do not count up from 0 in each row, ignoring padding."""
     if positions is None:
         return
     # Qwen2-VL has four rows of positions, which differ at the tokens of an image.
@@ -461,7 +464,7 @@ def _check_options(config: Any) -> None:
         (
             getattr(config, "assistant_early_exit", None),
             "assistant_early_exit",
-            "it stops inside the model",
+            "it runs only the first layers of the model",
         ),
         (
             getattr(config, "use_cache", True) is False,

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Continuous batches: each sequence has one cache slot, and each decode step runs all slots.
+"""Continuous batches: each sequence has one cache slot, and each decode step handles all slots.
 
 Nothing runs in the background. A sequence that needs a token runs a step, which makes one token for
 every running sequence. So sequences can begin and end at any time.
@@ -39,7 +39,7 @@ class Sequence:
     made: deque[int | Exception] = field(default_factory=deque)
 
     def extend(self, token: int | Exception) -> None:
-        """Add a token, or an exception from `choose`, which ends the sequence."""
+        """Add a token, or an exception that ends the sequence."""
         self.made.append(token)
         if isinstance(token, Exception):
             self.left = 0
@@ -51,7 +51,7 @@ class Sequence:
 
 @public
 class Slots:
-    """Generates up to one sequence per slot of a decoder; other sequences wait for a free slot.
+    """Generates one sequence in each slot of a decoder; more sequences wait for a free slot.
 
     This object takes and keeps all of the decoder's slots. `call` runs a function on the model's
     thread, for example a deployment's `on_model_thread`.
@@ -84,7 +84,7 @@ class Slots:
 
         Raises:
             GenerationRefused: the prompt is empty or longer than the longest bucket, or the
-            sequence would be longer than a slot. Other sequences continue.
+            sequence does not fit into a slot. Other sequences continue.
         """
         self._decoder.bucket(len(prompt))
         self._decoder.check_length(len(prompt) + count)

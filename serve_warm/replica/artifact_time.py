@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Age checks for an artifact: when it will expire, and whether this node has used a newer one."""
+"""Age checks of an artifact: whether it expires soon, and whether this node used a newer one."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 def check_time(pulled: Pulled, wanted: Wanted, warn: Callable[[str], object]) -> Callable[[], None]:
     """Warn if this node has used a newer artifact, or if the artifact will soon be too old.
 
-    Returns a function that records the artifact's creation time. Call this function once the start
+    Returns a function that records the artifact's creation time. Call this function after the start
     has accepted the artifact.
 
     Raises:
-        ArtifactRefused: `rollback`: the policy refuses rollbacks, and the artifact is older or its
-            age cannot be compared. The artifact is closed.
+        ArtifactRefused: `rollback`: the policy refuses rollbacks, and this node has used a newer
+            artifact or has no usable record. The artifact is closed.
     """
     manifest = pulled.chosen.manifest
     seen = NewestSeen.beside(wanted.node_cache_dir)
@@ -54,7 +54,7 @@ def check_time(pulled: Pulled, wanted: Wanted, warn: Callable[[str], object]) ->
             refusal = ArtifactRefused(
                 found,
                 reason="rollback",
-                hint="build and push again. To roll back on purpose, remove "
+                hint="build and push the artifact again. To roll back on purpose, remove "
                 f"{seen.folder / variant.file_name} and "
                 f'{seen.node_cache / variant.record_name}, or set rollback = "warn" in the '
                 "trust file",

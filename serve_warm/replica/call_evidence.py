@@ -20,8 +20,8 @@ from serve_warm.replica.timed_calls import Deadline, Progress
 
 IDLE_S = (0.25, 5.0)
 """Minimum and maximum idle time, in seconds. Between these limits, the idle time is as long as the
-slowest doubtful replay. Nothing is replayed during the idle time. So all compiled calls in this
-time come from threads that make such calls independently of replays."""
+slowest replay whose calls may come from other threads. No input is replayed during the idle time.
+So all compiled calls in this time come from threads that work independently of replays."""
 
 
 class CallEvidence:
@@ -53,8 +53,8 @@ class CallEvidence:
         self.of_proof: dict[str, Replayed] = {}
         """Compiled calls by input, in the last proof pass."""
         self._idle: list[set[int]] = []
-        """Threads that made compiled calls while nothing was replayed, before the proof. Empty
-        without an idle time."""
+        """The threads that made compiled calls during the idle time before the proof. The list is
+        empty if there was no idle time."""
 
     async def require_calls(self) -> None:
         """Mark inputs as not proven if they made no compiled call in the proof.
@@ -90,9 +90,9 @@ class CallEvidence:
         if name in beside:
             return (
                 "makes no compiled call that serve_warm can distinguish from calls of other "
-                "threads. Either the calling threads also call compiled functions between replays, "
-                "or they called none when the input was replayed again. Call the model with "
-                "`await self.on_model_thread(self.model, ...)`"
+                "threads. Either the threads of these calls also make compiled calls between "
+                "replays, or a second replay of this input made no compiled call. Call the model "
+                "with `await self.on_model_thread(self.model, ...)`"
             )
         if name in self.called_before:
             return (
@@ -108,8 +108,9 @@ class CallEvidence:
         """Record the threads that make compiled calls between the last pass and the proof.
 
         This waits only if the last pass shows that other threads might make the compiled calls in
-        the proof. Together, the idle time and the two passes show whether a call belongs to a
-        replay, or was made by a thread independently. No extra pass is needed.
+        the proof. The two passes, and the idle time between them, show whether a call belongs to a
+        replay or comes from a thread that works independently of replays. So no extra pass is
+        needed.
         """
         self._idle = []
         doubtful = [
@@ -147,8 +148,8 @@ class CallEvidence:
         """Return the names of inputs whose calls stop during idle time and then resume.
 
         Pool threads, a thread that reads a queue, and the `@serve.batch` task are not marked as
-        part of a replay. Their work for a replay ends with the replay, and resumes with each new
-        replay.
+        part of a replay. If they work for a replay, their calls stop when the replay ends, and
+        resume with the next replay.
         """
         slowest_s = max(self._progress.steady_s.get(item.name, 0.0) for item in doubtful)
         idle_s = self._idle_s(slowest_s)

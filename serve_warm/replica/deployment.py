@@ -49,20 +49,21 @@ class WarmupMixin:
     """
 
     warmup_config: WarmupConfig = WarmupConfig()
-    """Settings in code. The environment and `user_config.warmup` override them."""
+    """Settings in code. The environment and `user_config.warmup` override these settings."""
 
     warmup_trust: Trust | None = None
-    """Trust policy for artifacts. `None` uses the trust files of the machine."""
+    """Trust policy for artifacts. `None` means the trust files of the machine."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return the instance with the warm-up hook installed.
 
-        From then on, torch's caches are private, and a thread downloads the configured artifact.
+        In a Serve replica, this also makes torch's caches private, and starts a thread that
+        downloads the configured artifact.
         """
         return _put_hook_on(super().__new__, cls, args, kwargs)
 
     def warmup_inputs(self) -> Sequence[Input] | Input:
-        """Return the inputs to replay. Called once, after `__init__`. You can use `async def`."""
+        """Return the inputs to replay. Called once, after `__init__`. Can be `async def`."""
         raise InputError(
             f"{type(self).__name__} declares no inputs",
             hint="define warmup_inputs(self), for example: "
@@ -74,8 +75,8 @@ class WarmupMixin:
 
         Returns the report as plain data. Any event loop can await this method. In Serve, the stage
         becomes READY only when Serve itself calls the start-up hook, after `__init__`. If you await
-        this method inside `__init__`, the method returns after the proof, in stage PROVING.
-        Whatever `__init__` does afterwards is not proven.
+        this method inside `__init__`, the method returns after the proof, but before READY. The
+        proof does not cover anything that `__init__` does afterwards.
 
         Raises:
             WarmupFailed: the replica must not become ready.
@@ -88,7 +89,7 @@ class WarmupMixin:
         return replica_of(self).report().to_json()
 
     def warmup_requests(self) -> list[Input]:
-        """Return the inputs for a client to send, largest first, each with its target's name."""
+        """Return the inputs that a client can send, largest first. Targets are given by name."""
         inputs = replica_of(self).inputs
         return [dataclasses.replace(item, target=item.target_name) for item in inputs]
 
@@ -129,8 +130,8 @@ def warmup(cls: Class | None = None, *, trust: Trust | None = None, **settings: 
         class TextEmbedder(SomeoneElsesBase): ...
 
     Raises:
-            ConfigError: the decorator is above `@serve.deployment` or `@serve.ingress`, the target
-                is not a class, or a setting is unknown.
+            ConfigError: the decorator is above `@serve.deployment` or `@serve.ingress`, the
+                decorated object is not a class, or a setting is unknown.
     """
 
     def decorate(cls: Class) -> Class:
@@ -192,7 +193,7 @@ def _put_hook_on(
 
 
 class _InitWatch(contextlib.AbstractContextManager[None]):
-    """Reports to a replica any exception raised in the block, without catching the exception."""
+    """Reports an exception in the block to a replica, and lets the exception propagate."""
 
     def __init__(self, replica: ServeReplica) -> None:
         self._replica = replica
@@ -203,11 +204,11 @@ class _InitWatch(contextlib.AbstractContextManager[None]):
 
 
 def _note_errors(instance: Any, replica: ServeReplica) -> Callable[..., Any]:
-    """Return an `__init__` that calls the class's `__init__` and reports any exception from it.
+    """Return an `__init__` that calls the class's `__init__` and reports its exceptions.
 
-    Serve looks up `__init__` on the instance (2.53 to 2.60); `super().__init__` calls bypass this
-    `__init__`. An async `__init__` needs an async replacement, because Serve checks whether
-    `__init__` is async.
+    Serve looks up `__init__` on the instance (2.53 to 2.60). A `super().__init__()` call does not
+    use the returned function. For an async `__init__`, the returned function is also async, because
+    Serve checks whether `__init__` is async.
     """
     init = type(instance).__init__
     if inspect.iscoroutinefunction(init):

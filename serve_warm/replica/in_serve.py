@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """One replica in Ray Serve's life cycle: Serve's start-up hook, and the replica's visible state.
 
-After `__init__`, lifespan and `servable_object`, Serve calls a replica's `reconfigure(user_config,
-rank)` and waits for the call without a time limit. The warm-up runs in this call, before any router
-knows the replica and before the first health check. Serve makes the call even without a
-`user_config`, because the hook has the parameter `rank`. The hook is an attribute of the
-*instance*. So the class keeps the order of its bases and the user's own `reconfigure`, including
-the `super()` calls in that method.
+After `__init__`, the start of the app's lifespan and `servable_object`, Serve calls a replica's
+`reconfigure(user_config, rank)` and waits for the call without a time limit. The warm-up runs in
+this call, before any router knows the replica and before the first health check. Serve makes the
+call even without a `user_config`, because the hook has the parameter `rank`. The hook is an
+attribute of the *instance*. So the class keeps the order of its bases and the user's own
+`reconfigure`, including the `super()` calls in that method.
 
 `ReplicaContext._deployment_config` is private (seen in Ray 2.60). This attribute already holds the
-user_config before Serve passes it to `reconfigure`.
+user_config before Serve calls `reconfigure`.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ STATE_PERIOD_S = 0.2
 """Minimum seconds between two writes of the state file while inputs are replayed."""
 
 END_LIMIT_S = 0.5
-"""How many seconds a blocked process waits for its state file before exiting."""
+"""Maximum seconds that a failing process waits for its state file to be written."""
 
 WARMED: dict[str, str] = {}
-"""For each replica of this process, the class of the one object that the replica warms up."""
+"""For each replica in this process, the class name of the one object that is warmed up."""
 
 
 class ReconfigureHook:
@@ -82,8 +82,8 @@ class ReconfigureHook:
 
     The hook is a callable object for two reasons. Serve would run a plain function in a worker
     thread. A coroutine function would break the user's own calls, because
-    `self.reconfigure(config)` in `__init__` must run the class's method at once. Only calls made by
-    Serve pass `rank` as the only keyword argument.
+    `self.reconfigure(config)` in `__init__` must run the class's method at once. A call that passes
+    `rank` as its only keyword argument comes from Serve.
     """
 
     __signature__ = inspect.Signature(
@@ -141,7 +141,7 @@ class ServeReplica(ServeCalls):
         self._caches = CompileCaches()
         self._prefetch: Prefetch | None = None
         self._init_failed: tuple[float, str] | None = None
-        """The CLOCK_BOOTTIME at which `__init__` raised, and the error text."""
+        """The CLOCK_BOOTTIME at which `__init__` raised an exception, and the error text."""
         self._served_unwarmed: tuple[float, float] | None = None
         """The CLOCK_BOOTTIME and Unix time at which the replica became ready without a warm-up."""
         self._shown: ShownState | None = None
@@ -192,7 +192,7 @@ class ServeReplica(ServeCalls):
     # The hook --------------------------------------------------------------------------------
 
     async def reconfigure(self, user_config: Any, *, rank: Any) -> None:
-        """Call the user's own `reconfigure` as Serve would, and then warm up if not yet done."""
+        """Call the user's own `reconfigure` as Serve would. Then warm up, unless already done."""
         # Add the span only once: Serve also calls this for each light update, even if warm-up is
         # off.
         if all(span.name != "__init__" for span in self._timeline.spans()):
@@ -368,7 +368,7 @@ class ServeReplica(ServeCalls):
         return self._warmup.journal.inputs if self._warmup is not None else ()
 
     async def pack(self) -> PackedReplica:
-        """Return the fingerprint, raw parts and build facts. Works once.
+        """Return the fingerprint, raw parts, build facts and report for a build. Works once.
 
         Raises:
             WarmupFailed: the replica has not warmed up, or was packed before.
@@ -407,7 +407,7 @@ class ServeReplica(ServeCalls):
 
 
 class ShownState:
-    """The visible state of a replica: the state file, the metrics, and when the loop last ran."""
+    """The visible state of a replica: state file, metrics, and the last time the event loop ran."""
 
     def __init__(self, known: Report, config: WarmupConfig, report: Callable[[], Report]) -> None:
         self._known = known
@@ -430,23 +430,23 @@ class ShownState:
         )
 
     def configure(self, config: WarmupConfig) -> None:
-        """Move the state file to the configured directory, if this setting changed."""
+        """Move the state file to the configured directory, if the directory changed."""
         directory = _state_directory(config)
         if self.heartbeat.directory != directory:
             self.heartbeat.stop()
             self.heartbeat = self._heartbeat(directory)
 
     def watch_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on, show when this event loop last ran."""
+        """Start to show in the state file when this event loop last ran."""
         self._loop, self._loop_ran_s = loop, node.boot_s()
 
     def observer(self) -> Callable[[Report], None]:
         """Return an observer of the warm-up, and export the warm-up's metrics from now on.
 
-        A new stage is written to the file and exported at once. Progress within a stage is written
-        to the file at a limited rate. In addition, one thread writes the file and another exports
-        the metrics every few seconds. Progress within a stage reaches the metrics only through this
-        periodic export.
+        A new stage is written to the state file and exported at once. Progress within a stage is
+        written to the file at a limited rate. In addition, one thread writes the file and another
+        exports the metrics every few seconds. Progress within a stage reaches the metrics only
+        through this periodic export.
         """
         sink = metrics.RaySink(self._report)
 
@@ -465,8 +465,9 @@ class ShownState:
     def _loop_last_ran_s(self) -> float | None:
         """Return the time at which the serving loop last ran, and schedule another run of the loop.
 
-        Unless the user defines `check_health`, minutes can pass before Serve uses the loop again.
-        So Serve considers a replica healthy even while a handler blocks the loop.
+        Serve's health check uses the loop only if the user defines `check_health`. Otherwise,
+        minutes can pass before Serve uses the loop again, and Serve considers a replica healthy
+        even while a handler blocks the loop.
         """
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the process exits
@@ -482,7 +483,7 @@ class ShownState:
 
 
 def facts_of(report: Report) -> dict[str, Any]:
-    """Return the facts from a report that belong in the state file, as plain data for JSON."""
+    """Return the facts that the state file takes from a report, as plain data for JSON."""
     return {
         "stage": report.stage.value,
         "verdict": report.verdict.value if report.verdict else None,
@@ -517,7 +518,7 @@ async def _join(task: asyncio.Task[None]) -> None:
 
 
 def _gang() -> Any:
-    """Return Serve's gang context for this replica, or `None` if it is not in a gang.
+    """Return Serve's gang context for this replica, or `None` if the replica is not in a gang.
 
     Ray 2.60 has gangs; 2.53 does not.
     """
@@ -527,7 +528,7 @@ def _gang() -> Any:
 def _claim(replica: str, name: str) -> None:
     """Record the object that a replica warms up, and refuse a second object.
 
-    Serve waits only for the object that it calls, so it would send requests before a second object
+    Serve waits only for the object that it calls. So requests could arrive before a second object
     is warm. Two objects would also share the state file and the process's caches, counts and
     stance.
     """

@@ -62,7 +62,7 @@ class InputCalls:
         return forbid() if self.is_alone else contextlib.nullcontext()
 
     async def replay(self, item: Input) -> float | None:
-        """Replay an input and return the seconds it took, or None if the input was skipped.
+        """Replay an input. Return the duration in seconds, or None if the input was skipped.
 
         An input is skipped if two attempts run out of memory. Cached memory is freed before the
         second attempt.
@@ -123,8 +123,8 @@ class InputCalls:
         """Return why an input is not proven: its code runs eagerly due to the recompile limit."""
         needed = len(self._progress.inputs)
         return (
-            "runs eagerly without a message from torch: it has more compiled variants than the "
-            f"recompile limit allows; {how_to_raise_the_limit(max(16, needed))} "
+            "runs eagerly without a message from torch: a function has more compiled variants than "
+            f"the recompile limit allows; {how_to_raise_the_limit(max(16, needed))} "
             "or declare fewer shapes"
         )
 

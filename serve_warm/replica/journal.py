@@ -53,10 +53,10 @@ logger = logging.getLogger(__name__)
 Observer = Callable[[Report], None]
 
 LOG_PREFIX = "warmup_"
-"""Prefix of serve_warm's log record fields, because other packages also add fields."""
+"""Prefix of the fields that serve_warm adds to log records. Other packages also add fields."""
 
 LATE = "late: "
-"""Prefix of the reason if a replica is degraded because it missed its deadline."""
+"""Prefix of the reason that a replica is degraded, if the replica missed its deadline."""
 
 SIZES_OF_A_GRAPH = 8
 """If one graph has more sizes than this, torch also warns (2.13:
@@ -81,14 +81,14 @@ class Journal:
         self.timeline = timeline or Timeline()
         self.stage = Stage.PENDING
         self.verdict = None if config.artifact is not None else Verdict.OFF
-        """The verdict; None until decided. Loading sets FULL_HIT, which the report shows only once
-        the replica is READY."""
+        """The verdict; None until it is decided. Loading sets FULL_HIT, which the report shows only
+        after the replica is READY."""
         self.degraded: list[str] = []
         self.warnings: list[str] = []
         self.artifact: ArtifactUse | None = None
         """How the start used the configured artifact."""
         self.fingerprint: Fingerprint | None = None
-        """The fingerprint that is compared with artifacts, read before any pull."""
+        """The fingerprint that artifacts are compared with. It is read before any pull."""
         self.inputs: Sequence[Input] = ()
         """The inputs to replay, in order; known once the start has begun."""
         self.progress = Progress()
@@ -139,7 +139,7 @@ class Journal:
 
     @contextmanager
     def timed(self, stage: Stage, *, hidden_s: float = 0.0) -> Iterator[None]:
-        """Count the block's seconds for a stage, even if the block raises."""
+        """Add the block's duration to the time of a stage, even if the block raises an error."""
         start = time.perf_counter()
         try:
             yield
@@ -147,7 +147,7 @@ class Journal:
             self.add_time(stage, time.perf_counter() - start, hidden_s=hidden_s)
 
     def add_time(self, stage: Stage, seconds: float, *, hidden_s: float = 0.0) -> None:
-        """Count seconds for a stage.
+        """Add seconds to the time of a stage.
 
         `hidden_s` is additional time that the stage's work took during `__init__`.
         """
@@ -159,7 +159,7 @@ class Journal:
         logger.warning("%s", text)
 
     def begin_counting(self) -> None:
-        """Count compiles and captures for the warm-up from now on."""
+        """From now on, count compiles and captures for the warm-up."""
         self._span = _Warming()
 
     def warmup_counts(self) -> Counts:
@@ -167,7 +167,10 @@ class Journal:
         return self._span.warmup
 
     def end_warmup(self) -> None:
-        """Count compiles for traffic from now on, and judge the compiles of the warm-up."""
+        """From now on, count compiles for traffic.
+
+        Also add warnings about what the warm-up compiled, and update the verdict.
+        """
         if isinstance(self._span, _Serving):
             return
         self._span = serving = _Serving.after(self._span)
@@ -457,7 +460,7 @@ def _build_again(artifact: ArtifactUse, counts: Counts) -> str:
     """
     reasons = (use.reason for use in SESSION.uses() if use.level == 1)
     told = next((reason for reason in reasons if SINCE_BUILD in reason), "")
-    why = told.removesuffix(": build again") or "the code or its inputs have changed since"
+    why = told.removesuffix(": build again") or "the code or its inputs changed since the build"
     return (
         f"partial: {max(counts.fx_misses + counts.fx_bypasses, counts.kernels, 1)} graphs or "
         f"kernels are not in the artifact of {artifact.created[:10]}: {why}. "
@@ -466,7 +469,7 @@ def _build_again(artifact: ArtifactUse, counts: Counts) -> str:
 
 
 SINCE_BUILD = "changed since the build"
-"""Words in a reason from `precompile.entries` that show that the model changed since the build."""
+"""If a reason from `precompile.entries` contains this text, the model changed since the build."""
 
 
 def _torch_versions() -> dict[str, str]:
@@ -477,11 +480,11 @@ def _torch_versions() -> dict[str, str]:
 def torch_version() -> dict[str, str]:
     """Return torch's version under the key `torch`, or an empty dict if torch is not imported.
 
-    This does not read torch's package metadata: to find metadata, Python lists the folders of
-    `sys.path`. With such a search, a cold start would wait for the disk before `__init__` begins.
+    This does not read torch's package metadata. To find the metadata, Python would list the folders
+    of `sys.path`, and a cold start would wait for the disk before `__init__` begins.
     """
     torch: Any = sys.modules.get("torch.version")
-    # Without the attribute, another thread is still importing torch.
+    # If the attribute is missing, another thread is still importing torch.
     return {"torch": str(torch.__version__)} if hasattr(torch, "__version__") else {}
 
 

@@ -58,8 +58,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Seconds to wait between retries if a store does not answer. The last wait repeats until
-`pull_deadline_s`. A start itself retries, because Serve would restart a failed start without a
-pause."""
+`pull_deadline_s`. The start retries by itself, because Serve would restart a failed start without
+a pause."""
 
 TRACE_LINES = 50
 """Maximum number of variants that a report lists: anyone who can write to a store can add more."""
@@ -71,12 +71,12 @@ class Loaded:
 
     verdict: Verdict = Verdict.OFF
     artifact: ArtifactUse | None = None
-    """The artifact's use; None if no artifact is configured."""
+    """How the start uses the artifact; None if no artifact is configured."""
     has_libraries: bool = False
     """Whether the artifact has libraries, and all of them can be used."""
     missing: WarmupFailed | None = None
-    """The error of `on_missing: fail` for a start that has found no compiled code so far. This
-    error is raised once something compiles."""
+    """The error for `on_missing: fail`, if the start has found no compiled code so far. The error
+    is raised later if the app turns out to have compiled code."""
 
     def needs_compiler(self, compiles_with: CompilesWith) -> bool:
         """Whether the start needs torch's compiler but has not imported it yet."""
@@ -122,7 +122,7 @@ class Loading:
         require_compiler(environment())
 
     async def go_on_without(self, refusal: ArtifactRefused, prepared: Prepared) -> None:
-        """Refuse the loaded artifact because its code raised, and compile everything from now on.
+        """Refuse the loaded artifact, whose code raised an error, and compile everything.
 
         Raises:
             WarmupFailed: `on_refused` is `fail`.
@@ -278,7 +278,7 @@ class Loading:
         """Load an artifact, and return whether its libraries can be used.
 
         `unpacked` is the folder with the `cache` part, if already unpacked. After the deadline,
-        this raises, and the loading thread stops at its next call of `check_wanted`.
+        this raises `StoreError`, and the loading thread stops at its next call of `check_wanted`.
         """
         limit_s = max(0.1, min(self._config.pull_deadline_s, deadline.left()))
         key, given_up = pulled.chosen.key, threading.Event()
@@ -309,7 +309,10 @@ class Loading:
             given_up.set()
 
     def _missed(self, error: ServeWarmError) -> ServeWarmError:
-        """Return the error for a miss, with the folder that a relative path is resolved against."""
+        """Return the error for a miss.
+
+        If the artifact's path is relative, the error text also names the working directory.
+        """
         if not is_relative(str(self._config.artifact)):
             return error
         return reword(
@@ -323,7 +326,7 @@ class Loading:
         )
 
     def _put_aside(self, verdict: Verdict, error: ServeWarmError) -> Loaded:
-        """Discard what was loaded, and return the result with the reason."""
+        """Discard the loaded artifact, and return a result that contains the reason."""
         journal = self._journal
         journal.verdict = verdict
         journal.artifact = unused = ArtifactUse(
@@ -393,7 +396,7 @@ def _lines(trace: Sequence[Considered]) -> tuple[str, ...]:
 async def _retry(
     journal: Journal, uri: str, limit: Deadline, pull_once: Callable[[], Pulled]
 ) -> Pulled:
-    """Call `pull_once` in a thread until it returns, it fails permanently, or time runs out."""
+    """Call `pull_once` in a thread until it returns, fails permanently, or runs out of time."""
     tries, began, last = 0, time.perf_counter(), ""
     while True:
         journal.stay_in(Stage.PULLING)  # the previous try may have reached a later stage

@@ -21,14 +21,14 @@ from serve_warm.replica.replay import Replay
 from serve_warm.report import Report
 
 LEVEL_PARTS = {2: "precompiled", 3: "exported"}
-"""The name of the artifact part with the entries of each level."""
+"""For each level, the name of the artifact part that contains the entries."""
 
 ISA_FACT = "isa_checks"
-"""Name of the manifest fact with the answers of torch's ISA probe."""
+"""Name of the manifest fact that contains the answers of torch's ISA probe."""
 
 
 class PackedReplica(TypedDict):
-    """The data that a replica returns to the builder, as plain data that Ray can send."""
+    """The data that a replica returns to the builder, in a form that Ray can send."""
 
     fingerprint: dict[str, Any]
     parts: dict[str, bytes]
@@ -49,7 +49,7 @@ async def pack(
     If `serve_warm.compile` was used, this replays the inputs again and makes an entry for each kind
     of call. `report` is the report made at the proof; `new_replay` returns a replay of the same
     inputs. Works only once per process, because torch cannot fully load the bytes that a second
-    save produces. `say` is called with the current step.
+    save produces. `say` is called with a description of each step.
     """
     facts = dict(build_facts(report))
     if has_profile:

@@ -3,7 +3,7 @@
 """Installation of a verified artifact: unpack files, read entries, and load torch's bytes.
 
 Loading runs code from the build, in a separate thread. The start can stop waiting for this thread.
-If the code raises, the start refuses the artifact.
+If the code raises an exception, the start refuses the artifact.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def put_in_place(
     often, and raises to stop the work.
 
     Raises:
-        ArtifactRefused: a part is damaged, or code in the artifact raised.
-        StoreError: the artifact cannot be written to disk, or the start no longer waits.
+        ArtifactRefused: a part is damaged, or code in the artifact raised an exception.
+        StoreError: the artifact cannot be written to disk, or the start no longer waits for it.
     """
     chosen = pulled.chosen
     try:

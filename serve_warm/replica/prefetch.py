@@ -71,8 +71,8 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.02
 
 LOOK_S = 2.0
-"""Seconds that the import of the compiler waits for the store's list of artifacts. A store usually
-answers in milliseconds. If the store does not answer, the import begins."""
+"""Maximum seconds that the import of the compiler waits for the store's list of artifacts. A store
+usually answers in milliseconds. If the store does not answer, the import begins."""
 
 NOT_YET_KNOWN = frozenset({"compile_arguments"})
 """Factors that `__init__` sets. Other factors are read before `__init__`. If `__init__` changes one
@@ -145,7 +145,7 @@ class Taken:
     """Private folder with the unpacked part `cache`, not in use yet; None if not unpacked."""
     unpack_s: float
     waited_s: float = 0.0
-    """How many seconds a start waited for the artifact; 0 if it did not need to wait."""
+    """Seconds that the start waited for the artifact; 0 if the artifact was already there."""
 
     @property
     def early(self) -> float:
@@ -200,8 +200,8 @@ class Prefetch:
         self.imported_compiler = False
         """Whether this module, not the app, imported the compiler."""
         self._found: Literal["nothing", "libraries", "levels 1 and 2"] = "nothing"
-        """The code in the trusted artifacts of this deployment: only libraries, or code of other
-        levels."""
+        """The kind of code found in trusted artifacts of this deployment: none, only libraries, or
+        code of other levels too."""
         self._looked = threading.Event()
         """Set once the store has answered or failed."""
 
@@ -236,8 +236,8 @@ class Prefetch:
     def set_too_late(self) -> Sequence[str]:
         """Variables for torch's compiler that `__init__` set after the compiler was imported.
 
-        torch reads such variables only when it is imported. Without the prefetch, this import might
-        have come after `__init__` set the variables.
+        The compiler reads such variables only when it is imported. Without the prefetch, this
+        import might have come after `__init__` set the variables.
         """
         if self._imported_under is None:
             return ()
@@ -403,7 +403,11 @@ class Prefetch:
             raise StoreError("the start no longer waits for this artifact")
 
     def _here(self) -> Fingerprint:
-        """Read the machine's facts and the app's settings so far, on a thread like Serve's."""
+        """Return the fingerprint of this machine and of the app's settings so far.
+
+        First wait until user code has imported torch and chosen its devices, or `__init__` ends.
+        Like Serve's thread for user code, this thread has torch's default modes.
+        """
         while "torch" not in sys.modules and not self._init_ended.wait(POLL_S):
             pass
         # This waits if another thread is importing the module.
@@ -428,11 +432,11 @@ class Prefetch:
 
 @record(kw_only=True)
 class _Span:
-    """The beginning and end of a part of the work."""
+    """The times at which one part of the work began and ended."""
 
     began: float
     ended: float | None = None
-    """The end of the work; None while the work runs."""
+    """None while this part of the work runs."""
 
 
 def unpack(

@@ -62,7 +62,8 @@ class Prepared:
     inputs: Sequence[Input] = ()
     """The inputs to replay, in order."""
     fingerprint: Fingerprint | None = None
-    """The fingerprint to compare; None if no store is configured and torch is not imported."""
+    """The fingerprint that artifacts are compared with. None if no store is configured and torch
+    is not imported."""
     compiles_with: CompilesWith = "nothing"
     compiled_early: int = 0
     """Number of frames compiled in `__init__`."""
@@ -79,7 +80,7 @@ class Preparation:
         self._prefetched = start.prefetched
 
     async def prepare(self, ranks: Ranks, deadline: Deadline) -> Prepared:
-        """Return the inputs to replay and the fingerprint to compare.
+        """Return the inputs to replay, the fingerprint, and the kind of compiled code.
 
         Raises:
             ConfigError: the inputs or the configuration cannot be used, or differ between ranks.
@@ -165,14 +166,14 @@ class Preparation:
             self._journal.warn(str(error))
 
     def _refuse_shared_code(self) -> None:
-        """Raise if a build could pack code that another process put in the build's folder."""
+        """Raise an error if a build could pack code that another process put in its folder."""
         if self._config.headers != "own":
             return
         what = "the folder that a build compiles in"
         _private_folders.check_private(self._start.caches.directory, what)
         if count := self._replica.unwatched_compiles_before:
             raise ConfigError(
-                f"during its import, the app compiled {count} frames, and used headers from a "
+                f"the app compiled {count} frames while it was imported, and used headers from a "
                 "folder that this user's other processes can write to",
                 hint="compile in __init__ or later, when a build uses only private folders",
             )
@@ -241,7 +242,7 @@ class Preparation:
 
 
 async def prepare_compiler(start: Start) -> None:
-    """Import torch's compiler as part of the stage, and set up the compiler's profile."""
+    """Import torch's compiler. If `pgo` is on, set up the compiler's profile."""
     # This does nothing if the import is done, and waits if an import from __init__ is still
     # running.
     with start.journal.timeline.span(COMPILER):

@@ -77,7 +77,7 @@ class Ranks:
 
         Raises:
             RankFailed: another rank has failed or ended, has not answered within `timeout_s`, or
-            answers a different `what`.
+            has answered for a different `what`.
         """
         if self.size == 1:
             return [mine]
@@ -122,7 +122,7 @@ class Ranks:
         return [answer for _, answer in answers]
 
     def _check(self, rank: int, what: str, pulses: _Pulses) -> None:
-        """Raise `RankFailed` for a rank that has failed or ended silently."""
+        """Raise `RankFailed` if a rank has failed, or has ended without a message."""
         if self._has_said(rank, "failed"):
             raise RankFailed(
                 self._read_answer(rank, "failed"), hint="see the log and report of that rank"
@@ -131,8 +131,8 @@ class Ranks:
         # Without a first pulse, the rank has not begun its warm-up. Loading weights may take long.
         if count and pulses.silent_s(rank, count) > self._silent_s:
             raise RankFailed(
-                f"rank {rank} of {self.size} has sent no pulse for {self._silent_s:.0f} s, while "
-                f"rank {self.rank} waits for its answer about {what}",
+                f"rank {rank} of {self.size} has sent no pulse for {self._silent_s:.0f} s, and has "
+                f"not answered rank {self.rank} about {what}",
                 hint="the process of that rank has ended or is hung: see its log",
             )
 
@@ -188,7 +188,7 @@ class _Pulses:
 def join(*, pulse_s: float = PULSE_S, silent_s: float = SILENT_S) -> Iterator[Ranks]:
     """Join the other ranks while the block runs. If the block raises, tell the other ranks.
 
-    `pulse_s` and `silent_s` are as for `Ranks`.
+    `pulse_s` and `silent_s` have the same meaning as in `Ranks`.
 
     Raises:
         RankFailed: the store of the process group does not answer.

@@ -29,10 +29,10 @@ WINDOW_BYTES = 128 << 10
 default 128 KiB (`force_page_cache_ra` in mm/readahead.c, seen in 6.8)."""
 
 SHARE = 2
-"""Up to 1/SHARE of the free memory may be filled."""
+"""Readahead fills at most 1/SHARE of the free memory."""
 
 Ask = Callable[[int, int, int], None]
-"""Function that asks for bytes of an open file, given its descriptor, an offset and a length."""
+"""Function that requests bytes of an open file, given a file descriptor, an offset and a length."""
 
 
 def _ask_kernel(file: int, offset: int, length: int) -> None:
@@ -40,7 +40,7 @@ def _ask_kernel(file: int, offset: int, length: int) -> None:
 
 
 KERNEL: Ask | None = _ask_kernel if hasattr(os, "posix_fadvise") else None
-"""The request to the kernel; None on macOS and Windows, which do not have it."""
+"""Function that asks the kernel; None on macOS and Windows, which have no such request."""
 
 
 class Readahead:

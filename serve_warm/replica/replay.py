@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The replay of the declared inputs until nothing compiles, and the proof.
 
-serve_warm cannot know in advance how many runs it takes until code is warm. Even with an Inductor
+serve_warm cannot know in advance how many runs code needs until it is warm. Even with an Inductor
 cache hit, code is traced once. A CUDA graph needs three calls, and code with a graph break needs
 more. So all inputs are replayed, pass after pass, until no count changes during a whole pass. Then
 one more pass runs with compiling forbidden.
@@ -34,13 +34,13 @@ from serve_warm.report import Stage
 logger = logging.getLogger(__name__)
 
 PROOF_ATTEMPTS = 3
-"""Maximum number of proofs. After a failed proof, passes may compile again. Repeating a proof is
-useful, because a concurrent call can fail by chance, through a race condition in Dynamo's
-lookup."""
+"""Maximum number of proofs. After a failed proof, the inputs are replayed with compiling allowed.
+Repeating a proof is useful, because a concurrent call can fail by chance, through a race condition
+in Dynamo's lookup."""
 
 
 class Replay:
-    """Replays `inputs` through `call`, counts with `seen`, and calls `changed` on progress."""
+    """Replays `inputs` with `call`, counts compiles with `seen`, calls `changed` on progress."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Replay:
         self._changed = changed
         self._timed = TimedCalls(call, progress, limits=limits, waits=waits)
         self.overdue = self._timed.overdue
-        """Function that returns why the current replay is late, or None. Any thread may call it."""
+        """Returns an error if the current replay is late, else None. Any thread may call this."""
         self._calls = InputCalls(
             self._timed, progress, seen=seen, ranks=ranks or Ranks(), deadline=limits.deadline
         )
@@ -74,9 +74,9 @@ class Replay:
         An entry that needs settling calls runs for the first time in the pass after these calls.
 
         Raises:
-            ReplayFailed: an input raised, or all inputs ran out of memory.
+            ReplayFailed: an input raised an exception, or all inputs ran out of memory.
             WarmupTimeout: a deadline passed.
-            NotProven: the last of the allowed passes still compiled.
+            NotProven: something still compiled in the last allowed pass.
             RankFailed: another rank failed or stopped answering.
         """
         for _ in range(self._max_passes):
@@ -99,12 +99,12 @@ class Replay:
         )
 
     async def once(self, begins: Callable[[int, int], None] = lambda _done, _of: None) -> None:
-        """Replay all inputs once, only for the effect on compiled functions. This proves nothing.
+        """Replay all inputs once, only for the effect on compiled functions. Proves nothing.
 
         `begins` is called before each input, with the number of the input and the number of inputs.
 
         Raises:
-            ReplayFailed: an input raised.
+            ReplayFailed: an input raised an exception.
             WarmupTimeout: a deadline passed.
         """
         for number, item in enumerate(self.progress.inputs, start=1):
@@ -112,10 +112,10 @@ class Replay:
             await self._calls.replay(item)
 
     async def until(self, is_done: Callable[[], bool]) -> None:
-        """Replay the inputs until `is_done()`, smallest first and each at most once.
+        """Replay each input at most once, smallest first, until `is_done()` returns True.
 
         Raises:
-            ReplayFailed: an input raised.
+            ReplayFailed: an input raised an exception.
             WarmupTimeout: a deadline passed.
         """
         for item in reversed(self.progress.inputs):
@@ -139,12 +139,13 @@ class Replay:
         return error
 
     async def prove(self, *, attempts: int = PROOF_ATTEMPTS) -> None:
-        """Replay all inputs once with compiling forbidden, and record which are proven.
+        """Replay all inputs with compiling forbidden, and record in `progress` which are proven.
 
-        Some inputs can still be unproven when this returns: `progress` shows which are proven.
+        If inputs are not proven, replay all inputs and prove again, with at most `attempts` proofs.
+        Some inputs can still be unproven when this returns.
 
         Raises:
-            ReplayFailed: an input raised for a reason other than the proof.
+            ReplayFailed: an input raised an exception that was not about a forbidden compile.
             WarmupTimeout: a deadline passed.
             RankFailed: another rank failed or stopped answering.
         """

@@ -42,18 +42,17 @@ READ_AT_IMPORT = (
     *("TORCH", "PYTORCH", "ATEN_", "OMP_", "KMP_", "GOMP_", "MKL_", "ONEDNN_", "DNNL_"),
     *("OPENBLAS_", "CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "TRITON_"),
 )
-"""Prefixes of variables that torch, or a library that torch uses, reads when it is loaded."""
+"""Prefixes of environment variables that torch and its libraries read when they are loaded."""
 
 ACTOR_THREAD = "AsyncIO Thread: default"
-"""Name of Ray's thread on which a replica without a seat imports its app (2.53 to 2.60)."""
+"""Name of the Ray thread on which a replica without a seat imports its app (2.53 to 2.60)."""
 
 _ENTERED = contextlib.ExitStack()
-"""torch modes that would end if nothing referred to them. These modes last as long as the
-process."""
+"""Holds torch modes for as long as the process lives. A mode ends when nothing refers to it."""
 
 
 def take(environ: Mapping[str, str]) -> SeatUse:
-    """Apply the settings that were unknown during the imports; return whether the seat was used.
+    """Apply the settings that were unknown during the imports; return how the seat was used.
 
     Call this once, on the thread that serves, before anything else uses torch.
     """
@@ -76,7 +75,7 @@ def take(environ: Mapping[str, str]) -> SeatUse:
     changed = _changed(early.environ, environ)
     if changed:
         names = ", ".join(changed)
-        note = f"the imports of the seat read {names}, which changed afterwards"
+        note = f"environment variables changed after the imports of the seat: {names}"
         return replace(use, miss="environment", note=note)
     notes = (
         [f"{early.slow_threads} threads still have a low priority"] if early.slow_threads else []
@@ -136,12 +135,12 @@ def _set_threads(early: EarlyImports, environ: Mapping[str, str]) -> str:
 
 
 def _has_openblas() -> bool:
-    """Return whether OpenBLAS (as in numpy's wheels), whose threads torch cannot set, is loaded."""
+    """Return whether OpenBLAS is loaded. numpy uses it, and torch cannot set its thread count."""
     return "openblas" in Path("/proc/self/maps").read_text()
 
 
 def _physical_cores() -> int:
-    """Return the number of cores that this process can use: MKL's limit for torch's threads."""
+    """Return the number of usable physical cores. MKL limits torch's threads to this number."""
     usable = os.sched_getaffinity(0)
     cores = set()
     for cpu in usable:

@@ -54,8 +54,8 @@ PERIOD_S = 1.0
 """Seconds between two counts of the seats. Counting reads a small folder."""
 
 RENEW_S = 60.0
-"""A seat is replaced this many seconds before its keep-alive time ends, or in the last third of
-this time if that is shorter."""
+"""A seat is replaced this many seconds before its keep-alive time ends, but not before two thirds
+of that time have passed."""
 
 TAKEN_PAUSE_S = 5.0
 """Seconds to wait before replacing a taken seat. The imports of the next seat would slow down the
@@ -63,7 +63,7 @@ start that uses the taken seat. On two busy cores, the passes of such a start to
 long (MiniLM, level 3, two rounds)."""
 
 STARTING_LIMIT_S = 15.0
-"""Longest time in seconds to wait for another worker to start. A worker takes 2 to 4 s to start on
+"""Maximum seconds to wait for another worker to start. A worker takes 2 to 4 s to start on
 two cores."""
 
 LIMIT_OF_LOSSES = 5
@@ -102,7 +102,7 @@ class WorkerSource(Protocol):
 
 
 class Raylet:
-    """This node's raylet, which can start workers like this process.
+    """This node's raylet, which can start workers with the runtime_env of this process.
 
     The request is `NodeManagerService/PrestartWorkers` in ray/core/generated/node_manager_pb2.py
     (2.53 to 2.60). The channel must use the cluster's token and TLS. Otherwise the raylet refuses
@@ -221,10 +221,10 @@ class ReplicaSeats:
 
 
 def imports_of_seat(settings: Seats, loaded: Iterable[str]) -> tuple[str, ...]:
-    """Return the modules for a seat to import, given the modules that a serving replica has loaded.
+    """Return the modules that a seat imports, given the modules that a serving replica has loaded.
 
-    The app's modules come first, because settings that these modules make before importing torch
-    must also be made before the seat imports torch.
+    The app's modules come first. If they change settings and then import torch, the seat must also
+    change these settings before it imports torch.
     """
     names = set(loaded)
     wanted = [*settings.imports]
@@ -248,7 +248,7 @@ class _Asked:
 
 
 class SeatKeeper:
-    """Keeps `count` seats for one deployment on this node, until a problem or the process's end.
+    """Keeps `count` seats for one deployment on this node, until a problem occurs.
 
     At any time, only one of the deployment's replicas on a node keeps seats, in one thread. It is
     safe to call `describe` on any thread.
@@ -314,10 +314,10 @@ class SeatKeeper:
                 self.look()
                 time.sleep(PERIOD_S)
         finally:
-            self._stop(f"the thread that keeps seats ended: {sys.exc_info()[1]!r}")
+            self._stop(f"the thread of the seat keeper ended: {sys.exc_info()[1]!r}")
 
     def look(self) -> None:
-        """Count the seats once, and request missing seats. Does nothing once there is a problem.
+        """Count the seats once, and request missing seats. Does nothing after a problem.
 
         A folder that cannot be read or written counts as a loss.
         """
@@ -353,11 +353,12 @@ class SeatKeeper:
             self._ask(many)
 
     def _waits_for_a_start(self) -> bool:
-        """Return whether to request no seats yet, because a worker of this runtime_env is starting.
+        """Return whether to wait before requesting seats: a worker of this runtime_env is starting.
 
         Ray starts a worker for a replica that finds no seat. If Ray started a seat's worker at the
         same time, the replica could take the seat's ticket and import at low priority. The other
-        worker would then have no imports, and Ray could prefer it to a seat at a later start.
+        worker would then have no imports, and Ray could give this worker, instead of a seat, to a
+        later replica.
         """
         if not self._is_one_starting(sys.argv):
             self._starting_since_s = None
@@ -409,7 +410,7 @@ class SeatKeeper:
         for seat in gone:
             self._folder.remove(seat)
             if self._is_fresh(seat):
-                self._lose(f"the worker of a seat ended while it was {seat.state}")
+                self._lose(f"the worker of a seat ended while the seat was {seat.state}")
         living = [seat for seat in seats.values() if seat not in gone]
         claimed = {seat.ticket for seat in seats.values()}
         came = [each for each in self._asked if each.ticket in claimed]
@@ -502,7 +503,7 @@ def new_keeper(
     Call this on a thread on which Ray calls user code.
     """
     if not preload.has_hook():
-        return f"the env_vars of its runtime_env need {preload.hook_environment()}"
+        return f"the runtime_env does not have the env_vars {preload.hook_environment()}"
     if folder is None:
         return "this process is not a Ray worker"
     try:
@@ -520,7 +521,7 @@ def new_keeper(
 
 
 def free_memory_bytes() -> int | None:
-    """Return the free memory of the node, or of the container if less; None if unknown."""
+    """Return the free memory of the node or its container, whichever is less; None if unknown."""
     found = []
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

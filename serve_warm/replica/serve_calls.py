@@ -33,8 +33,8 @@ from serve_warm.inputs import Input, suggest_input
 from serve_warm.report import CompileEvent
 
 KEPT_BYTES = 1 << 16
-"""An error answer is kept up to this number of bytes. More bytes are kept than shown, because
-redaction comes first."""
+"""Maximum bytes of an error answer that are kept. Fewer are shown, but the whole kept text is
+redacted before it is cut."""
 
 LARGEST_BATCH = 32
 """Largest batch size considered outside Serve, where nothing limits batches."""
@@ -67,7 +67,7 @@ class CompileForbidden(DeploymentUnavailableError):
 
 
 class ServeCalls:
-    """Calls on one user object, one for each declared input."""
+    """Makes the calls that declared inputs describe, on one user object."""
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
@@ -76,7 +76,7 @@ class ServeCalls:
         """Return the user's declared inputs.
 
         Raises:
-                InputError: the user's `warmup_inputs` raised an exception; the text names it.
+                InputError: the user's `warmup_inputs` raised the exception that the text names.
         """
 
         async def declare() -> Any:
@@ -99,7 +99,7 @@ class ServeCalls:
         return task.result()
 
     def check(self, inputs: Sequence[Input]) -> None:
-        """Raise `InputError` if the target or batch size of an input cannot occur in traffic."""
+        """Raise `InputError` for an input whose target or batch size cannot occur in traffic."""
         limit = max_ongoing_requests()
         for item in inputs:
             if limit is not None and item.concurrency > limit:
@@ -116,7 +116,8 @@ class ServeCalls:
                 raise InputError(
                     f"input {item.name!r} is an HTTP request, but {type(self.owner).__name__} "
                     "does not answer HTTP",
-                    hint="set a method as its target, or define __call__ or @serve.ingress",
+                    hint="set a method as the target of this input, or define __call__ or "
+                    "@serve.ingress",
                 )
 
     def _method(self, item: Input) -> Callable[..., Any]:
@@ -132,7 +133,7 @@ class ServeCalls:
         return cast("Callable[..., Any]", method)
 
     async def call(self, item: Input) -> None:
-        """Call the target of an input, as many times concurrently as the input says."""
+        """Call the target of an input. Make as many concurrent calls as the input declares."""
         results = await asyncio.gather(
             *(self._call_once(item) for _ in range(item.concurrency)), return_exceptions=True
         )
@@ -185,7 +186,7 @@ class ServeCalls:
         return sorted({handle.deployment_name for handle in self._handles()})
 
     def list_absent(self) -> Sequence[str]:
-        """Return the names of called deployments that have had no replica so far."""
+        """Return the names of deployments that were called but have had no replica so far."""
         # A handle gets its router on the first call; 2.53 to 2.60 have both properties.
         absent = (
             handle.deployment_name
@@ -245,9 +246,10 @@ def replica_context() -> Any:
 
 
 def suggest_target(cls: type, wrong: str) -> str:
-    """Return a hint that lists a class's methods, for a method name that the class does not have.
+    """Return a hint for a method name that a class does not have.
 
-    The hint lists `__call__` and the author's methods, but not the methods of WarmupMixin.
+    The hint suggests a similar method or lists all methods. It considers `__call__` and the
+    author's methods, but not the methods of WarmupMixin.
     """
     names: dict[bool, set[str]] = {True: set(), False: set()}
     for base in cls.__mro__[:-1]:
@@ -338,7 +340,7 @@ class Exchange:
         }
 
     async def receive(self) -> MutableMapping[str, Any]:
-        """Return the request, and then the end of the connection (ASGI's `receive`)."""
+        """Return the request first, and then a disconnect message (ASGI's `receive`)."""
         if not self._sent:
             self._sent = True
             return {"type": "http.request", "body": self._body, "more_body": False}

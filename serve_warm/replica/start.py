@@ -39,7 +39,7 @@ class Replica(Protocol):
         """Call one input's target in the same way as Ray Serve would."""
 
     def check(self, inputs: Sequence[Input]) -> None:
-        """Raise `InputError` for an input whose target does not exist."""
+        """Raise `InputError` for an input whose target or batch size cannot occur in traffic."""
 
     def serving_threads(self) -> set[int]:
         """Return the native ids of the threads that live as long as the replica."""
@@ -48,7 +48,7 @@ class Replica(Protocol):
         """Return the names of the deployments that this deployment has handles to."""
 
     def list_absent(self) -> Sequence[str]:
-        """Return the names of called deployments that have had no replica so far."""
+        """Return the names of deployments that were called but have had no replica so far."""
 
     def largest_batch(self) -> int:
         """Return the largest number of requests in one batch; 1 without `@serve.batch`."""
@@ -78,8 +78,8 @@ class CompileCaches:
     def begin(self) -> Path:
         """Make torch's caches use a new directory, unless already done, and return the directory.
 
-        In Serve, the change happens before the user's `__init__`, which might compile something.
-        Elsewhere, the start makes the change.
+        In Serve, this is called before the user's `__init__`, which might compile something.
+        Outside Serve, the start calls this.
 
         Raises:
             OSError: the directory cannot be made.

@@ -28,8 +28,8 @@ CANCEL_S = 0.5
 """Seconds that a late call may take to end after its cancellation."""
 
 WAIT_NOTICE_S = 10.0
-"""A wait for one input is logged after this many seconds. Other deployments may not be ready yet.
-"""
+"""Seconds between two log lines while one input is running. The call might be waiting for other
+deployments."""
 
 
 class Deadline:
@@ -51,7 +51,7 @@ class Limits:
     deadline: Deadline
     """The end of the whole start."""
     input_s: float
-    """Seconds for one call of one input."""
+    """Maximum seconds for one call of one input."""
     passes: int
     """Maximum number of passes over the inputs until a pass is quiet."""
 
@@ -128,19 +128,19 @@ class TimedCalls:
         """The call that has begun and not ended, if any."""
 
     def overdue(self) -> WarmupTimeout | None:
-        """Return why the current replay is late, or None. It is safe to call this on any thread."""
+        """Return an error if the current replay is late, else None. Any thread may call this."""
         late = (self._timeout(now.item, now.limit_s) for now in self._under_way if now.is_late())
         return next(late, None)
 
     def require_time(self, item: Input, seconds: float) -> None:
-        """Raise if a replay was late but could not be cancelled because it blocked the loop."""
+        """Raise `WarmupTimeout` if a replay blocked the loop, and so was late but not cancelled."""
         if seconds > self._input_limit_s:
             raise self._timeout(item, self._input_limit_s)
         if self._deadline.left() < 0:
             raise self._timeout(item, self._deadline.seconds)
 
     async def make(self, item: Input) -> tuple[float, ReplayFailed | None]:
-        """Call an input's target; return how many seconds this took, and the error, if any.
+        """Call an input's target. Return the duration in seconds, and the error, if any.
 
         Raises:
             WarmupTimeout: the deadline of the call passed.

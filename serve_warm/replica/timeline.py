@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The timeline of a start: when each part begins and ends, measured by one clock.
 
-The clock is CLOCK_BOOTTIME, which all processes on a machine share. /proc uses the same clock, so
-it also gives the times of parts that began before any code of this package ran. The node's metrics
-server also uses this clock to compute current values.
+The clock is CLOCK_BOOTTIME, which all processes on a machine share. /proc uses the same clock, and
+shows when parts began before any code of this package ran. The node's metrics server also uses this
+clock to compute current values.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def spans_before(created_boot_s: float, *, seat: bool = False) -> tuple[Span, ..
     """Return the phases of this process up to the creation of the replica's object.
 
     `process` lasts until Ray makes the process an actor. Then `imports` begins. If Ray's thread is
-    not found, these two parts are returned as one. With `seat`, the first part ended before the
-    replica's start, so this part is left out.
+    not found, `process` and `imports` are returned as one part. With `seat`, `process` is left out,
+    because it ended before the replica's start.
     """
     began_s = _began_s(Path("/proc/self"))
     actor = next((t for t in threading.enumerate() if t.name == ACTOR_THREAD), None)
@@ -69,7 +69,7 @@ class Timeline:
     def span(self, name: str, *, beside: bool = False) -> Iterator[None]:
         """Add a part that begins and ends with the block.
 
-        `beside` marks a part that runs in another thread, in parallel to the start.
+        `beside` marks a part that runs in another thread, in parallel with the start.
         """
         began_s = boot_s()
         self._under_way[name] = (began_s, beside)

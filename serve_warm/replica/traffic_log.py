@@ -23,7 +23,7 @@ line."""
 
 KEEP_ON_ONE_THREAD = (
     "make the handler `async def`, or call the model with "
-    "`await self.on_model_thread(self.model, ...)`, which keeps it on one thread"
+    "`await self.on_model_thread(self.model, ...)`, which keeps the model on one thread"
 )
 """Advice for compiled calls on threads that end with their request."""
 
@@ -36,7 +36,7 @@ class TrafficLog:
 
     def __init__(self) -> None:
         self.warmed: Collection[tuple[str, str]] = ()
-        """Function and signature of each compile in the warm-up that the watch still remembers."""
+        """Function and signature of each warm-up compile that the watch still remembers."""
         self.lasting: Collection[int] = ()
         """Native ids of the threads that live as long as the replica."""
         self._silent_until = 0.0
@@ -93,7 +93,7 @@ class TrafficLog:
                 "self.on_model_thread(self.model, ...)`"
             )
         if event.kind == "capture" and event.reason:
-            return "memory that a graph reads has moved: update weights and caches in place"
+            return "a CUDA graph reads memory that has moved: update weights and caches in place"
         is_of_request = bool(self.lasting) and event.thread not in self.lasting
         if (event.function, event.signature) in self.warmed:
             if is_of_request or LOST_RACE in event.reason:
@@ -106,7 +106,7 @@ class TrafficLog:
                 "reason names the value; keep it unchanged"
             )
         # Call `suggest` only if a line is written, because it inspects the current request.
-        declare = f"declare it in warmup_inputs(), or pad to a bucket: {suggest(event)}"
+        declare = f"declare this input in warmup_inputs(), or pad to a bucket: {suggest(event)}"
         return f"{KEEP_ON_ONE_THREAD}; and {declare}" if is_of_request else declare
 
 

@@ -275,7 +275,7 @@ class Warmup:
         self.journal.mark_late(error.message)
 
     def _late(self, error: WarmupTimeout) -> None:
-        """Report the delay at once, even if the loop is blocked."""
+        """If the policy is to serve late, report the delay at once, even if the loop is blocked."""
         if self._serves_late():
             self._mark_late(error)
             self.journal.tell()
@@ -309,7 +309,7 @@ class Proof:
         self._journal = start.journal
         self._caches = start.caches
         self._replays: list[Replay] = []
-        """The replays so far; the last replay is running or was judged."""
+        """The replays so far. The last replay is running, or has ended and was judged."""
         self.ranks = ranks.Ranks()
 
     @property
@@ -318,7 +318,7 @@ class Proof:
         return self._journal.checks
 
     def overdue(self) -> WarmupTimeout | None:
-        """Return why the current replay is late, or None; safe to call on any thread."""
+        """Return an error if the current replay is late, else None. Any thread may call this."""
         return self._replays[-1].overdue() if self._replays else None
 
     def new_replay(self, prepared: Prepared, deadline: Deadline) -> Replay:
@@ -345,18 +345,18 @@ class Proof:
         )
 
     async def replay_and_compare(self, prepared: Prepared, deadline: Deadline) -> None:
-        """Replay and prove; repeat both if an entry differs from eager execution."""
+        """Replay and prove. Repeat both if the results of an entry differ from eager execution."""
         await self.replay_and_prove(prepared, deadline)
         if await self.withdraws_entries():
             # The calls of a withdrawn entry now run other code, which is not warm yet.
             await self.replay_and_prove(prepared, deadline)
 
     async def blame_artifact(self, failed: ReplayFailed, loaded: Loaded) -> ArtifactRefused | None:
-        """Return a refusal of the artifact if its code raises an error that eager code does not.
+        """Return a refusal if the artifact's code raises an error that eager code does not raise.
 
-        Returns None if memory ran out. Returns None if eager execution also raises, because then
-        the input is wrong. Also returns None with several ranks, because the other ranks are in the
-        middle of the same call.
+        Returns None if memory ran out. Returns None if eager execution also raises an error,
+        because then the input is wrong. Also returns None with several ranks, because the other
+        ranks are in the middle of the same call.
         """
         used, cause = loaded.artifact, failed.__cause__
         if loaded.verdict is not Verdict.FULL_HIT or used is None or self.ranks.size > 1:
@@ -465,8 +465,8 @@ class Proof:
         `missing` is the error for `on_missing: fail`, and is raised if something has compiled.
 
         Raises:
-            WarmupFailed: `missing`; or CUDA graphs were captured on threads that end with their
-                request.
+            WarmupFailed: `missing`; or the app uses CUDA graphs and makes compiled calls on threads
+                that end with their request.
             NotProven: an input is not proven, and `on_uncovered` is `fail`.
         """
         progress = self._replays[-1].progress
@@ -531,10 +531,10 @@ class Proof:
 
 @contextlib.contextmanager
 def _startup_objects_frozen() -> Iterator[None]:
-    """During the replay, keep the objects of imports and weights out of garbage collection.
+    """In the block, exclude existing objects of imports and weights from garbage collection.
 
     Dynamo creates millions of objects, and each full collection visits all of torch's objects.
-    Without this, such collections take 15 to 20 % of a warm replay (MiniLM, six inputs, torch
+    Without this exclusion, collections take 15 to 20 % of a warm replay (MiniLM, six inputs, torch
     2.13). Serve itself freezes such objects permanently after the start.
     """
     if gc.get_freeze_count():

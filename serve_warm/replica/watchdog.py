@@ -21,7 +21,7 @@ from serve_warm.errors import WarmupTimeout
 POLL_S = 0.1
 
 GRACE_S = 0.4
-"""If the loop does not run for this many seconds after the deadline, it counts as blocked. A
+"""If the loop does not run for this many seconds after the deadline, the loop counts as blocked. A
 running loop notices the deadline earlier, and ends the start itself."""
 
 
@@ -54,7 +54,7 @@ class Watchdog:
         threading.Thread(target=self._run, name="serve_warm-watchdog", daemon=True).start()
 
     def stop(self) -> None:
-        """End the watch. Waits if a callback is running; the callback can end the process."""
+        """Stop checking. First wait for a running callback, which can end the process."""
         with self._firing:
             self._stopped.set()
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Tests for code that extends serve_warm, namely the contract of a store.
+"""Tests for code that extends serve_warm: the contract that every store must meet.
 
 These tests need `pytest`, which is not a dependency of serve_warm.
 """

@@ -73,7 +73,7 @@ class StoreContract:
         assert raw.read(KEY) == data
 
     def test_get_returns_what_is_there(self, store: Store, raw: Raw) -> None:
-        """The bytes of an object that another program wrote are returned unchanged."""
+        """If another program wrote an object, `get` returns the object's bytes unchanged."""
         raw.write(KEY, b"\0 any bytes\r\n")
 
         data = store.get(KEY, max_bytes=1000)
@@ -107,7 +107,7 @@ class StoreContract:
         assert store.head(KEY).size_bytes == 12_345
 
     def test_a_missing_object_is_named(self, store: Store) -> None:
-        """The error for a missing object names its key, whether the store is empty or not."""
+        """The error for a missing object names the key, whether the store is empty or not."""
         with pytest.raises(ObjectNotFound, match=KEY):
             store.get(KEY, max_bytes=10)
         store.create("blobs/sha256/other", b"x")
@@ -213,7 +213,7 @@ class StoreContract:
 
     @pytest.mark.parametrize("key", BAD_KEYS)
     def test_a_key_that_could_lead_elsewhere_is_refused(self, store: Store, key: str) -> None:
-        """Every method checks a key before it becomes a path or an address."""
+        """Every method checks a key before the key becomes a path or an address."""
         with pytest.raises(StoreError, match="not a key"):
             store.create(key, b"x")
         with pytest.raises(StoreError, match="not a key"):
@@ -255,7 +255,7 @@ class StoreContract:
             store.download(found, lambda _at, _piece: None)
 
     def test_download_of_what_is_gone_is_named(self, store: Store) -> None:
-        """Downloading an object that was pruned after `head` raises ObjectNotFound."""
+        """If an object is pruned after `head`, `download` raises ObjectNotFound."""
         store.create(KEY, b"x")
         found = store.head(KEY)
         store.delete(KEY)
@@ -330,7 +330,7 @@ class StoreContract:
         assert abs(store.head(KEY).modified_unix - time.time()) < 3600
 
     def test_the_uri_opens_the_same_store(self, store: Store) -> None:
-        """The address in logs and reports can be opened."""
+        """`open_store` can open the address that logs and reports show."""
         store.create(KEY, b"x")
 
         assert open_store(store.uri).list("") == [KEY]

@@ -201,7 +201,7 @@ SIZES = {"batch": 2, "max_length": 32, "prompt_lengths": [16]}
 @pytest.mark.parametrize(
     ("make", "sizes", "message"),
     [
-        (mamba, {}, "something other than a transformers key-value cache"),
+        (mamba, {}, "does not keep its state in a transformers key-value cache"),
         (
             llama4,
             {},

@@ -277,7 +277,7 @@ def test_a_race_that_torch_names_is_no_missing_input(caplog: pytest.LogCaptureFi
 
     [line] = [r.getMessage() for r in caplog.records if "after ready: kind" in r.getMessage()]
     assert line.endswith(
-        "`await self.on_model_thread(self.model, ...)`, which keeps it on one thread"
+        "`await self.on_model_thread(self.model, ...)`, which keeps the model on one thread"
     )
 
 

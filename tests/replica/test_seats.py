@@ -387,7 +387,7 @@ def test_seats_that_are_killed_are_not_asked_for_without_end(workers: Workers):
             workers.end(workers.processes.pop())
 
     assert len(workers.asked) == LIMIT_OF_LOSSES
-    assert "ended while it was importing, 5 times in a row" in said(kept).problem
+    assert "ended while the seat was importing, 5 times in a row" in said(kept).problem
     assert workers.folder.seats() == []
 
 
@@ -496,7 +496,7 @@ def test_a_keeper_whose_thread_ends_says_so(workers: Workers):
     workers.raises = None
     second.look()
 
-    assert said(first).problem == "the thread that keeps seats ended: TypeError('not a channel')"
+    assert said(first).problem == "the thread of the seat keeper ended: TypeError('not a channel')"
     assert said(second).waiting == 0
 
 
