@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Daemon threads that return their results as futures.
 
-At exit, a process waits for pool threads, but not for daemon threads. With a pool, a store that
-hangs would keep the process alive long after the replica failed to start.
+At exit, a process waits for the threads of a pool, but not for daemon threads. For example, if
+threads of a pool read a store that hangs, the process stays alive after the replica failed to
+start.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ def _run(future: Future[T], work: Callable[[], T]) -> None:
 class _HandedOver(AbstractContextManager["_HandedOver"]):
     """Passes every exception to the future and nowhere else.
 
-    Otherwise the waiter would hang, and `threading.excepthook` would print the exception with the
-    addresses and headers that a client puts into it. This is not an `except` block, because the
-    waiter handles the exception.
+    If an exception did not reach the future, the caller that waits for the future would hang. Also,
+    `threading.excepthook` would print the exception, with the addresses and headers that a client
+    puts into the message. This class is used instead of an `except` block, because the caller
+    handles the exception.
     """
 
     def __init__(self, future: Future[T]) -> None:

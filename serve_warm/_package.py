@@ -12,9 +12,9 @@ __version__ = "0.1.0"
 """The build of the wheel reads this version too."""
 
 PACKAGE = "serve_warm"
-"""The `__module__` of public classes and functions. Facts of entries identify objects of this
-package by this name and their class, never by a module or a digest. So artifacts stay valid when
-code moves to another module."""
+"""The `__module__` of public classes and functions. An artifact's entries identify an object of
+this package by this name and the object's class, without its module and without a digest of its
+code. So artifacts stay valid when code moves to another module."""
 
 AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])
 

@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checks and locations of private folders, which no other user of this machine can change.
+"""Private folders: where they are, and checks that no other user of this machine can change them.
 
 A folder is only as private as the folders above it: a user who can rename a parent folder can
 replace the folder. So the check covers the whole path from the root down. Each folder on the path
-must belong to root or to this user, and others must not be able to write to it. A sticky folder
-such as /tmp is an exception, because a user cannot rename another user's files in it. Access
-control lists (ACLs) need no check: if a file has an ACL, its group bits show the largest access
-that the ACL grants.
+must belong to root or to this user, and others must not be able to write to the folder. A sticky
+folder such as /tmp is an exception, because a user cannot rename another user's files in a sticky
+folder. Access control lists (ACLs) need no check: if a file has an ACL, the group bits of the
+file's mode show the largest access that the ACL grants.
 
 A path that is safe from the root down stays safe, because nobody else can change it.
 
@@ -42,13 +42,13 @@ from serve_warm.errors import ArtifactRefused
 logger = logging.getLogger(__name__)
 
 Leaf = Literal["private", "unwritable", "above"]
-"""How strict the check of the folder itself is. `private`: only this user can enter it.
-`unwritable`: this user owns it, and others cannot write to it. `above`: it satisfies the rules for
-a parent folder, which is enough to protect a new folder inside."""
+"""What the check requires of the folder itself. `private`: only this user can enter the folder.
+`unwritable`: this user owns the folder, and others cannot write to it. `above`: the folder meets
+the rules for a parent folder, which is enough to protect a new folder inside."""
 
 ABANDONED_S = 60.0
-"""Age in seconds below which a sweep skips a process folder, because its owner may not have locked
-it yet."""
+"""A sweep skips a process folder that is younger than this many seconds, because the folder's owner
+may not have locked it yet."""
 LOCK_NAME = "owner.lock"
 LAST_BASE = Path(node.LAST_BASE)
 ELSEWHERE = (
@@ -103,7 +103,7 @@ def problems(
 
 
 def judged(path: Path, status: os.stat_result, *, of: Leaf, user: int) -> Problem | None:
-    """Return the problem that the `lstat` of one path step shows; None if there is no problem."""
+    """Return the problem of one path step, given its `lstat`; None if there is no problem."""
     mode = stat.S_IMODE(status.st_mode)
     if stat.S_ISLNK(status.st_mode):
         fix = f"use {os.path.realpath(path)} instead"
@@ -198,7 +198,7 @@ def _find_weakness(
 def _foreign(path: Path, status: os.stat_result, *, owner: str) -> Problem:
     what = f"{path} belongs to user id {node.with_name(status.st_uid)}"
     if path.name == f"serve_warm-{os.geteuid()}":
-        return Problem(what=what, fix=f"let its owner or root remove {path}")
+        return Problem(what=what, fix=f"ask its owner or root to remove {path}")
     return Problem(what=what, fix=f"chown {owner} {path}")
 
 
@@ -288,8 +288,8 @@ def private_base(*, last: Path = LAST_BASE) -> Path:
 
     Candidates are the folder for temporary files, `~/.cache/serve_warm` (where `~` is the home
     folder in the password database) and `last`. This function returns the first candidate that is
-    safe and writable. So an unsafe `/tmp` does no harm. For example, Kubernetes mounts an emptyDir
-    with mode 0777 and without the sticky bit.
+    safe and writable. So an unsafe `/tmp` does no harm. For example, a Kubernetes emptyDir has mode
+    0777 and no sticky bit.
 
     If no candidate is safe, this function logs a warning and returns the first candidate. Callers
     that need a safe folder call `problems`.
@@ -420,7 +420,7 @@ def process_folder(base: Path | None = None) -> Path:
 def temporary_folder(base: Path | None = None) -> Iterator[Path]:
     """Yield a private folder of this process, and remove it at the end of the block.
 
-    A later sweep removes files that are still being written when the block ends.
+    If another thread is still writing a file when the block ends, a later sweep removes that file.
 
     Raises:
         OSError: the folder cannot be made.
@@ -434,7 +434,7 @@ def temporary_folder(base: Path | None = None) -> Iterator[Path]:
 
 
 _held: list[int] = []
-"""Locks on this process' folders. The kernel frees them when the process ends."""
+"""Locks on this process's folders. The kernel frees the locks when the process ends."""
 
 
 def _make_owned(base: Path | None) -> tuple[Path, int]:
@@ -473,7 +473,10 @@ def _sweep(lock_file: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder, the lock file last, so that a sweep can finish an interrupted removal."""
+    """Remove a folder and its content.
+
+    The lock file goes last, so that a later sweep can finish an interrupted removal.
+    """
     with suppress(OSError):
         for entry in folder.iterdir():
             if entry.name == LOCK_NAME:
@@ -514,7 +517,7 @@ def write_beside(path: Path, data: bytes, *, mode: int) -> Path:
     """Write a new file with a random name next to `path`; return the new path, for a rename.
 
     Raises:
-        OSError: the file cannot be written. No part of the file stays.
+        OSError: the file cannot be written. No partial file is left behind.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     _write_new(temporary, data, mode=mode)

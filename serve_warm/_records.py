@@ -25,8 +25,8 @@ else:
     def record(*, kw_only: bool, frozen: bool = False) -> Any:
         """Turn a class into a dataclass, as `dataclasses.dataclass` with the same arguments does.
 
-        Methods that the class itself defines stay. An instance of a frozen record raises
-        `FrozenInstanceError` when an attribute is set again or deleted.
+        Methods that the class itself defines stay. On a frozen record, setting or deleting an
+        attribute raises `FrozenInstanceError`.
         """
         shared = {"__repr__": _text, "__eq__": _equals}
         shared |= FROZEN if frozen else {"__hash__": None}

@@ -4,12 +4,12 @@
 
 Credentials get into texts in two ways: an SDK puts a signed address or a header into its message,
 or a user writes a credential into an address that serve_warm repeats. So every serve_warm error
-passes its text through `redact`. An SDK's exception is replaced by `tainted` before it becomes the
-cause of an error, because a logged traceback prints the whole chain of causes.
+passes its text through `redact`. A logged traceback prints the whole chain of causes. So `tainted`
+replaces an SDK's exception before the exception becomes the cause of an error.
 
 Most credentials can be recognized by their form or by the name before them. But a server can return
-a credential in any form, with no name before it. So the values of the credential variables in this
-process's environment are hidden as well.
+a credential in any form and without a name. So some environment variables of this process count as
+credentials (`_VARIABLE`), and their values are hidden as well.
 """
 
 from __future__ import annotations
@@ -99,8 +99,9 @@ _VARIABLE = re.compile(
     r"(?:_ID|_BASE64)?)\Z",
     re.IGNORECASE,
 )
-"""The end of the name of a variable that holds a credential, as in AWS_SESSION_TOKEN, HF_TOKEN or
-AZURE_STORAGE_CONNECTION_STRING. A variable that ends in _FILE or _PATH holds a path."""
+"""A variable holds a credential if its name ends in one of these words. Examples are HF_TOKEN,
+AWS_SESSION_TOKEN and AZURE_STORAGE_CONNECTION_STRING. A variable whose name ends in _FILE or _PATH
+holds a path instead."""
 
 SHORTEST_VALUE = 8
 """Smallest number of characters of a credential. A shorter value may be an ordinary word."""
@@ -123,10 +124,10 @@ def redact(text: str) -> str:
 
 
 def _values_of_credentials() -> list[str]:
-    """Return the values of credential variables, in all spellings of `_spell`.
+    """Return the values of credential variables, each in all spellings that `_spell` returns.
 
-    The longest values come first, because a value can be part of another value. The environment is
-    read at each call, because credentials are renewed and user code might set them late.
+    The longest values come first, because a value can be part of another value. Each call reads the
+    environment again, because user code can set or renew a credential at any time.
     """
     found: set[str] = set()
     for name in list(os.environ):
@@ -138,7 +139,7 @@ def _values_of_credentials() -> list[str]:
 
 @functools.lru_cache(maxsize=64)
 def _spell(value: str) -> frozenset[str]:
-    """Return a credential as it is spelled in addresses, `repr`, JSON, XML, base64 and hex."""
+    """Return all spellings of a credential: in addresses, `repr`, JSON, XML, base64 and hex."""
     import html
 
     quoted = {urllib.parse.quote(value, safe=safe) for safe in ("", "/")}
@@ -161,7 +162,7 @@ def _without_user_and_query(address: re.Match[str]) -> str:
 
 
 class Tainted(Exception):
-    """Replaces an exception of another library, and shows its type and redacted text."""
+    """Replaces another library's exception, and shows that exception's type and redacted text."""
 
 
 def tainted(error: BaseException) -> Tainted:
@@ -172,8 +173,8 @@ def tainted(error: BaseException) -> Tainted:
 def describe_error(error: BaseException) -> str:
     """Return the type and first line of an exception, redacted: `KeyError: 'no such weights'`.
 
-    If Ray passed on the exception from another replica, this returns the type and text of the
-    exception's cause, because Ray's own text begins with a traceback.
+    If Ray passed on the exception from another replica, this function describes the exception's
+    cause instead, because Ray's own text begins with a traceback.
     """
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException) and isinstance(error, type(cause)):

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Seat records, and the folder through which a node's replicas and workers exchange them.
+"""The records of seats, and the folder in which a node's replicas and workers exchange them.
 
 A replica that asks Ray for a worker leaves a ticket in the folder. The worker takes the ticket, and
 writes its progress to a file. The folder is private to the user, because a ticket names modules to
@@ -38,7 +38,7 @@ Miss = Literal[
     "threads",
     "unavailable",
 ]
-"""Why a start did not use a seat. `unavailable`: this replica asks for no more seats."""
+"""Why a start did not use a seat. `unavailable`: this replica no longer asks for seats."""
 
 MISSES: tuple[Miss, ...] = get_args(Miss)
 
@@ -46,7 +46,8 @@ KEPT_S = 86400.0
 """Seconds without a write after which a folder is removed, unless one of its seats is alive."""
 
 TICKET_S = 60.0
-"""Seconds after which a worker that has not begun counts as lost."""
+"""Seconds after which a ticket expires. If its worker has written no file by then, the worker
+counts as lost."""
 
 LIMIT_S = 60.0
 """Default limit in seconds for the imports of a seat."""
@@ -71,9 +72,9 @@ class SeatUse:
     memory_bytes: int = 0
     """Resident memory of the seat while it waited, shared pages included."""
     waiting: int | None = None
-    """Number of free seats of this deployment on this node; None if another replica counts them."""
+    """Number of this deployment's free seats on this node; None if another replica counts them."""
     problem: str = ""
-    """Why this replica asks for no more seats; empty if it still asks for seats."""
+    """Why this replica no longer asks for seats; empty if it still asks."""
 
     def text(self) -> str:
         """Return the record as one line for a report.
@@ -101,11 +102,12 @@ class Wanted:
     imports: tuple[str, ...]
     """Modules in order. Modules of the app come first, as in a start without a seat."""
     omp_threads: str | None = None
-    """OMP_NUM_THREADS of the replica, which a plain start sets before it imports torch."""
+    """The replica's OMP_NUM_THREADS. A start without a seat sets this variable before it imports
+    torch."""
     limit_s: float = LIMIT_S
     paths: tuple[str, ...] = ()
-    """`sys.path` of the replica. The `sys.path` of a worker without a job lacks the folders of the
-    driver."""
+    """`sys.path` of the replica. In a worker without a job, `sys.path` lacks the driver's
+    folders."""
     offered_boot_s: float = 0.0
     """Time at which the ticket was written. `SeatFolder.offer` sets it."""
 
@@ -127,8 +129,8 @@ class Seat:
     ticket: str
     note: str = ""
     is_named_idle: bool = False
-    """Whether Ray had given the process the name of an idle worker. Ray changes the name once it
-    gives the worker work."""
+    """Whether the process had Ray's name for an idle worker. Ray changes the name when it assigns
+    work to the worker."""
     began_boot_s: float = 0.0
     import_s: float = 0.0
     memory_bytes: int = 0
@@ -183,8 +185,8 @@ class SeatFolder:
     def claim(self) -> tuple[str, Wanted] | None:
         """Take a ticket that no other worker has taken. Return its name and the request.
 
-        Also removes tickets with another schema, and tickets older than `TICKET_S`, because the
-        replicas that left them have ended.
+        Also removes tickets with another schema, and tickets older than `TICKET_S`. The replicas
+        that left these tickets have ended.
 
         Raises:
             OSError: the folder or the ticket cannot be read.
@@ -259,7 +261,7 @@ def _read_ticket(name: str, data: bytes) -> Wanted | None:
 
 @record(kw_only=True)
 class TicketSearch:
-    """A worker's search for a ticket. Another thread can end the search if it takes too long."""
+    """A worker's search for a ticket. Another thread can end a search that takes too long."""
 
     is_over: threading.Event = field(default_factory=threading.Event)
     _result: Literal["", "none", "ticket", "late"] = ""
@@ -275,8 +277,8 @@ class TicketSearch:
 
 
 POOL = ("session-name", "node-id", "runtime-env-hash")
-"""Options of a worker's command line (2.53 to 2.60). Ray can exchange two workers without a job if
-these options are equal."""
+"""Options of a worker's command line (Ray 2.53 to 2.60). If two workers have no job and these
+options are equal, Ray can use either worker."""
 
 
 def _options_of_pool(arguments: Sequence[str]) -> list[str] | None:
@@ -286,7 +288,7 @@ def _options_of_pool(arguments: Sequence[str]) -> list[str] | None:
 
 
 def is_one_starting(arguments: Sequence[str]) -> bool:
-    """Return whether Ray is starting a worker that it could exchange for this one.
+    """Return whether Ray is starting another worker that it could use instead of this worker.
 
     `arguments` is the command line of this worker. A worker keeps its command line until Ray names
     the process, before the setup hook.

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The spans of a start, and a sentence that states how long the start and its parts took.
 
-Logs, reports and the command line share this sentence. Imports no other library.
+Logs, reports and the command line share this sentence. This module imports no other library.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ COMPILER = "torch's compiler"
 """Name of the spans in which Dynamo and Inductor are imported."""
 
 WAITING = "waiting for "
-"""Prefix of the names of spans in which a replay waits for a replica of another deployment."""
+"""Prefix of a span's name if a replay waits for another deployment's replica in that span."""
 
 
 @record(frozen=True, kw_only=True)
@@ -45,11 +45,12 @@ PASSES = ("replaying", "proving", "parity")
 def seconds_by_owner(
     spans: Sequence[Span], stages: Mapping[str, float], ended_boot_s: float
 ) -> dict[str, float]:
-    """Return how many seconds of a start each owner took, from the first span to `ended_boot_s`.
+    """Return the seconds of a start by owner, from the first span to `ended_boot_s`.
 
-    `stages` maps each stage's name, in lower case, to its seconds. `weights` is the time spent in
-    `__init__`, including the creation of a CUDA context. `ours` is the time spent in all stages
-    except passes, and `ray` is the rest. The result is empty if there are no spans.
+    `stages` maps each stage's name, in lower case, to its seconds. In the result, `weights` is the
+    time spent in `__init__`, including the creation of a CUDA context. `passes` is the time spent
+    in `PASSES`, and `ours` is the time spent in all other stages. `ray` is the rest. The result is
+    empty if there are no spans.
 
     >>> spans = [Span(name="process", began_boot_s=7.0, seconds=1.5),
     ...          Span(name="imports", began_boot_s=8.5, seconds=2.0),
@@ -82,7 +83,8 @@ def describe(spans: Sequence[Span]) -> str:
     ...           Span(name="imports", began_boot_s=8.5, seconds=2.0)])
     ' 3.5 s after its process began: process 1.5, imports 2.0'
 
-    The work of other threads comes last, with the seconds for which it overlapped `__init__`.
+    The work of other threads comes last. The text says how many of its seconds overlapped
+    `__init__`.
     """
     if all(span.beside for span in spans):
         return ""
@@ -122,7 +124,7 @@ def _describe_beside(spans: Sequence[Span]) -> str:
 
 
 def _shared_s(span: Span, other: Span | None) -> float:
-    """Return how many seconds the two spans overlap; 0 without `other`."""
+    """Return for how many seconds the two spans overlap; 0 if `other` is None."""
     if other is None:
         return 0.0
     began = max(span.began_boot_s, other.began_boot_s)
@@ -131,7 +133,7 @@ def _shared_s(span: Span, other: Span | None) -> float:
 
 
 def _contains(part: Span, span: Span) -> bool:
-    """Whether a span lies within a part of the start, so that the span's seconds count in both."""
+    """Return whether a span began within a part, so that the span's seconds count in both."""
     is_other = span.name not in PARTS
     return is_other and 0.0 <= span.began_boot_s - part.began_boot_s < part.seconds
 

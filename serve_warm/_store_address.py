@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The form of a store's address: the kind of store that it names, and common misspellings.
+"""The form of store addresses: the scheme, which names the kind of store, and common misspellings.
 
 Errors repeat only the scheme of an address, because the rest might contain a password or a
 presigned query.
@@ -44,7 +44,7 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
         "hf": Scheme(kind="hf", place="repository"),
     }
 )
-"""All schemes that serve_warm opens by itself; an address without one is a folder."""
+"""All schemes that serve_warm opens by itself. An address without a scheme is a folder."""
 
 ADDRESSES = (
     "use a folder (./artifacts, file:///srv/artifacts), s3://bucket/prefix, gs://bucket/prefix, "

@@ -18,7 +18,7 @@ from serve_warm import metrics, node
 
 
 class NodeCollector:
-    """Collects the metrics of this node's replicas, and the metrics of the node itself.
+    """Collects the metrics of this node and of its replicas.
 
         from prometheus_client import REGISTRY
         from serve_warm.collector import NodeCollector
@@ -28,12 +28,12 @@ class NodeCollector:
     Use the collector in a process that outlives the replicas and runs as the same user. `state_dir`
     is the folder with the replicas' state files. It defaults to the replicas' own default folder.
 
-    The collector checks neither the raylet nor the proxy, so `serve_warm_node_ready` only reports
+    The collector does not check the raylet and the proxy, so `serve_warm_node_ready` only reports
     whether the replicas are warm under `policy`. Each collection also includes replicas that ended
     since the last collection, because the files of ended replicas are kept for `node.SWEEP_S`
-    seconds. If the directory cannot be read or trusted, the metrics show a failed check, and no
-    exception is raised. `clock` returns the current time in seconds, on the clock that replicas use
-    for heartbeats.
+    seconds. If the directory cannot be read or is not trusted, the metrics show a failed check, and
+    no exception is raised. `clock` returns the current time in seconds. It must be the clock that
+    replicas use for heartbeats.
     """
 
     def __init__(

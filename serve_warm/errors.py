@@ -23,8 +23,8 @@ ServeWarmError
     ├── RankFailed              another rank of the group failed, ended or is out of step
     └── NotProven               the pass that forbids compiling needed a compile
 
-With `after_ready: forbid`, a request that needs a compile raises `CompileForbidden`. It is defined
-in `serve_warm.replica.serve_calls`, because it is also a Ray Serve exception (HTTP 503).
+With `after_ready: forbid`, a request that needs a compile raises `CompileForbidden`. That class is
+defined in `serve_warm.replica.serve_calls`, because it is also a Ray Serve exception (HTTP 503).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ConfigError(ServeWarmError):
 
 
 class InputError(ConfigError):
-    """Declared inputs cannot be replayed: for example, a target is unknown."""
+    """A declared input cannot be replayed. For example, its target is unknown."""
 
 
 class MissingPackage(ConfigError):
@@ -109,10 +109,10 @@ CHANGED_LATER = (
 
 
 class CompilerMissing(ServeWarmError):
-    """torch.compile needs a C++ compiler on CPU, even when every kernel is already built."""
+    """No C++ compiler was found. On CPU, torch.compile needs one even if all kernels are built."""
 
     def __init__(self, looked_for: str, *, by: str = "", trouble: str = "") -> None:
-        """`by` is the variable that names the compiler; `trouble` says what is wrong with it."""
+        """`by` is the variable that names the compiler; `trouble` is the problem with its value."""
         needed = "torch needs a compiler even if the artifact contains every kernel"
         if by:
             message = f"{by}={looked_for} {trouble}"

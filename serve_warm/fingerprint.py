@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fingerprints: named factors of the machine and the app that an artifact was built for.
 
-Reading factors (`read_machine`, `read_app`) is separate from `Fingerprint.compare`, a pure function
-that can compare the fingerprints of any machines.
+`read_machine` and `read_app` read the factors of this machine and app. `Fingerprint.compare` does
+not read factors, so it can compare the fingerprints of any two machines.
 
 Some factors are part of torch's cache keys. Other factors are missing from these keys, although the
-built code depends on them. The most important missing factor is the CPU's instruction set:
-if it does not match, torch reports cache hits but computes wrong numbers.
+built code depends on these factors. The most important missing factor is the CPU's instruction set.
+If the instruction set does not match, torch reports cache hits but computes wrong numbers.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ PORTABLE_ISA = "abm avx avx2 bmi1 bmi2 cx16 f16c fma movbe pni popcnt sse sse2 s
 """Extensions that `PORTABLE_MARCH` adds to basic x86-64, by their names in Linux, sorted like
 `cpu_isa`.
 
-LAHF and XSAVE are in `PORTABLE_MARCH` too, but need no check: all CPUs with the other extensions
-have LAHF, and Linux lists AVX only on CPUs with XSAVE. https://gitlab.com/x86-psABIs/x86-64-ABI
+`PORTABLE_MARCH` also has LAHF and XSAVE, but these need no check: all CPUs with the other
+extensions have LAHF, and Linux lists AVX only on CPUs with XSAVE.
+https://gitlab.com/x86-psABIs/x86-64-ABI
 """
 
 _WORD_LISTS = frozenset({"cpu_isa", "torch_environment", "compile_arguments"})
@@ -66,8 +67,8 @@ _WORD_LISTS = frozenset({"cpu_isa", "torch_environment", "compile_arguments"})
 
 
 PATHS = frozenset({"python_include", "python_lib", "torch_install"})
-"""Factors whose value is a path, or several paths separated by `os.pathsep`. Links in paths are not
-resolved, because torch does not resolve them before it hashes the command line of a compiler (2.13,
+"""Factors whose value is a path, or several paths separated by `os.pathsep`. Links in these paths
+are not resolved, because torch hashes a compiler's command line with unresolved links (2.13,
 `cpp_extension`)."""
 
 
@@ -87,7 +88,7 @@ class Mismatch:
     def only(self) -> tuple[str, str] | None:
         """The words that only the artifact has, and the words that only this process has.
 
-        None for a factor that is not a list, and for lists without a common word.
+        None if the factor is not a list of words, or if the two lists have no word in common.
         """
         if self.factor not in _WORD_LISTS or not self.artifact or not self.here:
             return None
@@ -134,7 +135,7 @@ class Fingerprint:
 
     @property
     def key(self) -> str:
-        """The variant's name: 16 hexadecimal digits of a hash over all factors, in any order."""
+        """The variant's name: 16 hex digits of a hash of all factors, whatever their order."""
         canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
@@ -179,8 +180,8 @@ class Fingerprint:
 
 
 NVIDIA = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia"), Path("/dev/dxg"))
-"""A machine with an NVIDIA driver has one of these paths; the last one is for WSL. The check loads
-no driver."""
+"""A machine with an NVIDIA driver has one of these paths. The last path is for WSL. Checking the
+paths loads no driver."""
 
 
 def read_machine(
@@ -193,18 +194,18 @@ def read_machine(
 ) -> dict[str, str]:
     """Return the factors of this machine and its installed software; imports torch.
 
-    With `on_no_torch="note"`, the factors of a machine without torch say that torch is missing.
-    This explains why no artifact fits.
+    With `on_no_torch="note"`, the factors of a machine without torch say that torch is missing, so
+    a comparison shows why no artifact fits.
 
     With `cpu="portable"`, every machine that has all of `PORTABLE_ISA` gets the same CPU factors.
     Any other machine keeps its own factors, so no portable artifact fits it.
 
-    `device` is the index of the GPU in use, by default the calling thread's GPU. If a machine has
-    an NVIDIA driver, one of the `driver` paths exists.
+    `device` is the index of the GPU in use, by default the calling thread's GPU. Every machine
+    with an NVIDIA driver has at least one of the paths in `driver`.
 
     This function reads `ATEN_CPU_CAPABILITY`, `CUDA_VISIBLE_DEVICES`, `CXX` and `PATH` from
-    `environ`. It queries CUDA devices only if torch can see any. The call takes a few milliseconds,
-    and runs `g++ --version` once per process.
+    `environ`. It reads properties of CUDA devices only if torch can use CUDA. The call takes a few
+    milliseconds, and runs `g++ --version` once per process.
 
     Raises:
         ImportError: torch is not installed, and `on_no_torch` is `raise`.
@@ -246,7 +247,7 @@ def _read_from_torch(
     driver: Sequence[Path],
     on_no_torch: Literal["raise", "note"],
 ) -> dict[str, str]:
-    """Return the factors that need an imported torch."""
+    """Import torch, and return the factors that are read from torch."""
     try:
         import torch
     except ImportError:
@@ -275,8 +276,9 @@ def read_app(
 ) -> dict[str, str]:
     """Return the factors that the application sets; imports torch.
 
-    Grad mode, inference mode and autocast are set per thread, so call this on the serving thread,
-    in the mode used for serving. `compile_arguments` are `torch.compile`'s arguments, as text.
+    Grad mode, inference mode and autocast are set per thread. So call this function on the serving
+    thread, with the modes that are set while it serves. `compile_arguments` are `torch.compile`'s
+    arguments, as text.
     """
     import torch
 
@@ -304,7 +306,7 @@ def read_app(
 
 
 def rank_factor(rank: tuple[int, int] | None) -> dict[str, str]:
-    """Return the factor for a rank and its group's size; empty for a process without a group.
+    """Return the factor `rank` for a rank and its group's size; empty without a group.
 
     >>> rank_factor((2, 4))
     {'rank': '2 of 4'}
@@ -315,7 +317,7 @@ def rank_factor(rank: tuple[int, int] | None) -> dict[str, str]:
 def read_rank() -> tuple[int, int] | None:
     """Return this process's rank and its group's size; None for a process without a group.
 
-    The group is `torch.distributed`'s default group, which exists once user code has created it.
+    The group is `torch.distributed`'s default group, which user code must create first.
     """
     # Do not import torch.distributed: a process with a group has already imported it.
     distributed: Any = sys.modules.get("torch.distributed")
@@ -337,16 +339,17 @@ _CODE_FEATURES = {
         r"|i?lrcpc\d?|uscat|flagm2?|cssc|mops|crc32|aes|pmull|sha[123]|sha512|sm[34]"
     ),
 }
-"""Extensions that `-march=native` lets a compiler use, by their label in cpuinfo. Other flags
-(virtualisation, mitigations, counters) differ between equal machines and change no code."""
+"""Patterns of the extensions that a compiler may use with `-march=native`, by label in cpuinfo.
+Other flags (virtualisation, mitigations, counters) differ between equal machines and change no
+code."""
 
 
 def cpu_isa(cpuinfo: str) -> str:
     """Return the instruction set extensions in `/proc/cpuinfo` that generated code can use.
 
     The names are sorted and separated by spaces. Only extensions that all processors have are
-    included, because a kernel can run on any of them. The result is `unknown` if the text names
-    none of the extensions.
+    included, because a kernel can run on any processor. The result is `unknown` if the text
+    contains no such extension.
     """
     fields = {tuple(line.partition(":")[::2]) for line in cpuinfo.splitlines()}
     processors = [
@@ -364,10 +367,11 @@ def lacking(isa: str) -> tuple[str, ...]:
 
 
 def portable_factors(isa: str, capability: str) -> tuple[str, str]:
-    """Return a portable artifact's `cpu_isa` and `cpu_capability`, given a machine's values.
+    """Return the values of the factors `cpu_isa` and `cpu_capability` for `cpu="portable"`.
 
-    A CPU that lacks one of the extensions keeps its own factors. So this CPU matches no portable
-    artifact, and no CPU that lacks other extensions.
+    `isa` and `capability` are the values for `cpu="native"`. A CPU that lacks one of the extensions
+    keeps these values. So such a CPU matches neither a portable artifact nor a CPU that lacks other
+    extensions.
     """
     if lacking(isa):
         return isa, capability
@@ -475,10 +479,10 @@ def gpu_in_use() -> int:
 
 
 def _device_in_use(visible: Sequence[str], current: int) -> str:
-    """Return the GPU that kernels are compiled and autotuned for, and other visible kinds of GPUs.
+    """Return the GPU that kernels are compiled and autotuned for, and other kinds of visible GPUs.
 
-    More GPUs of the same kind do not matter. A GPU of another kind matters, because user code might
-    put the model on that GPU.
+    The number of GPUs of the same kind does not matter. A GPU of another kind matters, because user
+    code might put the model on that GPU.
     """
     # torch's key contains the index. A replica that sees only one GPU has index 0.
     name = visible[current] + (f" as cuda:{current}" if current else "")
@@ -487,23 +491,24 @@ def _device_in_use(visible: Sequence[str], current: int) -> str:
 
 
 _HAS_NO_GPU = ("Found no NVIDIA driver", "No CUDA GPUs are available")
-"""torch's messages if nothing is wrong: there is no GPU, or none is visible (2.13, c10)."""
+"""torch's messages for a machine without a GPU, or without a visible GPU (2.13, c10). In both
+cases, nothing is wrong."""
 
 _HIDES_GPUS = ("", "-1", "NoDevFiles")
-"""Values of `CUDA_VISIBLE_DEVICES` that hide all GPUs. Ray sets the first one for actors that ask
-for no GPU."""
+"""Values of `CUDA_VISIBLE_DEVICES` that hide all GPUs. Ray sets the first value for actors that do
+not request a GPU."""
 
 
 def why_no_gpu(environ: Mapping[str, str], *, driver: Sequence[Path] = NVIDIA) -> str:
     """Return a sentence that says why torch cannot use this machine's GPU.
 
     Empty if torch can use the GPU, if there is no GPU, or if torch has no CUDA. Also empty if
-    `environ` hides all GPUs, because CUDA reports an outdated driver even then. Also empty if no
-    `driver` path exists: on a machine without a driver, an image can contain driver libraries or
-    stubs, for which CUDA reports an error.
+    `environ` hides all GPUs, because CUDA reports an outdated driver even if no GPU is visible.
+    Also empty if no `driver` path exists: an image can contain driver libraries or stubs, and CUDA
+    reports an error for them on a machine without a driver.
 
-    `is_available()` reports its reason only once per process, as a warning. So this initializes
-    CUDA again to get the reason.
+    `is_available()` reports its reason only once per process, as a warning. So this function
+    initializes CUDA again to get the reason.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.version.cuda or torch.cuda.is_available():
@@ -617,10 +622,10 @@ _EXCLUDED_VARIABLES = frozenset(
 )
 """Variables of torch's compiler that change no generated code and are not in torch's keys.
 
-The list names the exceptions, because an unknown variable may change the code. It leaves out
-variables that torch hashes although they seem harmless (a worker's log path, the remote cache of
-AOTAutograd). It also leaves out variables that turn caches off: an artifact is useless then, and
-the mismatch explains why.
+A variable that is not in this list counts as a factor, because an unknown variable may change the
+code. Some harmless variables are not in this list, because torch hashes them (a worker's log path,
+the remote cache of AOTAutograd). Variables that turn caches off are not in this list either: with
+such a variable an artifact is useless, and the mismatch explains why.
 """
 
 

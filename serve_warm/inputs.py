@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs for the replay: buckets, declared inputs, the grid over the buckets, and signatures.
+"""Inputs for the replay: buckets, declared inputs, the grid of all bucket sizes, and signatures.
 
 An `Input` names a target (the method or route that traffic uses) and the call's arguments.
 `shape_grid` returns one `Input` for each combination of sizes in a `Buckets` object. The handler
@@ -29,12 +29,13 @@ HTTP_TARGET = re.compile(r"(GET|POST|PUT|PATCH|DELETE|HEAD|OPTIONS) (/\S*)")
 """A target such as `POST /embed`."""
 
 ENTRIES_SHOWN = 64
-"""Largest number of values in a signature. A signature shows at most 16 items of one list or
+"""Maximum number of values in a signature. A signature shows at most 16 items of each list or
 mapping."""
 
 KEY_CHARS = 100
 LONGEST_BITS = 128
-"""Largest size in bits of a whole number in a signature. Larger numbers appear as their size."""
+"""A signature shows a whole number with at most this many bits. For a larger number, it shows the
+number of bits."""
 
 HTTP_ARGUMENTS = frozenset({"json", "body", "headers"})
 """Arguments of an `Input` with an HTTP target."""
@@ -81,7 +82,7 @@ class Buckets(Mapping[str, tuple[int, ...]]):
         return f"Buckets({', '.join(f'{k}={list(v)}' for k, v in self._axes.items())})"
 
     def fit(self, **sizes: int) -> dict[str, int]:
-        """Return the smallest bucket that holds each of `sizes`.
+        """Return, for each axis in `sizes`, the smallest bucket that the size fits into.
 
         Raises:
             InputError: an axis is unknown, or a size is larger than its largest bucket.
@@ -104,8 +105,8 @@ class Buckets(Mapping[str, tuple[int, ...]]):
     def grid(self) -> list[dict[str, int]]:
         """Return every combination of sizes, largest (by product) first.
 
-        With this order, smaller captures can reuse the memory pool of a larger CUDA graph, and a
-        size that needs too much memory fails early.
+        This order has two advantages: smaller CUDA graphs can reuse the memory pool of a larger
+        graph, and a size that needs too much memory fails early.
         """
         points = [
             dict(zip(self._axes, sizes, strict=True))
@@ -125,7 +126,8 @@ class Input:
 
     target: Callable[..., Any] | str
     """A bound method, the name of a method, or `"POST /path"` for a route (or for `__call__` of
-    a class without an ASGI app). Replay calls it as Ray Serve does, on the same thread and loop."""
+    a class without an ASGI app). The replay calls the target as Ray Serve calls it: on the same
+    thread and event loop."""
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     json: Any = None
@@ -134,8 +136,8 @@ class Input:
     """Raw body of an HTTP request that is not JSON."""
     headers: Mapping[str, str] = field(default_factory=dict)
     concurrency: int = 1
-    """Number of these calls that run at once. With `@serve.batch` they form a batch of this size.
-    """
+    """How many copies of this call run at once. With `@serve.batch`, they form a batch of this
+    size."""
     model_id: str = ""
     """Multiplexed model id of the request."""
     name: str = ""
@@ -181,10 +183,11 @@ class Input:
 
 
 def missing_batches(inputs: Sequence[Input], *, largest: int) -> list[Input]:
-    """Return an input for each batch size, up to `largest`, that is not declared yet.
+    """Return an input for each undeclared batch size, up to `largest`.
 
     Only targets that have an input with several concurrent calls are included. If no target has
-    such an input, all targets are included. Each new input is a copy of its target's cheapest call.
+    such an input, all targets are included. Each new input is a copy of the cheapest declared input
+    of its target.
 
     >>> declared = [Input(target="embed", concurrency=size) for size in (4, 2, 1)]
     >>> [item.concurrency for item in missing_batches(declared, largest=4)]
@@ -225,17 +228,19 @@ def _correct_target(target: str) -> str:
 class Field:
     """Describes one tensor argument of a grid point.
 
-    `axes` are names of bucket axes or fixed sizes. Integer types get whole numbers from `low` to
-    `high`, both included. Other types get uniformly distributed real numbers between `low` and
-    `high`. The argument's name seeds the random generator, so every start replays the same values.
+    Each of `axes` is the name of a bucket axis, or a fixed size. A tensor of an integer type has
+    whole numbers from `low` to `high`, both included. A tensor of a floating-point type has
+    uniformly distributed numbers between `low` and `high`. A tensor of type `bool` is True
+    everywhere. The argument's name seeds the random generator, so every start replays the same
+    values.
     """
 
     axes: tuple[str | int, ...]
     dtype: str = "int64"
     low: float = 1
     high: float = 1
-    """1 by default, because every vocabulary has the token id 1, and a mask of ones masks nothing.
-    """
+    """1 is the default, because every vocabulary has the token id 1, and a mask of ones masks
+    nothing."""
 
     def __post_init__(self) -> None:
         if not self.low <= self.high:
@@ -286,8 +291,9 @@ def shape_grid(
 
     Args:
         target: what to call: a method, its name, or `"POST /path"`.
-        make: called with the sizes of a point by axis name. Returns the call's keyword arguments,
-            or for HTTP a mapping with `json`, `body` or `headers`.
+        make: a function that gets the sizes of one combination as keyword arguments, by axis name.
+            It returns the call's keyword arguments, or for HTTP a mapping with `json`, `body` or
+            `headers`.
         fields: tensors to make, by argument name. Without `make` and `fields`, each argument that
             `target` requires gets an int64 tensor of ones over all axes.
         concurrency: the axis with the number of concurrent calls, for `@serve.batch`.
@@ -465,7 +471,7 @@ ELLIPSIS = "..."
 def suggest_input(
     declared: Sequence[Input], *, function: str, signature: str, route: str = "", largest: int = 1
 ) -> str:
-    """Return, as Python code to paste, the `Input(...)` that prevents a compile during traffic.
+    """Return Python code to paste: the `Input(...)` that prevents a compile during traffic.
 
     `signature` is the text of an `InputSignature`. `route` is the path of an HTTP request, and
     `largest` is the largest batch size. Requests are not stored or shown, so unknown arguments
@@ -507,7 +513,7 @@ HAVE_BODIES = frozenset({"POST", "PUT", "PATCH"})
 
 
 def _open_query(verb: str, path: str) -> str:
-    """Return a target with a query to fill in, for requests without a body."""
+    """Return a target for a request without a body, with a query that the user must fill in."""
     plain, _, query = path.partition("?")
     names = [name for name, _ in urllib.parse.parse_qsl(query, keep_blank_values=True)]
     asked = "&".join(f"{urllib.parse.quote(name)}={ELLIPSIS}" for name in names) or ELLIPSIS
@@ -530,7 +536,7 @@ def _as_declared(item: Input) -> list[str]:
 
 
 SHOWN_ARGUMENT = 200
-"""Largest number of characters of a declared argument that a suggestion repeats."""
+"""A suggestion repeats a declared argument if the argument has at most this many characters."""
 
 
 def _entries(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:

@@ -4,21 +4,21 @@
 
 Serve sends no request to a replica that is still starting, so a request cannot reveal that
 replica's state. Instead, each replica writes a small JSON file, and holds a lock while its process
-is alive. Each replica has two files in a directory that its user owns:
+is alive. Each replica has two files in a directory that the replica's user owns:
 
     <replica>.json   its state, replaced as a whole at each write
     <replica>.lock   locked (`flock`) while the process lives; contains its heartbeat and its names
 
-The lock is a separate file because each write replaces the inode of the state. The kernel frees the
-lock when the process ends, for any reason. Readers in another process namespace (such as a sidecar)
-also notice this, although they cannot use process ids. The heartbeat is overwritten in place, which
-works even on a full disk.
+The lock is a separate file because each write of the state creates a new inode. The kernel frees
+the lock when the process ends, for any reason. So readers in another process namespace (such as a
+sidecar) also notice the end, although they cannot use process ids. The heartbeat is overwritten in
+place, which works even on a full disk.
 
 This file runs without the rest of the package: `python -I -S node.py probe`, or `serve`. A probe
-runs every few seconds, so it imports very few modules. Modules that are slow to import (`json`,
-`socket`, `argparse`, `typing`, `contextlib`) are avoided, or imported only in code that a probe
-does not run. Times that several processes use come from CLOCK_BOOTTIME, because this clock cannot
-be set and keeps running during suspend.
+runs every few seconds, so it must import very few modules. Some modules are slow to import (`json`,
+`socket`, `argparse`, `typing`, `contextlib`). Only code that a probe does not run imports them.
+Several processes compare times. These times come from CLOCK_BOOTTIME, because nobody can set this
+clock, and it keeps running during suspend.
 """
 
 from __future__ import annotations
@@ -74,16 +74,15 @@ STALE_S = 30.0
 """Seconds without a heartbeat after which a replica no longer counts as warm. This is six missed
 heartbeats."""
 SWEEP_S = 600.0
-"""Seconds for which the files of a dead replica are kept, so that its last figures can be exported.
-"""
+"""Seconds for which a dead replica's files are kept, so that its last metrics can be exported."""
 
 RAYLET = "http://127.0.0.1:52365/api/healthz"
 """Health URL of Ray's agent on each node, which checks the raylet. It needs no token."""
 PROXY = "http://127.0.0.1:8000/-/healthz"
 CHECK_LIMIT_S = 0.5
 GRACE_S = 0.5
-"""Extra seconds for a thread to report its answer, because all cores of the node might be busy
-compiling."""
+"""Extra seconds that a thread has to report its answer, because all cores of the node might be busy
+with compiles."""
 CHECK_VALID_S = 1.0
 CHECK_PERIOD_S = 0.5
 """Seconds between two checks, short enough that even a slow answer arrives before the previous
@@ -97,14 +96,14 @@ KEPT_CONNECTIONS = 64
 PEER_CONNECTIONS = 32
 """Limit on connections from one address. A kubelet or Prometheus uses only a few."""
 MAX_THREADS = 320
-"""Limit on connections with a thread, including dropped connections whose answer is not finished.
-At this limit, new connections from untrusted addresses are closed at once."""
+"""Limit on connections that have a thread. A dropped connection keeps its thread until its answer
+is finished. At this limit, new connections from untrusted addresses are closed at once."""
 SLOW_S = 1.0
 """Seconds without a request after which a client counts as slow. A probe sends its request at once.
 """
 LOOPBACK = frozenset(("127.0.0.1", "::1"))
 BACKLOG = 1024
-"""Number of connections that can wait to be accepted, if the kernel allows that many."""
+"""Number of connections that can wait until they are accepted, if the kernel allows that many."""
 IDLE_S = 5.0
 """Seconds after which a client that sends nothing is disconnected."""
 REQUEST_S = 10.0
@@ -112,11 +111,11 @@ REQUEST_S = 10.0
 MAX_HEAD_BYTES = 1 << 14
 """Limit in bytes for a request head. Probes and Prometheus send smaller heads."""
 REMEMBERED = 100
-"""Maximum number of dead replicas whose last figures the server still exports."""
+"""Maximum number of dead replicas whose last metrics the server still exports."""
 
 
 def boot_s() -> float:
-    """Return the seconds of CLOCK_BOOTTIME, a clock that all processes on a machine share."""
+    """Return the time of CLOCK_BOOTTIME in seconds. All processes on a machine share this clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -126,13 +125,12 @@ def boot_s() -> float:
 class StateFile:
     """One replica's state, and a lock that is held until the process ends or calls `close()`.
 
-    `began_s` is the CLOCK_BOOTTIME at which the replica began, if that was before this call.
-    `clock` returns the current time in seconds, for heartbeats.
+    `began_s` is the time (CLOCK_BOOTTIME) at which the replica began, by default now. `clock`
+    returns the current time in seconds, for heartbeats.
 
     Raises:
-        PermissionError: another user owns the directory, can write to it, or can replace it because
-            that user can write to a folder above it. Files of that user would then look like state
-            files.
+        PermissionError: another user owns the directory, can write to it, or can write to a folder
+            above it and so replace it. Then that user's files would look like state files.
         OSError: the directory cannot be made, is full or read-only, or its file system has no
             locks.
     """
@@ -166,9 +164,9 @@ class StateFile:
         If the files or the directory have been removed, this method creates them again.
 
         Raises:
-            OSError: the state cannot be written. On a full disk the heartbeat can still be written.
-            On a read-only disk it cannot, but the lock is still held, so the replica looks stale,
-            not dead.
+            OSError: the state cannot be written. On a full disk, the heartbeat is still written. On
+                a read-only disk, the heartbeat is not written either. But the replica still holds
+                its lock, so it counts as stale, not dead.
         """
         now = self._clock()
         if facts.get("stage") != self._stage[0]:
@@ -252,8 +250,9 @@ def _encoded(state: Mapping[str, Any]) -> bytes:
 def _fitting(state: Mapping[str, Any]) -> bytes:
     """Return a state as JSON that is small enough for readers.
 
-    Readers skip larger files, so a long text would make a warm node unready. Texts are cut first.
-    If this is not enough, only the facts that readiness depends on are kept.
+    Readers skip larger files, so a long text would make a warm node unready. If the state is too
+    large, long texts are cut. If the state is still too large, only facts that readiness depends on
+    are kept.
     """
     data = _encoded(state)
     if len(data) > MAX_STATE_BYTES:
@@ -272,7 +271,7 @@ NEEDED = (
 """Facts that readiness depends on. These facts are kept even if the state is too large."""
 
 TEXT_CHARS = 1000
-"""Maximum length of each text in a state that would otherwise be too large."""
+"""If a state is too large, each of its texts is cut to this length."""
 
 
 def _cut(value: Any) -> Any:
@@ -307,7 +306,7 @@ def _stem(*names: str) -> str:
 def _start_ticks() -> int:
     """Return the time at which this process started, in clock ticks since boot.
 
-    This time distinguishes processes that use the same pid one after the other.
+    If two processes use the same pid one after the other, this time distinguishes them.
     """
     with open("/proc/self/stat", "rb") as file:
         # The program name in parentheses can contain anything. Field 22 of proc(5).
@@ -333,9 +332,9 @@ def _take(lock: int) -> None:
 def call_in_children(release: Callable[[], None]) -> None:
     """Call `release` in forked children.
 
-    Otherwise, a child would keep an inherited lock after the owner of the lock ended.
+    Without this call, a child would keep an inherited lock after the lock's owner has ended.
 
-    `release` must be a method. Its object is not kept alive.
+    `release` must be a method. The method's object is not kept alive.
     """
     import weakref
 
@@ -375,10 +374,10 @@ def _sweep(folder: int) -> None:
 class Heartbeat:
     """Writes a replica's state when it changes, and also every few seconds.
 
-    It uses a daemon thread, so that neither requests nor the start wait for a disk. If writing
-    fails, this is logged once, and the replica serves without a state file. `began_s` has the same
-    meaning as in StateFile. `period_s` is the time in seconds between two writes while nothing
-    changes.
+    A daemon thread writes the state, so that requests and the start never wait for a disk. If
+    writing fails, this class logs a warning once, and the replica serves without a state file.
+    `began_s` has the same meaning as in StateFile. `period_s` is the time in seconds between two
+    writes while nothing changes.
     """
 
     def __init__(
@@ -415,7 +414,7 @@ class Heartbeat:
         self._changed.set()
 
     def flush(self, timeout_s: float) -> bool:
-        """Request a write and wait for it. Return whether it was tried within `timeout_s`."""
+        """Request a write and wait for it. Return whether a write was tried within `timeout_s`."""
         import threading
 
         written = threading.Event()
@@ -466,7 +465,7 @@ class Heartbeat:
 
 
 def _describe_unwritten(directory: str, error: OSError) -> str:
-    """Return why a state cannot be written, what follows from this, and what to do."""
+    """Return a text that says why a state cannot be written, what the effect is, and what to do."""
     text = error.strerror or str(error)
     is_told = directory in text  # `_not_private` names the directory, and says what to do
     where = "" if is_told else f" to {directory}"
@@ -510,16 +509,16 @@ class Replica(NamedTuple):
 
 
 CONDITIONS = ("warm", "warming", "failed", "stale", "unreadable", "dead")
-"""Conditions of a replica. In all conditions except `dead`, the replica holds its lock."""
+"""Conditions of a replica. Unless the condition is `dead`, the replica holds its lock."""
 
 
 class Parsed(NamedTuple):
     """A state that a call to `look` has read, and that the next call can reuse.
 
-    A replica writes the same heartbeat to its lock and then to its state. While both are equal,
-    there is no newer state. The file's metadata does not prove this: after two renames within one
-    clock tick, the first inode can be in use again. The metadata is still compared, to detect
-    changes by other processes.
+    A replica writes a heartbeat to its lock, and then the same heartbeat to its state. While both
+    heartbeats are equal, there is no newer state. The metadata of the state file is not enough to
+    prove this: after two renames within one clock tick, the first inode can be in use again. But
+    the metadata is compared too, to detect changes by other processes.
     """
 
     heartbeat_s: float
@@ -543,7 +542,7 @@ def look(
     time in seconds.
 
     Raises:
-        PermissionError: as for StateFile. The states are then unknown, not absent.
+        PermissionError: as for StateFile. It is then unknown whether there are replicas.
     """
     try:
         folder = _opened(os.path.abspath(directory))
@@ -566,7 +565,7 @@ def read_states(directory: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """Yield the states of live replicas.
 
     Raises:
-        PermissionError: as for StateFile. The states are then unknown, not absent.
+        PermissionError: as for StateFile. It is then unknown whether there are replicas.
     """
     for replica in look(directory):
         if replica.condition != "dead" and replica.state is not None:
@@ -616,7 +615,7 @@ def _replica(
 
 
 def _loop_age_s(state: dict[str, Any]) -> float:
-    """Return for how many seconds the event loop had not run when the state was written.
+    """Return the seconds from the last run of the event loop to the last write of the state.
 
     The time since that write does not count, because failed writes say nothing about the loop. The
     result is 0 if unknown.
@@ -679,9 +678,9 @@ def _is_held(lock: int) -> bool:
 def _current(
     stem: str, folder: int, heartbeat_s: float, parsed: dict[str, Parsed]
 ) -> tuple[dict[str, Any] | None, str]:
-    """Return the same as `_state`, but skip the read if the heartbeat in the lock has not changed.
+    """Return the same as `_state`, but do not read the file again if the heartbeat has not changed.
 
-    `heartbeat_s` was just read from the lock.
+    `heartbeat_s` is the heartbeat that was just read from the lock.
     """
     file = _file(f"{stem}.json", folder)
     known = parsed.get(stem)
@@ -696,7 +695,7 @@ def _current(
 
 
 def _file(name: str, folder: int) -> tuple[int, ...]:
-    """Return the identity of a file; empty if it cannot be read."""
+    """Return metadata that identifies a file; empty if the metadata cannot be read."""
     try:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except OSError:
@@ -705,9 +704,9 @@ def _file(name: str, folder: int) -> tuple[int, ...]:
 
 
 def _state(stem: str, folder: int) -> tuple[dict[str, Any] | None, str]:
-    """Return the state in a file, and the file's problem.
+    """Return the state in a file (or None), and the problem of the file (or "").
 
-    Both are empty if the file does not exist yet.
+    A file that does not exist yet has no state and no problem.
     """
     name = f"{stem}.json"
     try:
@@ -740,7 +739,7 @@ def _read(opened: int) -> bytes:
 
 
 def _decoded(data: bytes) -> Any:
-    """Parse JSON with the C scanner that `json.loads` uses, if this Python has the scanner.
+    """Parse JSON, without importing `json` if this Python has the C scanner of `json.loads`.
 
     Raises:
         ValueError: the data is not JSON.
@@ -869,8 +868,8 @@ def _check_above(directory: str) -> None:
     """Check that this user could create a missing directory, and that it would be private.
 
     Raises:
-        PermissionError: as for StateFile. No replica can write to such a directory, so missing
-        files prove nothing.
+        PermissionError: as for StateFile. Then no replica can write state files there, so missing
+            files do not prove that no replica exists.
     """
     above = _existing(directory)
     try:
@@ -889,13 +888,13 @@ def _existing(path: str) -> str:
 
 
 def _problems(directory: str, opened: int) -> Iterator[tuple[str, str]]:
-    """Yield each weakness that lets others change a directory's content, with its fix.
+    """Yield each weakness that lets others change a directory's content, and the fix for it.
 
     If other users can write to a folder above the directory, that folder must be sticky, so that
     they cannot rename the directory. The root of a mounted volume is also accepted, because
     Kubernetes creates an emptyDir with mode 0777, and only root can change the mode. In such a
     volume, other users could remove the directory, and then nothing would count as warm. They
-    cannot put another directory in its place, because the owner is checked.
+    cannot put their own directory in its place, because the owner is checked.
     """
     return _faults(directory, os.fstat(opened), mounts="allowed")
 
@@ -903,11 +902,11 @@ def _problems(directory: str, opened: int) -> Iterator[tuple[str, str]]:
 def _faults(
     directory: str, own: os.stat_result | None, *, mounts: str = "checked"
 ) -> Iterator[tuple[str, str]]:
-    """Yield each weakness that lets others change a directory's content, with its fix.
+    """Yield each weakness that lets others change a directory's content, and the fix for it.
 
-    `own` is the status of the directory, which this user must own. Without `own`, `directory` is a
-    parent folder. Root is allowed to own a parent folder, and a sticky parent folder is allowed to
-    be writable for all users.
+    `own` is the status of the directory, which this user must own. If `own` is None, `directory`
+    counts as a parent folder. Root may own a parent folder, and all users may write to a sticky
+    parent folder.
 
     Raises:
         OSError: the directory is missing, or this user may not enter a parent folder.
@@ -932,7 +931,7 @@ def _faults(
         if status.st_uid not in ((user,) if leaf else (0, user)):
             fix = f"chown {user if leaf else 'root'} {path}"
             if os.path.basename(path) == _own_name():
-                fix = f"let its owner or root remove {path}"
+                fix = f"ask its owner or root to remove {path}"
             elif mounted:
                 fix = f"use a directory inside {path}"
             yield f"{path} belongs to user id {with_name(status.st_uid)}", fix
@@ -942,12 +941,12 @@ def _faults(
 
 
 _names_of_users: dict[int, str] = {}
-"""The text for each user id. Cached, because a server reads the directory every second, and a
-lookup in a directory service can be slow."""
+"""A cache of the results of `with_name`, by user id. A server needs them every second, and a lookup
+in a directory service can be slow."""
 
 
 def with_name(user: int) -> str:
-    """Return a user id, followed by its name in parentheses if it has one."""
+    """Return a user id as text, followed by the user's name in parentheses if there is one."""
     import pwd
 
     if user not in _names_of_users:
@@ -978,15 +977,15 @@ class Choice(NamedTuple):
 
     place: Place
     passed: tuple[str, ...]
-    """Reasons why the earlier places cannot be used. If no place can be used, the reasons for all
-    places."""
+    """Reasons why earlier places cannot be used. If no place can be used, these are the reasons for
+    all places."""
     usable: bool
 
 
 def places() -> tuple[Place, ...]:
-    """Return the places for this user's folders, in the order in which they are tried.
+    """Return the possible places for this user's folders, in the order in which they are tried.
 
-    They are below the folder for temporary files, in `~/.cache/serve_warm`, and below `/var/tmp`.
+    The places are in the folder for temporary files, in `~/.cache/serve_warm` and in `/var/tmp`.
     Replicas, probes and servers are started in different ways but must choose the same place.
     Therefore, the choice ignores `$HOME`, `$XDG_RUNTIME_DIR` and free disk space. The home folder
     comes from the password database.
@@ -1089,7 +1088,7 @@ def _troubles(folder: str) -> list[str]:
 
 
 def _barred(folder: str) -> list[str]:
-    """Return why this user cannot create a folder that nobody else can replace."""
+    """Return the reasons why this user cannot create a safe private folder, or an empty list."""
     above = _existing(folder)
     try:
         found = [f"{what} ({fix})" for what, fix in _faults(above, None)]
@@ -1114,8 +1113,8 @@ class Policy(NamedTuple):
     replicas are warm. `allow-idle`: all replicas are warm, or no replica exists."""
     at_least: int = 1
     deployments: tuple[str, ...] = ()
-    """Names as `Deployment` or `application#Deployment`. Only these deployments count, and each
-    must pass."""
+    """Names in the form `Deployment` or `application#Deployment`. Only these deployments count, and
+    each must pass."""
     latch: str = "on"
     """With `on`, a replica added to a warm node does not affect the node's readiness until the
     replica itself is ready."""
@@ -1141,7 +1140,7 @@ class Policy(NamedTuple):
 
 
 class Readiness(NamedTuple):
-    """Whether this node is ready, and why not."""
+    """The result of all checks: whether this node is ready, and if not, why."""
 
     reasons: tuple[tuple[str, str], ...]
     """Name and reason of each check that failed."""
@@ -1176,11 +1175,11 @@ class Readiness(NamedTuple):
 
 
 def warmth(replicas: Sequence[Replica], policy: Policy) -> tuple[list[str], tuple[Replica, ...]]:
-    """Return why a node with these replicas is not warm, and which replicas the latch ignores.
+    """Return the reasons why a node with these replicas is not warm, and the excused replicas.
 
-    The latch stores nothing, so it works after a server restart, and in a probe, which is a new
-    process each time. A node has been warm if, at some time, all live replicas that had begun by
-    then were ready.
+    The latch excuses replicas that were added to a warm node. A node has been warm if, at some
+    time, all live replicas that had begun by then were ready. The latch stores nothing, so it also
+    works after a server restart, and in a probe, which is a new process each time.
     """
     alive = [r for r in replicas if r.condition != "dead"]
     groups = {name: [r for r in alive if _is_of(name, r)] for name in policy.deployments}
@@ -1238,7 +1237,7 @@ class Settings(NamedTuple):
     """The settings for the checks that a probe or a server makes."""
 
     state_dir: str
-    """The directory with state files. If empty, the directory that this user's first replica
+    """The directory with state files. Empty means the directory that this user's first replica
     chose."""
     policy: Policy = Policy()
     stale_s: float = STALE_S
@@ -1364,7 +1363,7 @@ def _late(url: str, limit_s: float) -> str:
 
 
 def _connected(host: str, port: int, end_s: float) -> Any:
-    """Connect to the first address of a host that accepts a connection."""
+    """Return a connection to a host, at the first of its addresses that accepts a connection."""
     import _socket  # `socket` without its enums, which are slow to make
 
     # As bytes: for a string, `getaddrinfo` would import the IDNA codec.
@@ -1484,7 +1483,7 @@ NODE_METRICS = {
 `metrics` (`serve_warm.metrics.as_data`)."""
 
 OWN = tuple(f"{name}_" for name in NODE_METRICS)
-"""Name prefixes of all series that belong to the server's own metrics."""
+"""Each series of the server's own metrics has a name that begins with one of these prefixes."""
 
 BUCKETS = (
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0),
@@ -1660,7 +1659,7 @@ STAGES = (
 
 
 class _Found:
-    """Samples by metric, so that each family is written once and has no duplicate series."""
+    """Samples grouped by metric, so that each family is written once, without duplicate series."""
 
     def __init__(self) -> None:
         self._about = {name: (kind, text) for name, (kind, _, text) in NODE_METRICS.items()}
@@ -1760,7 +1759,7 @@ def _own_samples(row: dict[str, Any]) -> Iterator[tuple[dict[str, str], float]]:
 
 
 def _seconds(value: Any) -> float | None:
-    """Return `value` if it is a number from 0 to below 1e9, or else None.
+    """Return `value` if it is a number that is at least 0 and below 1e9; otherwise None.
 
     A NaN would make every sum NaN.
     """
@@ -1786,7 +1785,7 @@ def _written_openmetrics(family: Family) -> str:
 
 
 UNITS = ("seconds", "bytes")
-"""Metric name suffixes that give the unit of the value."""
+"""Suffixes of metric names. A suffix is the unit of the metric."""
 
 
 def _written_samples(family: Family) -> str:
@@ -1895,7 +1894,7 @@ class Server:
 
         A second call ends the server at once.
 
-        This method is safe in a signal handler, even in a handler that interrupts another handler.
+        A signal handler can call this method, even if it interrupts another signal handler.
         """
         self.draining = True
         self._told.put(None)
@@ -1933,7 +1932,7 @@ class Server:
         return readiness
 
     def _health_now(self) -> dict[str, str]:
-        """Return health results that are at most a second old; request new ones if necessary."""
+        """Return results of health checks, at most a second old; check again if necessary."""
         if time.monotonic() - self._health[0] > CHECK_VALID_S:
             with self._health_lock:  # one thread asks, the others wait for its answer
                 if time.monotonic() - self._health[0] > CHECK_VALID_S:
@@ -2065,8 +2064,8 @@ class _Clients:
         self._clock = clock
         self._open: dict[socket.socket, _Client] = {}
         self._with_thread: set[socket.socket] = set()
-        """Connections with a thread: open connections, and dropped connections whose answer is not
-        finished.
+        """Connections that have a thread. These are open connections, and dropped connections whose
+        answer is not finished.
         """
         self._lock = threading.Lock()
 
@@ -2159,8 +2158,9 @@ class _Request(NamedTuple):
     method: str
     target: str
     last: bool
-    """Whether the connection ends after the answer, because the client asks for this or sends a
-    body. The server does not read bodies, so a body would look like the next request."""
+    """Whether the connection closes after the answer: because of the client's Connection header or
+    HTTP version, or because the client sends a body. The server does not read bodies, so a body
+    would look like the next request."""
     accept: str = ""
     """The values of the request's Accept headers, in lower case, joined by commas."""
 
@@ -2192,7 +2192,7 @@ REASONS = {
 
 
 def _reply(node: Server, head: bytes) -> tuple[bytes, bool]:
-    """Return the answer to a request, and whether to end the connection after it."""
+    """Return the answer to a request, and whether to end the connection after the answer."""
     request = _request(head)
     known = request is not None and request.method in ("GET", "HEAD")
     last = request is None or request.last or not known or node.draining
@@ -2340,14 +2340,14 @@ OPTIONS: dict[str, tuple[str, str, str]] = {
         "Seconds without a heartbeat after which a replica counts as hung.",
     ),
 }
-"""Metavar, default and help of each option. `serve-warm probe` has these options and `--json`."""
+"""Metavar, default and help of each option. `serve-warm probe` also has the option `--json`."""
 
 DEPLOYMENT_HELP = (
     "Check only this deployment, named [APP#]NAME. Each given deployment must be warm. Repeatable."
 )
 HOST_IP_HELP = (
     "Address of the kubelet (status.hostIP). Some connections are reserved for the kubelet and "
-    "this machine. Repeatable, or separate several addresses with commas."
+    "this machine. Repeatable. Commas can separate several addresses."
 )
 LATCH_HELP = "Count a warm node as unready when a replica is added, until that replica is warm."
 
@@ -2367,7 +2367,7 @@ class _Given(NamedTuple):
 
 
 def _plain(arguments: Sequence[str]) -> _Given | None:
-    """Parse a simple `probe` command line; return None if it needs argparse."""
+    """Parse a simple `probe` command line; return None if the command line needs argparse."""
     if arguments[:1] != ["probe"]:
         return None
     options: dict[str, Any] = {_name(name): default for name, (_, default, _) in OPTIONS.items()}

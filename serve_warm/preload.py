@@ -4,8 +4,8 @@
 
 A serving replica asks Ray for workers with the replica's own runtime_env (`replica.seats`), and
 leaves a ticket for each worker in a folder on this node. Ray calls `run` in each worker as the
-setup hook. A worker that finds a ticket imports the modules on the ticket and waits. A worker
-without a ticket imports nothing, so a start without a seat is no slower. When Ray turns the worker
+setup hook. A worker that finds a ticket imports the modules on the ticket and waits. A worker that
+finds no ticket imports nothing, so seats do not slow down other starts. When Ray turns the worker
 into a replica, `take` applies the settings that were unknown during the imports, and reports
 whether the seat was used.
 
@@ -49,21 +49,21 @@ from serve_warm.errors import ServeWarmError
 logger = logging.getLogger(__name__)
 
 HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
-"""Variable with the setup hook of a runtime_env: `WORKER_PROCESS_SETUP_HOOK_ENV_VAR` in
+"""The variable that names the setup hook of a runtime_env: `WORKER_PROCESS_SETUP_HOOK_ENV_VAR` in
 ray/_private/ray_constants.py (Ray 2.60). Ray's own field for the hook works only for whole jobs."""
 
 HOOK = "serve_warm.preload.run"
 
 NOT_OF_THE_APP = frozenset({"torch", "ray", "serve_warm"})
-"""Top-level packages on a ticket that do not count as the app's: they are not from `Seats.imports`,
-or they cannot be imported twice."""
+"""Top-level packages that a ticket can name, but that do not count as packages of the app. Either
+serve_warm adds them to the ticket, or they cannot be imported twice."""
 
 NICE = 10
-"""Added to the niceness of the importing thread."""
+"""The niceness of the importing thread is increased by this number."""
 
 FILES_LIMIT_S = 5.0
-"""Time limit in seconds for finding and reading a ticket, and for writing a seat's file. The limit
-exists because the disk may hang."""
+"""Time limit in seconds for finding and reading a ticket, and for writing a seat's file, because
+the disk may hang."""
 
 OMP = "OMP_NUM_THREADS"
 
@@ -74,7 +74,7 @@ CUDA_NOT_INITIALIZED = 3
 
 @record(frozen=True, kw_only=True)
 class EarlyImports:
-    """The result of the imports made before this process became a replica."""
+    """The result of the imports before this process became a replica."""
 
     state: State
     note: str = ""
@@ -88,13 +88,12 @@ class EarlyImports:
     omp_threads: str | None = None
     """OMP_NUM_THREADS during the imports."""
     threads: tuple[int, int] | None = None
-    """Number of torch's threads right after its import, and after all imports. None without
-    torch."""
+    """Number of torch's threads after torch's import, and after all imports. None without torch."""
     visible: str | None = None
     """CUDA_VISIBLE_DEVICES at the end of the imports."""
     environ: Mapping[str, str] = field(default_factory=dict)
     modes: Mapping[str, Any] = field(default_factory=dict)
-    """`torch_modes` of the importing thread. Empty without torch."""
+    """The result of `torch_modes` in the importing thread. Empty without torch."""
     slow_threads: int = 0
     """Number of threads that an import started and that still have the import's low priority."""
 
@@ -110,20 +109,20 @@ class _Run:
     seat: Seat | None = None
     folder: SeatFolder | None = None
     modes: Mapping[str, Any] = field(default_factory=dict)
-    """`torch_modes` after the last import that ended. Empty without torch."""
+    """The result of `torch_modes` after the latest finished import. Empty without torch."""
     set_here: dict[str, str] = field(default_factory=dict)
     """Variables that are set only for the imports."""
     paths_here: list[str] = field(default_factory=list)
     """Entries that `sys.path` has only for the imports."""
     thresholds: tuple[int, int, int] | None = None
-    """Thresholds of garbage collection before it was turned off for the imports."""
+    """Thresholds of garbage collection before the imports. During the imports, it is turned off."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Guards the two flags below."""
     is_through: bool = False
     """Whether the last import has ended."""
     is_given_up: bool = False
-    """Whether the hook returned before the imports ended. The importing thread then changes
-    nothing."""
+    """Whether the hook returned before the imports ended. If so, the importing thread changes
+    nothing any more."""
 
 
 _bootstrap: Any = sys.modules["_frozen_importlib"]
@@ -134,7 +133,7 @@ _ran = threading.Event()
 
 
 def hook_environment() -> dict[str, str]:
-    """Return the `env_vars` that a runtime_env needs, so that its workers can be seats.
+    """Return the `env_vars` that a runtime_env must have so that its workers can be seats.
 
     >>> hook_environment()
     {'__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR': 'serve_warm.preload.run'}
@@ -143,10 +142,10 @@ def hook_environment() -> dict[str, str]:
 
 
 def run() -> None:
-    """Import the modules on a ticket for this worker. Ray calls this as a setup hook.
+    """Import the modules on a ticket for this worker. Ray calls this function as a setup hook.
 
-    Without a ticket, this returns at once. If an import hangs, this returns after the ticket's
-    limit. If the ticket cannot be read, this returns after `FILES_LIMIT_S`. Raises nothing.
+    Without a ticket, this function returns at once. If an import hangs, it returns after the
+    ticket's limit. If reading the ticket hangs, it returns after `FILES_LIMIT_S`. Raises nothing.
     """
     _ran.set()
     search, current = TicketSearch(), _Run()
@@ -169,8 +168,8 @@ def import_now(*names: str) -> None:
     """Import modules in this process before the process becomes a replica. Raises nothing.
 
     Call this function in one of your modules, and name that module in the environment variable
-    `RAY_preload_python_modules` of `ray start`. Every worker on the node is then a seat, whatever
-    its runtime_env:
+    `RAY_preload_python_modules` of `ray start`. Then every worker on the node is a seat, with any
+    runtime_env:
 
         from serve_warm import preload
 
@@ -230,7 +229,7 @@ def _import_for_ticket(search: TicketSearch, current: _Run) -> None:
 
 
 def _import(current: _Run, names: Sequence[str]) -> EarlyImports | None:
-    """Import modules in order at a low priority. Return the result; None if the hook gave up."""
+    """Import modules in order, at a low priority. Return the result; None if the hook gave up."""
     began_s = time.perf_counter()
     before = _lower_priority()
     first: list[int] = []
@@ -278,7 +277,7 @@ def _import(current: _Run, names: Sequence[str]) -> EarlyImports | None:
 
 
 def _import_one(current: _Run, name: str) -> str:
-    """Import one module. Return a description of the exception that it raised, or ""."""
+    """Import one module. If the import raises an exception, return a description, otherwise ""."""
     try:
         importlib.import_module(name)
     except BaseException as error:  # noqa: BLE001 - an app's module may do anything, even sys.exit()
@@ -309,7 +308,7 @@ def _file_of(current: _Run, early: EarlyImports) -> Seat | None:
 
 
 def _call_when_torch_is_imported(call: Callable[[], None]) -> None:
-    """Call `call()` when torch's import ends, before the module that imports torch continues."""
+    """Call `call` after torch is imported, before the module that imports torch continues."""
     if "torch" in sys.modules:
         call()
     else:
@@ -318,7 +317,7 @@ def _call_when_torch_is_imported(call: Callable[[], None]) -> None:
 
 
 class _TorchFinder:
-    """An import finder that finds no modules itself, but reports when torch was imported.
+    """An import finder that finds no modules itself, but calls a function after torch is imported.
 
     `compiler.background_import` has a similar finder for any module, but a module directly in
     `serve_warm` must not import a subpackage of `serve_warm`.
@@ -379,10 +378,11 @@ def torch_modes() -> dict[str, Any]:
 def _give_up(current: _Run) -> bool:
     """Let the worker continue although an import hangs, so that a replica can import again.
 
-    Returns False if the imports have ended. Ends the process if a module that is being imported
-    cannot be imported twice. For example, torch's C extensions register operators, and raise on a
-    second import. Ending the process is safe, because no replica runs in this worker yet. If a
-    replica was about to run here, Serve starts another worker.
+    Returns False if the imports have ended, and True otherwise. Ends the process if a module that
+    is being imported cannot be imported twice. For example, torch's C extensions register
+    operators, and a second import raises an exception. Ending the process is safe, because no
+    replica runs in this worker yet. If a replica was about to run here, Serve starts another
+    worker.
     """
     with current.lock:
         if current.is_through:
@@ -460,8 +460,8 @@ def _unset(current: _Run, name: str) -> None:
 def _paths(current: _Run, paths: Sequence[str]) -> Iterator[None]:
     """Add the replica's folders to `sys.path` until the block ends or `_give_up` is called.
 
-    Ray adds the driver's folders when Ray assigns a job to the worker, in the same order as in a
-    start without a seat.
+    When Ray assigns a job to the worker, Ray itself adds the driver's folders, in the same order as
+    in a start without a seat.
     """
     here = [path for path in paths if path not in sys.path]
     sys.path[:0] = here
@@ -484,8 +484,8 @@ def _without_garbage_collection(current: _Run) -> Iterator[None]:
     """Turn off garbage collection until the block ends or `_give_up` is called.
 
     Full collections visit all objects of earlier imports. Such collections took a third of the CPU
-    time of importing torch, transformers and Ray Serve. The threshold is set to 0 instead of
-    calling `gc.disable()`, which would make a `gc.disable()` call by the app go unnoticed.
+    time of importing torch, transformers and Ray Serve. This function sets the threshold to 0. It
+    does not call `gc.disable()`, because then a `gc.disable()` call by the app would go unnoticed.
     """
     current.thresholds = gc.get_threshold()
     gc.set_threshold(0)
@@ -501,7 +501,7 @@ def _collect_again(current: _Run) -> None:
 
 
 def _lower_priority() -> dict[int, int]:
-    """Lower the priority of this thread. Return the niceness that each thread had before.
+    """Lower the priority of this thread. Return the niceness of each thread before the change.
 
     On Linux, each thread has its own niceness. Only root can raise a priority again, so the main
     thread keeps its priority.
@@ -516,8 +516,8 @@ def _lower_priority() -> dict[int, int]:
 def _restore_priority(before: Mapping[int, int]) -> int:
     """Reset the priorities of this process's threads.
 
-    Returns the number of other threads that still have a low priority. This thread's priority is
-    reset too, if the system allows it, because on a busy machine a thread with a low priority can
+    Returns the number of other threads that still have a low priority. If the system allows it,
+    this thread's priority is reset too, because on a busy machine a thread with a low priority can
     take a long time to end.
     """
     me, normal = threading.get_native_id(), before.get(os.getpid(), 0)
@@ -546,10 +546,10 @@ def _niceness() -> dict[int, int]:
 
 
 def has_cuda() -> bool:
-    """Return whether CUDA was initialized in this process. Opens no driver.
+    """Return whether CUDA was initialized in this process. This function does not load the driver.
 
-    Counting devices with NVML does not initialize CUDA, although on an H100, NVML opens the same
-    device files as CUDA (CUDA 13 driver). CUDA_VISIBLE_DEVICES is read only when CUDA is
+    Counting devices with NVML does not initialize CUDA, although NVML opens the same device files
+    as CUDA (on an H100, CUDA 13 driver). CUDA_VISIBLE_DEVICES is read only when CUDA is
     initialized.
     """
     torch: Any = sys.modules.get("torch")
@@ -569,5 +569,5 @@ def has_hook() -> bool:
 
 
 def early_imports() -> EarlyImports | None:
-    """Return the imports made before this process became a replica; None if there were none."""
+    """Return the imports from before this process became a replica; None if there were none."""
     return _early

@@ -178,7 +178,7 @@ def test_where_every_place_is_taken_the_owner_and_the_settings_are_named(
     assert found == {Path(among[0].folder) / "blobs"}
     for text in (record.message, why):
         assert f"{among[0].folder} belongs to user id {STRANGER}" in text
-        assert f"let its owner or root remove {among[0].folder}" in text
+        assert f"ask its owner or root to remove {among[0].folder}" in text
         assert "SERVE_WARM_STATE_DIR" in text
     for setting in ("TMPDIR", "SERVE_WARM_NODE_CACHE_DIR", among[2].folder):
         assert setting in record.message

@@ -16,8 +16,8 @@ from serve_warm._redaction import excerpt
 from serve_warm.errors import ArtifactRefused, BuildFailed
 
 MAX_MEMBERS = 200_000
-"""Maximum number of files and directories in an archive. Checking each takes a kilobyte of
-memory."""
+"""Maximum number of files and directories in an archive. Checking an archive takes a kilobyte of
+memory for each file and directory."""
 
 _CHUNK_BYTES = 1 << 20
 
@@ -30,7 +30,7 @@ def is_scratch(name: str) -> bool:
     """Return whether a path is a lock, temporary file or PCH, which archives leave out.
 
     Torch looks for precompiled headers (PCHs) only in its default directory, wherever the cache is.
-    Precompiled headers in an artifact would be megabytes that nothing reads.
+    PCHs would add megabytes to an artifact, and nothing would read them.
     https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codecache.py#L3542
     """
     last = name.rpartition("/")[2]
@@ -38,11 +38,11 @@ def is_scratch(name: str) -> bool:
 
 
 def pack_directory(directory: Path, *, skip: Callable[[str], bool] = is_scratch) -> bytes:
-    """Return a directory as a tar. Directories with equal names and contents give equal archives.
+    """Return a directory as a tar archive. Equal names and contents give equal archives.
 
     `skip` is called with each path relative to `directory`, with `/` between names. If `skip`
-    returns True, the archive omits the path and everything below it. Modes and times are not kept,
-    because a library loads even without its executable bit.
+    returns True, the archive omits the path and everything below it. The archive does not keep
+    modes and times. Modes are not needed, because a library loads even without its executable bit.
 
     Raises:
         BuildFailed: `unpack_directory` would refuse an entry: a link, a device, an unusual name.
@@ -91,7 +91,7 @@ def unpack_directory(
 
     Raises:
         ArtifactRefused: `bad_archive`, or `unsafe_directory` for the target.
-        OSError: a write failed; the files written before it are left in place.
+        OSError: a write failed. Files that this call has already written stay.
     """
     _check_private(target)
     for member in _read_members(raw, target, check_wanted):
@@ -170,8 +170,9 @@ def _members_in(raw: BinaryIO, check_wanted: Callable[[], None]) -> Iterator[tar
 class _Headers(io.RawIOBase):
     """A view of an archive that lets tarfile read only small headers within the file.
 
-    tarfile trusts headers. By itself, tarfile allocates as many bytes as a header claims for a long
-    name (Python 3.14.8 reads in pieces instead), and seeks to whatever offset a size implies.
+    Without this view, tarfile trusts every header. If a header claims a long name, tarfile
+    allocates that many bytes (Python 3.14.8 reads in pieces instead). If a header claims a size,
+    tarfile seeks to the offset that the size implies, even outside the file.
     """
 
     def __init__(self, raw: BinaryIO) -> None:
@@ -181,7 +182,7 @@ class _Headers(io.RawIOBase):
         raw.seek(0)
 
     def begin(self) -> None:
-        """Allow another header after tarfile has read a member."""
+        """Reset the limit for the next header. Call this after tarfile has read a member."""
         self._left = _CHUNK_BYTES
 
     def read(self, size: int = -1, /) -> bytes:
@@ -238,7 +239,7 @@ def _check_end(raw: BinaryIO, end: int) -> None:
     # tarfile mistakes damage in the middle of an archive for its end. Only zeros follow the real
     # end.
     if raw.seek(0, os.SEEK_END) < end:
-        raise ValueError("the last member is cut short")
+        raise ValueError("the last member is truncated")
     raw.seek(end)
     while rest := raw.read(_CHUNK_BYTES):
         if any(rest):
@@ -248,7 +249,7 @@ def _check_end(raw: BinaryIO, end: int) -> None:
 def _name_problem(name: str) -> str:
     names = name.split("/")
     if "\\" in name or not name.isprintable() or any(part in ("", ".", "..") for part in names):
-        return f"the name {name!r} is not plain"
+        return f"the name {name!r} is not a plain relative path"
     if len(name.encode()) > 1024 or any(len(part.encode()) > 255 for part in names):
         return f"the name {excerpt(name, 40)!r} is too long"
     return ""

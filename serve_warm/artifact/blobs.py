@@ -5,8 +5,8 @@
     blobs/sha256/<hex>                              one part, as it is stored
 
 A blob's size is checked before the blob is downloaded, and its digest before the blob is unpacked.
-Pieces of a blob arrive in any order and are hashed on arrival. Reading a blob again to hash it
-would take as long as downloading it over a fast network.
+Pieces of a blob arrive in any order and are hashed on arrival. Reading the whole blob again to hash
+it would take as long as a download over a fast network.
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ def open_part(part: Part, stored: BinaryIO) -> BinaryIO:
 
     `stored` holds the stored bytes. Check the digest of the stored bytes first: only signed bytes
     may reach the decompressor. Also call `check_caps` first, because this function writes as many
-    bytes as the manifest states. The file is on disk, and no other process can open it. The caller
-    closes it.
+    bytes as the manifest states. The returned file is on disk, and no other process can open it.
+    The caller closes the file.
 
     Raises:
         ArtifactRefused: `size_mismatch`, `truncated`, `digest_mismatch` or `bad_archive`, for the
@@ -255,12 +255,12 @@ def receive_unnamed(digest: str, size_bytes: int, fill: Callable[[Sink], None]) 
 
 
 def receive(file: BinaryIO, digest: str, size_bytes: int, fill: Callable[[Sink], None]) -> None:
-    """Have `fill` write a blob into an empty file, hashed as it arrives; then rewind the file.
+    """Call `fill` to write a blob into an empty file, hash it on arrival, and rewind the file.
 
     Raises:
         ArtifactRefused: `digest_mismatch`.
         StoreError: `fill` wrote too few or too many bytes, or raised StoreError itself.
-        OSError: the file cannot be written, even if `fill` reported this as another error.
+        OSError: the file cannot be written, even if `fill` raised another error for this reason.
     """
     landing = _Landing(file.fileno(), size_bytes)
     try:
@@ -302,8 +302,8 @@ class _Landing:
         self._early: dict[int, int] = {}
         self.hashed_bytes = 0
         self.received_bytes = 0
-        """Number of received bytes. A repeated piece counts again. So the count exceeds the size
-        of the blob, and the blob is refused: a repeated piece could overwrite hashed bytes."""
+        """Number of received bytes. The bytes of a repeated piece count twice. So the count exceeds
+        the blob's size, and the blob is refused: a repeated piece could overwrite hashed bytes."""
         self.failure: OSError | None = None
         """Why the file could not be written or read back."""
 

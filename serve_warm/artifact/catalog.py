@@ -30,11 +30,11 @@ class Described:
 
     statement: str
     trusted: bool
-    """Whether the statement is accepted, which means that its origin is trusted, and that it is
-    neither denied nor too old. In results of `check`, its parts also match."""
+    """Whether the statement is accepted: its origin is trusted, and the statement is not denied and
+    not too old. In the results of `check`, True also means that the artifact's parts match."""
     signers: tuple[str, ...] = ()
-    """Names of the trusted keys that signed the statement. Empty if it is refused, or trusted for
-    another reason."""
+    """Names of the trusted keys that signed the statement. Empty if the statement is refused, or is
+    trusted for another reason."""
     how: str = ""
     """Reason why the statement is trusted: `signature`, `pin` or `unsigned_ok`. Empty if the
     statement is not trusted."""
@@ -101,7 +101,9 @@ def check(
     deployment: str | None = None,
     progress: Progress = lambda _what, _done, _total: None,
 ) -> list[Described]:
-    """Verify every statement in full: signature, age, sizes, digests, contents. Return the results.
+    """Check every statement in full, and return the results.
+
+    The checks cover signature, age, sizes, digests and contents.
 
     The checks are the same as in a pull, but cover artifacts for any machine. Every part is
     downloaded and unpacked into an unnamed file. No part is loaded or kept.
@@ -141,8 +143,8 @@ def _check(store: Store, described: Described, manifest: Manifest, progress: Pro
 def merge_signatures(described: Sequence[Described]) -> list[Described]:
     """Return each trusted artifact once, with the names of all its signers.
 
-    Signing an artifact again adds a second statement with the same digest. Of such statements, this
-    function returns the statement with the most signers.
+    Signing an artifact again adds a second statement with the same digest. This function keeps only
+    the statement with the most signers. Statements that are not trusted are returned unchanged.
     """
     by_digest: dict[str, list[Described]] = {}
     for item in described:

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The choice of an artifact for a machine and app, and why other artifacts were not chosen.
 
-Of the trusted statements that fit, this module chooses the statement with the latest signed
-creation time. For every other statement, the trace records why it was not chosen. Reports and
-errors show this trace. This module does not read stores.
+This module chooses a statement that is trusted and fits. If there are several, it chooses the one
+with the latest signed creation time. A trace records why every other statement was not chosen.
+Reports and errors show this trace. This module does not read stores.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Considered:
     created: str = ""
     """The signed creation time. Empty if the statement is not trusted."""
     same_folders: frozenset[str] = frozenset()
-    """Factors whose two paths differ but lead to the same folder on this machine."""
+    """Factors for which the artifact and this machine have different paths to the same folder."""
 
     def describe(self, mismatch: Mismatch) -> str:
         """Return a mismatch in words, with a note if both paths lead to the same folder."""
@@ -62,7 +62,7 @@ class Considered:
 
 @record(frozen=True, kw_only=True)
 class Candidate:
-    """A statement, and whether it was accepted for one machine and app."""
+    """A statement, with the decision whether it is accepted for one machine and app."""
 
     considered: Considered
     statement: Statement
@@ -93,11 +93,11 @@ def weigh(
     unknown: Collection[str] = (),
     limits: Literal["fitting", "all"] = "fitting",
 ) -> list[Candidate]:
-    """Check each statement for this machine and app: fingerprint, deny-list, age.
+    """Return a candidate for each statement, checked for this machine and app.
 
-    Differences in the `unknown` factors are ignored. `limits` selects which statements are checked
-    against the deny-list and the age limit. A start checks only fitting statements, so that
-    artifacts for other machines cause no alarm here.
+    The checks are fingerprint, deny-list and age. Differences in the `unknown` factors are ignored.
+    `limits` selects which statements are checked against the deny-list and the age limit. A start
+    checks only fitting statements, so that artifacts for other machines cause no alarm here.
     """
     candidates = [
         _consider(statement, fingerprint=fingerprint, trust=trust, unknown=unknown, limits=limits)
@@ -170,7 +170,7 @@ def _refused(statement: Statement, refusal: ArtifactRefused) -> Candidate:
 
 
 def _find_same_folders(mismatches: Sequence[Mismatch]) -> frozenset[str]:
-    """Return the factors whose paths differ but lead to the same folders on this machine."""
+    """Return the factors whose two paths differ, but lead to the same folders on this machine."""
     return frozenset(
         each.factor
         for each in mismatches
@@ -267,9 +267,10 @@ def raise_none_fits(
 
 
 def say_why_none(candidates: Sequence[Candidate]) -> str:
-    """Return a short reason why none of the candidates was chosen; `candidates` must not be empty.
+    """Return a short reason why no candidate was chosen; `candidates` must not be empty.
 
-    The reasons have the same order as in `raise_none_fits`: unreadable, refused, nearest miss.
+    As in `raise_none_fits`, an unreadable statement comes first, then a refused statement, then the
+    nearest miss.
     """
     unread = [c.considered for c in candidates if c.considered.reason == "unreadable"]
     refused = [c.considered for c in candidates if c.refusal is not None]
@@ -281,7 +282,7 @@ def say_why_none(candidates: Sequence[Candidate]) -> str:
 
 
 def of_another_gpu(considered: Considered) -> str:
-    """Return a sentence that names the variant's GPU and this machine's; empty if they match."""
+    """Return a sentence that names the variant's and this machine's GPU; empty if both match."""
     named = {NONE: "a machine without a GPU", UNKNOWN: "a GPU that torch cannot use", None: NONE}
     for mismatch in considered.mismatches:
         if mismatch.factor == "gpu":

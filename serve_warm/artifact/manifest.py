@@ -38,7 +38,7 @@ FORMAT = 1
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://serve-warm.dev/artifact/v"
-"""The prefix of predicate types; the format version follows."""
+"""The prefix of predicate types. The format version comes after the prefix."""
 
 CACHE = "cache"
 """The part with torch's cache directory, including the built kernels."""
@@ -65,19 +65,19 @@ MAX_RAW_BYTES = 4 << 30
 """The largest size, in bytes, that an unpacked part may have on disk during installation."""
 
 MAX_TORCH_BYTES = 256 << 20
-"""Size limit for torch's own cache bytes, unpacked. Torch reads these bytes from memory; ResNet-152
-has 7 MB."""
+"""Size limit for torch's own cache bytes, unpacked. Torch needs all these bytes in memory. For
+ResNet-152, they are 7 MB."""
 
 CODEC = "zstd"
 
 ENTRIES_FORMAT = "entries_format"
-"""Name of the fact with the version of the rules for making entries."""
+"""Name of a fact: the version of the rules by which entries were made."""
 
 PROVENANCE = "provenance"
-"""Name of the fact with the origin of an artifact; its fields are `policy.FACTS`."""
+"""Name of a fact: the origin of the artifact, with the fields `policy.FACTS`."""
 
 _ANY_BYTES = 1 << 50
-"""A size at or above this value cannot be real, so its statement counts as malformed."""
+"""No real part has this size or more, so a statement with such a size counts as malformed."""
 
 _HEX_64 = re.compile(r"[0-9a-f]{64}")
 _PART_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -170,7 +170,7 @@ class Manifest:
         return rules if isinstance(rules, int) else 1
 
     def has_older_entries(self, rules: int) -> bool:
-        """Return whether the artifact has entries made by rules older than version `rules`.
+        """Return whether the artifact has entries whose rules are older than version `rules`.
 
         Replicas with rules of this version do not run older entries.
         """

@@ -78,12 +78,12 @@ class NewestSeen:
 
     @classmethod
     def beside(cls, node_cache: Path) -> NewestSeen:
-        """Return the marks that belong to the node cache in this folder."""
+        """Return the marks that belong to the node cache in the folder `node_cache`."""
         node_cache = node_cache.absolute()
         return cls(folder=node_cache.with_name(f"{node_cache.name}.newest"), node_cache=node_cache)
 
     def was_removed(self, variant: Variant) -> bool:
-        """Return whether the mark was removed, that is, the record exists but the mark does not."""
+        """Return whether the mark was removed: the record exists, but the mark does not."""
         mark, record = self.folder / variant.file_name, self.node_cache / variant.record_name
         return os.path.lexists(record) and not os.path.lexists(mark)
 
@@ -92,12 +92,10 @@ class NewestSeen:
         return self.find_created(variant) or ""
 
     def find_created(self, variant: Variant) -> str | None:
-        """Return the time in the mark; empty if no mark was written.
+        """Return the signed creation time in the mark; empty if no mark was written.
 
-        Return None if the mark was removed or is not trusted.
-
-        A mark cannot be trusted if other users could have removed it, written it, or created its
-        folder.
+        Return None if the mark was removed, cannot be read, or is not trusted. A mark is not
+        trusted if other users could have removed or written the mark, or created its folder.
         """
         if self.was_removed(variant):
             what = "the rollback mark of the newest artifact was removed: %s"
@@ -120,7 +118,7 @@ class NewestSeen:
         return created if isinstance(created, str) else None
 
     def note(self, variant: Variant, created: str) -> None:
-        """Store the signed creation time of an accepted artifact, if this artifact is the newest.
+        """Write an accepted artifact's signed creation time to the mark, unless the mark is newer.
 
         Best effort: logs a warning if the mark cannot be written.
         """

@@ -38,10 +38,10 @@ logger = logging.getLogger(__name__)
 MAX_BYTES = 10 << 30
 MAX_AGE_S = 30 * 86400.0
 WAIT_S = 60.0
-"""Seconds to wait for another process that downloads a blob; then this process downloads it too."""
+"""Seconds to wait while another process downloads a blob. Then this process downloads it too."""
 POLL_S = 0.02
 ABANDONED_S = 3600.0
-"""Age in seconds at which a temporary file counts as the leftover of a killed download."""
+"""A temporary file that is older than this many seconds is the leftover of a killed download."""
 
 _TEMPORARY = ".tmp"
 _LOCK = ".lock"
@@ -72,7 +72,7 @@ class NodeCache:
     max_age_s: float = MAX_AGE_S
     """Seconds that a blob is kept after its last use."""
     wait_s: float = WAIT_S
-    """Seconds to wait for another process that downloads a blob (see `WAIT_S`)."""
+    """Seconds to wait while another process downloads a blob (see `WAIT_S`)."""
 
     @classmethod
     def open(
@@ -85,7 +85,7 @@ class NodeCache:
     ) -> NodeCache:
         """Return the cache in the folder `root`, creating the folder with mode 0700 if needed.
 
-        If the folder cannot be created, every fetch downloads, and a warning is logged.
+        If the folder cannot be created, a warning is logged, and every fetch downloads its blob.
 
         Raises:
             ArtifactRefused: `unsafe_directory`: another user owns the folder, or can write to it or
@@ -128,7 +128,8 @@ class NodeCache:
         its own copy, and a warning is logged. The caller closes the file.
 
         Raises:
-            ArtifactRefused: `digest_mismatch`, and nothing is cached; or `fill` raised this error.
+            ArtifactRefused: `digest_mismatch`: the blob has wrong bytes and is not cached. Also any
+                ArtifactRefused that `fill` raised.
             StoreError: neither the folder nor a temporary file can be written.
         """
         if self.descriptor is not None:
@@ -206,8 +207,8 @@ class NodeCache:
     def _lock_blob(self, digest: str) -> Iterator[None]:
         """Lock a blob for this node, or continue without the lock after `self.wait_s`.
 
-        The lock only avoids a second download. Files are complete because of the rename, not the
-        lock.
+        The lock only avoids a second download. Files are complete even without the lock, because
+        each file gets its name by a rename.
         """
         try:
             descriptor = self._open(f"{digest}{_LOCK}", os.O_RDWR | os.O_CREAT)
@@ -274,7 +275,7 @@ def _try_lock(descriptor: int) -> bool:
     except OSError as error:
         # Some network file systems have no locks. On these, two processes may download the same
         # blob.
-        logger.debug("the node cache has no locks: %s", error)
+        logger.debug("the node cache cannot use locks: %s", error)
     return True
 
 

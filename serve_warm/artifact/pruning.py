@@ -23,11 +23,12 @@ from serve_warm.trust.envelope import Envelope, parse_json
 logger = logging.getLogger(__name__)
 
 GRACE_S = 86400.0
-"""Seconds for which a blob is kept although no statement names it: a push writes blobs first."""
+"""A blob that no statement names is kept for this many seconds, because a push writes its statement
+last."""
 
 DELETED_AT_ONCE = 50
-"""Number of blobs to delete before listing statements again: a new statement may name an old
-blob."""
+"""Number of blobs to delete before the statements are listed again, because a new statement can
+name an old blob."""
 
 _HEX_64 = re.compile(r"[0-9a-f]{64}")
 
@@ -44,9 +45,9 @@ class Rules:
     max_bytes: int | None = None
     """Size limit in bytes for all parts together; the oldest artifacts are removed first."""
     torch_before: str | None = None
-    """A torch version. Artifacts for earlier versions are removed, even the newest of a variant."""
+    """Artifacts for torch versions before this one are removed, even the newest of a variant."""
     keep_newest: int = 1
-    """Number of newest artifacts of each variant that the age and size rules always keep."""
+    """The age and size rules keep this many of the newest artifacts of each variant."""
 
     def __post_init__(self) -> None:
         for name in ("older_than_s", "max_bytes", "keep_newest"):
@@ -80,7 +81,7 @@ class Pruned:
     in_use: tuple[str, ...]
     """Statements that the rules select, but that are kept because they are in use."""
     unreadable: tuple[str, ...]
-    """Statements that this release cannot read. These are kept, with all blobs that they name."""
+    """Statements that this release cannot read. They are kept, with all blobs that they name."""
 
 
 @record(frozen=True, kw_only=True)
@@ -109,8 +110,8 @@ def prune(
 
     `in_use` has the keys of statements that replicas use; these statements are always kept.
     Statements are removed before blobs, so that a reader never finds a statement without its blobs.
-    A blob is removed when no remaining statement names it. If no removed statement named the blob
-    either, the blob must also be at least a day old. Signatures are not checked: anyone with
+    A blob is removed only if no remaining statement names it. Also, a removed statement must have
+    named the blob, or the blob must be at least a day old. Signatures are not checked: anyone with
     permission to delete from the store can prune it. So artifacts signed with a withdrawn key can
     be removed too.
 
@@ -152,7 +153,7 @@ def prune(
 
 
 def _entries(store: Store, keys: Iterable[str]) -> tuple[list[_Entry], list[str], set[str] | None]:
-    """Return entries, unreadable keys, and blobs of unreadable statements (None if unknown)."""
+    """Return entries, keys of unreadable statements, and their blobs (None if unknown)."""
     entries, unreadable = [], []
     foreign: set[str] | None = set()
     for key in keys:
@@ -175,7 +176,7 @@ def _entries(store: Store, keys: Iterable[str]) -> tuple[list[_Entry], list[str]
 
 
 def _subjects(payload: bytes) -> set[str] | None:
-    """Return the blobs of a statement of any format; every in-toto statement has subjects."""
+    """Return the blobs that a statement of any format names; None if they cannot be found."""
     try:
         digests = [subject["digest"]["sha256"] for subject in parse_json(payload)["subject"]]
     except (ValueError, KeyError, TypeError):
@@ -264,7 +265,7 @@ def _find_forgotten(
 def _delete_unnamed(
     store: Store, blobs: Sequence[tuple[str, int]], seen: Collection[str]
 ) -> list[tuple[str, int]]:
-    """Delete blobs in batches.
+    """Delete blobs in batches, and return the deleted blobs.
 
     Deleting is slow, so the statements are listed again before each batch.
     """
@@ -280,7 +281,7 @@ def _delete_unnamed(
 def _without_new(
     store: Store, blobs: Sequence[tuple[str, int]], seen: Collection[str]
 ) -> list[tuple[str, int]]:
-    """Return `blobs` without the blobs that statements outside `seen` name."""
+    """Return `blobs` without the blobs of new statements, whose keys are not in `seen`."""
     new = [key for key in statement_keys(store, None) if key not in seen]
     entries, _, foreign = _entries(store, new)
     if foreign is None:

@@ -2,16 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pull of an artifact from a store: what is checked, and in which order.
 
-`pull` reads the statements of the deployment and records an outcome for each. Of the trusted
-statements that fit, `pull` chooses the statement with the latest signed creation time. In a store
-with very many statements, `pull` reads only statements that could be chosen (`reading_order`).
-Nothing from a store is trusted before its signature is checked, and nothing is unpacked before its
-digest is checked.
+`pull` reads the statements of the deployment and records an outcome for each. It chooses a
+statement that is trusted and fits; if there are several, the one with the latest signed creation
+time. In a store with very many statements, `pull` reads only statements that could be chosen
+(`reading_order`). Nothing from a store is trusted before its signature is checked, and nothing is
+unpacked before its digest is checked.
 
 A pull has three steps. `find_fitting` reads and verifies statements, `choose` picks one for this
-machine and app, and `take` fetches and unpacks it. The steps are separate functions because a pull
-can begin before the app is known. Such a pull fetches the artifact that `expect` predicts, and
-`confirm` makes the full choice later.
+machine and app, and `take` fetches and unpacks the artifact. The steps are separate functions
+because a pull can begin before the app is known. Such a pull fetches the artifact that `expect`
+predicts, and `confirm` makes the full choice later.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class Pulled:
     """The address of the store that the artifact was pulled from."""
     raw: Mapping[str, BinaryIO]
     """Unpacked bytes by part name, in files that no other process can open. Load only from these
-    files: a file that is opened again by name may not be the file that was checked."""
+    files, because a file that is opened by its name may not be the file that was checked."""
     stored_bytes: int
     """Size in bytes of the pulled parts as stored, without the statements."""
     downloaded_bytes: int
     """How many of `stored_bytes` were downloaded because they were not in the node cache."""
     download_s: float
-    """Wall-clock seconds for reading the store, and writing and hashing the downloaded bytes."""
+    """Wall-clock seconds for reading the store, and for writing and hashing downloaded bytes."""
     verify_s: float
     """Wall-clock seconds for checking signatures, hashing cached blobs and unpacking."""
 
@@ -116,7 +116,7 @@ def pull(
     and are unpacked into unnamed files, so memory use does not grow with the size of the parts.
     `max_bytes` (as stored) and `max_raw_bytes` (unpacked) limit each part. `fetched` is called once
     all parts are on this node, before any part is unpacked. To cancel the pull, set `given_up` from
-    another thread. The pull then ends when the store next answers or sends a piece.
+    another thread. The pull then ends with the store's next answer or piece.
 
     Raises:
         ArtifactNotFound: no artifact exists, or none fits; `trace` gives the reason for each
@@ -196,8 +196,8 @@ def find(store: Store, *, deployment: str | None, trust: Trust) -> Found:
     """Return all statements of a deployment, or of all deployments, each verified against `trust`.
 
     Raises:
-        StoreError: the store could not be listed. A single statement that cannot be read is
-            returned with its error.
+        StoreError: the store could not be listed. If only one statement cannot be read, no error is
+            raised, and the statement is returned with its error.
     """
     began = time.perf_counter()
     source = _TimedReader(store)
@@ -226,11 +226,11 @@ def find_fitting(
 ) -> Found:
     """Return the statements from which a start of this deployment chooses.
 
-    In a very large store, some statements of the deployment are left out: see `reading_order`.
-    `fingerprint` is None if not known yet.
+    In a very large store, some statements of the deployment are left out: see `reading_order`. If
+    the fingerprint is not known yet, `fingerprint` is None.
 
     Raises:
-        StoreError: as for `find`; or `given_up` was set, which is checked at each page and answer.
+        StoreError: as for `find`. Also raised at the next page or answer after `given_up` was set.
     """
     began = time.perf_counter()
     source = _TimedReader(store, given_up)
@@ -268,7 +268,7 @@ def expect(
 
 
 def only_libraries(found: Found) -> bool:
-    """Return whether verified artifacts exist and all of them contain only level-3 calls.
+    """Return whether the store has verified artifacts, and all of them contain only level-3 calls.
 
     The answer relies on facts in the manifests, so use it only to decide what to prefetch.
     """
@@ -283,9 +283,9 @@ def confirm(
 ) -> Pulled | None:
     """Return `pulled` if a full choice among the found statements picks the same artifact.
 
-    Return None otherwise, without logging: the pull that follows reports the reason. Also return
-    None if unread statements might be newer. The pull that follows knows the fingerprint, and
-    therefore which statements to read first.
+    Return None otherwise, without logging, because the next pull reports the reason. Also return
+    None if unread statements might be newer. The next pull knows the fingerprint, so it knows which
+    statements to read first.
     """
     if not found.is_complete:
         return None
@@ -436,7 +436,7 @@ class _TimedReader:
         return True
 
     def envelopes(self, keys: Sequence[str]) -> Iterator[tuple[str, Read]]:
-        """Yield each statement's bytes, or its read error. Takes at most `READERS` keys.
+        """Yield each key with the statement's bytes or read error. Takes at most `READERS` keys.
 
         The limit is needed because all these statements are in memory at once, and anyone with
         write access to the store can add large statements.

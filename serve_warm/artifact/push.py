@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The publication of artifacts in a store: once for each variant, with the statement written last.
+"""The publication of artifacts in a store: once for each variant, and the statement comes last.
 
     statements/<deployment>/<variant>.dsse.json     the first published artifact
     ...                    /<variant>-g2.dsse.json  an artifact that superseded the first
@@ -157,7 +157,7 @@ def already_published(
     key: str,
     parts: Sequence[Part] | None = None,
 ) -> AlreadyPublished:
-    """Return the error that the variant is already published, and name the `parts` that differ."""
+    """Return an AlreadyPublished error for the variant; its message names `parts` that differ."""
     what = "it cannot be read"
     try:
         there = Manifest.from_statement(Envelope.parse(read_envelope(store, key)).payload)
@@ -224,7 +224,7 @@ def _place(
 
 
 def _find_resigned(key: str, envelope: bytes) -> str:
-    """Return the key for an envelope that differs from the one at `key` only in its signatures."""
+    """Return a key for an envelope with the same payload as at `key`, but with other signatures."""
     stem = re.sub(r"(-s[0-9a-f]{8})?" + re.escape(STATEMENT_SUFFIX) + r"\Z", "", key)
     return f"{stem}-s{hashlib.sha256(envelope).hexdigest()[:8]}{STATEMENT_SUFFIX}"
 
@@ -249,12 +249,12 @@ def sign(
     trust: Trust,
     deployment: str | None = None,
 ) -> Done:
-    """Add signatures by `keys` to the artifacts in a store; return the new statements.
+    """Add signatures by `keys` to a store's artifacts. The result has the new statements' keys.
 
-    Use this to rotate keys: once an artifact is signed with the old and the new key, each reader
-    finds a key that it trusts. Parts do not change. Artifacts that `trust` does not already accept
-    are skipped, because a signature vouches for the whole artifact. So junk in a store cannot block
-    a rotation. Artifacts that are already signed by these keys do not change.
+    Use this function to rotate keys: if an artifact has signatures by the old and by the new key,
+    each reader finds a key that it trusts. Parts do not change. Artifacts that `trust` does not
+    accept are skipped, because a signature vouches for the whole artifact. So junk in a store
+    cannot block a rotation. Artifacts that already have signatures by these keys do not change.
 
     Raises:
         ArtifactNotFound: the store has no artifacts to sign.
@@ -317,12 +317,12 @@ def copy(
     on_taken: OnTaken = "refuse",
     progress: Progress = lambda _what, _done, _total: None,
 ) -> Done:
-    """Copy signed artifacts unchanged, and return their statements.
+    """Copy signed artifacts unchanged. The result has the keys of their statements.
 
     With a `deployment`, copies only artifacts of this deployment. Copies only the newest artifact
     of each variant, with all its signatures. Every artifact is checked first: signature, statement,
-    sizes, digests, unpacking. Artifacts are skipped if `trust` refuses them, or if their parts do
-    not match their statement.
+    sizes, digests, unpacking. An artifact is skipped if `trust` refuses it, or if its parts do not
+    match its statement.
 
     Raises:
         ArtifactNotFound: the source has no artifacts to copy.
@@ -372,8 +372,8 @@ def _all_vouched(
 ) -> tuple[list[_Vouched], set[bytes], list[ArtifactRefused]]:
     """Return the trusted statements, all other envelopes, and why these envelopes are refused.
 
-    A refused envelope gets no reason if another envelope of the same artifact is trusted. Such an
-    envelope is left over from before a key rotation, or was added by someone with write access.
+    A refused envelope has no reason in the result if another envelope of the same artifact is
+    trusted. Such an envelope is from before a key rotation, or someone with write access added it.
 
     Raises:
         ArtifactNotFound: there are no statements.

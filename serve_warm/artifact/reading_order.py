@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order in which a pull reads the statements of a store, and where the pull stops.
 
-Anyone with write access to a store can add any number of statements under any names. So listing and
-reading are both bounded. A store of ordinary size is read in full. In a larger store, statements
-whose name contains the fingerprint of this machine and app are read first, alternating between the
-newest and the oldest. Junk added later then cannot delay the oldest statements, and junk added
-earlier cannot delay the newest.
+Anyone with write access to a store can add any number of statements under any names. So the
+number of listed and read statements is limited. A store of ordinary size is read in full. In a
+larger store, statements whose name contains the fingerprint of this machine and app are read first.
+Reading alternates between the newest and the oldest. So junk that is added later cannot delay the
+oldest statements, and junk that was added earlier cannot delay the newest.
 
-Reading ends early once no unread statement can be chosen. Statements are signed before they are
+Reading ends early if no unread statement can be chosen. Statements are signed before they are
 stored. So a statement is older than the best statement if it was stored before the best statement
 was signed.
 """
@@ -31,13 +31,14 @@ from serve_warm.artifact.statements import (
 from serve_warm.stores import Listed
 
 MAX_KEYS = 20_000
-"""Maximum number of objects in one listing. Beyond this, statements are only looked up by name."""
+"""Maximum number of objects in one listing. Statements that come later are only looked up by
+name."""
 
 MAX_PAGES = 1_000
 """Maximum number of pages in one listing, because a store could send empty pages forever."""
 
 READ_WHOLE = 256
-"""If a deployment has at most this many statements, all are read. Reading this many takes a second
+"""If a deployment has at most this many statements, all of them are read. That takes up to a second
 at 30 ms per round trip, with eight reads at once."""
 
 MAX_READ = 512
@@ -103,7 +104,7 @@ class ReadingOrder:
         self._is_small = listing.is_whole and len(listing.statements) <= READ_WHOLE
         self._is_listed = listing.is_whole
         self._read: dict[str, float] = {}
-        """When each statement was written, in seconds since the epoch, by key."""
+        """Time at which each statement was written, by key, in seconds since the epoch."""
         self._best_unix = -math.inf
         """Signing time of the best-fitting statement so far, in seconds since the epoch."""
         self._clock_is_right = True
@@ -116,11 +117,11 @@ class ReadingOrder:
 
     @property
     def is_complete(self) -> bool:
-        """Whether reading can end, because unread statements cannot be newer than the best one."""
+        """Whether the best statement is final: unread statements, if any, cannot be newer."""
         return self._is_settled() or (self._is_listed and not self.left)
 
     def take(self, most: int) -> list[str]:
-        """Return up to `most` keys to read next; empty once enough statements were read."""
+        """Return up to `most` keys to read next; empty if enough statements have been read."""
         if not self._is_small:
             most = 0 if self._is_settled() else min(most, MAX_READ - len(self._read))
         keys: list[str] = []

@@ -30,13 +30,14 @@ VARIANT = re.compile(
     r"/(?P<variant>[0-9a-f]{16})(?:-g(?P<generation>[1-9][0-9]{0,5}))?(?:-[0-9a-f]{16})?"
     r"(?:-s[0-9a-f]{8})?" + re.escape(STATEMENT_SUFFIX) + r"\Z"
 )
-"""The end of a statement's key. The optional 16 hex digits mark rebuilds by the first release."""
+"""Pattern for the end of a statement's key. The first release marked rebuilds with 16 hex
+digits."""
 READERS = 8
 """Number of concurrent reads. Reading a statement costs a round trip, and each variant has a
 statement."""
 
 Read = bytes | StoreError | ArtifactRefused
-"""The bytes of a statement in a store, or the error that reading the statement raised."""
+"""The bytes of a statement in a store, or the error from reading the statement."""
 
 
 def statement_keys(store: Store, deployment: str | None) -> list[str]:
@@ -56,7 +57,7 @@ def is_statement(key: str) -> bool:
 
 
 def statements_of(deployment: str) -> str:
-    """Return the readable key prefix of a deployment's statements, unique to the deployment."""
+    """Return the key prefix of a deployment's statements. It is readable and unique."""
     name = urllib.parse.quote(deployment, safe="", errors="surrogatepass")
     # Names in a key must not begin with a dot, and quoting keeps dots. No other name gives %2E.
     name = f"%2E{name[1:]}" if name.startswith(".") else name
@@ -121,8 +122,8 @@ def read_envelope(source: Store, key: str) -> bytes:
 def read_at_once(store: Store, keys: Sequence[str]) -> list[Read]:
     """Return these statements, reading each in its own thread; pass at most `READERS` keys.
 
-    Uses daemon threads instead of a pool, because Python waits for pool threads at exit. If
-    `__init__` failed while a store was not answering, a pool would keep the process from exiting.
+    This function uses daemon threads, because Python waits for the threads of a pool at exit. If
+    `__init__` failed while a store did not answer, a pool would keep the process alive.
     """
     answers: dict[str, Read] = {}
 
@@ -169,10 +170,10 @@ class Statement:
 
 
 def verify_statement(key: str, envelope: Read, *, trust: Trust, store: str) -> Statement:
-    """Return a statement after the checks that do not depend on the machine.
+    """Return a statement with the result of the checks that do not depend on the machine.
 
     The checks are size, signature, format and deployment. `store` is the address of the store that
-    was read.
+    the envelope was read from.
     """
     try:
         if isinstance(envelope, Exception):

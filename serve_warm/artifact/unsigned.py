@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The first signature of an artifact, by a process that has the key and runs no model code.
+"""Signing of unsigned artifacts, in a process that has the key and runs no model code.
 
 A build runs the model's code, which could steal any readable file, including a signing key. So a
 build can write an unsigned artifact to a folder (`serve-warm build --unsigned`). No replica loads
@@ -45,14 +45,14 @@ logger = logging.getLogger(__name__)
 
 OfPublished = OnTaken | Literal["keep"]
 """Action if the store already has the variant. `keep` does nothing if this machine trusts the
-published variant. If the published entries were made by older rules, `keep` supersedes them,
-because no current replica runs them.
+published variant. If older rules made the entries of the published variant, `keep` supersedes the
+variant, because no current replica runs these entries.
 """
 
 
 MAX_UNSIGNED = 64
-"""Maximum number of statements of a deployment that are signed at once. A build makes one statement
-for each rank."""
+"""Maximum number of a deployment's statements to sign at once. A build makes one statement for each
+rank."""
 
 CLOCK_SKEW_S = 600.0
 """How far a build's clock may be ahead of the signer's clock."""
@@ -74,16 +74,17 @@ def sign_unsigned(
     Anyone who can write to `source` controls the signed content, but not its deployment or origin.
     Artifacts of another `deployment` are skipped, and `provenance` replaces the origin that the
     build recorded. The limits of `trust` apply. If `trust` has keys, it must accept the new
-    statement in `target`. So if the fleet would refuse an artifact, signing fails here first.
-    Statements that already have a signature are skipped. If the app compiles nothing, its build
-    makes no artifact, which is not an error.
+    statement in `target`. So if the fleet would refuse an artifact, this function raises an
+    error first.
+    Statements that already have a signature are skipped. It is no error if `source` has no
+    artifact, because the build of an app that compiles nothing makes no artifact.
 
     Raises:
         ArtifactNotFound: the source has artifacts, but all of them are already signed.
-        ArtifactRefused: an artifact cannot be signed or is dated in the future, or there are
-            several artifacts that are not exactly one for each rank of a gang.
-        AlreadyPublished: the target has the variant, and `on_taken` is `refuse`, or `keep` although
-            the published artifact is not trusted.
+        ArtifactRefused: an artifact cannot be signed or is dated in the future; or several
+            artifacts do not form one gang, with exactly one artifact for each rank.
+        AlreadyPublished: the target has the variant, and `on_taken` is `refuse`; or `on_taken` is
+            `keep`, but the published artifact is not trusted.
         ConfigError: no key was given.
         StoreError: one of the stores could not be read or written.
     """
@@ -121,7 +122,7 @@ def _list_few(source: Store, deployment: str) -> list[str]:
     if len(seen) > MAX_UNSIGNED:
         raise ArtifactRefused(
             f"{source.uri} has {len(seen)} artifacts for {deployment!r}, but a build makes one for "
-            f"each rank, and sign accepts at most {MAX_UNSIGNED}",
+            f"each rank, and `serve-warm sign` accepts at most {MAX_UNSIGNED}",
             reason="too_large",
             hint="find out who wrote to this folder, then build into an empty folder",
         )
@@ -154,10 +155,7 @@ def _read_gang(
 
 
 def _explain_gang(fingerprints: Sequence[Fingerprint]) -> str:
-    """Return the reason why these fingerprints do not form one complete gang.
-
-    The reason is empty if they form one.
-    """
+    """Return the reason why these fingerprints do not form one complete gang; empty if they do."""
     claims = [each.app.get("rank", "") for each in fingerprints]
     if len(claims) <= 1 and not any(claims):
         return ""
@@ -170,10 +168,7 @@ def _explain_gang(fingerprints: Sequence[Fingerprint]) -> str:
 
 
 def _explain_ranks(claims: Sequence[str]) -> str:
-    """Return the reason why the claims do not name each rank of one gang exactly once.
-
-    The reason is empty if they do.
-    """
+    """Return what is wrong with the claims; empty if they name each rank of one gang once."""
     if without := claims.count(""):
         return f"{without} artifacts have no rank" if without > 1 else "one artifact has no rank"
     ranks = []

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bytes of a signed statement: a DSSE envelope around an in-toto statement, in JSON.
 
-A statement describes an artifact. A statement is stored in an envelope, whose signatures cover the
-exact bytes of the statement (https://github.com/secure-systems-lab/dsse). The statement and the
-envelope can come from an attacker. So bytes that two parsers could read differently are refused,
-such as JSON with a repeated name, or base64 with invalid characters.
+A statement describes an artifact. A statement is stored in an envelope. The signatures in the
+envelope cover the exact bytes of the statement (https://github.com/secure-systems-lab/dsse). The
+statement and the envelope can come from an attacker. So bytes that two parsers could read
+differently are refused, such as JSON with a repeated name, or base64 with invalid characters.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Signature:
     """One signature from an envelope, not yet checked."""
 
     key_id: str
-    """An unverified hint from the envelope. It affects only what a refusal says."""
+    """An unverified hint from the envelope. It affects only the message of a refusal."""
     value: bytes
 
 
@@ -85,7 +85,7 @@ class Envelope:
         return Signature(key_id=item.get("keyid", ""), value=_base64(item.get("sig"), what="sig"))
 
     def signers(self, keys: Iterable[TrustedKey]) -> tuple[TrustedKey, ...]:
-        """Return the keys among `keys` that signed this payload, each once."""
+        """Return those of `keys` that signed this payload, each once."""
         message = _pae(self.payload)
         return tuple(
             key
@@ -118,7 +118,7 @@ def parse_json(data: bytes) -> Any:
     """Parse JSON that an attacker might have sent: only UTF-8, without repeated names or NaN.
 
     Raises:
-        ValueError: the data is anything else, or is nested beyond the recursion limit.
+        ValueError: the data is not such JSON, or is nested beyond the recursion limit.
     """
     try:
         return json.loads(

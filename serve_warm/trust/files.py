@@ -3,8 +3,8 @@
 r"""The trust files of this machine and user: their paths, permissions and format.
 
 The trust files are `/etc/serve_warm/trust.toml` and `~/.config/serve_warm/trust.toml`. `~` is the
-home folder in the password database, never `$HOME`, because control over environment variables must
-not be enough to add a key.
+home folder in the password database, never `$HOME`, because a person who only controls environment
+variables must not be able to add a key.
 
     pinned = ["sha256:9f2c..."]         # optional: statements that need no trusted key
     denied = ["sha256:41aa..."]         # optional: statements or parts refused in any case
@@ -26,8 +26,8 @@ not be enough to add a key.
     store = "file:///home/me/artifacts"
     reason = "my own experiments"
 
-serve_warm combines the settings of both files. It is an error if any user except root and this user
-can write to a trust file.
+serve_warm combines the settings of both files. It is an error if users other than root and this
+user can write to a trust file.
 """
 
 from __future__ import annotations

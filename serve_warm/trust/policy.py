@@ -7,8 +7,8 @@ its libraries. The content does not show whether an artifact is harmful, so serv
 who made the bytes. A statement is trusted in three cases: it is signed with a trusted Ed25519 key;
 its exact digest is pinned; or its store is named in `unsigned_ok`. The last case logs a warning.
 Without any configuration, no artifact is trusted. A key can be limited to some deployments and
-stores. A deny-list, an age limit, required facts and the refusal of rollbacks also apply to
-trusted artifacts. No setting overrides these limits.
+stores. A policy can also have a deny-list, an age limit, required facts and the refusal of
+rollbacks. These limits apply to trusted artifacts too, and no setting overrides them.
 
 `serve_warm.trust.files` reads the same settings from files, and `serve_warm.trust.verify` applies
 policies. In code, combine policies with `|`:
@@ -35,9 +35,9 @@ from serve_warm.trust.keys import TrustedKey, distinct
 from serve_warm.trust.patterns import read_patterns
 
 DEFAULT_MAX_AGE_S = 365 * 86400.0
-"""The default age limit. A year is far above the 30 days of the alert ServeWarmArtifactOld, so no
-fleet goes cold without a warning. No torch release stays current for a year, so an older artifact
-is probably a replay attack."""
+"""The default age limit is a year. The alert ServeWarmArtifactOld warns after 30 days, long before
+artifacts are refused and starts become cold. No torch release stays current for a year, so an older
+artifact is probably a replay attack."""
 
 FACTS = ("source", "image", "builder")
 """Facts about the origin of an artifact that a policy can require."""
@@ -89,9 +89,9 @@ class Trust:
     """The setting and file that the age limit comes from, for error messages."""
     unsigned_ok: tuple[UnsignedOk, ...] = ()
     require: frozenset[tuple[str, str]] = frozenset()
-    """Names of `FACTS`, each with a pattern that the artifact's fact must match."""
+    """Pairs of a name in `FACTS` and a pattern. The artifact's fact must match the pattern."""
     rollback: Literal["warn", "refuse"] = "warn"
-    """Action if an artifact is older than one that this node has already used."""
+    """Action if an artifact is older than another artifact that this node has already used."""
 
     def __post_init__(self) -> None:
         for label, digests in (("pinned", self.pinned), ("denied", self.denied)):
@@ -113,10 +113,7 @@ class Trust:
 
     @property
     def limits(self) -> Trust:
-        """A policy that has only this policy's restrictions, such as the deny-list.
-
-        The new policy trusts nothing.
-        """
+        """A policy that trusts nothing and has only this policy's limits, such as the deny-list."""
         return Trust(
             denied=self.denied,
             max_age_s=self.max_age_s,
@@ -147,7 +144,7 @@ class Trust:
 
 
 def _check_exact(store: str) -> None:
-    """Refuse everything but the exact address of one store, in the form that the store reports."""
+    """Refuse an address that is not the exact address of one store, as the store reports it."""
     scheme, _, rest = store.partition("://")
     names = rest.split("/")
     hint = "wildcards are not allowed; the log and `serve-warm inspect` show the exact address"
@@ -191,10 +188,10 @@ def signed_by(
     """Return a policy that trusts artifacts signed by any of `keys`.
 
     Each key is a `TrustedKey` or a PEM public key. PEM keys are trusted only for the given
-    `deployments` and `stores`, or for everything if none are given. In these names and addresses,
-    `*` matches any characters. The policy refuses artifacts that are older than `max_age_s` seconds
-    (default: a year). The policy also refuses statements and parts whose digest is in `denied`, in
-    the form `sha256:<64 hex digits>`.
+    `deployments` and `stores`. Without them, PEM keys are trusted for everything. In `deployments`
+    and `stores`, `*` matches any characters. The policy refuses artifacts that are older than
+    `max_age_s` seconds (default: a year). The policy also refuses statements and parts whose digest
+    is in `denied`, in the form `sha256:<64 hex digits>`.
 
     Raises:
         ConfigError: no key is given, or a key, digest or age is invalid.
@@ -250,7 +247,7 @@ def unsigned_ok(*stores: str, reason: str) -> Trust:
 
 
 def with_scope(key: TrustedKey, scope: Mapping[str, Any], *, where: str) -> TrustedKey:
-    """Return the key, limited to the `deployments` and `stores` if these are in `scope`.
+    """Return the key, limited to the `deployments` and `stores` in `scope`, if given there.
 
     Raises:
         ConfigError: `deployments` or `stores` is not a list of patterns.

@@ -25,8 +25,8 @@ def user_key(directory: Path | None = None) -> Ed25519PrivateKey:
 
     The key is `~/.config/serve_warm/signing_key.pem`, where `~` is the home folder in the password
     database. `trust.toml` in the same folder contains the matching public key, so users can load
-    their own builds. Concurrent callers get the same key. To stop trusting the key, delete
-    `signing_key.pem` and `trust.toml`.
+    artifacts that they built themselves. Concurrent callers get the same key. To stop trusting the
+    key, delete `signing_key.pem` and `trust.toml`.
 
     Raises:
         ConfigError: the files cannot be written, or other users could read or write them.

@@ -30,18 +30,19 @@ from serve_warm.trust.policy import Trust
 logger = logging.getLogger(__name__)
 
 MAX_CLOCK_SKEW_S = 86400.0
-"""How many seconds an artifact's creation time may be in the future, by this machine's clock."""
+"""By this machine's clock, an artifact's creation time may be this many seconds in the future."""
 
 _KEY_ID = re.compile(r"[0-9a-f]{64}")
 
 
 @record(frozen=True, kw_only=True)
 class Verified:
-    """A payload that is allowed to be parsed, and why. It might still be denied or too old."""
+    """A payload that may be parsed, and why. The payload might still be denied or too old."""
 
     payload: bytes = field(repr=False)
     how: Literal["signature", "pin", "unsigned_ok"]
-    """The first of these reasons that applies, so a signed payload never counts as unsigned."""
+    """Why the payload may be parsed. If several reasons apply, this is the first of them in the
+    order above, so a signed payload never counts as unsigned."""
     signers: tuple[str, ...] = ()
     """Names of the trusted keys that signed the payload; empty unless `how` is `signature`."""
 
@@ -112,7 +113,7 @@ def _out_of_scope(
 
 
 def _refusal(opened: Envelope, trust: Trust) -> ArtifactRefused:
-    """Return a refusal with the most specific reason why no trusted key vouches for an envelope."""
+    """Return a refusal of an envelope that no trusted key signed, with the most specific reason."""
     claimed = {signature.key_id for signature in opened.signatures}
     forged = [key for key in trust.keys if key.id in claimed]
     if forged:
@@ -142,8 +143,8 @@ def check_age_and_denied(
 
     Digests are the hex sha256 of the payload, and of each part as stored. `created` is the
     payload's creation time, in ISO 8601 with a time zone. `now_unix` is in seconds since the epoch;
-    None means this machine's clock. A creation time more than a day in the future is always
-    refused, because otherwise the artifact would remain the newest for too long.
+    None means the current time. A creation time more than a day in the future is always refused,
+    because otherwise the artifact would count as the newest for too long.
 
     Raises:
         ArtifactRefused: `denied`, `expired` (too old, or from the future), or `bad_statement`
@@ -158,7 +159,7 @@ def check_age_and_denied(
                 f"{what} (sha256 {digest}) is on the deny-list",
                 reason="denied",
                 hint=(
-                    "a trust file or code lists its digest under `denied`; build and push a new "
+                    "a trust file or code lists this digest under `denied`; build and push a new "
                     "artifact"
                 ),
             )
@@ -186,7 +187,9 @@ def check_age_and_denied(
 
 
 def _show_age(seconds: float) -> str:
-    """Return an age as text, in the largest unit that gives at least 1, or in seconds.
+    """Return an age as text, in the largest unit that gives at least 1.
+
+    An age below a minute is in seconds.
 
     >>> [_show_age(age) for age in (200_000.0, 7200.0, 90.0, 0.1)]
     ['2.3 days', '2.0 hours', '1.5 minutes', '0.1 seconds']
@@ -209,7 +212,7 @@ def _age_s(created: str, now_unix: float) -> float:
 def describe_end(trust: Trust, *, created: str) -> str:
     """Return a warning that an artifact will soon be too old; empty before 90 % of the age limit.
 
-    The warning leaves time to rebuild the artifact before it is refused and starts become cold.
+    The warning leaves time to rebuild the artifact before replicas refuse it and start cold.
     """
     age_s, limit_s = _age_s(created, time.time()), trust.age_limit_s
     if age_s < 0.9 * limit_s:
