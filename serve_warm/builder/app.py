@@ -37,7 +37,7 @@ options (replica count, rollout)."""
 
 @record(frozen=True, kw_only=True)
 class App:
-    """One application as `serve run` would deploy it, and the deployment in it that warms up."""
+    """One application as `serve run` would deploy it, with one of its deployments selected."""
 
     import_path: str
     bound: Any
@@ -48,16 +48,15 @@ class App:
     """The application's runtime environment, from the YAML."""
     deployment: str
     trust: Trust | None
-    """Trust settings in the deployment's class; None means the trust files of the machine."""
+    """Trust settings in the deployment's class; None if the trust files of the machine apply."""
     num_cpus: float
     """Number of CPUs that the application needs, with one replica or one gang per deployment.
     """
     replicas: int = 1
-    """Number of replicas of the warming deployment that start together: the size of a gang, or
-    1."""
+    """Number of replicas of the deployment that start together: the size of its gang, or 1."""
 
     def known_trust(self) -> Trust:
-        """Return the trust settings of the replicas, as far as this machine knows them."""
+        """Return the class's trust settings, or the settings from this machine's trust files."""
         return load_trust() if self.trust is None else self.trust
 
     def built(
@@ -77,7 +76,7 @@ class App:
         return dataclasses.replace(built, deployments=deployments)
 
     def resources(self) -> dict[str, float]:
-        """Return the resources that a start takes, by Ray's names, such as `CPU` and `GPU`.
+        """Return the amount of each resource that a start needs, by Ray's names (`CPU`, `GPU`).
 
         A replica counts as at least one CPU, because it uses a CPU even with `num_cpus: 0`.
         """
@@ -155,18 +154,19 @@ class Application:
         }
 
     def option(self, deployment: str, name: str) -> Any:
-        """Return a deployment's option, from the YAML if set there, or else from the code."""
+        """Return the value of a deployment's option. The YAML overrides the code."""
         override = self.overrides.get(deployment, {})
         return override[name] if name in override else getattr(self.deployments[deployment], name)
 
     def app(self, deployment: str | None = None) -> App:
-        """Return the application with the deployment to build for.
+        """Return the application with one deployment selected.
 
-        By default, this is the only deployment with WarmupMixin.
+        Without a name, the only deployment with WarmupMixin is selected.
 
         Raises:
-            ConfigError: the deployment does not use WarmupMixin, several deployments use it and
-                none is named, or the YAML has options for a deployment that does not exist.
+            ConfigError: the named deployment does not use WarmupMixin, no name is given and not
+                exactly one deployment uses it, or the YAML has options for a deployment that does
+                not exist.
         """
         unknown = sorted(self.overrides.keys() - self.deployments.keys())
         if unknown:
@@ -176,7 +176,7 @@ class Application:
             if len(classes) != 1:
                 raise ConfigError(
                     f"{self.target}: {len(classes)} deployments use WarmupMixin: {list(classes)}",
-                    hint="choose one with --deployment, or build for all of them with --all"
+                    hint="choose one with --deployment; serve-warm build --all builds all artifacts"
                     if classes
                     else "add WarmupMixin to the bases of the deployment's class",
                 )
@@ -223,11 +223,11 @@ def _guess(name: str, known: Iterable[str]) -> list[str]:
 
 
 def load_app(target: str, *, deployment: str | None = None) -> App:
-    """Return the application of a Serve YAML or `module:app`, and the deployment to build for.
+    """Return the application of a Serve YAML or `module:app`, with one deployment selected.
 
     Raises:
-        ConfigError: the file, module or deployment does not exist, or several match; the text lists
-            the candidates.
+        ConfigError: the file, module or deployment does not exist, or no name is given and several
+            deployments use WarmupMixin. The message lists the possible deployments.
     """
     return load_application(target).app(deployment)
 
@@ -238,7 +238,7 @@ def load_application(target: str) -> Application:
     The module is imported as Serve would import it, with the working directory on the import path.
 
     Raises:
-        ConfigError: the file or the module does not exist, or names no application.
+        ConfigError: the file or the module does not exist, or contains no application.
     """
     document = read_document(target)
     problems = find_schema_problems(document)
@@ -251,18 +251,20 @@ def load_application(target: str) -> Application:
 
 
 def read_document(target: str) -> dict[str, Any]:
-    """Return the content of a Serve YAML, or an equivalent for `module:app`; imports nothing.
+    """Return the content of a Serve YAML, or an equivalent for `module:app`.
+
+    The function does not import the module.
 
     Raises:
-        ConfigError: the target is neither a YAML nor `module:app`, cannot be read, or has no
-            applications.
+        ConfigError: the target is neither a YAML nor `module:app`, or the YAML cannot be read or
+            has no applications.
     """
     if target.endswith((".yaml", ".yml")):
         return _read_yaml(target)
     if ":" in target:
         return {"applications": [{"import_path": target}]}
     raise ConfigError(
-        f"{target!r} is neither a Serve YAML file nor of the form module:app",
+        f"{target!r} must be a Serve YAML file or have the form module:app",
         hint="for example serve.yaml, or deployments.text_embedder.app:embedder",
     )
 

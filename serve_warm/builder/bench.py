@@ -9,7 +9,7 @@ because the speed of a shared machine changes within minutes. The clocks:
     to_proof_s   end of the user's `__init__` → end of the proof and of the checks against eager
     parity_s     part of to_proof_s: the stage that checks entries against eager
     overhead_s   to_proof_s minus the steady compute of the passes
-    cpu_s        CPU of the replica and of the compilers it waited for, process start → proof
+    cpu_s        CPU seconds of the replica and the compilers it waited for, process start → proof
 
 `cold` and `torch_bytes` run stock torch, including torch's probe of the CPU's vector ISA. The floor
 is the part of a warm run that is not overhead: imports, weights and the passes themselves.
@@ -45,7 +45,7 @@ SCHEMA_FILE = Path(__file__).with_name("bench.schema.json")
 """The JSON Schema of the result of `run`, shipped with the package."""
 
 REQUEST_LIMIT_S = 600.0
-"""Seconds after which a request without an answer fails the bench."""
+"""Maximum seconds to wait for the answer to a request; after that, the bench fails."""
 
 Progress = Callable[[str], None]
 
@@ -60,7 +60,7 @@ def run(
     request_count: int = 60,
     progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
-    """Return the results of starting `app` in each of `modes`, `repeats` times.
+    """Start `app` `repeats` times in each of `modes`, and return the results.
 
     Raises:
         BuildFailed: a replica did not become ready, or a request failed.
@@ -104,7 +104,10 @@ def one(
     progress: Progress = lambda _: None,
     inspect: Callable[[Start], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Return the record of one start; `inspect` receives the start before the app is deleted."""
+    """Start `app` once, delete it, and return the record of the start.
+
+    Before the app is deleted, `inspect` is called with the start.
+    """
     parts = [CACHE, PRECOMPILED, EXPORTED]
     settings: dict[str, Any] = {"enabled": True, "artifact": store, "parts": parts}
     if mode == "cold":
@@ -151,7 +154,7 @@ def _by_stage(report: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _send(start: Start, count: int) -> list[float]:
-    """Send the declared inputs in turn, smallest first, and return the seconds of each request."""
+    """Send the declared inputs in turn, smallest first; return how long each one took."""
     inputs: list[Input] = start.handle.warmup_requests.remote().result(timeout_s=60)
     if not inputs:
         raise BuildFailed("the replica declares no inputs, so there is nothing to send")
@@ -182,7 +185,8 @@ def _http(session: requests.Session, url: str, item: Input) -> Callable[[], None
         )
         if not answer.ok:
             raise BuildFailed(
-                f"{verb} {path} of input {item.name!r} was answered with {answer.status_code}: "
+                f"the request for input {item.name!r} ({verb} {path}) was answered with "
+                f"{answer.status_code}: "
                 f"{excerpt(answer.text, 200)}"
             )
 
@@ -288,8 +292,8 @@ ROWS: tuple[tuple[str, str, Callable[[Mapping[str, Any]], float]], ...] = (
     ("first request", "ms", lambda r: r["first_request_s"] * 1e3),
     ("steady p50", "ms", lambda r: r["steady_p50_s"] * 1e3),
 )
-"""Rows of the table: a label, a unit, and a function that reads the value from a record of
-medians."""
+"""Rows of the table. Each has a label, a unit, and a function that returns the value from the
+medians of a mode."""
 
 COUNTS = (
     ("frames compiled", "compiles"),

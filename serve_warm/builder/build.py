@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The build of an artifact: the deployment itself runs on Ray, with its own resources.
+"""The build of an artifact, for which the deployment itself runs on Ray.
 
 Ray sets a replica's thread count from `num_cpus`, and the thread count is in torch's cache keys. So
 an artifact that was built outside a replica would not fit any replica. The build starts the
-deployment with the deployment's own options. A replica warms up and proves itself, and the build
-packs the replica's caches. Before publication, a second, fresh replica must load the artifact and
-reach the proof without a compiler run. If the artifact has ahead-of-time entries or libraries,
-further fresh replicas prove these too.
+deployment with the deployment's own options. A replica warms up until all inputs are proven, and
+then packs its caches. Before publication, a second, fresh replica must load the artifact and reach
+the same proof without running a compiler. If the artifact has ahead-of-time entries or libraries,
+more fresh replicas prove them too.
 """
 
 from __future__ import annotations
@@ -63,15 +63,16 @@ def build(
     """Build, prove, sign and publish the artifact of one deployment, or of each rank of its gang.
 
     Nothing is published unless a second, fresh replica loads the artifact, proves every input and
-    runs no compiler. `cpu` overrides the deployment's setting; replicas must use the same value.
+    runs no compiler. `cpu` overrides the setting `cpu` of the deployment. Replicas that load the
+    artifact must use the same value.
 
     Raises:
-        AlreadyPublished: the store already has the variant, and the destination refuses another.
+        AlreadyPublished: the store already has the variant, and `destination` does not allow
+            another artifact of it.
         BuildFailed: a replica or a round trip failed, or an artifact built as portable is not
             portable.
-        ConfigError: a portable artifact cannot be disassembled on this machine, the round trip
-            would not trust the artifact, or the artifact is to be unsigned and the store is not a
-            folder.
+        ConfigError: this machine has no objdump for a portable artifact, the round trip would not
+            trust the artifact, or `destination` does not accept an unsigned artifact.
         StoreError: the store cannot be written to.
     """
     store, work = destination.store, _Work(app, on, _settings(cpu), progress)
@@ -112,7 +113,7 @@ def build(
 
 
 class _Work:
-    """The timed work of a build on Ray: a cold start that packs, and warm starts that prove."""
+    """The phases of a build on Ray: a cold start makes the artifact, warm starts prove it."""
 
     def __init__(
         self, app: App, on: Cluster, settings: Mapping[str, Any], progress: Progress
@@ -126,7 +127,7 @@ class _Work:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[Progress]:
-        """Announce a phase, yield a function that reports its progress, and record its seconds."""
+        """Announce a phase, yield a function to report progress, and record the phase's seconds."""
         self._progress(name)
         began = time.perf_counter()
         try:
@@ -137,9 +138,8 @@ class _Work:
     def compile(self, look: Look) -> list[PackedReplica] | NothingToBuild:
         """Start cold replicas, and return the packed parts of each rank.
 
-        Portable parts are checked.
-
-        `look` is called with the states of the replicas while they start.
+        If the replicas compile nothing, return NothingToBuild. Portable parts are checked. While
+        the replicas start, `look` is called with their states.
         """
         cold = {**self._settings, "artifact": None}
         # Starting and packing are separate phases of one running deployment.
@@ -189,9 +189,9 @@ def _sizes_in_use(store: Store, app: App, used: Mapping[str, Any]) -> Sizes:
 
 
 def _settings(cpu: Cpu | None) -> dict[str, Any]:
-    """Return the settings of every replica of a build.
+    """Return the settings that all replicas of a build have in common.
 
-    With these settings, a missing artifact makes the start fail.
+    With these settings, a start fails if its artifact is missing.
     """
     if cpu == "portable":
         find_objdump()  # fail now, not after everything has compiled
@@ -205,9 +205,9 @@ def _settings(cpu: Cpu | None) -> dict[str, Any]:
 
 
 def _one_each(packed: Sequence[PackedReplica]) -> list[PackedReplica]:
-    """Drop each packed replica with the same machine and app as an earlier packed replica.
+    """Return the first packed replica for each fingerprint.
 
-    A gang without a process group has no ranks: its replicas can all start from the same artifact.
+    A gang without a process group has no ranks, so all its replicas can load the same artifact.
     """
     found: dict[str, PackedReplica] = {}
     for each in packed:
@@ -244,21 +244,20 @@ def _manifest(
 
 
 def _portable_of(by_rank: Sequence[PackedReplica]) -> list[PackedReplica]:
-    """Return the packed replicas whose code must be checked because it is for other CPUs too."""
+    """Return the packed replicas whose code must be checked, because other CPUs will run it too."""
     return [p for p in by_rank if p["fingerprint"]["app"].get("cpu") == "portable"]
 
 
 def _portable_facts(packed: PackedReplica) -> dict[str, Any]:
-    """Return the proven facts of a portable artifact for its manifest.
+    """Check the code of a portable artifact, and return the facts for its manifest.
 
-    This check runs in the builder, because user code in the replica that compiled could change the
-    result.
+    The check does not run in the replica, because user code there could falsify the result.
     """
     machine = packed["fingerprint"]["machine"]
     if machine["cpu_isa"] != PORTABLE_ISA:
         raise BuildFailed(
             "`cpu: portable` needs AVX2 (x86-64-v3), but the build machine's CPU does not have "
-            + " ".join(lacking(machine["cpu_isa"])),
+            f"{' '.join(lacking(machine['cpu_isa']))}",
             hint="nothing was published; build on a machine with these CPU flags",
         )
     made = [packed["parts"][name] for name in ("cache", "exported") if name in packed["parts"]]

@@ -20,7 +20,7 @@ class NothingToBuild:
     """The result of a build if the replica compiles nothing, and so needs no artifact."""
 
     warnings: tuple[str, ...]
-    """The warnings of the replicas, each once."""
+    """The warnings of the replicas, without duplicates."""
     cold: Mapping[str, Any]
     """The report of the replica."""
     published: Literal["nothing"] = "nothing"
@@ -31,7 +31,7 @@ class Built:
     """An artifact that passed its round trip and is published."""
 
     published: Literal["new", "kept"]
-    """`kept`: `if_published` is `keep`, and the variant that was already published passed its
+    """`kept` means that the variant was already published, and the published artifact passed its
     round trip."""
     store: str
     statement: str
@@ -53,9 +53,10 @@ class Built:
     """
     seconds: Mapping[str, float]
     """Wall-clock seconds that each phase of the build took, in order. `round trips` covers all
-    round trips. Single round trips are listed by label, and may have run at the same time."""
+    round trips. Each round trip is also listed by its label. Round trips may have run at the same
+    time."""
     warnings: tuple[str, ...]
-    """The warnings of the replicas. Of warnings that differ only in numbers, only the latest is
+    """The warnings of the replicas. If warnings differ only in numbers, only the latest is
     listed."""
     cold: Mapping[str, Any]
     """The report of the replica that compiled."""
@@ -88,7 +89,7 @@ class Told(TypedDict):
 
 
 def name_built(statements: Sequence[str], manifests: Sequence[Manifest]) -> Names:
-    """Return the names of the artifacts. For a gang, the first rank comes first."""
+    """Return the names of the artifacts. `statements` and `manifests` are sorted by rank."""
     return {
         "statement": statements[0],
         "ranks": tuple(statements) if len(statements) > 1 else (),
@@ -104,7 +105,7 @@ def measure_built(manifests: Sequence[Manifest]) -> Sizes:
 
 
 def tell_built(cold: Sequence[Mapping[str, Any]], warm: Sequence[Mapping[str, Any]]) -> Told:
-    """Return the warnings in all reports, and the reports of the first rank in full."""
+    """Return the warnings of all ranks, and the two reports of the first rank."""
     return {
         "warnings": collect_warnings(*cold, *warm),
         "cold": cold[0],

@@ -3,7 +3,7 @@
 """The quick checks of an application, which start neither Ray nor a replica.
 
 A problem is a finding that is certain to affect a build or a start. A warning depends on the
-replica's machine, or cannot be proven from the source. None of the checks runs an `__init__`.
+replica's machine, or cannot be proven from the source. No check runs an `__init__`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def check(
     Args:
         target: a Serve YAML or `module:app`. Its module is imported.
         deployment: check only this deployment, which must use WarmupMixin.
-        store: the value of `serve-warm build --store`, to compare with the application's store.
+        store: the store that `serve-warm build --store` will name, to compare with the
+            application's store.
         environ: the environment of replicas; their `runtime_env` overrides it.
         limit_s: seconds for each store to answer.
 
@@ -224,7 +225,8 @@ def _check_compiled(cls: type, name: str) -> Checked:
     found = Problem(
         where=name,
         what="found no torch.compile or serve_warm.compile in the source of "
-        f"{', '.join(looked_at)}; serve_warm read only this source, so a library may still compile",
+        f"{', '.join(looked_at)}; serve_warm did not read the source of libraries, which may "
+        "compile the model",
         fix=(
             "compile the model with serve_warm.compile(model); if the application compiles "
             "nothing, it needs no artifact"
@@ -244,7 +246,7 @@ def check_store(
     environ: Mapping[str, str],
     limit_s: float = STORE_LIMIT_S,
 ) -> Checked:
-    """Return the problems of a deployment's store, and how that store differs from `store`."""
+    """Return the problems of a deployment's store, such as a difference from `store`."""
     checked = compare_stores(application, deployment, store, environ=environ)
     uri = _artifact(application, deployment, environ)
     if uri is None:
@@ -273,9 +275,9 @@ def check_store(
 def compare_stores(
     application: Application, deployment: str, store: str | None, *, environ: Mapping[str, str]
 ) -> Checked:
-    """Return what is wrong if replicas do not read the store to which `build` publishes.
+    """Return a problem if replicas do not read `store`, the store that `build` publishes to.
 
-    Does not contact the store.
+    Also return a warning if the address is a relative path. The store is not contacted.
     """
     uri = _artifact(application, deployment, environ)
     if uri is None:
@@ -285,7 +287,7 @@ def compare_stores(
     if store is not None and not _is_same_store(uri, store):
         found = Problem(
             where=where,
-            what=f"--store is {_address(store)}, but replicas look in {_address(uri)}",
+            what=f"--store is {_address(store)}, but the replicas read from {_address(uri)}",
             fix=f"set artifact: {_address(store)}, or pass --store {uri}",
         )
         checked += Checked(problems=(found,))
@@ -294,8 +296,8 @@ def compare_stores(
         place = "Ray's copy of working_dir" if in_copy else "the replica's working directory"
         found = Problem(
             where=where,
-            what=f"the path is relative: for this command, it is {_address(uri)}, but on a cluster "
-            f"it is in {place}",
+            what=f"the path is relative: for this command, it means {_address(uri)}, but on a "
+            f"cluster it means a path in {place}",
             fix="use an absolute path that every node has, such as file:///srv/artifacts, or a "
             "bucket; `serve run` on one machine needs no change",
         )
@@ -328,7 +330,7 @@ def _is_same_store(uri: str, other: str) -> bool:
 
 
 def ask_store(uri: str, deployment: str, *, limit_s: float = STORE_LIMIT_S) -> list[str]:
-    """Return the statements in a store for a deployment.
+    """Return the keys of the statements that a store has for a deployment.
 
     Raises:
         ConfigError: `uri` is not the address of a store.

@@ -20,7 +20,7 @@ from serve_warm.replica.serve_calls import max_batch_size, suggest_target
 
 
 def check_inputs(application: Application, name: str) -> Checked:
-    """Return the problems of declared inputs that can be seen in the source of the class."""
+    """Return the problems of declared inputs, as far as the source of the class shows them."""
     from serve_warm.replica.deployment import WarmupMixin
 
     cls = application.warming[name]
@@ -52,8 +52,9 @@ def check_inputs(application: Application, name: str) -> Checked:
             problems.append(
                 Problem(
                     where=where,
-                    what=f"{declared.concurrency} calls at once, but max_ongoing_requests of the "
-                    f"deployment is {most}: Serve never sends so many calls at the same time",
+                    what=f"the input makes {declared.concurrency} calls at once, but "
+                    f"max_ongoing_requests of the deployment is {most}: Serve never sends more "
+                    "calls at the same time",
                     fix=f"set max_ongoing_requests: {declared.concurrency} for {name}, or "
                     f"declare at most {most}",
                 )
@@ -103,7 +104,7 @@ def _check_thread(cls: type, declared: DeclaredInput, where: str) -> Iterator[Pr
     yield Problem(
         where=where,
         what=f"{name!r} is a sync method: Serve runs each request of a sync handler in "
-        "a new thread, and concurrent calls of a compiled model can recompile it",
+        "a new thread, and concurrent calls can make a compiled model compile again",
         fix="make the handler async, or call the model with `await self.on_model_thread(...)`; "
         "ignore this if an async handler calls the method",
     )

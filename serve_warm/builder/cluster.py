@@ -33,7 +33,7 @@ POLL_S = 0.05
 
 
 ASK_S = 0.2
-"""Seconds between two progress reports while a replica works on its answer."""
+"""Seconds between two progress reports while a replica prepares its answer."""
 
 REPORT_LIMIT_S = 30.0
 """Maximum wall seconds for the replicas of a deployment to return their reports."""
@@ -44,12 +44,12 @@ START_LIMIT_S = 1800.0
 
 
 Progress = Callable[[str], None]
-"""Function that receives the current step of a start, in a few words. Repeated calls often pass the
-same words."""
+"""Function that is called with the current step of a start, in a few words. Consecutive calls often
+pass the same words."""
 
 Look = Callable[[Sequence[Mapping[str, Any]]], None]
-"""Function that receives the states of a start's replicas, again and again. An exception from
-the function ends the start."""
+"""Function that is called repeatedly with the states of the replicas that are starting. If the
+function raises, the start ends."""
 
 
 @record(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class Start:
         return self.ask("warmup_report", timeout_s=60)[0]
 
     def pack(self, *, timeout_s: float, progress: Progress = lambda _: None) -> list[PackedReplica]:
-        """Return the packed parts of each replica, by rank. Works once."""
+        """Return the packed parts of each replica, sorted by rank. Works only once."""
 
         def tell() -> None:
             doing = [state.get("doing") for state in node.read_states(self.state_dir)]
@@ -82,7 +82,7 @@ class Start:
     def ask(
         self, method: str, *, timeout_s: float, meanwhile: Callable[[], None] = lambda: None
     ) -> list[dict[str, Any]]:
-        """Call a method of the mixin on each replica, and return the results by rank.
+        """Call a method of the mixin on each replica, and return the results, sorted by rank.
 
         All replicas run the method at the same time, because a replica may need to wait for the
         others.
@@ -184,7 +184,8 @@ def _are_placed(details: Mapping[str, Any]) -> bool:
 def build_name() -> str:
     """Return a new name for an application that exists only to build or to measure.
 
-    The chart's alerts and dashboard exclude such names, including those of other releases.
+    The alerts and the dashboard of the Helm chart ignore applications with such names, even if
+    another release of serve_warm started them.
     """
     return f"serve_warm-{secrets.token_hex(4)}"
 
@@ -204,7 +205,8 @@ class Cluster:
         """Address of the code that Ray copied for the replicas; None if the nodes already have the
         code."""
         self.place = place
-        """`here` if the cluster runs only on this machine; `address` if it was found at one."""
+        """`here` if this process started the cluster on this machine; `address` if the cluster
+        already ran at an address."""
 
     @contextlib.contextmanager
     def deployed(self, app: App, settings: Mapping[str, Any]) -> Iterator[str]:
@@ -247,7 +249,7 @@ class Cluster:
         """Start `app` with one replica, yield the start when ready, and delete the app afterwards.
 
         Raises:
-                BuildFailed: the replica failed to start; the text is the replica's error.
+            BuildFailed: the replica failed to start; the text is the replica's error.
         """
         with self.starting(app, settings, look=look) as starting:
             while (start := starting.poll()) is None:
@@ -272,10 +274,10 @@ _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 
 
 def refuse_missing_module(text: str, deployment: str, *, on: Cluster) -> None:
-    """Raise if replicas died because of a missing module; the hint says how to provide it.
+    """Raise if replicas died because of a missing module; the hint says how to install it.
 
     Raises:
-        BuildFailed: `text`, the reason from Serve, names a missing module.
+        BuildFailed: `text`, which is Serve's reason for the failure, names a missing module.
     """
     missing = _NO_MODULE.search(text)
     if missing is None:
@@ -324,7 +326,8 @@ def open_cluster(
         num_cpus: minimum number of logical CPUs of a local cluster. A local cluster always has at
             least as many logical CPUs as the machine.
         working_dir: folder that Ray copies to the nodes at `address`, for replicas to work in.
-        progress: called when Ray is started or connected to, after the SIGTERM handler is set.
+        progress: called once, just before Ray is started or contacted. At that time, the SIGTERM
+            handler is already set.
 
     Raises:
         ConfigError: no cluster runs at `address`, or Ray cannot start one on this machine.
@@ -415,10 +418,10 @@ class _RayFailure(contextlib.AbstractContextManager["_RayFailure"]):
 
 @contextlib.contextmanager
 def _sigterm_as_exit() -> Iterator[Callable[[], None]]:
-    """Yield a function that makes SIGTERM raise an exception; restore the handler at the end.
+    """Yield a function that makes SIGTERM raise SystemExit; restore the old handler at the end.
 
-    `ray.init` installs its own handlers (seen in 2.60), which exit with 15 or print a C++ stack. So
-    call the function again after `ray.init`.
+    Call the function again after `ray.init`, because `ray.init` installs its own handlers (seen in
+    2.60). They exit with code 15 or print a C++ stack.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
@@ -469,7 +472,7 @@ def ask_replicas(address: str) -> list[dict[str, Any]]:
 
 
 def _ask_all(handle: Any) -> list[dict[str, Any]]:
-    """Return the reports of all replicas of a deployment; empty if its class lacks the mixin."""
+    """Return the reports of a deployment's replicas; empty if no replica answers with a report."""
     from ray.exceptions import RayError
     from ray.serve.exceptions import RayServeException
 
@@ -483,7 +486,7 @@ def _ask_all(handle: Any) -> list[dict[str, Any]]:
 
 
 def _client() -> Any:
-    """Return Serve's client for the controller that `open_cluster` has started."""
+    """Return Serve's client, which `serve.start` has connected to the controller."""
     from ray.serve.context import _get_global_client
 
     return _get_global_client()

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inputs that the source of `warmup_inputs` declares, found without running the method.
 
-Only constants, module-level names and class attributes are used. All findings are certain, because
-values that `__init__` sets or a loop creates are skipped.
+Only constants, module-level names and class attributes count as known. Values that `__init__` sets
+or a loop creates are unknown, and are skipped. So all findings are certain.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from serve_warm._records import record
 from serve_warm.inputs import Buckets, Input, shape_grid
 
 TARGET_AND_BUCKETS = ("target", "buckets")
-"""The names of the arguments of `shape_grid` that may be positional."""
+"""The arguments of `shape_grid` that a call may pass by position, in their order."""
 
 
 @record(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ def _maybe(node: ast.expr | None, scope: _Scope) -> Any:
 
 
 class _Scope:
-    """Evaluates expressions in a method, as far as the class and module determine their values."""
+    """Evaluates expressions in a method if the class and the module alone determine the value."""
 
     def __init__(self, cls: type, function: types.FunctionType) -> None:
         self._cls = cls
@@ -169,8 +169,8 @@ class _Scope:
 def assigns(cls: type, name: str) -> bool:
     """Return whether instances of a class might have an attribute that the class itself lacks.
 
-    Any assignment to the attribute in the source of the class or its bases counts. If the source is
-    unclear or missing, the answer is True.
+    The result is True if the class or one of its bases assigns to the attribute anywhere in its
+    source, or if the source is unclear or missing.
     """
     for base in cls.__mro__[:-1]:
         if base.__module__.partition(".")[0] in ("ray", "serve_warm"):
@@ -190,7 +190,7 @@ def assigns(cls: type, name: str) -> bool:
 
 
 def _parse(found: type | Callable[..., Any] | None) -> tuple[ast.Module, int] | None:
-    """Return a class's or function's parsed source and first line number; None without source."""
+    """Return the parsed source of a class or function, with its first line number, or None."""
     if found is None:
         return None
     try:

@@ -59,7 +59,7 @@ def find_objdump() -> str:
 
 
 def prove_portable(cache: IO[bytes], *, objdump: str) -> int:
-    """Disassemble every library in the tar of a cache directory; return the number of libraries.
+    """Check every library in the tar of a cache directory; return the number of libraries.
 
     Raises:
         BuildFailed: an instruction needs more than x86-64-v3, or a file cannot be read.
@@ -138,20 +138,21 @@ _BEYOND_BY_NAME = re.compile(
 )
 
 _EVEX = "62"
-"""The first byte of AVX-512's encoding, which instructions on low 256-bit registers can use too."""
+"""The first byte of an instruction in AVX-512's encoding (EVEX). AVX-512 instructions can have this
+encoding even if they use only the low 256-bit registers."""
 
 _PREFIXES = {"26", "2e", "36", "3e", "64", "65", "67"}
-"""Segment and address-size bytes that may precede the first byte of an encoding."""
+"""Segment and address-size prefixes, which can come before the first byte of an encoding."""
 
 
 def beyond_avx2(listing: Iterable[str]) -> Iterator[tuple[str, str]]:
-    r"""Yield the function and text of each instruction that is not in x86-64-v3.
+    r"""Yield each instruction that is not in x86-64-v3: the name of its function, and its text.
 
-    AVX-512, AMX and APX instructions are recognized by their registers and encoding. Extensions
-    with the encoding of AVX2 are recognized by name.
+    AVX-512, AMX and APX instructions are recognized by their registers and encoding. Instructions
+    of other extensions, which are encoded like AVX2, are recognized by name.
 
-    `listing` has the lines of `objdump --disassemble --wide`. Instructions that this objdump does
-    not know are also yielded, because they might be newer.
+    `listing` has the lines of `objdump --disassemble --wide`. The function also yields instructions
+    that this objdump does not know, because such instructions might be newer than x86-64-v3.
 
     Example:
         >>> list(beyond_avx2(["0000 <add>:", " 0:\t62 f1 7c 48 58 c1\tvaddps %zmm1,%zmm0,%zmm0"]))

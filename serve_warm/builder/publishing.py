@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The destination of a build, and the action if the variant is already published there."""
+"""The destination of a build, and what happens if it already has the variant."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ Variant = tuple[Manifest, dict[str, bytes]]
 
 @record(frozen=True, kw_only=True)
 class Destination:
-    """The store that a build publishes to, and what to do if the store already has the variant."""
+    """The store that a build publishes to, and the rule for variants that are already there."""
 
     store: Store
     if_published: OfPublished = "refuse"
-    """`keep` tests the published variant with a round trip; `supersede` publishes a new variant
-    beside it."""
+    """What to do if the store already has the variant. `refuse` fails. `keep` publishes nothing,
+    and tests the published artifact with a round trip. `supersede` publishes the new artifact
+    beside the old one."""
 
     def refuse_early(self, app: App) -> Look:
-        """Return a function that raises if a start is for a variant that is already published.
+        """Return a function that raises if a starting replica has an already published variant.
 
         The function raises before the start compiles anything. It does nothing unless
         `if_published` is `refuse`.
@@ -65,10 +66,11 @@ class Destination:
         return look
 
     def decide(self, app: App, manifests: Sequence[Manifest], notice: Progress) -> OfPublished:
-        """Return the action for the new variants. A gang has one variant for each rank.
+        """Return what to do with the new variants. A gang has one variant for each rank.
 
-        If nothing is published, the result is `refuse`, so that the push fails if another writer
-        publishes first.
+        The result is `supersede` if replicas can no longer run the published entries. It is
+        `refuse` if no variant is published yet. So if another writer publishes one first, the push
+        fails.
 
         Raises:
             AlreadyPublished: a variant is published, and `if_published` does not allow it.
@@ -98,7 +100,7 @@ class Destination:
     def _is_outdated(self, app: App, fingerprints: Sequence[Fingerprint]) -> bool:
         """Return whether all published variants have entries that replicas no longer run.
 
-        Older rules made these entries, so superseding them loses nothing.
+        The entries were made under older `RULES`. Nothing is lost if new artifacts supersede them.
         """
         published = {
             statement

@@ -26,16 +26,16 @@ class RoundTrip:
     label: str
     parts: list[str]
     level: int
-    """The highest level of the trip's parts. At least one call must run at this level."""
+    """The highest level that the trip's parts allow. At least one call must run at this level."""
     without_compiler: bool = False
 
 
 def plan(stored: Mapping[str, bytes], entries: Sequence[Mapping[str, Any]]) -> list[RoundTrip]:
     """Return the round trips that prove an artifact, one per level.
 
-    Each level is tested by itself. A call that is served by an entry does not test the caches, but
-    a start needs the caches when no entry matches. If every call has a library, neither entries nor
-    caches are needed.
+    Each level needs its own test. For example, a call that uses an entry does not test the caches,
+    but a later start needs the caches if no entry matches. If every call has a library, the last
+    round trip loads neither entries nor caches.
     """
     trips = [RoundTrip(label="round trip", parts=["cache"], level=1)]
     if "precompiled" in stored:
@@ -64,8 +64,8 @@ def prove(
 
     Trips run in parallel: a trip starts once all running trips have their resources and enough
     resources remain free. So a trip never waits for resources that another trip holds. A gang runs
-    alone, because the code of its ranks may use a fixed port. `took` receives the label and wall
-    seconds of each trip.
+    alone, because the code of its ranks may use a fixed port. `took` is called with the label and
+    the wall seconds of each trip.
 
     Raises:
         BuildFailed: a replica was not fully warm. The text begins with the label of the trip. The
@@ -130,7 +130,7 @@ class _UnderWay:
         return time.perf_counter() - self._began
 
     def poll(self) -> list[dict[str, Any]] | None:
-        """Return the reports of the trip's replicas once all are ready, and None before.
+        """Return the reports of the trip's replicas, or None if not all replicas are ready yet.
 
         Raises:
             BuildFailed: a replica is not fully warm.
@@ -173,12 +173,12 @@ def accept(report: Mapping[str, Any], *, level: int = 1, without_compiler: bool 
     if level > 1 and not any(use["level"] == level for use in report["entries"]):
         why = next(
             (use["reason"] for use in report["entries"] if use["reason"]),
-            "the inputs make no such call",
+            "no input makes such a call",
         )
-        problems.append(f"no call was answered at level {level} ({why})")
+        problems.append(f"no call ran at level {level} ({why})")
     if without_compiler:
         problems += [
-            f"{use['callable']}{use['call']} was served by level {use['level']}: {use['reason']}"
+            f"{use['callable']}{use['call']} ran at level {use['level']}: {use['reason']}"
             for use in report["entries"]
             if use["level"] < 3
         ]

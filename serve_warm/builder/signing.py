@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The signing of a built artifact, and the location of the signed copy that replicas prove."""
+"""The signing of an artifact, and the place of the signed copy that the round trip loads."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ logger = logging.getLogger(__name__)
 
 @record(frozen=True, kw_only=True)
 class Signing:
-    """The key that signs a build's artifact, when to sign, and the origin facts to sign."""
+    """How a build signs its artifact: the key, the time, and the signed facts about the origin."""
 
     key: Ed25519PrivateKey | None = None
-    """The signing key. None means the per-user key, created and trusted on first use. The replicas
-    of the round trip must trust the key, as the fleet will."""
+    """The signing key. None means the per-user key, which is created and trusted on first use. The
+    replicas of the round trip must trust the key, like the replicas that later load the
+    artifact."""
     when: Literal["now", "later"] = "now"
     """With `later`, the key signs only the copy for the round trip
     (see `serve_warm.artifact.unsigned`)."""
@@ -45,11 +46,11 @@ class Signing:
 
 
 BY_USER_KEY = Signing()
-"""Signing with the per-user key, without facts about the origin."""
+"""Signing with the per-user key. No facts about the origin are signed."""
 
 
 def check_place(destination: Destination, signing: Signing) -> None:
-    """Raise if an unsigned artifact must not be published to this store.
+    """Raise if the artifact is to stay unsigned, but `destination` accepts only signed ones.
 
     Raises:
         ConfigError: the store is not a folder, or `if_published` is `keep`.
@@ -82,11 +83,12 @@ folder."""
 def check_key(
     signing: Signing, app: App, on: Cluster, store: Store
 ) -> tuple[Ed25519PrivateKey, Beside]:
-    """Return the key and the location of the copy; raise if the replicas would not trust the key.
+    """Return the key, and the location of the copy for the round trip.
+
+    A build calls this before it compiles anything.
 
     Raises:
-        ConfigError: the replicas run on this machine, which does not trust the key. This is raised
-            before anything is compiled.
+        ConfigError: the replicas run on this machine, and would not trust the key.
     """
     key = signing.key or user_key()
     if on.place != "here":
@@ -99,7 +101,7 @@ def check_key(
         raise ConfigError(
             "the signing key is not trusted on this machine, so the round trip would refuse the "
             "artifact",
-            hint=f"add it to {where}:\n{trust_lines(public, name='builder')}",
+            hint=f"add the key to {where}:\n{trust_lines(public, name='builder')}",
         )
     try:
         check_required(trust | load_trust().limits, signing.provenance)
@@ -125,11 +127,11 @@ def check_key(
 
 @contextlib.contextmanager
 def staging(store: Store, beside: Beside) -> Iterator[str]:
-    """Yield a store for the round trip that no serving replica reads.
+    """Yield a store that only the replicas of the round trip read.
 
-    On a local cluster, the store is a temporary folder. On other clusters, all nodes must be able
-    to read the store, and the key might be trusted only for some stores. So on those clusters, the
-    copy is in the artifact's own store, under keys that no artifact uses.
+    With `temporary`, the store is a temporary folder on this machine. Otherwise, the store is
+    inside the artifact's own store, under keys that no artifact uses. The second location is needed
+    if other nodes must read the copy, or if the key is trusted only for some stores.
     """
     if beside == "temporary":
         with tempfile.TemporaryDirectory(prefix=_STAGING) as temporary:

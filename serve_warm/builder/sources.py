@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about a deployment's class, read without an instance: routes, and whether it compiles.
+"""Facts about a deployment's class that need no instance: its routes, and whether it compiles.
 
-This module uses private names of Ray Serve, seen in 2.60: the class that `@serve.ingress` makes has
-an `__init__` that closes over `frozen_app_or_func`. Without that closure, routes are unknown.
+This module uses a private name of Ray Serve (seen in 2.60): `@serve.ingress` makes a class whose
+`__init__` closes over `frozen_app_or_func`. If that name is missing, the routes are unknown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from serve_warm._records import record
 
 @record(frozen=True, kw_only=True)
 class Routes:
-    """The routes of an ASGI app that lists its routes, such as a Starlette or FastAPI app."""
+    """The routes of an ASGI app with a list of routes, such as a Starlette or FastAPI app."""
 
     known: tuple[str, ...]
     """The method and path of each documented route, for messages."""
@@ -64,10 +64,10 @@ def _describe(routes: Sequence[Any]) -> Iterator[str]:
 
 
 def modules_without_compile(cls: type) -> list[str]:
-    """Return the names of the user's modules that a class uses, if none refers to compiling.
+    """Return the names of the user's modules that a class uses, if none of them compiles.
 
-    The list is empty if a name in these modules refers to compiling, or if the source of a module
-    cannot be read.
+    A module counts as compiling if a name in its source, other than `re.compile`, contains
+    "compile". The list is empty if a module compiles, or if the source of a module cannot be read.
     """
     looked_at = []
     for module in _own_modules(cls):

@@ -14,7 +14,7 @@ Exit codes, the same for every command:
     143  terminated; `build` and `bench` stop their replicas first
 
 The module of a command is imported only when the command runs. `serve-warm --help` and the commands
-that only read, copy, sign or prune artifacts import no torch, and `diff` works without it.
+that only read, copy, sign or prune artifacts do not import torch. `diff` works without torch.
 """
 
 from __future__ import annotations
@@ -103,10 +103,10 @@ class _Lazy(click.Group):
 
 
 def check_system(name: str, *, anywhere: Collection[str] = ANYWHERE) -> None:
-    """Refuse a command on a system where the command cannot work.
+    """Raise if a command cannot work on this system.
 
     Raises:
-        ServeWarmError: the command does not work here; the hint says where it does.
+        ServeWarmError: the command does not work here. The hint says where the command works.
     """
     platform: str = sys.platform
     if platform == "linux" or name in anywhere:
@@ -173,7 +173,7 @@ def harmless(text: str) -> str:
 
 
 def main() -> None:
-    """Run the command line, and end with one message and one of the exit codes above."""
+    """Run the command line. Print an error as one message, and end with an exit code from above."""
     try:
         code = serve_warm(standalone_mode=False)
     except click.ClickException as error:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def inspect(*, store: str, deployment: str | None, as_json: bool) -> None:
     """Show the artifacts of a store: their signers, their fingerprints and their parts.
 
-    Reads only the statements, and downloads no parts.
+    The command reads only the statements, and downloads no parts.
     """
     opened = open_existing_store(store)
     described = catalog.describe(opened, load_trust(), deployment=deployment)
@@ -77,12 +77,12 @@ def _show_manifest(manifest: Manifest) -> None:
 def verify(*, store: str, deployment: str | None, as_json: bool) -> None:
     """Check the artifacts in STORE as a replica would, on any machine.
 
-    Checks signatures, age, deny-list, sizes, digests and the contents of the parts. Each part is
-    downloaded and then deleted. Nothing is loaded. Run diff to see whether an artifact fits a
-    machine.
+    The command checks signatures, age, deny-list, sizes, digests and the contents of the parts.
+    Each part is downloaded and then deleted. Nothing is loaded. Run diff to see whether an artifact
+    fits a machine.
 
-    Ends with exit code 3 if an artifact is refused (for example because no key is trusted), or if
-    no artifact exists.
+    The exit code is 3 if an artifact is refused (for example because no key is trusted), or if no
+    artifact exists.
     """
     opened = open_existing_store(store)
     with screen.bars() as progress:
@@ -151,7 +151,7 @@ def _show_hints(described: Sequence[catalog.Described]) -> None:
 
 
 def nothing_there(opened: Store, store: str, deployment: str | None) -> str:
-    """Return the message for a store that has no artifacts, or none for a deployment."""
+    """Return the message for a store without artifacts, or without artifacts for `deployment`."""
     text = f"{store} has no artifacts"
     if deployment is not None:
         known = catalog.deployments(opened)
@@ -201,7 +201,7 @@ if_published = click.option(
     type=click.Choice(["refuse", "supersede"]),
     default="refuse",
     show_default=True,
-    help="What to do if STORE already has this variant with other content.",
+    help="What to do if the target already has this variant with other content.",
 )
 
 
@@ -233,7 +233,8 @@ def pull(
 ) -> None:
     """Verify the artifacts of STORE, and copy them into FOLDER.
 
-    Use this for mirrors and images. Replicas pull the matching artifact themselves.
+    Use pull to fill a mirror or a container image. Replicas need no pull command: they download the
+    matching artifact themselves.
     """
     _copy(store, folder, deployment, on_taken, as_json=as_json)
 

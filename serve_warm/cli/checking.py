@@ -21,23 +21,23 @@ from serve_warm.errors import ServeWarmError
 @click.argument("app")
 @click.option(
     "--store",
-    help="Store to which serve-warm build will publish. check compares it with the store in the "
-    "app's settings.",
+    help="Store that serve-warm build will publish to. The command reports if the app's settings "
+    "name another store.",
 )
 @click.option("--deployment", help="Check only this deployment, which must use WarmupMixin.")
 @click.option(
     "--json",
     "json_file",
     type=click.Path(path_type=Path),
-    help="File to write the findings to as JSON; - prints them on stdout instead of the text.",
+    help="Write the findings to this file as JSON. With -, print JSON on stdout instead of text.",
 )
 def check(*, app: str, store: str | None, deployment: str | None, json_file: Path | None) -> None:
     """Look for mistakes in an application, in seconds and without starting Ray.
 
-    Imports the application's module, but does not run any __init__. Checks deployment names, keys,
-    settings, the store, and the targets and sizes of inputs as far as the source shows them. The
-    exit code is 0 without problems, 1 with problems, and 2 if the application cannot be imported or
-    read. Warnings do not count.
+    The command imports the application's module, but does not run any __init__. It checks
+    deployment names, keys, settings and the store. It also checks the targets and sizes of inputs,
+    as far as the source shows them. The exit code is 0 without problems, 1 with problems, and 2 if
+    the application cannot be imported or read. Warnings do not count.
     """
     start = time.perf_counter()
     with _CannotTell():

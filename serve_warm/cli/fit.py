@@ -23,7 +23,8 @@ from serve_warm.trust.envelope import parse_json
 from serve_warm.trust.files import load_trust
 
 BY_REPLICA = "set by the replica"
-"""Shown instead of an app factor's value if no app is known: a replica sets threads and modes."""
+"""Text instead of the value of an app factor, such as the thread count, if no app is known. Only a
+replica knows these values."""
 
 
 @click.command()
@@ -45,11 +46,11 @@ def diff(
 ) -> None:
     """Show which factors of the artifacts in STORE match this machine, and which differ.
 
-    Needs neither torch nor ray. This command does not know the factors that a replica sets
-    (threads, grad mode, arguments of torch.compile). These factors do not count, unless the
-    --against file contains them.
+    The command needs neither torch nor ray. It does not know the factors that a replica sets
+    (threads, grad mode, arguments of torch.compile). It ignores these factors, unless the --against
+    file contains them.
 
-    Ends with exit code 3 if a deployment has no artifact that fits, or if no artifact exists.
+    The exit code is 3 if a deployment has no artifact that fits, or if no artifact exists.
     """
     opened = open_existing_store(store)
     here = _this_machine() if against is None else _read_described(against)
@@ -100,7 +101,7 @@ def diff(
 
 @record(frozen=True, kw_only=True)
 class _Compared:
-    """An artifact compared with a machine: factors that differ, are equal, or are unknown."""
+    """An artifact compared with a machine: the different, the equal and the unknown factors."""
 
     considered: choose.Considered
     equal: tuple[Mismatch, ...] = ()
@@ -113,7 +114,7 @@ class _Compared:
         return self.considered.statement
 
     def newest(self) -> tuple[str, str]:
-        """Return the sort key of a pull, which loads the matching artifact with the largest key."""
+        """Return the sort key for the age; a pull loads the newest matching artifact."""
         return self.considered.created, self.statement
 
     def nearest(self) -> tuple[bool, bool, int]:
@@ -221,9 +222,9 @@ def _show(deployment: str, compared: Sequence[_Compared], *, where: str, show_al
 
 
 def _name_uncompared(compared: _Compared) -> str:
-    """Return the unknown factors as text.
+    """Return a text about the factors that were not compared.
 
-    Only the number of threads is named, because it differs most often.
+    The text names only the number of threads, because this factor differs most often.
     """
     count = len(compared.by_replica)
     if not any(factor.factor == "threads" for factor in compared.by_replica):

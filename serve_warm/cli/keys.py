@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
     """Make an Ed25519 signing key: FILE is the private key, and FILE.pub is the public key.
 
-    Prints the lines to add to trust.toml on machines that should trust the key. Keep the private
-    key where you build artifacts, and never on a replica.
+    The command prints the lines to add to trust.toml on machines that should trust the key. Keep
+    the private key where you build artifacts, and never on a replica.
     """
     name = file.stem if name is None else name
     if not name or not name.isprintable():
@@ -130,13 +130,13 @@ def sign(
     """Sign the artifacts of STORE again, without uploading their parts.
 
     Use sign to rotate keys: each artifact gets a new statement with its old and new signatures.
-    Artifacts that this machine does not trust are skipped, because a signature vouches for a whole
-    artifact. If an artifact is skipped, the exit code is 3.
+    The command skips artifacts that this machine does not trust, because a new signature would
+    vouch for their content. If an artifact is skipped, the exit code is 3.
 
     With --unsigned, sign adds the first signature to artifacts that were built without a signature.
-    sign checks the parts first and loads nothing, so the model's code never runs in a process that
-    has the key. An unsigned artifact can contain false claims, so pass the deployment and the
-    origin as options.
+    Before that, the command checks the parts. It loads nothing, so the model's code never runs in a
+    process that has the key. An unsigned artifact can contain false claims, so pass the deployment
+    and the origin as options.
     """
     if not unsigned and (target or on_taken or source_commit or image or builder):
         raise click.UsageError(

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replicas as seen from outside: in this node's state files, and on pages of metrics.
 
-Both sources become the same records. A field that a source does not have is None or empty, never a
-guess. A metrics page contains only numbers, and Ray's page has no heartbeat.
+Both sources give records of the same type. A field that a source does not have is None or empty,
+never a guess. A metrics page contains only numbers, and Ray's page has no heartbeat.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FETCH_LIMIT_S = 5.0
 """Time limit for a page of metrics."""
 MAX_PAGE_BYTES = 64 << 20
 ENDED_SHOWN_S = node.SWEEP_S
-"""Seconds for which a replica that ended before READY is shown without `--all`."""
+"""A replica that ended before READY is shown without `--all` for this many seconds."""
 
 
 @record(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Observed:
     store: str = ""
     """Address of the configured store; empty on pages of metrics."""
     doing: str = ""
-    """What a start waits for, if its stage does not show this."""
+    """What the start is waiting for; empty if the stage already shows this."""
     traced: str = ""
     """Share of the start's compiled calls that were traced: `none`, `some` or `all`; empty before
     READY."""
@@ -64,7 +64,8 @@ class Observed:
     heartbeat_s: float | None = None
     """Seconds since the replica last wrote its state."""
     elapsed_s: float | None = None
-    """Seconds from the replica's creation, just before `__init__`, until now, READY or FAILED."""
+    """Seconds from the replica's creation, just before `__init__`, until READY or FAILED. Before
+    these stages, until now."""
     deadline_s: float | None = None
     """Limit in seconds from the end of `__init__` to READY."""
     graph_pool_bytes: int | None = None
@@ -72,7 +73,7 @@ class Observed:
     seats: str = ""
     """Text about the seats; empty without configured seats."""
     event: str = ""
-    """The last event or problem, in a line; empty if there is none."""
+    """The last event or problem, in one line; empty if there is none."""
     figures_alone: bool = False
     """Whether the source is a page of metrics. On such a page, `store` and `doing` are unknown,
     and `event` has counts instead of the replica's own text."""
@@ -101,7 +102,7 @@ class Observed:
 
 @record(frozen=True, kw_only=True)
 class Look:
-    """The replicas that all sources together show at one time."""
+    """The replicas that the sources show at one time."""
 
     sources: tuple[str, ...] = ()
     replicas: tuple[Observed, ...] = ()
@@ -147,7 +148,7 @@ def _is_of(name: str, replica: Observed) -> bool:
 
 
 def look(state_dir: str, urls: Sequence[str]) -> Look:
-    """Return the replicas that the state directory, if given, and all pages show now.
+    """Return the replicas that are now in the state directory (if given) and on the pages.
 
     Pages are fetched concurrently. If several sources show a replica, the first one wins: the
     directory, then the pages in their order.
@@ -174,7 +175,7 @@ def look(state_dir: str, urls: Sequence[str]) -> Look:
 
 
 def of_directory(directory: str) -> Look:
-    """Return the replicas that have files in a state directory; none if it does not exist."""
+    """Return the replicas with files in a state directory; none if the directory does not exist."""
     now = node.boot_s()
     try:
         found = node.look(directory)
@@ -229,7 +230,7 @@ def _of_replica(replica: node.Replica, now: float, source: str) -> Observed:
 
 READY_SECONDS = ("serve_warm_ready_seconds", "")
 ELAPSED_SECONDS = ("serve_warm_start_elapsed_seconds", "")
-"""Both times begin before the replica's `__init__`, when no state file exists yet."""
+"""Both times count from just before the replica's `__init__`, when no state file exists yet."""
 
 
 def _elapsed_s(replica: node.Replica, stage: str, now: float) -> float | None:
@@ -250,7 +251,7 @@ def _elapsed_of(
 
 
 def _why(replica: node.Replica, now: float) -> str:
-    """Return a replica's problem, unless its other fields show it."""
+    """Return the problem of a replica, or "" if other fields of the replica show the problem."""
     if replica.condition == "stale" and replica.heartbeat_s <= now:
         return "its process exists, but is hung or stopped"
     shown = replica.condition in ("stale", "unreadable") or replica.state is None
@@ -260,7 +261,8 @@ def _why(replica: node.Replica, now: float) -> str:
 def _figures_of(table: Any, now: float | None) -> dict[tuple[str, str], float]:
     """Return the metrics in a replica's state file, as values by name and label.
 
-    For a running replica, `now` is the current time: growing intervals are measured up to `now`.
+    `now` is the current time for a running replica, and None for an ended replica. Intervals that
+    still grow are measured up to `now`.
     """
     figures: dict[tuple[str, str], float] = {}
     for row in _list(table):
@@ -303,9 +305,9 @@ def metrics_url(text: str) -> str:
 
 
 class UnreachableError(Exception):
-    """An address has no page of metrics.
+    """An address returned no page of metrics.
 
-    The text continues a sentence that begins with the address.
+    The text is the rest of a sentence that begins with the address.
     """
 
 
@@ -411,7 +413,8 @@ def of_page(text: str, *, source: str) -> Look:
 
 
 OWN_LABELS = ("stage", "verdict", "reason", "condition", "device", "traced", "level")
-"""Labels of the rows that are read. Ray adds other labels that name the sender."""
+"""The labels that the rows of one metric differ in. Ray adds other labels, which identify the
+sender."""
 
 
 def _of_figures(
@@ -468,8 +471,8 @@ def _of_figures(
 def _condition(stage: str, heartbeat_s: float | None, *, believed: bool) -> tuple[str, str]:
     """Return the condition and the problem of a running replica, as `node.look` does.
 
-    `believed` says whether the page counts a READY replica as ready. The server might use a
-    different limit than `node.STALE_S`.
+    `believed` is False if the page does not count a READY replica as ready. The server of the page
+    might use another limit than `node.STALE_S`.
     """
     late = heartbeat_s is not None and heartbeat_s > node.STALE_S
     if late or (stage == "READY" and not believed):
@@ -524,9 +527,9 @@ POOL_BYTES = "serve_warm_graph_pool_bytes"
 
 
 def _seats(figures: Mapping[tuple[str, str], float], *, why: str = "") -> str:
-    """Return how many seats are wanted and free, and whether this start used a seat (if not, why).
+    """Return a text: how many seats are wanted and free, and whether this start used a seat.
 
-    `why` is the line about the seat in the replica's state file; a page of metrics has no such
+    `why` is the line about the seat in the replica's state file. A page of metrics has no such
     line.
     """
     wanted, waiting = (figures.get((f"serve_warm_seats{end}", "")) for end in ("_wanted", ""))
@@ -555,7 +558,7 @@ REFUSED = "serve_warm_refused"
 
 
 def _cut_hint(reason: str) -> str:
-    """Return a reason with only the first line of its hint. The rest is text to paste."""
+    """Return a reason with only the first line of its hint. The other lines are for pasting."""
     what, sep, hint = reason.partition("\nhint: ")
     return what + sep + hint.partition("\n")[0].removesuffix(":")
 
@@ -584,5 +587,5 @@ def _count(value: Any) -> int | None:
 
 
 def _age(seconds: float) -> float | None:
-    """Return the seconds; None if negative, because the time is then from before a reboot."""
+    """Return an age in seconds; None if it is negative, because a reboot has reset the clock."""
     return max(0.0, seconds) if seconds > -1.0 else None

@@ -55,7 +55,7 @@ def _quantity(text: str, units: Mapping[str, int], example: str) -> float:
 
 
 def version(text: str) -> str:
-    """Return `text` unchanged if it is a version, or fail."""
+    """Return `text` unchanged; raise BadParameter if it is not a version."""
     try:
         Version(text)
     except InvalidVersion as error:
@@ -114,10 +114,10 @@ def prune(
 ) -> None:
     """Remove artifacts from STORE by age, size or version of torch.
 
-    Without a rule, prune removes only parts that no artifact refers to. These parts must be at
-    least a day old, because newer parts might belong to a push that is still running. prune keeps
-    artifacts in use by this user's replicas on this machine, and artifacts listed in --in-use
-    files. prune cannot see replicas on other machines.
+    Without a rule, the command removes only parts that no artifact refers to. These parts must be
+    at least a day old, because newer parts might belong to a push that is still running. The
+    command keeps artifacts that this user's replicas on this machine use, and artifacts in --in-use
+    files. It cannot see replicas on other machines.
     """
     if keep_newest is not None and older_than is None and max_size is None:
         raise click.UsageError(
@@ -173,7 +173,7 @@ def _find_names(file: Path) -> set[str]:
         # An error, because an empty list would remove artifacts that the user wants to keep.
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise click.BadParameter(
-            f"{screen.show_line(str(file))}: {why}; it should be a replica's report, a list of "
+            f"{screen.show_line(str(file))}: {why}; pass a file with a replica's report, a list of "
             "reports, or a list of statements",
             param_hint="'--in-use'",
         ) from error
@@ -181,7 +181,7 @@ def _find_names(file: Path) -> set[str]:
 
 
 def _statements_in(data: Any) -> set[str]:
-    """Return the statements that one or several reports name.
+    """Return the statements in `data`: a report, a list of reports, or a list of statements.
 
     Raises:
         ValueError: `data` has neither reports nor statements.

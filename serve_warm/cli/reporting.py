@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The `report` command, which shows whole starts of replicas on this node or in a Ray cluster."""
+"""The `report` command, which shows how replicas of a node or a Ray cluster started."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Start:
     spans: Sequence[Span]
     doing: str
     reason: str
-    """Reason why the artifact was not loaded."""
+    """The reason why the artifact was not loaded."""
     degraded: Sequence[str]
     warnings: Sequence[str]
     error: str
@@ -83,20 +83,20 @@ class Start:
     "--json",
     "json_file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File to write JSON to.",
+    help="Write JSON to this file.",
 )
 @click.option(
     "--trace",
     "trace_file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File to write a Chrome trace to, for chrome://tracing or ui.perfetto.dev.",
+    help="Write a Chrome trace to this file, for chrome://tracing or ui.perfetto.dev.",
 )
 def report(
     *, state_dir: str, address: str | None, json_file: Path | None, trace_file: Path | None
 ) -> None:
-    """Show how long each phase of every start took, and the levels of calls.
+    """Show the duration of each phase of every start, and the levels at which calls run.
 
-    The output includes replicas on this node that have ended, as long as their files are kept.
+    The output includes replicas on this node that have ended, as long as their state files exist.
     """
     if state_dir and address:
         raise click.UsageError("pass --state-dir or --address, not both")
@@ -120,7 +120,7 @@ def _write(path: Path, data: Any) -> None:
 
 
 def of_node(directory: str) -> list[Start]:
-    """Return the starts with state files in a directory.
+    """Return the starts that have state files in a directory.
 
     Raises:
         StoreError: the directory has no starts, or cannot be read.
@@ -199,7 +199,7 @@ def _start(names: tuple[str, str, str], said: Mapping[str, Any], *, ended: bool 
 
 
 def _seat(said: Any) -> str:
-    """Return the line about a seat from a state file, or from the record in a report."""
+    """Return the line about a seat. `said` is this line itself, or the record in a report."""
     if not isinstance(said, dict):
         return _text(said)
     known = {each.name for each in dataclasses.fields(SeatUse)}
@@ -234,7 +234,7 @@ def _count(value: Any) -> int:
 
 
 def as_data(start: Start) -> dict[str, Any]:
-    """Return a start for JSON, with spans in seconds since its process began."""
+    """Return a start for JSON. Times of spans are in seconds since the first span began."""
     zero = min((span.began_boot_s for span in start.spans), default=0.0)
     plain = {name: getattr(start, name) for name in Start.__dataclass_fields__ if name != "spans"}
     return {

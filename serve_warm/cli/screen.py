@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Output of the commands: bars and a clock in a terminal, lines in a log, JSON for programs.
 
-Anyone could have written an untrusted statement, so show its texts only with `show_line` or a table
-of this module.
+Anyone could have written an untrusted statement. So show texts from such a statement only with
+`show_line` or a table of this module.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from serve_warm.errors import ArtifactRefused
 
 COUNTERS = re.compile(r" pass \d+(, \d+/\d+ inputs)?")
-"""Pattern of the counters in a text about a start, such as `pass 2, 3/6 inputs`."""
+"""Pattern that matches the counters in a text about a start, such as `pass 2, 3/6 inputs`."""
 
 ROUNDS = re.compile(r"(?<! of) \d+(/\d+)?$")
-"""Pattern of the counter at the end of a progress line of `bench`. The pattern does not match
-`3 of 6` or the port of an address."""
+"""Pattern that matches the counter at the end of a progress line of `bench`, but not `3 of 6` or
+the port of an address."""
 
 stderr = Console(stderr=True, highlight=False)
 stdout = Console(highlight=False)
@@ -92,10 +92,10 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that shows a transfer, given its name, the bytes done and the total bytes.
+    """Yield a function that shows the progress of transfers.
 
-    A terminal shows a bar for the current transfer. Each completed transfer becomes a line, even
-    outside a terminal.
+    The function takes the name of a transfer, the bytes done and the total bytes. In a terminal,
+    the current transfer has a bar. Each completed transfer becomes a line, even outside a terminal.
     """
     shown_bars = Progress(
         TextColumn("{task.description}", markup=False),
@@ -113,11 +113,12 @@ def bars() -> Iterator[Callable[[str, int, int], None]]:
 
 
 ONE_REQUEST_BYTES = 32 << 20
-"""Objects up to this size come as one stream, so their progress arrives in order."""
+"""Objects up to this size are transferred in one stream, so reports of their progress arrive in
+order."""
 
 
 class _Moving:
-    """Shows one bar at a time, for consecutive transfers that are known only by name."""
+    """Shows one progress bar at a time, and a new one when another transfer begins."""
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
@@ -174,7 +175,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def words(header: Sequence[str], rows: Sequence[Sequence[str]], *, indent: int = 0) -> None:
-    """Print a table of words. In a terminal, the table is folded to the width of the window."""
+    """Print a table of words. In a terminal, long cells are wrapped to fit the window."""
     drawn = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     for name in header:
         drawn.add_column(name, overflow="fold")
@@ -204,7 +205,8 @@ def show_line(text: str) -> str:
 def levels(entries: Any) -> list[str]:
     """Return lines that count the kinds of calls at each level, and a line for each reason.
 
-    `entries` comes from a report or a manifest. Data in the form of another release gives no lines.
+    `entries` comes from a report or a manifest. The result is empty for data that another release
+    wrote in another form.
 
     >>> levels([{"callable": "Net", "call": "(t0)", "level": 1, "reason": "a graph break"}])
     ['level 2     0 of 1 kinds of calls', 'level 1     Net(t0): a graph break']

@@ -46,7 +46,7 @@ working_dir_option = click.option(
     "--store", required=True, help="Store to publish to: a folder, or an s3, gs, az or hf address."
 )
 @click.option(
-    "--deployment", help="Build for this deployment, if several deployments use WarmupMixin."
+    "--deployment", help="Deployment to build an artifact for, if several use WarmupMixin."
 )
 @click.option(
     "--all",
@@ -66,8 +66,8 @@ working_dir_option = click.option(
     "--unsigned",
     is_flag=True,
     help=(
-        "Publish an unsigned artifact into a folder, to be signed later by serve-warm sign "
-        "--unsigned. --key then signs only the copy for the round trip."
+        "Publish an unsigned artifact to a folder. Sign it later with serve-warm sign --unsigned. "
+        "The key then signs only the copy for the round trip."
     ),
 )
 @click.option(
@@ -92,7 +92,7 @@ working_dir_option = click.option(
     "--portable-cpu",
     "cpu",
     flag_value="portable",
-    help="Compile for all CPUs with AVX2 (x86-64-v3), and check the result by disassembly.",
+    help="Compile for all CPUs with AVX2 (x86-64-v3), and check the compiled machine code.",
 )
 @click.option(
     "--if-published",
@@ -123,10 +123,10 @@ def build(
 ) -> None:
     """Build, prove, sign and publish the artifact of a deployment.
 
-    First, build looks for the mistakes that check finds, and stops if there is a problem. Then
-    build starts the deployment with its configured resources, replays its inputs and packs its
-    caches. build publishes the artifact only after a second, fresh replica has loaded it and
-    proven every input without running a compiler.
+    The command first looks for the mistakes that serve-warm check finds, and stops if there is a
+    problem. Then it starts the deployment with its configured resources, replays its inputs and
+    packs its caches. It publishes the artifact only after a second, fresh replica has loaded the
+    artifact and proven every input without running a compiler.
     """
     if every and deployment is not None:
         raise click.UsageError("--all and --deployment cannot be combined: pass only one of them")
@@ -169,7 +169,7 @@ def _import_to_build(app: str) -> Application:
     """Import the app with fresh folders for torch's caches, which the app's replicas use too.
 
     The app might compile code while it is being imported. All processes of a user share torch's
-    default folder. With that folder, code that another process left there would run and be signed.
+    default folder. If the build used that folder, it could run and sign code from another process.
     """
     from serve_warm.builder.app import load_application
 
@@ -186,7 +186,7 @@ def _build_each(
     address: str | None,
     working_dir: Path | None,
 ) -> list[Built | NothingToBuild]:
-    """Build for each deployment in turn, on one cluster."""
+    """Build the artifact of each deployment in turn, on one cluster; return the results."""
     from serve_warm.builder.build import build
     from serve_warm.builder.cluster import open_cluster
 
@@ -232,10 +232,11 @@ def _check_working_dir(address: str | None, working_dir: Path | None) -> None:
 def _check_first(
     application: Application, deployment: str | None, store: str, *, unsigned: bool
 ) -> None:
-    """Fail on the problems that `check` reports, and print its warnings.
+    """Raise ConfigError if `check` finds problems in the application; print the warnings.
 
-    A store that differs from the replicas' store is only a warning. A build can publish to a store
-    that replicas do not read. A build with --unsigned always does so.
+    If the replicas use another store than the build, this is only a warning, because a build may
+    publish to a store that replicas do not read. A build with --unsigned always does so, and gets
+    no warning.
     """
     from serve_warm.builder import check
 
@@ -322,7 +323,7 @@ def _own_seconds(report: Mapping[str, Any]) -> float:
 
 
 def _describe_seconds(report: Mapping[str, Any]) -> str:
-    """Describe the seconds until the proof, and the waits for other deployments."""
+    """Return a text with the seconds until the proof, and the waits for other deployments."""
     waits = _waits(report)
     waited_s = sum(span["seconds"] for span in waits)
     names = ", ".join(dict.fromkeys(span["name"] for span in waits))
@@ -337,11 +338,9 @@ def _describe_seconds(report: Mapping[str, Any]) -> str:
     "--json",
     "json_file",
     type=click.Path(path_type=Path),
-    help="File to write the results to as JSON; - prints JSON instead of a table.",
+    help="Write the results to this file as JSON. With -, print JSON instead of a table.",
 )
-@click.option(
-    "--deployment", help="Measure this deployment, if several deployments use WarmupMixin."
-)
+@click.option("--deployment", help="Deployment to measure, if several use WarmupMixin.")
 @address_option
 @working_dir_option
 @click.option(
@@ -400,11 +399,11 @@ def _say(text: str) -> None:
 
 
 SERVES = ("ray", "starlette", "fastapi", "uvicorn")
-"""Modules of `ray[serve]`. Plain `ray` has only the first one."""
+"""Modules that `ray[serve]` installs. Plain `ray` installs only the first one."""
 
 
 def need_ray(command: str) -> None:
-    """Refuse a command if packages that it needs are missing.
+    """Raise if a package that a command needs is missing.
 
     Raises:
         MissingPackage: `ray[serve]` or `torch` is not installed.

@@ -45,7 +45,7 @@ replicas."""
     default="",
     help=(
         "State directory of the replicas on this node. Default: the directory that replicas "
-        "use; with --url: no directory."
+        "use, or none with --url."
     ),
 )
 @click.option("--app", "application", default="", help="Show only this application.")
@@ -165,7 +165,7 @@ def choose(now: Look, which: Which) -> list[Observed]:
 
 
 def troubles(now: Look) -> list[str]:
-    """Return a sentence for each source that was not read. If no replica exists, say so instead."""
+    """Return a sentence for each source that could not be read, or one if no replica runs."""
     if now.troubles or now.living:
         return list(now.troubles)
     where = " and ".join(now.sources)
@@ -174,7 +174,7 @@ def troubles(now: Look) -> list[str]:
 
 
 def remarks(now: Look, which: Which) -> list[str]:
-    """Return sentences about facts that are not shown here, and where to find them."""
+    """Return sentences that say which facts are not shown, and where to find them."""
     of_pages = [each for each in now.replicas if each.figures_alone]
     shown = {each.names for each in choose(now, which)}
     young = [e for e in of_pages if e.ended and e.stage != "READY" and e.names not in shown]
@@ -183,10 +183,10 @@ def remarks(now: Look, which: Which) -> list[str]:
         said.append(WORDS_ELSEWHERE)
     if young:
         its = "its page does" if len(young) == 1 else "their pages do"
-        it, was = ("this replica", "it was") if len(young) == 1 else ("these replicas", "they were")
+        what, was = ("replica", "it was") if len(young) == 1 else ("replicas", "they were")
         said.append(
-            f"{len(young)} more ended before {was} ready, and {its} not say at what time: --all "
-            f"shows {it}"
+            f"{len(young)} more {what} ended before {was} ready, and {its} not say when: use --all "
+            f"to show the {what}"
         )
     return said
 
@@ -253,7 +253,7 @@ def standing(each: Observed) -> str:
 
 
 def inputs(each: Observed) -> str:
-    """Return the progress of the inputs, such as `4/6`; empty before it is known."""
+    """Return how many inputs are done, such as `4/6`; empty before the total is known."""
     if not each.inputs_expected:
         return ""
     return f"{'?' if each.inputs_done is None else each.inputs_done}/{each.inputs_expected}"
@@ -266,7 +266,7 @@ def heartbeat(each: Observed) -> str:
 
 
 def notes(each: Observed) -> list[str]:
-    """Return notes on times, store, levels, graph memory and seats, and the last event."""
+    """Return notes: what the replica waits for, times, store, levels, memory, seats, last event."""
     took = ""
     if each.elapsed_s is not None and each.stage == "READY":
         took = f"ready {each.elapsed_s:.1f} s after its __init__ began"
@@ -289,7 +289,7 @@ only say that the artifact fits. The replica itself reports what was compiled.""
 
 
 def _told_of_store(each: Observed) -> str:
-    """Return the artifact's store, or the command that explains why the artifact is not in use."""
+    """Return the store, or the command that explains why the store's artifact is not in use."""
     if not each.store:
         return ""
     if each.verdict == "partial" and "parity: " in each.event:
@@ -329,7 +329,7 @@ def age(seconds: float | None) -> str:
 BAR = 10
 """Width in characters."""
 NAME = 32
-"""Largest number of characters of a replica's name. Ray's names have 8."""
+"""Maximum number of characters of a replica's name in the table. Ray's names have 8."""
 STYLES = {"warm": "green", "warming": "yellow", "dead": "dim"}
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Stores for artifacts: the protocol of a store, and the URIs that select a store.
+"""Stores for artifacts: the interface of a store, and the addresses that select a store.
 
 A store keeps bytes under keys and knows nothing about artifacts. Each object is written only once,
 so an object that was checked cannot change. Stores are not trusted: callers check every object that
@@ -33,7 +33,7 @@ PIECE_BYTES = 1 << 20
 
 @record(frozen=True, kw_only=True)
 class Object:
-    """Metadata of an object, known without reading the object."""
+    """Metadata of an object, which is known before the object is read."""
 
     key: str
     size_bytes: int
@@ -50,12 +50,12 @@ class Listed:
     key: str
     modified_unix: float | None = None
     """Time at which the object was written, in seconds since the epoch, by the store's clock. None
-    if the listing has no time."""
+    if the listing contains no times."""
 
 
 Sink = Callable[[int, bytes | memoryview], None]
-"""Function that receives the offset of a piece and the piece. Pieces arrive in any order and from
-several threads at once. Together, the pieces cover the object without gaps or overlaps."""
+"""Function that is called with the offset of a piece, and the piece. Calls come in any order and
+from several threads at once. Together, the pieces cover the object without gaps or overlaps."""
 
 
 class Store(Protocol):
@@ -76,14 +76,14 @@ class Store(Protocol):
     def list(self, prefix: str) -> builtins.list[str]:
         """Return all keys that begin with `prefix`, sorted.
 
-        The listing is up to date, even if objects are read from a pinned version.
+        The listing is current, even if the store reads objects from an older, pinned version.
         """
 
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
         """Yield the keys that `list` returns, one page at a time, in any order.
 
-        Pages are requested lazily, so callers can stop early. A page can be empty. If possible, the
-        store skips keys that sort before `prefix` without listing these keys.
+        The store requests a page only when it is needed, so callers can stop early. A page can be
+        empty. If possible, the store does not list the keys that sort before `prefix`.
         """
 
     def head(self, key: str) -> Object:
@@ -94,7 +94,7 @@ class Store(Protocol):
         """
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
-        """Return the bytes of an object, reading at most one byte more than `max_bytes`.
+        """Return the bytes of an object, of which at most `max_bytes` + 1 are read.
 
         Raises:
             ObjectNotFound: the store has no object under this key.
@@ -102,12 +102,14 @@ class Store(Protocol):
         """
 
     def download(self, found: Object, sink: Sink) -> None:
-        """Pass a whole object to `sink` in pieces, in bounded memory; `sink` can raise to cancel.
+        """Pass a whole object to `sink` in pieces, with bounded memory.
+
+        If `sink` raises, the download stops, and the exception propagates.
 
         Raises:
             ObjectNotFound: the object no longer exists.
-            StoreError: the object differs from `found` or ended early; `sink` may have received
-                pieces.
+            StoreError: the object differs from `found` or ended early. `sink` may already have
+                received pieces of it.
         """
 
     def create(self, key: str, source: bytes | BinaryIO) -> None:
@@ -116,7 +118,7 @@ class Store(Protocol):
         If `source` is a file, it is read from offset 0.
 
         Raises:
-            ObjectExists: the key already holds other bytes, which do not change.
+            ObjectExists: the key already holds other bytes. They are not replaced.
         """
 
     def delete(self, key: str) -> None:
@@ -136,7 +138,7 @@ def open_store(uri: str) -> Store:
 
     Raises:
         ConfigError: `uri` is not a store address, or the package for it is not installed.
-        StoreDenied: the environment variables of this machine do not configure the store.
+        StoreDenied: on this machine, the environment variables for the store are missing or wrong.
     """
     name, rest = split(uri)
     host = rest.removeprefix("//").partition("/")[0]
@@ -165,7 +167,7 @@ def open_store(uri: str) -> Store:
 def open_existing_store(uri: str) -> Store:
     """Return the store at `uri`, for callers that only read or delete objects.
 
-    The folder of a folder store must exist, because otherwise a mistyped path would look like an
+    If the store is a folder, the folder must exist. Otherwise, a mistyped path would look like an
     empty store. Other kinds of stores report a wrong address on first use.
 
     Raises:
@@ -176,7 +178,7 @@ def open_existing_store(uri: str) -> Store:
     missing = find_missing_folder(store)
     if missing is not None:
         raise StoreError(
-            f"{missing}, but a store must be a folder",
+            f"{missing}, but the store must be an existing folder",
             hint=missing.near or "check the path; `serve-warm build` creates the folder",
         )
     return store
@@ -189,17 +191,17 @@ class MissingFolder:
     folder: Path
     is_file: bool
     near: str
-    """A "did you mean" question about a similarly named folder in the same parent; empty if
-    none."""
+    """A question such as "did you mean 'artifacts'?" about a folder with a similar name in the same
+    parent; empty if there is none."""
 
     def __str__(self) -> str:
         return f"{self.folder} {'is a file' if self.is_file else 'does not exist'}"
 
 
 def find_missing_folder(store: Store, *, holding: str = "") -> MissingFolder | None:
-    """Return the details if `store` is a folder store and the folder is missing, else None.
+    """Return the details if `store` is a folder store without its folder, else None.
 
-    The suggested folder has the same parent, and contains `holding`.
+    Only folders that contain `holding` are suggested.
     """
     folder = folder_of(store.uri)
     if folder is None:
@@ -259,7 +261,7 @@ def _open_installed(name: str, uri: str) -> Store:
         raise ConfigError(
             f"{found.value}, which opens {name}:// stores, returned a {type(store).__name__} "
             f"without {', '.join(missing)}",
-            hint="return a complete store; serve_warm.testing.StoreContract tests a store",
+            hint="return a store with all methods; test it with serve_warm.testing.StoreContract",
         )
     opened: Store = store
     return opened
@@ -282,11 +284,11 @@ def pieces_of(source: bytes | BinaryIO) -> Iterator[bytes]:
 
 
 def check_key(key: str) -> None:
-    """Refuse a key that could be interpreted as a path outside the store.
+    """Raise if a key is invalid, for example because it could name a path outside the store.
 
-    Each name in a key has 1 to 255 bytes, and the whole key at most 1024. Names contain no
-    backslash and no unprintable characters. Names do not begin with a dot, because stores use such
-    names for temporary files.
+    Each name in a key has 1 to 255 bytes, and the whole key has at most 1024 bytes. Names contain
+    no backslash and no unprintable characters. Names do not begin with a dot, because stores use
+    such names for temporary files.
 
     Raises:
         StoreError: the key is invalid.
@@ -296,10 +298,10 @@ def check_key(key: str) -> None:
 
 
 def check_prefix(prefix: str) -> None:
-    """Refuse a prefix that cannot be the beginning of a key.
+    """Raise if no key can begin with a prefix.
 
     Raises:
-        StoreError: no valid key can begin with this prefix.
+        StoreError: the prefix is invalid.
     """
     if prefix:
         check_key(prefix.removesuffix("/"))

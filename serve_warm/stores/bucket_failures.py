@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Short descriptions of failures that obstore and bucket servers report."""
+"""Failures that obstore and bucket servers report, and short descriptions of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DENIED = (
     *("InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthorizationHeaderMalformed"),
     *("AuthenticationFailed", "InvalidAuthenticationInfo", "InvalidIdentityToken"),
 )
-"""Error codes that mean missing permission. Some of these codes have status 400."""
+"""Error codes that mean that permission is missing. Some of them come with status 400."""
 
 TRANSIENT = (408, 429, 500, 502, 503, 504)
 
@@ -30,10 +30,12 @@ CREDENTIAL_SOURCES = re.compile(
     r"|login\.microsoftonline\.com|oauth2\.googleapis\.com)"
     r"|https?://[^/\s]+(?=/latest/(?:api|meta-data)/|/computeMetadata/|/metadata/identity/))"
 )
-"""Credential endpoints, as they appear in the errors of failed requests for credentials."""
+"""Pattern that matches the address of a credential endpoint in the error text of a failed request
+for credentials."""
 
 TOKEN_FILE = re.compile(r"(?:Failed to read|Error reading) [\w ]{0,40}token file")
-"""The error text for a missing token file of a web identity or pod identity."""
+"""Pattern that matches the error text if the token file of a web identity or pod identity is
+missing."""
 
 CREDENTIALS: dict[BucketScheme, str] = {
     "s3": "give the process AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role (web "
@@ -60,13 +62,13 @@ _REASONS = (
 
 
 def status_and_code(text: str) -> tuple[int, str]:
-    """Return the HTTP status (or 0) and the store's error code (or "")."""
+    """Return the HTTP status and the store's error code in an error text; 0 and "" if missing."""
     status, code = _STATUS.search(text), _CODE.search(text)
     return int(status.group(1)) if status else 0, code.group(1) if code else ""
 
 
 def boil_down(error: BaseException) -> str:
-    """Describe an obstore error, whose text has several lines, in a few words."""
+    """Return a short description of an obstore error, whose own text has several lines."""
     text = str(error)
     status, code = status_and_code(text)
     if status:
@@ -82,11 +84,12 @@ _ENDPOINTS: dict[BucketScheme, tuple[str, ...]] = {
     "gs": (),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
-"""Variables that replace the provider's server with another one, in order of precedence."""
+"""Environment variables that select another server than the provider's. The first variable that is
+set wins."""
 
 
 def describe_endpoint(scheme: BucketScheme, environ: Mapping[str, str]) -> str:
-    """Return ` at SERVER (VARIABLE)` if the environment sets a server; empty otherwise.
+    """Return ` at SERVER (VARIABLE)` if an environment variable sets a server, else "".
 
     The text has only scheme, host and port, because a user, path or query could be a credential.
 

@@ -3,10 +3,10 @@
 """A Hugging Face Hub model repository as a store, read at one commit.
 
 A branch can move between reads. So the first read and each `list` resolve the revision to a commit,
-and later reads use this commit. After a write through this store, reads use the commit of the
-write. Call `list` again to see changes by other writers. Each write is a commit whose parent is the
-commit that was just checked. If several writers commit at once, the Hub accepts one commit; the
-other writers check again and retry.
+and later reads use this commit. After a write through this store, reads use the new commit. Call
+`list` again to see changes by other writers. Before each write, the store checks the newest commit,
+and uses it as the parent of the new commit. If several writers commit at once, the Hub accepts one
+commit. The other writers check again and retry.
 """
 
 from __future__ import annotations
@@ -80,33 +80,35 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 _COMMIT_TRIES = 20
-"""Maximum number of attempts at a commit. After each conflict, the store is checked again."""
+"""Maximum number of attempts to make a commit. After each conflict, the store checks the newest
+commit again."""
 
 
 _SLOWEST_UPLOAD = 256 * 1024
-"""Bytes per second. A slower upload times out."""
+"""In bytes per second. A slower upload times out."""
 
 
 @record(kw_only=True)
 class _Pin:
-    """The commit to read from. Locks prevent a return to an older commit."""
+    """The commit to read from. Locks prevent a move back to an older commit."""
 
     commit: str | None = None
     writes: int = 0
     moving: threading.Lock = field(default_factory=threading.Lock)
-    """Held while the two fields above change."""
+    """Lock that is held while the two fields above change."""
     resolving: threading.Lock = field(default_factory=threading.Lock)
     writing: threading.Lock = field(default_factory=threading.Lock)
 
     def wrote(self, commit: str) -> None:
-        """Read from the commit that was just written."""
+        """Make later reads use `commit`, which this store has just written."""
         with self.moving:
             self.commit, self.writes = commit, self.writes + 1
 
     def found(self, commit: str, *, writes: int) -> str:
-        """Read from a resolved commit, unless this store has written in the meantime.
+        """Make later reads use a resolved commit, unless this store has written in the meantime.
 
-        Return the commit to read.
+        `writes` is the number of writes before the revision was resolved. Return the commit that
+        later reads use.
         """
         with self.moving:
             if self.commit is None or self.writes == writes:
@@ -128,7 +130,8 @@ class HubStore:
     revision: str = "main"
     """The branch, tag or commit (40 hex digits) to use. Tags and commits are read-only."""
     prefix: str = ""
-    """The folder of the repository that is the store; empty for the whole repository."""
+    """The folder of the repository in which the store is; empty if the store is the whole
+    repository."""
     silence_s: float = 60.0
     _pin: _Pin = field(default_factory=_Pin, repr=False, compare=False)
 
@@ -175,7 +178,7 @@ class HubStore:
         )
 
     def list(self, prefix: str) -> builtins.list[str]:
-        """Return the files whose keys begin with `prefix`, in the branch's current state.
+        """Return the keys that begin with `prefix`, in the branch's current state.
 
         Files whose names are not valid keys are skipped.
         """
@@ -184,8 +187,8 @@ class HubStore:
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
         """Yield the keys that `list` returns, one Hub answer at a time.
 
-        Listed times are None, because getting the times would take another Hub request for every
-        few files.
+        The listed objects have no times, because the Hub would need another request for every few
+        files.
         """
         check_prefix(prefix)
         folder, commit = self._path(prefix).rpartition("/")[0], self._move_on()
@@ -203,7 +206,7 @@ class HubStore:
     def _page(
         self, pulse: Pulse, *, url: str, prefix: str, sent: dict[str, Any]
     ) -> tuple[Sequence[Listed], str]:
-        """Return the files listed in one answer, and the URL of the next page."""
+        """Return the objects listed in one answer of the Hub, and the URL of the next page."""
         entries, following = ask_json(pulse, "GET", url, **sent)
         root = self._path("")
         paths = [entry["path"] for entry in entries if entry["type"] == "file"]
@@ -216,7 +219,7 @@ class HubStore:
         return f"{open_api().endpoint}/api/models/{self.repository}/{what}/{quoted}"
 
     def head(self, key: str) -> Object:
-        """Return the size and time of an object; the version is the commit that was read."""
+        """Return the metadata of an object. Its version is the commit that was read."""
         check_key(key)
         commit = self._commit()
         file = self._look(key, commit)
@@ -263,7 +266,7 @@ class HubStore:
                 offset += len(piece)
 
     def create(self, key: str, source: bytes | BinaryIO) -> None:
-        """Store an object with one commit, whose parent commit has nothing under the key."""
+        """Store an object with one commit, whose parent commit does not contain the key."""
         check_key(key)
         self._check_branch("write", key)
         with self._temporary_folder(key) as folder, self._pin.writing:
@@ -302,7 +305,7 @@ class HubStore:
     # --- commits ---------------------------------------------------------------------------
 
     def _commit(self) -> str:
-        """Return the commit to read, resolving the revision on first use."""
+        """Return the commit to read. On first use, the revision is resolved to this commit."""
         with self._pin.resolving:
             return self._pin.commit or self._resolve_and_pin()
 
@@ -432,8 +435,8 @@ class HubStore:
     def _look(self, key: str, commit: str, *, parents: str = "ignore") -> RepoFile | None:
         """Return the file under a key, or None.
 
-        With `parents="refuse"`, raise ObjectExists if the key is a folder or if one of the key's
-        parents is a file, because a commit would replace this folder or file.
+        With `parents="refuse"`, raise ObjectExists if the key is a folder, or if a parent folder of
+        the key is a file. A commit would replace this folder or file.
         """
         from huggingface_hub import RepoFile, RepoFolder
 
@@ -526,10 +529,10 @@ class HubStore:
     def _call(
         self, verb: str, key: str, ask: Callable[[Pulse], T], *, silence_s: float | None = None
     ) -> T:
-        """Return the client's answer, translating its exceptions into StoreErrors.
+        """Return the client's answer. The client's exceptions become StoreErrors.
 
-        Most of the client's requests have no timeout, and a timeout cannot be set for a single
-        call. So each call runs in its own thread, which is abandoned when the call times out.
+        Most of the client's requests have no timeout, and no timeout can be set for a single call.
+        So each call runs in its own thread. If the call times out, the thread is abandoned.
         """
         silence_s = self.silence_s if silence_s is None else silence_s
         pulse = Pulse()

@@ -40,7 +40,7 @@ _LOGGERS = (
     *("huggingface_hub.utils._http", "huggingface_hub.file_download", "httpx2", "httpx"),
     *(f"{library}.http{version}" for library in ("httpcore2", "httpcore") for version in (11, 2)),
 )
-"""Loggers of the client and of its HTTP libraries. They log URLs, some of which are signed."""
+"""Loggers of the client and of its HTTP libraries. Some of the URLs that they log are signed."""
 
 
 class OutrunError(StoreError):
@@ -48,7 +48,7 @@ class OutrunError(StoreError):
 
 
 class OverlongError(Exception):
-    """A response body is longer than announced or allowed, and could fill the memory or disk."""
+    """An answer is longer than announced or allowed, and could fill the memory or the disk."""
 
 
 class GivenUpError(Exception):
@@ -57,7 +57,7 @@ class GivenUpError(Exception):
 
 @record(kw_only=True)
 class Pulse:
-    """The time of a call's last activity, and whether the caller gave up."""
+    """The time of the last activity of a call, and whether the caller gave up."""
 
     at: float = field(default_factory=time.monotonic)
     given_up: bool = False
@@ -74,7 +74,7 @@ class Pulse:
 
 
 def explain_failure(error: BaseException) -> tuple[type[StoreError], str, str]:
-    """Return an error class, text and hint for a failure in which the Hub sent no HTTP answer."""
+    """Return the error class, the text and the hint for a failure without an HTTP answer."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.OfflineModeIsEnabled):
@@ -102,9 +102,9 @@ MAX_REDIRECTS = 5
 def ask_json(pulse: Pulse, method: str, url: str, **sent: Any) -> tuple[Any, str]:
     """Return the JSON from an answer, and the URL of the next page (empty on the last page).
 
-    The client reads the whole body of every answer, error and redirect, however long the body is.
-    So this function uses the client's session directly and reads at most `MAX_ANSWER_BYTES`. `sent`
-    has further arguments for the session's request.
+    The client's own functions read the whole body of every answer, even if the body is very long.
+    So this function uses the client's session directly, and reads at most `MAX_ANSWER_BYTES`.
+    `sent` has more arguments for the session's request.
 
     Raises:
         OverlongError: the answer is too long or compressed, or there are too many redirects.
@@ -185,10 +185,10 @@ _bars_hidden = 0
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Hide the client's upload progress bars, for which there is only a process-wide setting.
+    """Hide the client's upload progress bars.
 
-    The setting is restored afterwards. Progress bars stay visible with
-    HF_HUB_DISABLE_PROGRESS_BARS=0.
+    The client has only one setting for the whole process. It is restored afterwards. If
+    HF_HUB_DISABLE_PROGRESS_BARS is set, for example to 0, the setting does not change.
     """
     global _bars_hidden  # noqa: PLW0603 - it counts the holders of a setting of the process
     from huggingface_hub import constants

@@ -41,8 +41,8 @@ from serve_warm.stores import (
 )
 
 PAGE_FILES = 1_000
-"""Number of names examined for one page. Even on a network share, where each name may cost a round
-trip, this takes less than a second."""
+"""Number of file names that are examined for one page. Even on a network share, where each name may
+cost a round trip, a page takes less than a second."""
 
 Times = Literal["all", "none"]
 """Whether to read the times of files. Each time costs a round trip on a network share."""
@@ -50,13 +50,13 @@ Times = Literal["all", "none"]
 
 @record(frozen=True, kw_only=True)
 class LocalStore:
-    """A folder whose files are the objects. If the folder is missing, the first `create` makes it.
+    """A folder whose files are the objects. The first `create` makes a missing folder.
 
     On Windows, where folders cannot be opened, a store is read-only. Links below the root are
     followed only for reading, and links to folders are not listed. Nothing is created or deleted
-    through a link, because otherwise anyone with write access to the store could use a link to
-    change any of this user's files. Reading through links is harmless, because callers check the
-    content, and mounted Kubernetes volumes consist of links.
+    through a link. Otherwise, anyone with write access to the store could use a link to change any
+    file of this user. Reading through links is harmless, because callers check the content. It is
+    also necessary, because mounted Kubernetes volumes consist of links.
     """
 
     root: Path
@@ -68,11 +68,11 @@ class LocalStore:
         return self.root.as_uri()
 
     def list(self, prefix: str) -> builtins.list[str]:
-        """Return the keys that begin with `prefix`, without files left over from crashes."""
+        """Return the keys that begin with `prefix`. Files that a crash left behind are skipped."""
         return sort_keys(self._pages(prefix, times="none"))
 
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
-        """Yield the keys that begin with `prefix`, examining `PAGE_FILES` names for each page."""
+        """Yield the keys that begin with `prefix`. Each page covers at most `PAGE_FILES` names."""
         return self._pages(prefix, times="all")
 
     def _pages(self, prefix: str, *, times: Times) -> Iterator[Sequence[Listed]]:
@@ -205,7 +205,7 @@ _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
 class _ReadOnlyError(OSError):
-    """This system cannot write to a store safely, because other users could redirect the write."""
+    """This system cannot write to a store safely: other users could redirect the write."""
 
     def __init__(self) -> None:
         here = _private_folders.system_name()
@@ -239,7 +239,7 @@ def _hint(verb: str, error: OSError) -> str:
         )
     if error.errno in _DENIED:
         who = f" (uid {os.geteuid()})" if hasattr(os, "geteuid") else ""
-        return f"give the user of this process{who} access to it"
+        return f"give the user of this process{who} access to the store"
     return ""
 
 
@@ -249,9 +249,9 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def _files(root: Path, start: Sequence[str], times: Times) -> Generator[Listed | None, None, None]:
-    """Yield the files in and below one of a store's folders, and None for every other name.
+    """Yield each file in the folder `start` and below, and None for every other name.
 
-    Unreadable folders below that folder are skipped.
+    Unreadable folders below `start` are skipped.
     """
     folders = [tuple(start)]
     while folders:
@@ -276,7 +276,7 @@ def _files(root: Path, start: Sequence[str], times: Times) -> Generator[Listed |
 
 @contextmanager
 def _scan(root: Path, names: Sequence[str]) -> Iterator[Iterator[os.DirEntry[str]]]:
-    """Yield the entries of the folder `names` below `root`; no name is allowed to be a link."""
+    """Yield the entries of the folder `names` below `root`. Raise if a name is a link."""
     if BY_DESCRIPTOR:
         with _open_folder(root, names) as folder, os.scandir(folder) as entries:
             yield entries
@@ -333,7 +333,7 @@ def _exists(name: str, folder: int) -> bool:
 
 
 def _publish(name: str, source: bytes | BinaryIO, folder: int) -> bool:
-    """Write a complete file; return False if another writer created it first."""
+    """Write a complete file. Return False if another writer has created the file first."""
     temporary = f".{secrets.token_hex(16)}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -357,8 +357,8 @@ def _open_folder(
 ) -> Iterator[int]:
     """Yield a file descriptor for the folder `names` below `root`.
 
-    Each folder is opened relative to the parent folder's descriptor, so that nobody can insert a
-    link.
+    Each folder is opened relative to the descriptor of its parent folder. So nobody can replace a
+    folder by a link in the meantime.
 
     Raises:
         _LinkError: one of the names is a link.

@@ -65,12 +65,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ONE_GET_BYTES = 32 << 20
-"""Size in bytes of the largest object that is downloaded with one GET. For smaller objects, ranges
-would cost more time in round trips than they save."""
+"""Size in bytes of the largest object that is downloaded with one GET. For such objects, several
+ranged GETs would lose more time in round trips than they save."""
 
 PART_BYTES = 8 << 20
 """Size in bytes of one ranged GET of a larger object. One S3 connection needs about 0.1 s for this
-size. That is longer than a round trip, but short enough that the last parts end at about the same
+size. This time is longer than a round trip, but so short that the last parts end at about the same
 time.
 """
 
@@ -83,8 +83,8 @@ ONE_PUT_BYTES = 64 << 20
 Larger objects use a multipart upload."""
 
 UPLOAD_PART_BYTES = 16 << 20
-"""Size in bytes of one part of an upload. S3 accepts at most 10 000 parts, so this allows 160
-GB."""
+"""Size in bytes of one part of an upload. S3 accepts at most 10 000 parts, so an object can have
+160 GB."""
 
 UPLOADS_AT_ONCE = 4
 
@@ -94,15 +94,15 @@ of less than a second. The number is small, because callers also retry, with lon
 deadline."""
 
 WHOLE_REQUEST_FACTOR = 6
-"""A slow request times out after this many times `timeout_s`. With 60 s in total, 32 MiB need 0.6
-MB/s, and eight parts at once need 1.1 MB/s."""
+"""A request times out after `timeout_s` times this factor, even if it makes progress. With 60 s in
+total, a download of 32 MiB needs at least 0.6 MB/s, and eight parts at once need 1.1 MB/s."""
 
 SLOWEST_UPLOAD = 256 << 10
-"""Bytes per second. The timeout of an upload has two parts: the timeout of other requests, and the
-time to send at this speed all data that is sent at once."""
+"""In bytes per second. The timeout of an upload is longer than that of other requests. The extra
+time is the number of bytes sent at once, divided by this speed."""
 
 CONFLICT_TRIES = 5
-"""Number of attempts at a conditional PUT while another writer's PUT is undecided."""
+"""Maximum number of attempts to do a conditional PUT while another writer's PUT is undecided."""
 
 
 @record(frozen=True, kw_only=True)
@@ -110,8 +110,8 @@ class ObjectStore:
     """The objects of a bucket whose keys begin with a prefix.
 
     A missing bucket raises StoreDenied, just like missing permission, because many stores give the
-    same answer in both cases and retries do not help. The exception is `head`, which cannot
-    distinguish a missing bucket from a missing object, because the answer to HEAD has no body.
+    same answer in both cases and retries do not help. Only `head` raises ObjectNotFound instead:
+    the answer to HEAD has no body, so a missing bucket looks like a missing object.
     """
 
     scheme: BucketScheme
@@ -119,9 +119,9 @@ class ObjectStore:
     prefix: str = ""
     """The prefix, without leading and trailing slashes; empty for the whole bucket."""
     timeout_s: float = 10.0
-    """Seconds without progress after which a request times out. It is then retried, up to `RETRIES`
-    times. A whole request may take `WHOLE_REQUEST_FACTOR` times as long, and an upload longer
-    (`SLOWEST_UPLOAD`)."""
+    """A request times out after this many seconds without progress, and is then retried up to
+    `RETRIES` times. A whole request may take `WHOLE_REQUEST_FACTOR` times as long, and an upload
+    even longer (see `SLOWEST_UPLOAD`)."""
 
     @classmethod
     def open(cls, scheme: BucketScheme, rest: str) -> ObjectStore:
@@ -130,7 +130,7 @@ class ObjectStore:
         Raises:
             ConfigError: not a valid bucket name or prefix.
             MissingPackage: obstore is not installed.
-            StoreDenied: the environment does not configure the store.
+            StoreDenied: the environment variables for the store are missing or wrong.
         """
         bucket, _, prefix = rest.partition("/")
         prefix = prefix.removesuffix("/")
@@ -160,7 +160,7 @@ class ObjectStore:
         return f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
 
     def list(self, prefix: str) -> builtins.list[str]:
-        """Return the keys that begin with `prefix`, skipping objects with invalid names.
+        """Return the keys that begin with `prefix`. Objects with invalid names are skipped.
 
         The bucket returns everything in the folder of `prefix` that sorts at or after `prefix`.
         """
@@ -193,7 +193,7 @@ class ObjectStore:
         return _object(key, self._ask("read", key, lambda: obstore.head(self._reader, path)))
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
-        """Return an object of at most `max_bytes`, with one GET; larger objects are not read."""
+        """Return an object of at most `max_bytes`, with one GET. Larger objects are not read."""
         path = self._path(key)
 
         def ask() -> tuple[int, bytes]:
@@ -211,11 +211,12 @@ class ObjectStore:
         return data
 
     def download(self, found: Object, sink: Sink) -> None:
-        """Pass an object to `sink`, with one GET up to `ONE_GET_BYTES`, or else with ranged GETs.
+        """Pass an object to `sink`.
 
-        `PARTS_AT_ONCE` threads read the ranges. All these threads have ended when this method
-        returns. If a thread fails or `sink` raises, each other thread ends at its next piece or
-        when its request ends.
+        Objects up to `ONE_GET_BYTES`, and objects without an ETag, are read with one GET. For other
+        objects, `PARTS_AT_ONCE` threads send ranged GETs. All these threads have ended when this
+        method returns. If a thread fails or `sink` raises, each other thread ends at its next piece
+        or when its request ends.
         """
         # Without an ETag, ranges of different objects could be mixed.
         if found.size_bytes <= ONE_GET_BYTES or not found.version:
@@ -290,9 +291,9 @@ class ObjectStore:
         compete, the store accepts only one PUT. Larger objects are written with a multipart upload,
         which obstore cannot make conditional. If two such uploads begin at once, both succeed, and
         the bytes of the last upload remain. So keys of objects above this size must be derived from
-        the content. The same applies to stores that ignore the condition (Ceph 16 in versioned
-        buckets, some gateways). Checks before and after such writes make a conflict unlikely, but
-        not impossible.
+        the content. Some stores ignore the condition (Ceph 16 in versioned buckets, some gateways).
+        For these stores, the same applies to objects of any size. Checks before and after such
+        writes make a conflict unlikely, but not impossible.
 
         An interrupted upload is never visible. The uploaded parts can remain, and be billed, until
         one of the bucket's lifecycle rules removes them.
@@ -316,7 +317,7 @@ class ObjectStore:
             raise ObjectExists(key, store=self.uri)
 
     def delete(self, key: str) -> None:
-        """Remove an object. A versioned bucket only hides the object, and keeps the old version."""
+        """Remove an object. A versioned bucket only hides the object, and keeps its old version."""
         import obstore
 
         path = self._path(key)
@@ -440,13 +441,13 @@ class ObjectStore:
         # Not ConfigError, which would fail a start. Only the environment of one machine is wrong,
         # for example because a file is not mounted. So the start continues without its artifact.
         raise StoreDenied(
-            f"{self.uri}: the environment does not configure this store: "
+            f"{self.uri}: the environment variables for this store are missing or wrong: "
             f"{boil_down(failure.error)}",
             hint=f"correct the variables {VARIABLES[self.scheme]}_*: " + CREDENTIALS[self.scheme],
         ) from tainted(failure.error)
 
     def _ask(self, verb: str, key: str, ask: Callable[[], T]) -> T:
-        """Return obstore's answer, translating its exceptions into one-line StoreErrors."""
+        """Return obstore's answer. Exceptions of obstore become StoreErrors with one line."""
         failure = _Failure(FileNotFoundError)
         with failure:
             return ask()
@@ -480,7 +481,7 @@ class ObjectStore:
             )
         if _is_panic(error) or (not status and "builder error" in text):
             return StoreDenied(
-                f"{attempt}: the settings allow no valid request: {reason}",
+                f"{attempt}: no valid request is possible with these settings: {reason}",
                 hint=f"check the variables {VARIABLES[self.scheme]}_* for spaces, line breaks or "
                 "an endpoint without a scheme",
                 key=key,
@@ -516,7 +517,7 @@ class _Failure(AbstractContextManager["_Failure"]):
     This is not an `except` block for two reasons. First, an error raised in an `except` block keeps
     the original error as its context, and error trackers show the original text. Second, a panic in
     obstore's native code raises a `BaseException` that is not an `Exception`, and no module exports
-    its class. For example, a line break after an access key can cause a panic.
+    its class. For example, a line break at the end of an access key can cause a panic.
     """
 
     error: BaseException

@@ -263,7 +263,7 @@ def test_a_target_that_is_neither_is_refused(target):
     """The error shows an example of a YAML and of module:app."""
     error = refusal(target)
 
-    assert error.message == f"{target!r} is neither a Serve YAML file nor of the form module:app"
+    assert error.message == f"{target!r} must be a Serve YAML file or have the form module:app"
     assert "serve.yaml" in error.hint
     assert APP in error.hint
 

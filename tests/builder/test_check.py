@@ -496,7 +496,8 @@ def test_publishing_elsewhere_than_replicas_look_is_a_problem(written, tmp_path)
 
     _, what, fix = one_problem(path, store="./artefacts")
 
-    assert f"file://{tmp_path}/artefacts, but replicas look in file://{tmp_path}/artifacts" in what
+    here, there = f"file://{tmp_path}/artefacts", f"file://{tmp_path}/artifacts"
+    assert f"{here}, but the replicas read from {there}" in what
     assert fix.startswith(f"set artifact: file://{tmp_path}/artefacts")
     assert found(path, store="./artifacts").problems == ()
     assert found(path, store=f"{tmp_path}/artifacts/").problems == ()

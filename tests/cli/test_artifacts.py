@@ -99,7 +99,10 @@ def test_a_folder_that_is_not_there_is_no_empty_store(run, source, tmp_path, com
     ended = run(command, tmp_path / "sourse", *more.get(command, []))
 
     assert (ended.code, ended.out) == (1, "")
-    assert f"error: {tmp_path}/sourse does not exist, but a store must be a folder\n" in ended.err
+    assert (
+        f"error: {tmp_path}/sourse does not exist, but the store must be an existing folder\n"
+        in ended.err
+    )
     assert "hint: did you mean 'source'?" in ended.err
     assert not (tmp_path / "sourse").exists()
 

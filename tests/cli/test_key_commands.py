@@ -360,7 +360,10 @@ def test_prune_needs_a_store(run, tmp_path):
     ended = run("prune", tmp_path / "artefacts", "--older-than", "1d")
 
     assert ended.code == 1
-    assert f"error: {tmp_path}/artefacts does not exist, but a store must be a folder" in ended.err
+    assert (
+        f"error: {tmp_path}/artefacts does not exist, but the store must be an existing folder"
+        in ended.err
+    )
 
 
 def test_prune_alone_removes_only_forgotten_parts(run, source, keys, tmp_path):

@@ -462,7 +462,7 @@ BELOW = [{"callable": "Net", "call": "(t0)", "level": 1, "reason": "a graph brea
 @pytest.mark.parametrize(
     ("other", "says"),
     [
-        ({"entries": BELOW}, r"Net\(t0\) was served by level 1: a graph break"),
+        ({"entries": BELOW}, r"Net\(t0\) ran at level 1: a graph break"),
         ({"compiler_imported": "start"}, "torch's compiler was imported"),
     ],
 )

@@ -551,7 +551,7 @@ BAD_SETTINGS = {
     "a key that is none": (
         "gs",
         {"GOOGLE_SERVICE_ACCOUNT_KEY": '{"private_key": "hunter2"}'},
-        "does not configure",
+        "are missing or wrong",
     ),
     "a key that is no base64": (
         "az",
@@ -596,11 +596,11 @@ BAD_AT_USE = {
     ),
     "an endpoint that is none": (
         {"AWS_ENDPOINT_URL": "not a url", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"},
-        "the settings allow no valid request",
+        "no valid request is possible with these settings",
     ),
     "a line end behind a key": (
         {"AWS_ACCESS_KEY_ID": "AKIAWARMWARMWARMWARM\n", "AWS_SECRET_ACCESS_KEY": "hunter2"},
-        "the settings allow no valid request",
+        "no valid request is possible with these settings",
     ),
 }
 
