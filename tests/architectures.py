@@ -1,13 +1,14 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which models that people serve reach levels 2 and 3, and what stops the others.
+"""Results of models that people serve at levels 2 and 3, with the reasons for failures.
 
     python tests/architectures.py --json tests/benchmarks/results/architectures.json [NAME ...]
 
-`served_models` has the rows: tiny models with random weights. Entries are made in one process and
-loaded in another one, which compares with eager. `make architectures` has the packages that it
-needs. A run of all rows takes hours; `--minutes` ends it early, and the next run continues it.
-`--second` takes the second list, which was written before one of its models was compiled.
+`served_models` has the rows: tiny models with random weights. One process makes the entries.
+Another process loads them, and compares the results with eager execution. `make architectures`
+installs the packages that the rows need. A run of all rows takes hours. `--minutes` ends it early,
+and the next run continues it. `--second` runs the second list, which was written before any of its
+models was compiled.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 
 FEW = ("llama", "llama, DynamicCache given")
-"""Those that `make test` takes; the command takes all."""
+"""Rows that `make test` runs. This program runs all rows."""
 MORE = ("bert", "vit")
-"""Those that `make stress` takes, too."""
+"""Rows that `make stress` runs too."""
 
 LIBRARIES = (
     "transformers",
@@ -52,14 +53,14 @@ LIBRARIES = (
 )
 
 WRONG = 1e-3
-"""An error above this part of the largest value is a wrong answer."""
+"""Largest allowed error, relative to the largest value."""
 
 COMPILE = 1
-"""The level of torch.compile itself, which is measured for its seconds."""
+"""The level of torch.compile itself. Only its seconds are measured."""
 
 
 class Asked:
-    """A process of `served_models/process.py`, which answers a question at a time."""
+    """A process of `served_models/process.py`, which answers one question at a time."""
 
     def __init__(self, do: str, cache: Path) -> None:
         self._process = subprocess.Popen(
@@ -68,7 +69,7 @@ class Asked:
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)]),
                 "TORCHINDUCTOR_CACHE_DIR": str(cache),
-                # Pools of processes and probes of the CPU say nothing of entries.
+                # Pools of processes and probes of the CPU take time, and do not affect entries.
                 "TORCHINDUCTOR_COMPILE_THREADS": "1",
                 "TORCHINDUCTOR_VEC_ISA_OK": "1",
                 "HF_HUB_OFFLINE": "1",
@@ -90,7 +91,7 @@ class Asked:
 
     def end(self) -> None:
         """End the process."""
-        with self._process:  # closes its pipes, at which it ends
+        with self._process:  # closes its pipes, which ends it
             pass
 
 
@@ -153,7 +154,7 @@ def table(names: list[str], level: int = 2) -> dict[str, dict[str, Any]]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that the table is of."""
+    """Return the versions that the table was made with."""
     found = {"python": platform.python_version()}
     for name in ("torch", *LIBRARIES):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -176,11 +177,11 @@ class Results:
                     self.rows[row["name"]].update(row)
 
     def is_done(self, name: str, level: int) -> bool:
-        """Return whether a row has its result of a level."""
+        """Return whether a row has a result for a level."""
         return self.rows[name].get(key_of(level)) is not None
 
     def add(self, name: str, level: int, found: Any) -> None:
-        """Write a row's result of a level."""
+        """Add a row's result for a level, and write the file."""
         self.rows[name][key_of(level)] = found
         self.write()
 
@@ -206,7 +207,7 @@ def key_of(level: int) -> str:
 
 
 def run(options: argparse.Namespace, results: Results) -> int:
-    """Take rows until there are no more, or the time is over; return how many are left."""
+    """Run rows until none are left or the time is over. Return how many results are left."""
     ends = time.monotonic() + options.minutes * 60
     names = options.names or list(results.rows)
     left = [
@@ -262,9 +263,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--limit-s", type=float, default=420.0)
     parser.add_argument("--cache", type=Path, default=HERE.parent / "build" / "architectures")
-    parser.add_argument("--anew", action="store_true", help="forget the results in the file")
+    parser.add_argument("--anew", action="store_true", help="discard the results in the file")
     parser.add_argument("--again", action="store_true", help="run the named rows once more")
-    parser.add_argument("--second", action="store_true", help="take the second list")
+    parser.add_argument("--second", action="store_true", help="run the second list")
     parser.add_argument("names", nargs="*", metavar="NAME")
     options = parser.parse_args()
     if options.again and not options.names:
@@ -272,7 +273,7 @@ def main() -> None:
     listed = SECOND if options.second else ROWS
     left = run(options, Results(options.json, listed, resume=not options.anew))
     if left:
-        sys.stdout.write(f"{left} left: run it again\n")
+        sys.stdout.write(f"{left} results left: run this again\n")
 
 
 if __name__ == "__main__":

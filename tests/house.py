@@ -6,9 +6,9 @@ r"""Measures of the repository's structure and tests, before its layout changed 
     python tests/house.py --json tests/benchmarks/results/house.json \
         --junit build/unit.xml --junit build/test.xml --junit build/test-long.xml
 
-`before` is the wheel in `tests/data/before_layout`, the last one whose modules were flat; `after`
-is this source tree. Without `--junit` and `--sentences` the file keeps what it has of them.
-Standard library only. For each, the file has:
+`before` has the measures of the wheel in `tests/data/before_layout`, the last wheel with flat
+modules. `after` has those of this source tree. Without `--junit` and `--sentences`, the file keeps
+the earlier values of these measures. The program uses only the standard library. The measures are:
 
     modules            Python files by folder, "." for the package itself
     largest_module     name and lines
@@ -16,12 +16,12 @@ Standard library only. For each, the file has:
     largest_function   name and lines
     over_limit         modules over 600 lines, classes over 300, functions over 60
     imports            how many modules of one package import a module of another one, by pair
-    past_participles   share of functions and methods that are named by one, and some of them
+    past_participles   share of functions and methods whose names begin with one, and some names
     readme_lines       lines of README.md
     patches_of_own_modules  places where tests replace a part of the package while they run
-    sentences_marked   sentences that readers had to read twice, of those that they were shown
+    sentences_marked   sentences shown to readers, and how many of them had to be read twice
     unit_s, test_s, test_long_s  wall seconds of `make unit`, `make test` and `make test-long`
-    tests              tests that the last two ran
+    tests              tests that `make test` and `make test-long` ran
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ ROOT_MODULES = 14
 """The most modules directly in the package, not counting the exceptions below."""
 ROOT_EXCEPTIONS = {
     "_seats": "shared by preload, report and replica; a seat that imports it must stay light",
-    "preload": "named by people, in the environment of their workers",
+    "preload": "users name it in the environment of their workers",
     "_records": "modules of the root and of every package define their dataclasses with it",
-    "_spans": "all that shows a start needs it, and `report` would be over its limit with it",
+    "_spans": "all code that shows a start needs it, and it would put `report` over its limit",
 }
 
 EXCEPTIONS = {
     "node": "one file of the standard library that also runs by itself, without the package",
-    "fingerprint": "a reader for each factor beside the comparison of what they read",
+    "fingerprint": "a reader for each factor, and the comparison of the values that they read",
     "stores.hub.HubStore": "one store behind one protocol; all reads share its pinned commit",
     "stores.object_store.ObjectStore": "one store behind one protocol; parts share its connections",
 }
-"""What may be over a limit, and why."""
+"""Modules and classes that may exceed a limit, and why."""
 SHOWN = 20
 
 EXAMPLES_OF_PATCHES = "test_layout.py"
@@ -77,7 +77,8 @@ BEFORE = {
     "test_long_s": None,
     "tests": 6396,
 }
-"""At d19a7b4, where `make test` ran all tests; the seconds are those of 7248 tests on 2 cores."""
+"""Measures at d19a7b4, where `make test` ran all tests. The seconds are of 7248 tests on 2
+cores."""
 
 IRREGULAR = frozenset(
     [
@@ -122,7 +123,7 @@ class Module:
     """One source file of the package."""
 
     name: str
-    """Below the package, with dots; of a package the name of its folder."""
+    """The dotted name below the package. For a package, this is the name of its folder."""
     folder: str
     tree: ast.Module
     lines: int
@@ -184,7 +185,7 @@ def attributes(node: ast.AST) -> set[str]:
 
 
 def is_participle(name: str) -> bool:
-    """Return whether a function is named by a past participle: `chosen`, `_weighed`.
+    """Return whether a function's name begins with a past participle: `chosen`, `_weighed`.
 
     >>> [is_participle(name) for name in ("_weighed", "chosen_for", "need", "is_loaded", "load")]
     [True, True, False, False, False]
@@ -264,7 +265,7 @@ def measure(package: Path) -> dict[str, Any]:
 
 
 def _is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    # A property is a noun, and may be called by what was done to it.
+    # A property is a noun, and its name may be a past participle.
     return any(
         ast.unparse(each).rpartition(".")[2] in ("property", "cached_property", "setter")
         for each in node.decorator_list
@@ -272,7 +273,7 @@ def _is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 
 def before() -> dict[str, Any]:
-    """Return the measures of the wheel whose modules were flat."""
+    """Return the measures of the wheel with flat modules."""
     (wheel,) = (ROOT / "tests" / "data" / "before_layout").glob("*.whl")
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
@@ -280,12 +281,12 @@ def before() -> dict[str, Any]:
 
 
 def measure_runs(files: Iterable[Path]) -> dict[str, Any]:
-    """Return the seconds of lanes and how many tests ran, from files that pytest wrote of them.
+    """Return the seconds of lanes and the number of tests, from reports that pytest wrote.
 
-    The name of a file is that of a target: `unit.xml`, `test.xml`, `test-long.xml`.
+    A file is named after its target: `unit.xml`, `test.xml` or `test-long.xml`.
 
     Raises:
-        ValueError: a run failed, or a file has the name of no target.
+        ValueError: a run failed, or a file is not named after a target.
     """
     found: dict[str, Any] = {}
     counts = {}
@@ -293,9 +294,9 @@ def measure_runs(files: Iterable[Path]) -> dict[str, Any]:
         lane = path.stem
         suite = ET.parse(path).getroot().find("testsuite")
         if lane not in ("unit", "test", "test-long") or suite is None:
-            raise ValueError(f"{path} is no report of make unit, make test or make test-long")
+            raise ValueError(f"{path} is not a report of make unit, make test or make test-long")
         if int(suite.get("failures", 0)) or int(suite.get("errors", 0)):
-            raise ValueError(f"{path} is the report of a run that failed: its time counts nothing")
+            raise ValueError(f"{path} is the report of a failed run: its time does not count")
         found[f"{lane.replace('-', '_')}_s"] = round(float(suite.get("time", 0)), 1)
         counts[lane] = int(suite.get("tests", 0))
     if counts.keys() >= {"test", "test-long"}:
@@ -313,15 +314,15 @@ def measure_texts(root: Path) -> dict[str, int]:
 
 
 def read_recorded(target: Path | None) -> dict[str, Any]:
-    """Return the measures of an earlier run that a file has; those it lacks are null."""
+    """Return the measures of an earlier run from a file. Missing measures are None."""
     known = json.loads(target.read_text())["after"] if target and target.exists() else {}
     return {name: known.get(name) for name in RECORDED}
 
 
 def main() -> None:
-    """Print both, or write them to a file."""
+    """Print the measures, or write them to a file."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", type=Path, help="where to write them; default: stdout")
+    parser.add_argument("--json", type=Path, help="where to write the measures (default stdout)")
     parser.add_argument(
         "--junit", type=Path, action="append", default=[], help="report of a lane that passed"
     )
@@ -330,7 +331,7 @@ def main() -> None:
         type=int,
         nargs=2,
         metavar=("OF", "MARKED"),
-        help="how many sentences readers were shown, and how many of them they marked",
+        help="how many sentences readers were shown, and how many they marked",
     )
     arguments = parser.parse_args()
     target = arguments.json

@@ -28,8 +28,8 @@ def patches_in(tests: Path) -> Iterator[tuple[Path, str, int]]:
 def patched(source: str) -> Iterator[tuple[str, int]]:
     """Yield the names that a test replaces in this package, with the lines.
 
-    By the first argument of a patching call, whatever the patching object is called, and by
-    assignments to a module's attributes.
+    The names come from the first argument of a patching call, no matter how the patching object is
+    named, and from assignments to a module's attributes.
     """
     tree = ast.parse(source)
     own = own_names(tree)
@@ -38,7 +38,7 @@ def patched(source: str) -> Iterator[tuple[str, int]]:
             called = ast.unparse(node.func)
             first = ast.unparse(node.args[0])
             is_of_us = first.partition(".")[0] in own or is_own(first.strip("'\""))
-            # `self` is the stand-in that a method of this name belongs to.
+            # A method of `self` belongs to a fake, not to a patching object.
             if called.rpartition(".")[2] in PATCHING and is_of_us and called[:5] != "self.":
                 yield first, node.lineno
         for target in targets_of(node):

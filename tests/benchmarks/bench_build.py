@@ -1,13 +1,15 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where the seconds of a build go, before and after a change: `serve-warm build --json` of both.
+"""The seconds that each phase of a build takes, before and after a change.
 
     python tests/benchmarks/bench_build.py --before REV > tests/benchmarks/results/build.json
 
-The revisions are checked out into folders of their own below `build/`, and both build the
-applications of `build_apps.py` in turns, so that what else the machine does slows down both. Each
-build starts from empty caches. Seconds are medians over the turns; `load` is the machine's load
-average, and `ratio` the median over the turns of after's seconds divided by before's.
+The program checks out each revision into its own folder below `build/`. Both revisions build the
+applications of `build_apps.py` with `serve-warm build --json`. The builds alternate, so that other
+work on the machine slows down both. Each build starts from empty caches.
+
+Seconds are medians over the turns. `load` is the machine's load average. `ratio` is the median over
+the turns of the seconds after the change, divided by the seconds before it.
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ APPS = ("entries", "libraries")
 
 TRIPS = "round trips"
 TRIES = 3
-"""Ray may not come up on a machine that has much else to do."""
+"""Attempts per build, because Ray may fail to start on a busy machine."""
 
 WHOLE = "whole"
-"""The phase that is all others, and the start and end of Ray."""
+"""The wall time of the whole command: all phases, and the start and end of Ray."""
 
 
 def build(checkout: Path, app: str) -> dict[str, float]:
@@ -47,7 +49,8 @@ def build(checkout: Path, app: str) -> dict[str, float]:
                 *(sys.executable, "-m", "serve_warm.cli", "build", f"build_apps:{app}"),
                 *("--store", store, "--json"),
             ],
-            # The code of a run is what is found first: not in the working directory.
+            # `-m` searches the working directory before PYTHONPATH, so it must not have another
+            # serve_warm.
             cwd=store,
             env={**os.environ, "PYTHONPATH": search},
             stdout=subprocess.PIPE,
@@ -56,7 +59,7 @@ def build(checkout: Path, app: str) -> dict[str, float]:
         )
         took = time.perf_counter() - began
     seconds: dict[str, float] = json.loads(done.stdout)["seconds"]
-    # One after the other, as they were before they had a phase that is all of them.
+    # Older revisions run the round trips in sequence, and report no total.
     own = sum(each for name, each in seconds.items() if name.startswith("round trip"))
     return {**seconds, TRIPS: seconds.get(TRIPS, own), WHOLE: took}
 
@@ -89,7 +92,7 @@ def medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def compare(app: str, places: Mapping[str, Path], *, turns: int) -> dict[str, Any]:
-    """Return the row of an application: both sides in turns, the first one alternating."""
+    """Return an application's row. The sides build in turn, and alternate in which goes first."""
     runs: dict[str, list[dict[str, float]]] = {side: [] for side in places}
     loads = []
     for turn in range(turns):
@@ -111,7 +114,7 @@ def compare(app: str, places: Mapping[str, Path], *, turns: int) -> dict[str, An
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a figure depends on."""
+    """Return the versions that the figures depend on."""
     import ray
     import torch
 
@@ -124,7 +127,7 @@ def main() -> None:
     parser.add_argument("--before", required=True, help="revision to compare with")
     parser.add_argument("--after", default="HEAD")
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--app", action="append", choices=APPS, help="by default all")
+    parser.add_argument("--app", action="append", choices=APPS, help="default: all")
     asked = parser.parse_args()
     with checked_out(asked.before) as before, checked_out(asked.after) as after:
         places = {"before": before, "after": after}

@@ -1,18 +1,19 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The cost of a warm call: a hit of torch.compile, and a call through serve_warm.compile.
+"""The cost of a warm call through torch.compile and through serve_warm.compile.
 
     python tests/benchmarks/bench_call.py [--rounds 15] [--calls 2000] [--models tiny,minilm]
 
-Three models are measured: one of two layers, MiniLM, and a decoder of 24 layers. Compute would
-hide the cost of the way to the kernels. Where `kernels` is `stubbed`, the innermost callable of
-each compiled graph (`CompiledFxGraph.current_callable`) returns the outputs of its first run
-instead of computing them. Both sides get the same stub. Where it is `run`, the kernels run.
+The benchmark measures three models: one with two linear layers, MiniLM, and a 24-layer decoder. The
+time of the kernels would hide the time that a call takes to reach them. So if `kernels` is
+`stubbed`, the innermost callable of each compiled graph (`CompiledFxGraph.current_callable`)
+returns the outputs of its first run. Both sides get the same stub. If `kernels` is `run`, the
+kernels run.
 
-All sides are measured in one process and on one thread, in turns and from both ends, in CPU time
-of that thread. torch.compile runs without the watch of serve_warm, which counts compiles;
-serve_warm.compile runs with it, as in a replica. The JSON on stdout has microseconds per call.
-The exit status is 1 if a ratio is above the limit.
+One process measures all sides in turn, on one thread and in CPU time of this thread. The order of
+the sides is reversed after each round. torch.compile runs without serve_warm's watch, which counts
+compiles. serve_warm.compile runs with the watch, as in a replica. The JSON on stdout has
+microseconds per call. The exit status is 1 if a ratio is above the limit.
 """
 
 from __future__ import annotations
@@ -43,16 +44,17 @@ from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile.session import SESSION
 
 LIMIT = 0.6
-"""A call through serve_warm.compile may cost this share of a hit of torch.compile."""
+"""Highest allowed ratio of a serve_warm.compile call to a torch.compile call."""
 
 MODELS = ("tiny", "minilm", "decoder24")
-"""Names of workloads; the kernels of the first one are both run and stubbed."""
+"""Names of workloads. The first one is measured with its kernels run and stubbed, the others only
+with their kernels stubbed."""
 
 Call = Callable[[], Any]
 
 
 def us_per_call(call: Call, calls: int) -> float:
-    """Return CPU time of this thread, in microseconds a call."""
+    """Return this thread's CPU time, in microseconds per call."""
     start = time.thread_time()
     for _ in range(calls):
         call()
@@ -60,7 +62,7 @@ def us_per_call(call: Call, calls: int) -> float:
 
 
 def with_entries(model: torch.nn.Module, example: workloads.Example, folder: Path) -> Any:
-    """Return the model through serve_warm.compile, its entry made, written and loaded."""
+    """Return the model compiled by serve_warm, after making, writing and loading its entry."""
     compiled = serve_warm.compile(model, dynamic=False)
     with SESSION.building() as building:
         compiled(*example.args, **example.kwargs)
@@ -75,7 +77,7 @@ def with_entries(model: torch.nn.Module, example: workloads.Example, folder: Pat
 
 @contextlib.contextmanager
 def stubbed(calls: Sequence[Call]) -> Iterator[None]:
-    """Make the graphs of these calls return their first results again, without computing."""
+    """Make the graphs of these calls return their first results, without computing."""
     replaced: list[tuple[Any, Any]] = []
 
     def stub_of(graph: Any) -> Callable[[list[Any]], Any]:
@@ -104,7 +106,7 @@ def stubbed(calls: Sequence[Call]) -> Iterator[None]:
 
 
 def in_turns(sides: dict[str, tuple[Call, Any]], rounds: int, calls: int) -> dict[str, list[float]]:
-    """Return microseconds per call of each side, by rounds; a side is a call and torch's hook."""
+    """Return each side's microseconds per call, by round. A side is a call and torch's hook."""
     us: dict[str, list[float]] = {name: [] for name in sides}
     before = eval_frame._callback_from_stance
     for number in range(rounds + 1):
@@ -141,7 +143,7 @@ def measured(
     """Return the rows of one model."""
     workload = workloads.ALL[name]
     workload.import_libraries()
-    # Of one structure and two objects: what is compiled for one is not found by the other.
+    # Two objects with one structure: neither finds code that was compiled for the other.
     eager, other = workload.build(workloads.SEED), workload.build(workloads.SEED)
     example = workload.inputs()[-1]
 
@@ -168,7 +170,7 @@ def measured(
         with stubbed([call for call, _ in sides.values()]):
             us = in_turns(sides, rounds, calls)
             rows.append(row_of(name, "stubbed", us, ours, calls))
-    assert (watch_process().counts() - quiet).quiet, "something compiled while it was measured"
+    assert (watch_process().counts() - quiet).quiet, "something compiled during the measurement"
     levels = {use.level for use in ours._serve_warm.uses()}
     assert levels == {2}, SESSION.uses()
     SESSION.unload()
@@ -180,7 +182,7 @@ def measure(models: Sequence[str], rounds: int, calls: int, folder: Path) -> dic
     stock = eval_frame._callback_from_stance
     watch_process()
     hooks = stock, eval_frame._callback_from_stance
-    assert hooks[1] is not stock, "the watch was there before: start a fresh process"
+    assert hooks[1] is not stock, "the watch is already installed: start a fresh process"
 
     torch.set_num_threads(1)
     rows = [row for name in models for row in measured(name, rounds, calls, folder / name, hooks)]
@@ -206,8 +208,8 @@ def measure(models: Sequence[str], rounds: int, calls: int, folder: Path) -> dic
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15, help="measured rounds (default 15)")
-    parser.add_argument("--calls", type=int, default=2000, help="calls a round (default 2000)")
-    parser.add_argument("--models", default=",".join(MODELS), help="workloads, the first one first")
+    parser.add_argument("--calls", type=int, default=2000, help="calls per round (default 2000)")
+    parser.add_argument("--models", default=",".join(MODELS), help="workloads, tiny first")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{scratch}/inductor"

@@ -1,15 +1,17 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The cost of calls in a process where something changes before each of them.
+"""The cost of a call in a process where something changes before each call.
 
     python tests/benchmarks/bench_changes.py [--rounds 5] [--calls 300]
 
-`.eval()` or `.to()` before each call, another shape, text or number at each call, two adapters in
-turn, hooks and modules that other code makes. The model is 24 linear layers of width 4, so that
-what is measured is how the call gets to the kernels. Each scenario is measured for torch.compile
-and for serve_warm.compile, in turns in one process, in CPU time of the thread. The time includes
-the change itself. The JSON on stdout has microseconds per call. The exit status is 1 if a call of
-serve_warm compiles, or if a ratio is above the limit of its scenario.
+Examples of changes are `.eval()` or `.to()`, a different shape, text or number, switching between
+two adapters, and hooks and modules that other code makes. The model has 24 linear layers of width
+4, so the time is mostly the time that a call takes to reach the kernels.
+
+Each scenario runs with torch.compile and with serve_warm.compile, in turns in one process. Times
+are CPU time of the thread, and include the change itself. The JSON on stdout has microseconds per
+call. The exit status is 1 if a call of serve_warm compiles, or if a ratio is above the limit of its
+scenario.
 """
 
 from __future__ import annotations
@@ -40,10 +42,11 @@ LAYERS, WIDTH = 24, 4
 SHAPES = 300
 
 LIMIT = 1.15
-"""A call may cost so many times one of torch.compile; at level 1 it is one of torch.compile."""
+"""Highest allowed ratio of a serve_warm call to a torch.compile call. At level 1, both calls go to
+torch.compile."""
 
 LOOK_LIMIT = 6.0
-"""The same where each change makes facts be looked at again, which is done in Python."""
+"""The limit for changes that make serve_warm check facts again, which it does in Python."""
 
 
 class Layer(nn.Module):
@@ -58,7 +61,7 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """Layers with two adapters; for each call there may be a text and a number."""
+    """Layers with two adapters. A call may also pass a text and a number."""
 
     def __init__(self, layers: int = LAYERS) -> None:
         super().__init__()
@@ -76,7 +79,7 @@ class Model(nn.Module):
 
 
 def function(x: Any) -> Any:
-    """Have two matrix products, and no module."""
+    """Multiply matrices twice, without a module."""
     return x @ x.T @ x
 
 
@@ -85,17 +88,18 @@ def rows(number: int) -> torch.Tensor:
 
 
 Step = Callable[[Any, int], Any]
-"""Changes something and calls the compiled callable; takes that and the number of the call."""
+"""Changes something and calls the compiled callable. Takes the callable and the number of the
+call."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """The change that is made before each call."""
+    """A change that is made before each call."""
 
     name: str
     step: Step
     declared: Callable[[Any], Any] = lambda compiled: compiled(rows(3))
-    """Makes the calls that entries are made for."""
+    """Makes the calls that the build makes entries for."""
     make: Callable[[], Any] = lambda: Model().eval()
     arguments: dict[str, Any] = field(default_factory=lambda: {"dynamic": False})
     level: int = 2
@@ -127,7 +131,7 @@ def _switch(compiled: Any, number: int) -> Any:
 
 
 def _each_adapter(compiled: Any) -> None:
-    # Twice: an entry that answers no later call of the build is withdrawn.
+    # Twice, because the build withdraws an entry that answers no later call.
     for name in ADAPTERS * 2:
         compiled.set_adapter(name)
         compiled(rows(3))
@@ -197,7 +201,7 @@ def load_entries(compiled: Any, scenario: Scenario, folder: Path) -> None:
 
 
 def us_per_call(step: Step, compiled: Any, numbers: range) -> float:
-    """Return CPU time of this thread, in microseconds a call."""
+    """Return this thread's CPU time, in microseconds per call."""
     start = time.thread_time()
     for number in numbers:
         step(compiled, number)
@@ -218,7 +222,7 @@ def measure(scenario: Scenario, rounds: int, calls: int, folder: Path) -> dict[s
         for name in list(sides) if number % 2 else reversed(sides):
             before = watch_process().counts()
             took = us_per_call(scenario.step, sides[name], numbers)
-            if number:  # torch.compile compiles in the first one, and serve_warm at level 1
+            if number:  # torch.compile and level 1 compile in the first round
                 us[name].append(took)
             if name == "serve_warm" and (number or scenario.level > 1):
                 compiles += (watch_process().counts() - before).compiles
@@ -239,8 +243,8 @@ def measure(scenario: Scenario, rounds: int, calls: int, folder: Path) -> dict[s
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds (default 5)")
-    parser.add_argument("--calls", type=int, default=300, help="calls a round (default 300)")
-    parser.add_argument("--only", default="", help="part of the names of scenarios")
+    parser.add_argument("--calls", type=int, default=300, help="calls per round (default 300)")
+    parser.add_argument("--only", default="", help="only scenarios with this text in the name")
     options = parser.parse_args()
     watch_process()
     torch.set_num_threads(1)

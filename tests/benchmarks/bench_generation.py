@@ -1,16 +1,17 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which models of `transformers` decode by compiled steps, and what a start and a step cost.
+"""Models of `transformers` that decode with compiled steps, and the cost of a start and a step.
 
     python tests/benchmarks/bench_generation.py [--json FILE] [--again] [MODEL ...]
 
-One process builds the entries of a small random model, and another loads them and generates under
-a ban on compiling. Two more do the same with torch.compile and no entries, one after the other, so
-that the second finds torch's caches filled. A row that FILE has stays unless `--again` is given, so
-a run that was stopped goes on.
+One process builds the entries of a small random model. Another process loads the entries and
+generates twice, the second time with compiling forbidden. Two more processes use torch.compile
+without entries, one after the other, so that the second finds torch's caches filled. Rows that FILE
+has are kept unless `--again` is given, so an interrupted run continues.
 
-    tokens_equal  32 drawn tokens of each prompt are those of the eager model in the same process
-    compiles      compiles after loading; compiler_processes likewise
+    tokens_equal  the sampled tokens equal those of the eager model in the same process: 32 tokens
+                  for each prompt of the batch, and 2 for the single prompt
+    compiles      compiles from the loading of the entries on; compiler_processes likewise
     to_proof_s    seconds from loading entries to the end of a pass in which compiling is forbidden
     to_proof_cpu_s  the same in CPU seconds
     torch_s       the same with torch.compile alone, torch's caches empty; torch_cpu_s likewise
@@ -51,7 +52,7 @@ MODELS = (
 LEVELS = (2, 3)
 CLOCKS = ("torch_s", "torch_cpu_s", "cached_s", "cached_cpu_s")
 PROMPTS = ((12, 9), (3,))
-"""A batch and a single prompt, of both buckets."""
+"""Prompt lengths of a batch and of a single prompt, one for each bucket."""
 
 
 def replay(model: Any, name: str) -> list[list[list[int]]]:
@@ -71,7 +72,7 @@ def build(name: str, level: int, folder: Path) -> dict[str, Any]:
     for file, data in table.to_files(level).items():
         (folder / file).write_bytes(data)
     return {
-        # An entry below its level says why it is no library.
+        # An entry below the requested level gives the reason.
         "refused": sorted([*table.refused.values(), *(e.reason for e in entries if e.reason)]),
         "build_s": round(time.perf_counter() - began, 1),
         "bytes": sum(file.stat().st_size for file in folder.iterdir()),
@@ -114,12 +115,12 @@ def stock(name: str, level: int, folder: Path) -> dict[str, Any]:
 
 
 def cpu_s() -> float:
-    """Return CPU time of this process and of the compilers that it has waited for."""
+    """Return the CPU time of this process and of the compilers that it has waited for."""
     return sum(os.times()[:4])
 
 
 def dispatch_us(model: Any, calls: int = 2000) -> float:
-    """Return the least CPU time of a decode step whose graph returns its last outputs."""
+    """Return the lowest CPU time of a decode step whose graph computes nothing, in microseconds."""
     decoder = model._serve_warm_decoder
     step = decoder._decode
     dispatcher = vars(step)["_serve_warm"]
@@ -139,13 +140,13 @@ def dispatch_us(model: Any, calls: int = 2000) -> float:
 
 
 def compute_nothing(fn: Any) -> None:
-    """Make the code of an entry return its first result again, without launching kernels."""
+    """Make an entry's code return its first result on each call, without launching kernels."""
     fn = fn.function if isinstance(fn, Followed) else fn
     if not isinstance(fn, Function):
         graph = entry_function._graph_of(fn)
         graph._compiled = _stub_of(graph._compiled)
     elif fn._graphs is not None:
-        # Finding the graph of a call is work of serve_warm; its launch is not.
+        # serve_warm itself finds the CUDA graph of a call, so only the launch is replaced.
         kept = vars(fn._graphs._local)["kept"]
         for key, found in kept.items():
             kept[key] = dataclasses.replace(found, launch=_stub_of(found.launch))
@@ -176,10 +177,10 @@ def row_of(name: str, level: int, known: dict[str, Any]) -> dict[str, Any]:
 
 
 def clocks_of(name: str, known: dict[str, Any]) -> dict[str, Any]:
-    """Return the seconds of torch.compile without entries: caches empty, then filled.
+    """Return the seconds of torch.compile without entries: with empty and with filled caches.
 
-    These times do not depend on the level. If the row of another level, `known`, has them, they are
-    taken from it.
+    These times do not depend on the level. If `known`, the row of another level, has these times,
+    they are taken from there.
     """
     if known.keys() >= set(CLOCKS):
         return {key: known[key] for key in CLOCKS}
@@ -190,7 +191,7 @@ def clocks_of(name: str, known: dict[str, Any]) -> dict[str, Any]:
 
 
 def ask(name: str, level: int, do: str, folder: Path) -> dict[str, Any]:
-    """Run one step in a new process, and return what the step found."""
+    """Run one step in a new process, and return its result."""
     (folder / "entries").mkdir(exist_ok=True)
     question = [name, "--do", do, "--level", str(level), "--in", f"{folder}/entries"]
     ended = subprocess.run(

@@ -1,15 +1,16 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""How long a replica at level 3 imports serve_warm, beyond torch and Ray Serve.
+"""The time that a level-3 replica takes to import serve_warm, after torch and Ray Serve.
 
     python tests/benchmarks/bench_imports.py [--repeats 9] [--json out.json]
 
-Each process imports torch and Ray Serve, and then what such a start has loaded of serve_warm when
-it is READY. `wall_s` and `cpu_s` are of processes without a profiler. `by_module_s` is the time of
-each module alone, from processes with `-X importtime`, which adds about a tenth.
+Each process imports torch and Ray Serve, and then all modules of serve_warm that a level-3 replica
+has loaded when it is READY. `wall_s` and `cpu_s` are from processes without a profiler.
+`by_module_s` is each module's own time, from processes with `-X importtime`, which adds about a
+tenth.
 
-Garbage collection is off meanwhile. A full one walks through all that torch and Ray allocated, for
-200 ms, and comes in whichever import is under way then.
+Garbage collection is off while serve_warm is imported. A full collection visits all objects of
+torch and Ray, which takes 200 ms. This time would be added to the import that it interrupts.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ ROOT = HERE.parent.parent
 sys.path.insert(0, str(HERE.parent))
 
 LIMIT_S = 0.06
-"""What the package may take."""
+"""Limit for the CPU time of importing the package."""
 
 BEFORE = ("torch", "ray.serve._private.replica")
 START = (
     *("serve_warm.replica.deployment", "serve_warm.precompile.compiled", "serve_warm.inputs"),
     *("serve_warm.precompile.entry_checks", "serve_warm.stores.local"),
 )
-"""With these a process has all modules of a start at level 3. tests/integration/test_libraries.py
-compares them with those of a replica."""
+"""Importing these modules loads all modules of a level-3 start. tests/integration/test_libraries.py
+compares the loaded modules with those of a replica."""
 
 NOT_IN_A_START = frozenset(
     {
@@ -70,7 +71,7 @@ sys.stdout.write(json.dumps({**took, "modules": sorted(set(sys.modules) - known)
 
 
 def run(*flags: str, folder: str) -> tuple[dict[str, Any], dict[str, float]]:
-    """Return what one process took, and with `-X importtime` the seconds of each module."""
+    """Return the times of one process, and with `-X importtime` the seconds of each module."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONPYCACHEPREFIX": folder}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
     ended = subprocess.run(

@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the watch costs a warm call of a compiled function: with its hook and without, in turns.
+"""The cost that the watch adds to a warm call of a compiled function.
 
     python tests/benchmarks/bench_overhead.py [--rounds 15] [--calls 20000]
 
-Both sides are measured in one process, round by round, first one and then the other, so that
-whatever else the machine does meets both. The function does next to nothing: the difference is
-the hook's own. JSON goes to stdout, seconds become microseconds per call.
+One process measures calls with the watch's hook and without it. Both sides run in each round, so
+that other work on the machine affects both. The function does almost nothing, so the difference is
+the cost of the hook. The JSON on stdout has microseconds per call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from serve_warm import __version__
 from serve_warm.compiler.watch import watch_process
 
 LIMIT_US = 2.0
-"""A warm call may cost so much more: what is above is a regression."""
+"""Limit for the cost that the watch adds to a warm call."""
 
 
 def one(x: torch.Tensor) -> torch.Tensor:
@@ -43,7 +43,7 @@ def measure(rounds: int, calls: int) -> dict[str, object]:
     stock = eval_frame._callback_from_stance
     seen = watch_process()
     hooked = eval_frame._callback_from_stance
-    assert hooked is not stock, "the watch was there before: start a fresh process"
+    assert hooked is not stock, "the watch is already installed: start a fresh process"
 
     torch.set_num_threads(1)
     function = torch.compile(one, backend="eager", dynamic=False)
@@ -61,7 +61,7 @@ def measure(rounds: int, calls: int) -> dict[str, object]:
                 if number:  # the first round warms caches and clocks
                     us[name].append(took)
         eval_frame._callback_from_stance = hooked
-    assert (seen.counts() - before).quiet, "something compiled while it was measured"
+    assert (seen.counts() - before).quiet, "something compiled during the measurement"
     added = [w - s for s, w in zip(us["stock"], us["watched"], strict=True)]
     return {
         "benchmark": "overhead of the watch per warm call",
@@ -84,7 +84,7 @@ def measure(rounds: int, calls: int) -> dict[str, object]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15, help="measured rounds (default 15)")
-    parser.add_argument("--calls", type=int, default=20_000, help="calls a round (default 20000)")
+    parser.add_argument("--calls", type=int, default=20_000, help="calls per round (default 20000)")
     options = parser.parse_args()
     result = measure(options.rounds, options.calls)
     sys.stdout.write(json.dumps(result, indent=2) + "\n")

@@ -1,15 +1,17 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a question about a node costs: the exec probe and `/readyz`, idle and beside a compile.
+"""The latency of a node's exec probe and of `/readyz`, on an idle machine and during a compile.
 
     python tests/benchmarks/bench_probe.py [--probes 100] [--questions 1000]
 
-The node has four warm replicas with all their figures, and two health addresses that answer at
-once. Beside each question, in turns, the least that it could cost is measured on the same machine:
-a Python that does nothing, and a server that answers without looking. The compile is torch's own,
-one model after the other without caches, with as many compilers as torch starts. JSON goes to
-stdout, in milliseconds, with the machine's load beside each figure, and of the processes also the
-median of the processor's time, which depends less on that.
+The node has four warm replicas with all their metrics, and two health addresses that answer
+immediately. In turns with the probes, the benchmark measures the lowest possible cost on the same
+machine: a Python process that does nothing, and a server that answers without checks. During the
+compile, torch compiles one model after another without caches, with its default number of compiler
+processes.
+
+The JSON on stdout has milliseconds, and the machine's load for each figure. For processes it also
+has the median CPU time, which depends less on the load.
 """
 
 from __future__ import annotations
@@ -36,12 +38,13 @@ from serve_warm import __version__, metrics, node
 from serve_warm.report import Report, Stage, Verdict
 
 LIMITS_MS = {"exec": 60.0, "http": 2.0}
-"""The most that 95 of 100 questions may take."""
+"""Limits for the 95th percentile."""
 
 REPLICAS = 4
 
 PAUSE_S = 0.01
-"""Between questions: nobody asks in a loop, and who is asked after a pause has to be woken."""
+"""Pause between requests. Real clients do not ask in a loop, so each request must wake up the
+server."""
 
 COMPILE = """
 import os, sys, tempfile
@@ -62,7 +65,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok\n"
 
 
 def answer_at_once(listening: socket.socket) -> None:
-    """Answer each connection's questions with the same, without looking at them."""
+    """Answer every request of every connection with the same bytes, without parsing it."""
 
     def answer(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -77,7 +80,7 @@ def answer_at_once(listening: socket.socket) -> None:
 
 @contextlib.contextmanager
 def least_server() -> Iterator[int]:
-    """Yield the port of `answer_at_once`, in a process of its own."""
+    """Run `answer_at_once` in a child process, and yield its port."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
         child = os.fork()
         if child == 0:
@@ -112,7 +115,7 @@ def replicas(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def process(*command: str, until: str) -> Iterator[str]:
-    """Run a command, and yield the value in its first line of this form."""
+    """Run a command, and yield its first line of output that contains `until`."""
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -140,7 +143,7 @@ def connected(port: int) -> Iterator[socket.socket]:
 
 
 def ask(port: int, connection: socket.socket | None = None) -> float:
-    """Ask once, with a connection of its own unless one is given."""
+    """Send one request, on a new connection unless one is given. Return its seconds."""
     began = time.perf_counter()
     own = connection or socket.create_connection(("127.0.0.1", port))
     own.sendall(b"GET /readyz HTTP/1.1\r\nHost: node\r\n\r\n")
@@ -168,7 +171,7 @@ def in_turns(sides: Mapping[str, Callable[[], float]], count: int) -> dict[str, 
             took = side()
             used = _cpu_of_children_s() - before
             time.sleep(PAUSE_S)
-            if number:  # the first warms caches
+            if number:  # the first round warms caches
                 seconds[name].append(took)
                 cpu_s[name].append(used)
     return {
@@ -196,7 +199,7 @@ def measure(probes: int, questions: int) -> dict[str, Any]:
     alone = (sys.executable, "-I", "-S")
     found: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
-        least = stack.enter_context(least_server())  # first: it forks, and the replicas are threads
+        least = stack.enter_context(least_server())  # forks, so it precedes the replicas' threads
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "state"
         stack.enter_context(replicas(directory))
         health = f"http://127.0.0.1:{least}/health"
@@ -219,7 +222,7 @@ def measure(probes: int, questions: int) -> dict[str, Any]:
                 if name != "idle":
                     command = (sys.executable, "-c", COMPILE)
                     beside.enter_context(process(*command, until="begun"))
-                    time.sleep(5.0)  # into the first compile
+                    time.sleep(5.0)  # until the first compile is running
                 found[name] = in_turns(execs, probes)
                 kept, kept_least = (beside.enter_context(connected(p)) for p in (port, least))
                 https = {
@@ -234,8 +237,10 @@ def measure(probes: int, questions: int) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--probes", type=int, default=100, help="of each kind (default 100)")
-    parser.add_argument("--questions", type=int, default=1000, help="of each kind (default 1000)")
+    parser.add_argument("--probes", type=int, default=100, help="probes of each kind (default 100)")
+    parser.add_argument(
+        "--questions", type=int, default=1000, help="requests of each kind (default 1000)"
+    )
     options = parser.parse_args()
     found = measure(options.probes, options.questions)
     result = {

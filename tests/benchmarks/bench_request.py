@@ -1,11 +1,12 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the mixin costs a request: the same handler without it, with it, and on the model thread.
+"""The cost that the mixin adds to a request, with the model run inline and on the model thread.
 
     python tests/benchmarks/bench_request.py [--rounds 15] [--calls 2000]
 
-One process, one event loop, the three in turns. The model does nothing but be compiled, so that
-the difference is the mixin's own. JSON goes to stdout, in microseconds a request.
+One process measures three handlers in turn, in one event loop: without the mixin, with the mixin,
+and with the mixin's model thread. The compiled model does nothing, so the difference is the cost of
+the mixin. The JSON on stdout has microseconds per request.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch
 from serve_warm import Input, WarmupMixin, __version__
 
 LIMITS_US = {"inline": 20.0, "on_model_thread": 120.0}
-"""The most that a request may cost more, at the median."""
+"""Limits for the cost that the mixin adds to a request, at the median."""
 
 
 class Plain:
@@ -55,7 +56,8 @@ async def us_per_request(owner: Any, calls: int) -> float:
 
 
 async def measure(rounds: int, calls: int) -> dict[str, Any]:
-    # Before any hook: the plain handler keeps stock torch's callback, as without serve_warm.
+    # Read torch's callback before serve_warm replaces it. The plain handler runs with this
+    # callback.
     from torch._dynamo import eval_frame
 
     stock = eval_frame._callback_from_stance
@@ -102,7 +104,7 @@ async def measure(rounds: int, calls: int) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15, help="measured rounds (default 15)")
-    parser.add_argument("--calls", type=int, default=2000, help="requests a round (default 2000)")
+    parser.add_argument("--calls", type=int, default=2000, help="requests per round (default 2000)")
     options = parser.parse_args()
     result = asyncio.run(measure(options.rounds, options.calls))
     sys.stdout.write(json.dumps(result, indent=2) + "\n")

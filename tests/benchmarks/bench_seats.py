@@ -1,30 +1,37 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""How long a replica takes from its creation to RUNNING, on a seat and without one.
+"""The time from a replica's creation to RUNNING, on a seat and without one.
 
     python tests/benchmarks/bench_seats.py [--turns 10] [--json out.json] [--work build/seats]
 
-A text embedder of libraries (level 3) in a real local Serve cluster, in turns of four starts:
+The replicas run in real local Serve clusters, and all but `empty` run a text embedder at level 3.
+Each turn has four starts:
 
-    empty    a deployment that does nothing: what Serve and Ray take by themselves
-    plain    the embedder on a worker that Ray has started in advance, which has imported nothing
+    empty    a deployment that does nothing: the time that Serve and Ray take by themselves
+    plain    the embedder on a worker that Ray has started in advance, without any imports
     seat     the embedder on a seat that another replica keeps
     preload  the embedder on a worker of a node with RAY_preload_python_modules, in another cluster
 
-The order of the first three changes from turn to turn. Then come, in the same cluster:
+The order of the first three changes from turn to turn. Their cluster also measures:
 
     neighbour  requests to the replica that keeps seats, alone and while a seat imports beside it
-    scale      from one replica to three under load, on plain workers and on seats: from the request
-               for three to the first answer of a new replica, and to answers of both
+    scale      from one replica to three under load, on plain workers and on seats: the time from
+               the request for three replicas until the first new replica answers, and until both do
 
-Seconds of starts are the controller's: from the
-creation of the replica to its line "started successfully". What they are made of is the replica's
-own report. All of a turn is one line in a file of the work folder, so that a run that was stopped
-goes on where it was; delete that file for a new one. Answers of all starts must be equal.
+The seconds of a start come from the controller: from the creation of the replica to the line
+"started successfully" in its log. The replica's report divides these seconds into parts. Each turn
+is one line of `turns.jsonl` in the work folder, so an interrupted run continues. To begin a new
+run, delete this file. The answers of all starts must be equal.
 
-The exit status is 1 when an answer differs, a start on a seat is no full hit or a replica of a
-scale-up has none, its threads differ from the plain start's, or a limit is passed: a seat takes
-over a third of plain, or over 1.25 times empty, weights, passes and parity together.
+The exit status is 1 in these cases:
+
+    - An answer differs.
+    - A start on a seat is not a full hit.
+    - A new replica of a scale-up finds no seat.
+    - A start on a seat has a different fingerprint from the plain start.
+    - A start on a seat takes over a third of the time of a plain start.
+    - A start on a seat takes over 1.25 times as long as empty, weights and passes (with parity)
+      together.
 """
 
 from __future__ import annotations
@@ -58,30 +65,31 @@ APP = "benchmarks.seat_apps:embedder"
 IMPORTS = ("transformers.models.bert.modeling_bert",)
 LIMIT_S = 300.0
 KINDS = ("seats", "node")
-"""The clusters of a turn."""
+"""The clusters of each turn."""
 ATTEMPTS = 10
-"""How often a cluster is begun."""
+"""Attempts to start a cluster."""
 
 QUIET_S = 3.0
-"""How long nothing runs before a start."""
+"""Quiet time before a start."""
 SEATS = 2
-"""As many as a scale-up needs."""
+"""The number of seats that a scale-up needs."""
 REPLICAS = 3
 CLIENTS = 4
-"""Clients of an application while it scales up, each with one request at a time."""
+"""Clients of an application during a scale-up. Each sends one request at a time."""
 ALONE_S = 5.0
-"""For how long a neighbour is measured while nothing imports, about as long as an import takes."""
+"""How long a neighbour is measured without imports: about as long as an import takes."""
 PAIRED = ("plain", "seat")
 
 MOST_OF_PLAIN = 1 / 3
 MOST_OF_EMPTY = 1.25
 PARTS = ("process", "ray", "imports", "cuda", "weights", "passes", "ours")
-"""Who a second belongs to. `ray`: Serve and Ray, to the worker's first import, and after READY."""
+"""The parts of a start. `ray` is Serve and Ray, before the worker's first import and after
+READY."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """The subject of a run: a deployment with the methods `answer` and `pid`, and its artifact."""
+    """A deployment with methods `answer`, `cuda_s` and `pid`, and its artifact."""
 
     deployment: Any
     store: Path
@@ -90,7 +98,7 @@ class Subject:
     actor: Mapping[str, Any] = field(default_factory=lambda: {"num_cpus": 1})
 
     def bind(self, *, hook: bool, count: int) -> Any:
-        """Return the application, whose workers can be seats with `hook`, and which keeps some."""
+        """Return the application. It keeps `count` seats. With `hook`, its workers can be seats."""
         actor = dict(self.actor)
         if hook:
             actor["runtime_env"] = {"env_vars": preload.hook_environment()}
@@ -106,12 +114,12 @@ def wait_until(what: str, holds: Any) -> Any:
     while time.monotonic() < end:
         if value := holds():
             return value
-        time.sleep(0.25)  # what is measured has moments of its own, and is not to be disturbed
+        time.sleep(0.25)  # poll rarely, so that polling does not disturb the start
     message = f"{what}: not within {LIMIT_S:.0f} s"
     raise TimeoutError(message)
 
 
-# One turn, in a process with a cluster of its own ------------------------------------------------
+# One turn, in a process with its own cluster -----------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -125,7 +133,7 @@ def cluster(cpus: int = 6) -> Iterator[None]:
             break
         except Exception as error:
             # Ray waits 30 s for its processes, and a busy machine may take longer. It then raises
-            # Exception itself (seen in 2.60); another error would only come again.
+            # Exception itself (seen in 2.60). Retrying does not help against any other error.
             ray.shutdown()
             if type(error) is not Exception or attempt + 1 == ATTEMPTS:
                 raise
@@ -148,7 +156,7 @@ def deploy(name: str, target: Any) -> None:
 
 
 def start(name: str, target: Any) -> dict[str, Any]:
-    """Start an application, and return the times of its replica and its answers."""
+    """Start an application. Return the times, the answer and the report of its replica."""
     import ray
     from ray import serve
     from ray.serve.context import _get_global_client
@@ -179,7 +187,7 @@ def start(name: str, target: Any) -> dict[str, Any]:
 
 
 def logged(logs: Path, replica: str) -> float | None:
-    """Return when the controller said that a replica has started, seconds since the epoch."""
+    """Return when the controller logged that a replica started, in seconds since the epoch."""
     for path in logs.glob("controller_*.log"):
         for line in path.read_text().splitlines():
             if "started successfully" in line and replica in line:
@@ -197,7 +205,7 @@ def embedder(store: Path) -> Subject:
 
 
 def turn_of_seats(number: int, subject: Subject, *, seats: int, extras: bool) -> dict[str, Any]:
-    """Return the starts of a turn; with `extras` also the neighbour's latencies, and scale-ups."""
+    """Return the starts of a turn. With `extras`, also measure the neighbour and scale-ups."""
     from ray import serve
 
     from benchmarks.seat_empty import empty
@@ -235,7 +243,7 @@ def turn_of_seats(number: int, subject: Subject, *, seats: int, extras: bool) ->
 
 
 def scale_up(name: str, deployment: str) -> dict[str, Any]:
-    """Give an application more replicas while clients ask it; return when the new ones answered."""
+    """Scale up an application under load. Return the seconds until new replicas answered."""
     import ray
     from ray import serve
     from ray.serve._private.common import DeploymentID
@@ -256,7 +264,8 @@ def scale_up(name: str, deployment: str) -> dict[str, Any]:
         client.start()
     time.sleep(QUIET_S)
     decided_unix = time.time()
-    # As an autoscaler of one's own does over Serve's REST API. `serve.run` would begin all anew.
+    # An external autoscaler does the same over Serve's REST API. `serve.run` would restart
+    # everything.
     controller = _get_global_client()._controller
     replica_set = DeploymentID(name=deployment, app_name=name)
     ray.get(controller.update_deployment_replicas.remote(replica_set, REPLICAS), timeout=LIMIT_S)
@@ -282,9 +291,10 @@ def scale_up(name: str, deployment: str) -> dict[str, Any]:
 
 
 def latencies(handle: Any, seat: Path, *, first: bool) -> dict[str, list[float]]:
-    """Return latencies of requests, without a seat and while the seat in a file imports.
+    """Return the latencies of requests without an import, and while a new seat imports.
 
-    Its process is killed, so that the replica asks for another one. `first`: alone comes first.
+    The process of `seat` is killed, so that the replica asks for a new seat. With `first`, the
+    requests without an import come first.
     """
     found: dict[str, list[float]] = {}
 
@@ -309,7 +319,7 @@ def latencies(handle: Any, seat: Path, *, first: bool) -> dict[str, list[float]]
             return next((path for path in seat_files() if path not in before), None)
 
         path = wait_until("a new seat", new_one)
-        # A request takes some milliseconds, and to read a small file some microseconds.
+        # Reading this small file takes microseconds, and a request takes milliseconds.
         found["importing"] = ask_while(lambda: read_seat(path).get("state") == "importing")
 
     for measure in (alone, importing) if first else (importing, alone):
@@ -326,7 +336,7 @@ def seats_waiting(handle: Any) -> int | None:
 
 
 def read_seat(path: Path) -> dict[str, Any]:
-    """Return the file of a seat; empty if it was taken or has ended."""
+    """Return the content of a seat's file, or an empty dict if the seat was taken or has ended."""
     try:
         found: dict[str, Any] = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -341,7 +351,7 @@ def seat_files() -> list[Path]:
 
 
 def pss_bytes(pid: int) -> int:
-    """Return the memory of a process, its part of shared pages included."""
+    """Return the memory of a process in bytes, including its share of shared pages."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
@@ -351,10 +361,10 @@ def pss_bytes(pid: int) -> int:
 
 def turn_of_node(subject: Subject) -> dict[str, Any]:
     through = Path(os.environ["SEATS_OF_NODE"])
-    with cluster(cpus=2):  # each is a worker that imports all
+    with cluster(cpus=2):  # Ray starts a worker for each CPU, and each worker imports everything
 
         def is_free(process: Path) -> bool:
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the process has ended
                 idle = (process / "cmdline").read_bytes().startswith(b"ray::IDLE")
                 return idle and (through / process.name).exists()
             return False
@@ -372,7 +382,7 @@ def turn_of_node(subject: Subject) -> dict[str, Any]:
 
 
 def take_turn(number: int, command: Sequence[str], imports: Sequence[str]) -> dict[str, Any]:
-    """Return one turn, each of its clusters in a process of its own, which `command` begins."""
+    """Return one turn. `command` starts a process for each of the turn's clusters."""
     turn: dict[str, Any] = {"starts": {}, "load": os.getloadavg()[0]}
     for kind in KINDS:
         found = run_kind(kind, number, command, imports)
@@ -389,7 +399,7 @@ def run_kind(
     *,
     limit_s: float | None = None,
 ) -> dict[str, Any]:
-    """Return what one cluster of a turn found. Raises TimeoutExpired after `limit_s`."""
+    """Return the results of one cluster of a turn. Raises TimeoutExpired after `limit_s`."""
     with tempfile.TemporaryDirectory(prefix="sw-") as folder:
         through = Path(folder) / "through"
         through.mkdir()
@@ -417,9 +427,9 @@ def run_kind(
 
 
 def seconds_of(start: Mapping[str, Any]) -> dict[str, float]:
-    """Return who the seconds from creation to RUNNING belong to, by the replica's own spans."""
+    """Divide the seconds from creation to RUNNING into parts, by the replica's spans."""
     report = start["report"]
-    # The report's own clock runs since boot.
+    # The report's clock counts from boot.
     offset_s = report["ready_unix"] - (report["created_boot_s"] + report["elapsed_s"])
     spans = {span["name"]: span for span in report["spans"]}
     stages = {stage["stage"]: stage["seconds"] for stage in report["stages"]}
@@ -476,7 +486,7 @@ def summary(turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def scale_ups(turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the seconds from a decision to the answers of new replicas, paired by turn."""
+    """Return the seconds from a scale-up's decision to the answers of new replicas, by turn."""
     scaled = [turn["scale"] for turn in turns if turn["scale"]]
     if not scaled:
         return {}
@@ -494,7 +504,7 @@ def scale_ups(turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def neighbours(turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return percentiles of a neighbour's latencies by turn, with and without a seat's imports."""
+    """Return percentiles of a neighbour's latencies by turn, alone and while a seat imports."""
     found = [turn["neighbour"] for turn in turns if "neighbour" in turn]
     if not found:
         return {}
@@ -513,7 +523,7 @@ def neighbours(turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Return the smallest value that so many percent do not exceed.
+    """Return the smallest value that at least `percent` percent of the values do not exceed.
 
     >>> percentile([3.0, 1.0, 2.0, 4.0], 50), percentile([3.0, 1.0, 2.0, 4.0], 99)
     (2.0, 4.0)

@@ -1,39 +1,41 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Starts of one model by everything that a user could use instead, side by side.
+"""A comparison of starts: serve_warm, and the systems that a user could use instead.
 
     python tests/benchmarks/bench_startup.py [--workloads minilm,recipe64] [--systems cold,eager]
         [--levels 1,2,3] [--repeats 3] [--node fresh] [--json out.json] [--picture out.svg]
         [--add-to out.json]
 
-Each start is a fresh process with empty cache directories and one thread. Each system's artifact is
-made once, before, and not measured: two of them at a time. Then the systems start in turns, one
-after the other and all again, so that whatever else the machine does meets them all; ratios are
-medians of ratios within a turn. There is no Ray: its own start-up is the same for all. The clocks:
+Each start is a fresh process with empty cache directories and one thread. Before the starts, each
+system's artifact is made once, two artifacts at a time. This is not measured. Then, in each turn,
+all systems start one after the other, so that other work on the machine affects all of them. Ratios
+are medians of the ratios within a turn. Ray is not used, because its start-up is the same for all
+systems. The clocks:
 
-    to_proof_s     model built → end of the proof: import of the compiler, artifact, passes
+    to_proof_s     built model → end of the proof: import of the compiler, artifact, passes
     overhead_s     to_proof_s less the steady compute of the passes
-    import_left_s  what of the import of the compiler falls into overhead_s: all of it, unless it
-                   began while the model was built
+    import_left_s  the part of the compiler's import that counts in overhead_s: all of it, unless
+                   the import began while the model was built
     past_import_s  overhead_s less import_left_s
     ready_s        process start → end of the proof
     cpu_s          CPU of the process and of the compilers it waited for, process start → proof
     floor_s        imports, weights and passes, with nothing in between
 
-serve_warm works while the weights load. So the imports and weights of its `floor_s` are those of
-another process of the same turn, which does them one by one and nothing else: the row `floor`.
-There are two of these: up to level 2 the compiler is among the imports, at level 3 it is not.
+serve_warm works while the weights load. So its `floor_s` uses the imports and weights of the row
+`floor`: another process of the same turn, which does only these steps, one after the other. There
+are two such rows, because starts up to level 2 import the compiler, and starts at level 3 do not.
 
-All four models take an hour and a half of a machine that does nothing else. `--add-to` measures
-some of them and keeps the others of an earlier run with the same versions: nothing is compared
-across models.
+All four models take an hour and a half on an otherwise idle machine. `--add-to` measures some of
+the models, and keeps the results of an earlier run with the same versions for the other models. No
+figure compares two models.
 
-On a fresh node the folder for temporary files is empty too: torch precompiles its C++ headers into
-it, about 5 s that the first start on a node pays. `--node used` leaves it to all starts.
+On a fresh node, the folder for temporary files is empty too. torch precompiles its C++ headers into
+this folder, which costs the first start on a node about 5 s. With `--node used`, all starts share
+the folder.
 
-Every output is compared with the eager model's. A table goes to stdout, progress to stderr. The
-exit status is 1 when some numbers are wrong, or when what must work (eager, cold, serve_warm) does
-not; that an alternative fails is a result.
+The benchmark compares every output with the eager model's. A table goes to stdout, and progress
+goes to stderr. The exit status is 1 if an output is wrong, or if eager, cold or serve_warm fails. A
+failure of another system is a result.
 """
 
 from __future__ import annotations
@@ -69,10 +71,10 @@ from serve_warm.builder.bench import machine  # noqa: E402
 
 PROGRAM = HERE / "start_process.py"
 TOLERANCE = 1e-3
-"""Largest difference from the eager model that is not wrong, unless a workload has its own."""
+"""Largest allowed difference from the eager model. A workload may set its own."""
 
 LIMIT_S = 1200.0
-"""A process that has not ended by then is a failure."""
+"""Time limit of a process. A process that exceeds it counts as a failure."""
 
 NEEDS = {
     "eager": "nothing",
@@ -86,17 +88,17 @@ NEEDS = {
     "serve_warm": "an artifact, and a trusted key",
     "floor": "the imports of the level, the weights and the level's passes, one after the other",
 }
-"""What a start by each system rests on. The keys are the systems, in their order."""
+"""What each system needs for a start. The keys are the systems, in the order of the results."""
 
 SYSTEMS = tuple(NEEDS)
 LEVELS = (1, 2, 3)
 MUST_WORK = {"eager", "cold", "serve_warm"}
 
 PRODUCERS = {"torch_bytes": "cold", "copied_dir": "cold"}
-"""Whose producing run makes a system's artifact, where it is another one's."""
+"""Systems whose artifact comes from the producing run of another system."""
 
 AT_ONCE = 2
-"""Artifacts that are made at the same time; a compile is busy on one core for most of its time."""
+"""Artifacts that are made at the same time. A compile uses only one core for most of its time."""
 
 WITHOUT_ARTIFACT = {"eager", "cold", "floor"}
 
@@ -109,7 +111,7 @@ ENVIRONMENTS = {
     },
     "caching_precompile": {"TORCH_CACHING_PRECOMPILE": "1"},
 }
-"""What switches a system on, beside the address of the Redis server."""
+"""Environment variables that enable a system, besides the address of the Redis server."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +127,7 @@ class Entrant:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Medians of the starts of one system on one workload; `None` where there is no figure."""
+    """Medians of the starts of one system on one workload. `None` means that there is no figure."""
 
     workload: str
     system: str
@@ -135,14 +137,14 @@ class Row:
     past_import_s: float | None = None
     """`overhead_s` less `import_left_s`."""
     import_left_s: float | None = None
-    """What of `overhead_s` is import of the compiler."""
+    """The part of `overhead_s` that is import of the compiler."""
     cpu_s: float | None = None
     ready_s: float | None = None
     floor_s: float | None = None
     compiler_processes: int | None = None
     artifact_bytes: int | None = None
     steady_p50_s: float | None = None
-    """Of the smallest input, after the proof."""
+    """For the smallest input, after the proof."""
     steady_largest_p50_s: float | None = None
     peak_rss_bytes: int | None = None
     """Largest resident set until the proof."""
@@ -153,15 +155,15 @@ class Row:
     cpu_stages: Mapping[str, float] = dataclasses.field(default_factory=dict)
     max_error: float | None = None
     ratios: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Medians over the turns: to_proof, overhead and CPU seconds against those of cold and of
-    torch_bytes, ready against the floor."""
+    """Medians over the turns of two kinds of ratios: the seconds to_proof, overhead, past_import
+    and CPU relative to those of cold and of torch_bytes, and ready relative to the floor."""
     failure: str = ""
-    """Why there are no figures: what the first start that failed said."""
+    """Why there are no figures: for example, the message of the first start that failed."""
     not_measured: str = ""
     """Why nothing was started."""
     note: str = ""
     runs: Sequence[Mapping[str, Any]] = ()
-    """What each start said, in turn."""
+    """The output of each start, by turn."""
 
     @property
     def label(self) -> str:
@@ -169,7 +171,7 @@ class Row:
 
     @property
     def wrong(self) -> bool:
-        """Whether the run of the benchmark fails by this row."""
+        """Whether this row makes the benchmark fail."""
         differs = self.max_error is not None and self.max_error > tolerance_of(self.workload)
         return differs or bool(self.failure and self.system in MUST_WORK)
 
@@ -191,25 +193,25 @@ WHOLE = {"compiler_processes", "artifact_bytes", "peak_rss_bytes", "passes"}
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """The place of artifacts, and the environment of the processes."""
+    """The folder of the artifacts, and the environment of the processes."""
 
     work: Path
     node: str = "fresh"
     """Whether a start finds temporary files of earlier starts (`used`) or none (`fresh`)."""
     redis_port: int | None = None
-    """Port of the benchmark's own Redis server; `None` without a server."""
+    """Port of the benchmark's own Redis server. `None` means that there is no server."""
     at_once: int = AT_ONCE
     """Artifacts that are made at the same time."""
     limit_s: float = LIMIT_S
-    """A process that has not ended by then is a failure."""
+    """Time limit of a process. A process that exceeds it counts as a failure."""
     is_strict: bool = True
-    """Whether a start of serve_warm fails, and has no figures, unless it is a full hit."""
+    """Whether a start of serve_warm fails, and has no figures, if it is not a full hit."""
 
     def produce(self, workload: str, producer: Entrant) -> str:
-        """Make an artifact; return why it cannot be made here, or nothing.
+        """Make an artifact. Return why it cannot be made here, or an empty string.
 
         Raises:
-            Failed: it could be made and was not.
+            Failed: the process that makes the artifact failed.
         """
         if producer.system == "redis":
             if self.redis_port is None:
@@ -226,7 +228,7 @@ class Bench:
         """Start one process, and return its output.
 
         Raises:
-            Failed: it ended otherwise; with the sentence that it left.
+            Failed: the process failed or exceeded its time limit. The message gives the reason.
         """
         options = {
             "workload": workload,
@@ -281,7 +283,7 @@ class Bench:
 
 
 def producer_of(entrant: Entrant) -> Entrant | None:
-    """Return whose producing run makes the artifact of a system; `None` where it needs none."""
+    """Return the entrant whose producing run makes a system's artifact; `None` if it needs none."""
     if entrant.system in WITHOUT_ARTIFACT:
         return None
     name = PRODUCERS.get(entrant.system, entrant.system)
@@ -289,11 +291,11 @@ def producer_of(entrant: Entrant) -> Entrant | None:
 
 
 class Failed(Exception):
-    """A process did not end as it should."""
+    """A step of the benchmark failed."""
 
 
 def last_words(stderr: str) -> str:
-    """Return the sentence that a process left when it failed, or else its last line."""
+    """Return the failure message that a process wrote, or else its last line."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     said = [line.removeprefix("failure=") for line in lines if line.startswith("failure=")]
     return (said or lines or [""])[-1][:300]
@@ -301,7 +303,7 @@ def last_words(stderr: str) -> str:
 
 @contextlib.contextmanager
 def redis_server(folder: Path) -> Iterator[int | None]:
-    """Run a Redis server in memory; yields its port, or `None` where it is not installed."""
+    """Run a Redis server in memory. Yield its port, or `None` if Redis is not installed."""
     program = shutil.which("redis-server")
     if program is None:
         yield None
@@ -341,12 +343,12 @@ def empty_redis(port: int) -> None:
 def measure(
     bench: Bench, workload: str, entrants: Sequence[Entrant], repeats: int, plan: Plan
 ) -> Sequence[Row]:
-    """Return a row for each system: artifacts first, then all in turns."""
+    """Return a row for each system. Make the artifacts first, then start the systems in turn."""
     runs: dict[Entrant, list[dict[str, Any]]] = {entrant: [] for entrant in entrants}
     not_measured, failures = make_artifacts(bench, workload, entrants, plan)
     for entrant in entrants:
         if entrant.system == "floor":
-            # A floor is that of a level.
+            # A floor is measured only if serve_warm is measured at its level.
             ours = Entrant(system="serve_warm", level=entrant.level)
             not_measured[entrant] = not_measured.get(ours, "")
     out = {entrant for entrant in entrants if not_measured.get(entrant) or entrant in failures}
@@ -388,7 +390,7 @@ def measure(
 def make_artifacts(
     bench: Bench, workload: str, entrants: Sequence[Entrant], plan: Plan
 ) -> tuple[dict[Entrant, str], dict[Entrant, str]]:
-    """Make the artifacts for the starts. Return why entrants are not measured or have failed."""
+    """Make the artifacts for the starts. Return why entrants are not measured, or have failed."""
     producers = dict.fromkeys(filter(None, map(producer_of, entrants)))
     not_measured: dict[Entrant, str] = {}
     failures: dict[Entrant, str] = {}
@@ -421,7 +423,7 @@ class Plan:
     """All steps of a run, with an estimate of the remaining time.
 
     The estimate for a step is the time of the same step in other turns, or else on other models, or
-    else the average of all steps. Artifacts are made at the same time.
+    else the average of all steps. The estimate assumes that AT_ONCE artifacts are made at a time.
     """
 
     def __init__(self, names: Sequence[str], entrants: Sequence[Entrant], repeats: int) -> None:
@@ -442,11 +444,11 @@ class Plan:
             self.took[workload, entrant, turn] = time.monotonic() - begin
 
     def drop(self, workload: str, entrants: set[Entrant]) -> None:
-        """Take out what will not be measured on this model."""
+        """Remove the steps that will not be measured on this model."""
         self.left = {step for step in self.left if step[0] != workload or step[1] not in entrants}
 
     def left_s(self) -> float:
-        """Return about how many seconds are left, 0 while nothing is known."""
+        """Estimate the remaining seconds. Return 0 while nothing is known."""
         took = self.took
         if not took:
             return 0.0
@@ -474,7 +476,7 @@ def say(text: str) -> None:
 
 
 def tolerance_of(workload: str) -> float:
-    """Return the largest difference from the eager model that is not wrong on a workload."""
+    """Return the largest allowed difference from the eager model on a workload."""
     known = workloads.ALL.get(workload)
     return TOLERANCE if known is None else known.tolerance
 
@@ -487,7 +489,7 @@ def row_of(
     failure: str = "",
     not_measured: str = "",
 ) -> Row:
-    """Return the medians of `runs`, or a row without figures where one is wrong or failed."""
+    """Return the medians of `runs`, or a row without figures if a run is wrong or failed."""
     worst = max((run["max_error"] for run in runs), default=None)
     if worst is not None and worst > tolerance_of(workload):
         failure = f"wrong numbers: {worst:.1e} from the eager model"
@@ -514,10 +516,9 @@ def row_of(
 
 
 def with_floor(runs: Mapping[Entrant, list[dict[str, Any]]]) -> None:
-    """Put serve_warm's passes on the imports and weights of its floor, start by start of a turn.
+    """Add serve_warm's passes to the imports and weights of its floor, within each turn.
 
-    A floor takes the passes of its own level. Where there is no start of both in a turn nothing is
-    changed.
+    A floor takes the passes of its own level. A turn that lacks a start of either stays unchanged.
     """
     ours = [entrant for entrant in runs if entrant.system == "serve_warm"]
     floors = {
@@ -545,7 +546,7 @@ def with_floor(runs: Mapping[Entrant, list[dict[str, Any]]]) -> None:
                 past_import_s=0.0,
                 ready_s=run["floor_s"],
                 floor_s=run["floor_s"],
-                # One thread computes.
+                # One thread computes, so its CPU time is the wall time.
                 cpu_s=sum(cpu_stages[name] for name in before) + run["compute_s"],
                 stages={**stages, **passes},
                 cpu_stages={**cpu_stages, **passes},
@@ -561,7 +562,7 @@ def needs_compiler(level: int | None) -> bool:
 
 
 def compared(rows: Sequence[Row]) -> Sequence[Row]:
-    """Return the rows with their ratios: each start against the others of its turn."""
+    """Return the rows with their ratios. Each start is compared with other starts of its turn."""
     sound = [row for row in rows if not row.failure]
     by_system = {row.system: {run["turn"]: run for run in row.runs} for row in sound}
     result = []
@@ -640,7 +641,7 @@ def number(value: float | None, *, digits: int = 2, scale: float = 1.0) -> str:
 def document(
     rows: Sequence[Row], *, repeats: int, node: str, command: str, took_s: float
 ) -> dict[str, Any]:
-    """Return all that was found, as it is written."""
+    """Return all results, in the form in which they are written."""
     found: dict[str, Any] = rounded(
         {
             "benchmark": "starts side by side",
@@ -663,12 +664,12 @@ def added(earlier: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any
     """Return a document with the models of both. New measurements replace old ones.
 
     Raises:
-        Failed: they were not measured alike.
+        Failed: the two documents were not measured in the same way.
     """
     alike = ("benchmark", "machine", "threads", "repeats", "node", "tolerance", "needs")
     others = [key for key in alike if earlier.get(key) != found[key]]
     if others:
-        raise Failed(f"it was measured with another {' and '.join(others)}: measure all anew")
+        raise Failed(f"it was measured with another {' and '.join(others)}: measure all again")
     kept = [row for row in earlier["rows"] if row["workload"] not in found["titles"]]
     titles = {**earlier["titles"], **found["titles"]}
     order = {name: place for place, name in enumerate(workloads.ALL)}
@@ -682,7 +683,7 @@ def added(earlier: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any
 
 
 def rounded(value: Any) -> Any:
-    """Return `value` with seven digits of each number that is no count: no clock has more."""
+    """Round each float in `value` to seven digits. No clock is more precise."""
     if isinstance(value, float):
         return float(f"{value:.7g}")
     if isinstance(value, Mapping):
@@ -709,11 +710,12 @@ def entrants_of(systems: Sequence[str], levels: Sequence[int]) -> Sequence[Entra
 
 
 def levels_of(system: str, levels: Sequence[int]) -> Sequence[int | None]:
-    """Return at which levels a system starts; `None` where it knows none."""
+    """Return the levels at which a system starts. A system without levels has the level `None`."""
     if system == "serve_warm":
         return levels
     if system == "floor":
-        # One for each set of imports, with the passes of the highest level that needs them.
+        # One floor for each set of imports, with the passes of the highest level that needs these
+        # imports.
         return sorted({needs_compiler(level): level for level in sorted(levels)}.values())
     return (None,)
 
@@ -737,25 +739,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--workloads",
         type=names_in(list(workloads.ALL)),
         default=workloads.COMPARED,
-        help=f"of {', '.join(workloads.ALL)} (default {','.join(workloads.COMPARED)})",
+        help=f"some of {', '.join(workloads.ALL)} (default {','.join(workloads.COMPARED)})",
     )
     parser.add_argument(
         "--systems",
         type=names_in(SYSTEMS),
         default=SYSTEMS,
-        help=f"of {', '.join(SYSTEMS)} (default all)",
+        help=f"some of {', '.join(SYSTEMS)} (default all)",
     )
     parser.add_argument(
         "--levels",
         type=lambda text: [int(word) for word in text.split(",")],
         default=LEVELS,
-        help="of serve_warm (default 1,2,3)",
+        help="levels of serve_warm (default 1,2,3)",
     )
     parser.add_argument("--repeats", type=int, default=3, help="turns (default 3)")
     parser.add_argument("--node", choices=("fresh", "used"), default="fresh")
-    parser.add_argument("--json", type=Path, action="append", default=[], help="may be repeated")
-    parser.add_argument("--picture", type=Path, help="SVG")
-    parser.add_argument("--add-to", type=Path, help="JSON of an earlier run: keep its others")
+    parser.add_argument(
+        "--json", type=Path, action="append", default=[], help="file of results; repeatable"
+    )
+    parser.add_argument("--picture", type=Path, help="where to draw the results, as SVG")
+    parser.add_argument(
+        "--add-to", type=Path, help="JSON of an earlier run, whose other models are kept"
+    )
     options = parser.parse_args(arguments)
     earlier = json.loads(options.add_to.read_text()) if options.add_to else None
     began = time.monotonic()
@@ -765,7 +771,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[Row] = []
     console = Console(width=200)
     if earlier:
-        # Before an hour is spent on what could not be added.
+        # Fail now, before an hour is spent on results that cannot be added.
         nothing = document([], repeats=options.repeats, node=options.node, command="", took_s=0.0)
         try:
             added(earlier, nothing)
@@ -778,7 +784,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             measured = measure(bench, workload, entrants, options.repeats, plan)
             rows += measured
             console.print(table(measured, workloads.ALL[workload].title))
-            # After each: what is there when somebody loses patience is worth having.
+            # Write after each model, so that an interrupted run leaves results.
             found = document(
                 rows,
                 repeats=options.repeats,

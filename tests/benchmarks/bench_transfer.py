@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a pull costs: ranges side by side against one stream, memory, and verification.
+"""The cost of a pull: parallel ranges compared with one stream, memory, and verification.
 
     python tests/benchmarks/bench_transfer.py [--rounds 3] [--mib 256]
 
-A loopback server holds each connection to 85 MB/s, as S3 does. In turns, each in a fresh process:
-one plain stream into a file, unverified, and our whole pull of the same bytes (list, signature,
-ranges, digests, unpacking). Memory is the peak of the pull's process above what it had before.
-JSON goes to stdout.
+A loopback server limits each connection to 85 MB/s, as S3 does. Two transfers of the same bytes
+alternate, each in a fresh process. One is a plain stream into a file, without verification. The
+other is serve_warm's whole pull: list, signature, ranges, digests and unpacking. Memory is the peak
+of the pull's process, less its memory before the pull. JSON goes to stdout.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ SMALL_BYTES = 32 << 20
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 
 
-# What runs in a process of its own -----------------------------------------------------------
+# Functions that run in a fresh process -------------------------------------------------------
 
 
 def one_stream(url: str) -> dict[str, Any]:
-    """Read one object by one connection into a file."""
+    """Read one object into a file over one connection."""
     import http.client
     import urllib.parse
 
@@ -63,7 +63,7 @@ def one_stream(url: str) -> dict[str, Any]:
 
 
 def our_pull(uri: str, node: str) -> dict[str, Any]:
-    """Pull as a replica does; the second pull finds the bytes on the node."""
+    """Pull as a replica does. Then pull again, with the bytes already on the node."""
     import resource
 
     from serve_warm.artifact.node_cache import NodeCache
@@ -79,7 +79,7 @@ def our_pull(uri: str, node: str) -> dict[str, Any]:
             cache=NodeCache.open(Path(node)),
         )
 
-    open_store(uri)  # imports its client, as the other side has imported its own by now
+    open_store(uri)  # imports its client before the clock starts, as `one_stream` does
     idle_kib = peak_kib(reset=True)
     began = time.perf_counter()
     with pulled() as first:
@@ -104,7 +104,7 @@ def our_pull(uri: str, node: str) -> dict[str, Any]:
 
 
 def peak_kib(*, reset: bool = False) -> int:
-    """Return the largest resident set of this process so far, or from now on."""
+    """Return this process's peak resident set in KiB. `reset` first sets it to the current size."""
     if reset:
         Path("/proc/self/clear_refs").write_text("5")
     [line] = [
@@ -120,7 +120,7 @@ def peak_kib(*, reset: bool = False) -> int:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """Serve a folder as a bucket; yields the endpoint and the log of GETs, complete at the end."""
+    """Serve a folder as a bucket. Yield the endpoint, and the log of GETs, filled at the end."""
     program = Path(__file__).with_name("throttled_s3.py")
     command = [sys.executable, str(program), str(folder), str(BYTES_PER_S)]
     gets: list[str] = []
@@ -155,7 +155,7 @@ def in_fresh_process(*arguments: str, endpoint: str = "") -> dict[str, Any]:
 
 
 def published(folder: Path, count: int) -> str:
-    """Publish an artifact of so many incompressible bytes; returns the path of its blob."""
+    """Publish an artifact of `count` incompressible bytes. Return the path of its blob."""
     manifest, stored = build(raw={"cache": os.urandom(count)})
     push(LocalStore(root=folder), manifest, stored, [KEY])
     return f"blobs/sha256/{manifest.parts[0].sha256}"
@@ -202,8 +202,8 @@ def measure(rounds: int, mib: int) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3, help="in turns (default 3)")
-    parser.add_argument("--mib", type=int, default=256, help="size of the part (default 256)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds to measure (default 3)")
+    parser.add_argument("--mib", type=int, default=256, help="size of the artifact (default 256)")
     parser.add_argument("--only", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Applications that `bench_build.py` builds: one model, with entries of level 2 or of level 3."""
+"""Applications that `bench_build.py` builds: one model, with entries of level 2 or level 3."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def load_model() -> Any:
 
 
 class Encoder(WarmupMixin):
-    """A sentence encoder of two layers that is asked through its handle, for three lengths."""
+    """A sentence encoder with two layers. It is called through its handle, with three lengths."""
 
     level = 2
 
@@ -44,12 +44,12 @@ class Encoder(WarmupMixin):
 
 @serve.deployment(ray_actor_options={"num_cpus": 1})
 class Entries(Encoder):
-    """Its entries are torch's, which a start without Dynamo loads."""
+    """The encoder at level 2. A start loads its entries without running Dynamo."""
 
 
 @serve.deployment(ray_actor_options={"num_cpus": 1})
 class Libraries(Encoder):
-    """Its entries are libraries, which a start without torch's compiler opens."""
+    """The encoder at level 3. A start opens its libraries without torch's compiler."""
 
     level = 3
 

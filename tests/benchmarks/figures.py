@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Writes measured figures, and what the code states, into the documents.
+"""A program that writes measured figures, and texts from the code, into the documents.
 
     python tests/benchmarks/figures.py
 
-`make bench` ends with it. tests/tooling/test_readme.py fails when a document differs. Run it after
-a change of a setting, a command, an exit code, a verdict or a metric.
+`make bench` runs it at the end. Run it too after you change a setting, a command, an exit code, a
+verdict or a metric. tests/tooling/test_readme.py fails if a document is out of date.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 def figures() -> str:
-    """Return the first table of the README: three ways to start, and how they compare."""
+    """Return the first table of the README: three ways to start, and the floor."""
     result = load("text_embedder")
     medians, machine = result["medians"], result["machine"]
     repeats = sum(run["mode"] == "warm" for run in result["runs"])
@@ -89,7 +89,7 @@ def figures() -> str:
 
 
 def costs() -> str:
-    """Return a list: how the starts of the README's table compare, what calls and a pull cost."""
+    """Return a list: a comparison of the README's starts, and the costs of calls and a pull."""
     result = load("text_embedder")
     medians, ratios = result["medians"], result["ratios"]
     other = load("image_classifier")["ratios"]
@@ -134,7 +134,7 @@ def costs() -> str:
 def example(name: str) -> str:
     """Return the table in the README of an example: three ways to start it.
 
-    It has CPU time, because seconds of the clock differ with the other work on a machine.
+    The table has CPU time, because wall time depends on other work on the machine.
     """
     result = load(name)
     medians, machine = result["medians"], result["machine"]
@@ -261,7 +261,7 @@ def _seats_on_a_gpu(found: Mapping[str, Any]) -> list[str]:
 
 
 def imports() -> str:
-    """Return how long a replica imports serve_warm."""
+    """Return how long a replica takes to import serve_warm."""
     found = load("imports")
     machine, versions = found["machine"], found["versions"]
     most = list(found["by_module_s"].items())[:3]
@@ -290,13 +290,13 @@ START = (
     ("smallest artifact", "artifact_bytes", "{:.2f} MB", 1e-6),
     ("least memory", "peak_rss_bytes", "{:.0f} MB", 1e-6),
 )
-"""What whoever starts a compiled model can be best in: words, key, how the figure is written."""
+"""The properties of a start in which a system can be best: words, key, format and scale."""
 
 CALL = (
     ("fastest call, smallest input", "steady_p50_s", "{:.2f} ms", 1e3),
     ("fastest call, largest input", "steady_largest_p50_s", "{:.1f} ms", 1e3),
 )
-"""The same for what answers calls, the eager model included."""
+"""The same for calls. These properties include the eager model."""
 
 WHY: Mapping[str, Mapping[str, str]] = {
     "eager": {
@@ -311,13 +311,14 @@ WHY: Mapping[str, Mapping[str, str]] = {
     "torch_bytes": {"artifact": "the artifact holds sources, so every start runs g++ again"},
     "redis": {"artifact": "the artifact holds sources, so every start runs g++ again"},
 }
-"""Why one that is not serve_warm can be best, by what the key begins with; the last that fits."""
+"""Why another system is best, by the beginning of the key. If several match, the last one
+counts."""
 
 FOR_ALL = {
     "steady": "it runs the same kernels as serve_warm, so the difference is noise",
     "peak_rss": "the process loads no libraries for stores, signatures and settings",
 }
-"""As `WHY`, for all others."""
+"""Reasons for every system. A matching reason in `WHY` counts instead."""
 
 UNKNOWN = "no reason is known"
 
@@ -331,7 +332,7 @@ def comparison() -> str:
 
 
 def compared(found: Mapping[str, Any]) -> str:
-    """Return the text of a document as bench_startup.py writes it."""
+    """Return the text for a document that bench_startup.py writes."""
     machine = found["machine"]
     lines = [
         (
@@ -388,11 +389,11 @@ def starts(rows: Sequence[Mapping[str, Any]]) -> Sequence[str]:
 
 
 def part(value: float | None) -> str:
-    """Write a ratio the way limits are: `1/40` where it is a small part."""
+    """Write a ratio in the form of the limits: `1/40` if it is small."""
     if value is None:
         return ""
     if value < 1 / 1000:
-        return "< 1/1000"  # of what has none: eager, or the floor itself
+        return "< 1/1000"  # a row without overhead: eager, or the floor itself
     return f"{value:.2f}" if value > 0.5 else f"1/{1 / value:.3g}"
 
 
@@ -434,7 +435,7 @@ def asked(found: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _not_compared(found: Mapping[str, Any]) -> str:
-    """Return how many comparisons with alternatives there are none of, and whose start lacks."""
+    """Return how many comparisons with alternatives are missing, and which starts failed."""
     workloads: dict[str, list[str]] = {}
     count = 0
     for row in found["rows"]:
@@ -454,7 +455,7 @@ def _not_compared(found: Mapping[str, Any]) -> str:
 
 
 def best(found: Mapping[str, Any]) -> Sequence[str]:
-    """Return who is best in what on each workload, and the reason where it is not serve_warm."""
+    """Return the best system for each property, and the reason if it is not serve_warm."""
     titles = found["titles"]
     lines = [f"| | {' | '.join(titles.values())} |", "|---|" + "---|" * len(titles)]
     won: dict[tuple[str, str], dict[str, None]] = {}
@@ -462,7 +463,8 @@ def best(found: Mapping[str, Any]) -> Sequence[str]:
     for words, key, form, scale in (*START, *CALL):
         cells = []
         for workload in titles:
-            # Who serves eager pays nothing for compiling, and gets nothing: that is said below.
+            # Eager needs no compile and gains nothing from one. The lines below the table compare
+            # it with serve_warm.
             out = {"floor"} if key.startswith("steady") else {"floor", "eager"}
             rows = [
                 row
@@ -559,7 +561,7 @@ def side_by_side(found: Mapping[str, Any]) -> str:
 
 
 def loading() -> str:
-    """Return what loading the entries of an artifact takes, and why it is done one by one."""
+    """Return how long it takes to load the entries of an artifact, and why they load one by one."""
     found = load("startup")
     by_level = {
         level: [
@@ -585,13 +587,13 @@ def loading() -> str:
 
 
 def extremes(values: Iterable[float]) -> tuple[float, float]:
-    """Return the least and the largest."""
+    """Return the smallest and the largest value."""
     ordered = sorted(values)
     return ordered[0], ordered[-1]
 
 
 def architectures(name: str = "architectures") -> str:
-    """Return the models that were taken to levels 2 and 3, and what stopped the others."""
+    """Return the models that ran at levels 2 and 3, with the reasons for failures."""
     found = load(name)
     versions, rows = found["versions"], found["rows"]
     libraries = ", ".join(f"{name} {versions[name]}" for name in versions if name != "python")
@@ -637,19 +639,19 @@ def served(rows: Iterable[Mapping[str, Any]], level: int) -> int:
 
 
 def ran(rows: Iterable[Mapping[str, Any]], level: int) -> int:
-    """Return how many rows were taken to a level."""
+    """Return how many rows were run at a level."""
     return sum(row[f"level_{level}"] is not None for row in rows)
 
 
 def outcome(found: Mapping[str, Any] | None) -> str:
-    """Return a row's result of a level in a word."""
+    """Return a row's result at a level as a short text."""
     if found is None:
         return "not run"
     return "yes" if found["served"] else "no"
 
 
 def generation() -> str:
-    """Return the models that decode by compiled steps, with the cost of a start and a step."""
+    """Return the models that decode with compiled steps, and the cost of a start and a step."""
     found = load("generation")
     versions, rows = found["versions"], found["rows"]
     slowest = max(row["to_proof_cpu_s"] / row["torch_cpu_s"] for row in rows)
@@ -695,7 +697,7 @@ def generation() -> str:
 
 
 def probe_cost() -> str:
-    """Return the cost of a probe, beside the lowest possible cost."""
+    """Return the cost of a probe, and the lowest possible cost."""
     result = load("probe")
     words = {
         "exec": "`node.py probe`",
@@ -738,7 +740,7 @@ def comparison_line() -> str:
 
 
 def gpu_line() -> str:
-    """Return starts of the reference case on a GPU as a table, and requests after a start."""
+    """Return a table with starts of the reference case on a GPU, and the requests after a start."""
     found, asked = load("startup_gpu"), load("requests_gpu")
     machine, ours, naive = found["machine"], asked["serve_warm"], asked["naive"]
 
@@ -805,7 +807,7 @@ def on_a_gpu() -> str:
 
 
 def requests_on_a_gpu() -> str:
-    """Return what clients saw of a replica on a GPU, and of a naive one beside it."""
+    """Return the clients' measurements of a replica on a GPU, and of a naive replica."""
     found = load("requests_gpu")
     machine, ours, naive = found["machine"], found["serve_warm"], found["naive"]
     sides = (ours, naive)
@@ -858,7 +860,7 @@ def requests_on_a_gpu() -> str:
 
 
 def warm_calls() -> str:
-    """Return the tables of warm calls, by model and by what changes before each of them."""
+    """Return the tables of warm calls, by model and by the change before each call."""
     found, changes = load("call"), load("changes")
     versions = found["versions"]
     lines = [
@@ -905,7 +907,7 @@ def warm_calls() -> str:
 
 
 def soundness() -> str:
-    """Return what became of calls after something changed, by torch and system."""
+    """Return the results of calls after a change, by version of torch and by system."""
     found = load("soundness")
     values = ("right", "level1", "refused", "raises", "wrong")
     lines = [
@@ -933,7 +935,7 @@ def soundness() -> str:
 
 
 def at_once_on_gpus() -> str:
-    """Return a comparison of replicas that start at once with a single replica."""
+    """Return a comparison of replicas that start at the same time with a single replica."""
     found = load("replicas_gpu")
     *runs, summary = found["runs"]
     together = [run for run in runs if run["run"] == "together"]
@@ -952,7 +954,7 @@ def at_once_on_gpus() -> str:
 
 
 def images() -> str:
-    """Return what `make images` measured: seconds and size of each step, and the start."""
+    """Return the measurements of `make images`: time and size of each step, and the start."""
     found = load("images")
     machine, versions, seconds = found["machine"], found["versions"], found["seconds"]
     names = {
@@ -1002,7 +1004,7 @@ def _size(size_bytes: int) -> str:
 
 
 def builds() -> str:
-    """Return where the seconds of a build go, before and after its parts overlap."""
+    """Return the seconds of each phase of a build, before and after phases overlapped."""
     found = load("build")
     machine, versions = found["machine"], found["versions"]
     lines = ["| app | phase | before s | after s | ratio |", "|---|---|---:|---:|---:|"]
@@ -1026,7 +1028,7 @@ def builds() -> str:
 
 
 def decoding_on_a_gpu() -> str:
-    """Return what decoding by `compile_generation` took on a GPU, at each level."""
+    """Return the cost of decoding with `compile_generation` on a GPU, at each level."""
     found = load("models_gpu")
     machine = found["machine"]
     levels = [
@@ -1148,11 +1150,11 @@ SECTIONS = {
     "metrics": (METRICS, lambda: reference.markdown(reference.of_replicas())),
     "node metrics": (METRICS, lambda: reference.markdown(reference.of_nodes())),
 }
-"""File and text, by section."""
+"""The file and the text of each section."""
 
 
 def section(file: Path, name: str) -> re.Match[str]:
-    """Return what stands between the markers of a section, as the only group of a match."""
+    """Return a match whose only group is the text between the markers of a section."""
     text = file.read_text()
     found = re.search(f"(?<=<!-- {name} -->\n)(.*?)(?=\n<!-- /{name} -->)", text, re.DOTALL)
     if found is None:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Settings, commands, exit codes and verdicts, written into docs/reference from the code."""
+"""Texts of docs/reference that come from the code: settings, commands, exit codes, verdicts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SEE = {
     "overlap": "[work during `__init__`](../concepts/readiness.md#work-during-__init__)",
     "state_dir": "[the probe](node.md#the-probe)",
 }
-"""Where a page explains a setting."""
+"""Links to the pages that explain settings."""
 
 
 def docstrings(module: ModuleType, name: str) -> dict[str, str]:
@@ -101,7 +101,7 @@ def _value(default: Any) -> str:
 
 
 def _values(annotation: Any) -> str:
-    """Return the closed set that a field takes its value from; empty for any other type.
+    """Return the values that a `Literal` field allows, or an empty string for any other type.
 
     >>> from typing import Literal
     >>> _values(Literal["on", "off"])
@@ -112,7 +112,7 @@ def _values(annotation: Any) -> str:
 
 
 def commands() -> str:
-    """Return a section for each command, with what its `--help` prints."""
+    """Return a section for each command, with the output of its `--help`."""
     with click.Context(serve_warm) as group:
         found = {name: serve_warm.get_command(group, name) for name in COMMANDS}
     return "\n\n".join(
@@ -124,7 +124,7 @@ def commands() -> str:
 
 def _help(name: str, command: click.Command) -> str:
     command = copy.copy(command)
-    vars(command)["_help_option"] = None  # click keeps that of the first context
+    vars(command)["_help_option"] = None  # click keeps the option of the first context
     with click.Context(
         command,
         info_name=f"serve-warm {name}",
@@ -136,7 +136,7 @@ def _help(name: str, command: click.Command) -> str:
 
 
 def exit_codes() -> str:
-    """Return the table of exit codes, which `serve-warm --help` ends with."""
+    """Return the table of exit codes from the end of `serve-warm --help`."""
     rows = re.findall(r"^  (\d+) +(.*(?:\n {7}.*)*)", EXIT_CODES, re.MULTILINE)
     lines = [f"| {code} | {' '.join(text.split())} |" for code, text in rows]
     return "\n".join(["| code | meaning |", "|---:|---|", *lines])

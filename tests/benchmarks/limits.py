@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison of starts has to show, and what of it does not hold, with the reasons.
+"""Limits for the comparison of starts, and the reasons for the limits that are missed.
 
-It works on documents as bench_startup.py writes them; docs/benchmarks.md and the tests of the
-committed result say the same because both ask here.
+The functions take documents that bench_startup.py writes. docs/benchmarks.md and the tests of the
+committed result both use this module, so they always agree.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ from dataclasses import dataclass
 from typing import Any
 
 WORKLOADS = ("minilm", "resnet152", "decoder24")
-"""Held to `OVERHEAD` and `READY`; the others only to being faster than what there is instead."""
+"""Workloads that must meet `OVERHEAD` and `READY`. The others must only be faster than the
+alternatives."""
 
 OVERHEAD = {
     1: {"cold": 1 / 4, "torch_bytes": 1 / 2},
     2: {"cold": 1 / 40, "torch_bytes": 1 / 20},
     3: {"cold": 1 / 60, "torch_bytes": 1 / 30},
 }
-"""Largest part that a level's `overhead_s` may be of another system's, in the same turn."""
+"""Largest allowed ratio of a level's `overhead_s` to another system's, in the same turn."""
 
 READY = {2: 1.25}
-"""Largest multiple of its floor that a level's `ready_s` may be."""
+"""Largest allowed ratio of a level's `ready_s` to its floor."""
 
 FASTER = (2, 3)
-"""Levels that are to be faster than every alternative."""
+"""Levels that must be faster than every alternative."""
 
 ALTERNATIVES = (
     *("cold", "torch_bytes", "copied_dir", "redis", "caching_precompile"),
     "aotinductor",
 )
-"""What a user could run instead to serve a compiled model."""
+"""Systems that a user could run instead to serve a compiled model."""
 
 IMPORT = (
     "the model is built before the import of torch's compiler ends, so the rest of the import "
@@ -44,8 +45,8 @@ MISSED: Mapping[tuple[str, str], str] = {
     ("decoder24", "level 2, overhead relative to cold"): IMPORT,
     ("decoder24", "level 2, overhead relative to torch_bytes"): IMPORT,
 }
-"""Workload and claim of each check that does not hold, with its reason. An entry that has come to
-hold fails a test, as a check that is missed without one does."""
+"""The reason for each check that does not hold, by workload and claim. A test fails if a check in
+this table holds, or if a check that is not in this table does not hold."""
 
 
 _LEVEL_2 = ("resnet152_gpu", "serve_warm", 2)
@@ -69,13 +70,14 @@ ON_A_GPU = (
         *(("recipe64_regions_gpu", "serve_warm", 2), _REGIONS, "past_import_s", 1 / 3),
     ),
 )
-"""Claim, the two rows that it compares, the clock, and the largest part that the first may be.
-What is compiled by regions is held against a compile, without the compiler's import on any side."""
+"""The claim, the two rows that it compares, the clock, and the largest allowed ratio of the first
+row to the second. For models compiled by regions, the clock leaves out the import of the
+compiler."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A claim about one workload: `value` is to be `limit` at most."""
+    """A claim about one workload: `value` must be at most `limit`."""
 
     workload: str
     claim: str
@@ -83,7 +85,8 @@ class Check:
     value: float
     limit: float
     past_import: float | None = None
-    """The value without the compiler's import on both sides, where some of it is left."""
+    """The value without the compiler's import on both sides. None if the level's overhead includes
+    no import."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -95,7 +98,7 @@ class Check:
 
 
 def checks(found: Mapping[str, Any]) -> Sequence[Check]:
-    """Return the claims about the rows of a document; empty if one side has failed."""
+    """Return the claims about a document. A claim is left out if one of its sides failed."""
     rows = {(row["workload"], row["system"], row["level"]): row for row in found["rows"]}
     result = []
     for workload in dict.fromkeys(row["workload"] for row in found["rows"]):
@@ -151,8 +154,8 @@ def _faster(
     workload: str, level: int, row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
 ) -> Iterator[Check]:
     for other in others:
-        # A package of AOTInductor holds the weights: loading them is in its overhead, and building
-        # the model is not in ours.
+        # An AOTInductor package contains the weights, so its overhead includes loading them.
+        # serve_warm's overhead does not include building the model.
         claims = {"sooner ready": "ready_s", "less overhead": "overhead_s"}
         if other["system"] == "aotinductor":
             del claims["less overhead"]
@@ -168,7 +171,7 @@ def _faster(
 
 
 def paired(row: Mapping[str, Any], other: Mapping[str, Any], clock: str) -> float | None:
-    """Return the median of the ratios within a turn, `None` without a turn of both."""
+    """Return the median of the ratios within a turn, or `None` if no turn has both rows."""
     theirs = {run["turn"]: run[clock] for run in other["runs"]}
     ratios = [
         run[clock] / theirs[run["turn"]] for run in row["runs"] if theirs.get(run["turn"], 0.0) > 0

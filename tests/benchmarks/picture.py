@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the starts of a benchmark as stacked bars: an SVG, readable on light and on dark.
+"""A picture of the starts of a benchmark: stacked bars in an SVG, for light and dark backgrounds.
 
-A bar is a row: its whole length is process start → proof, its pieces are the stages. Each workload
-has a scale of its own, with the longest bar over the full width.
+Each row is a bar. Its length is the time from process start to the proof, and its pieces are the
+stages. Each workload has its own scale, in which its longest bar has the full width.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ PIECES = (
     ("first", "first pass", "#dd7f2a", ("first_pass",)),
     ("later", "quiet pass and proof pass", "#b9a52c", ("quiet", "proof")),
 )
-"""Class, words of the legend, colour, and the stages that are one piece of a bar."""
+"""CSS class, text of the legend, colour, and the stages of each piece of a bar."""
 
 WIDTH, MARGIN, LABELS, VALUES = 960, 20, 170, 70
 BAR, STEP, HEADING = 16, 24, 40
 CUT = 100
-"""Letters of a failure that fit on its line."""
+"""Characters of a failure that fit on its line."""
 
 STYLE = """
   text { font: 13px system-ui, sans-serif; fill: #1f2328; }
@@ -43,7 +43,7 @@ STYLE = """
 
 
 def svg(found: Mapping[str, Any]) -> str:
-    """Return the picture of a document as bench_startup.py writes it."""
+    """Return the picture of a document that bench_startup.py writes."""
     lines = []
     y = MARGIN
     lines += legend(y)
@@ -108,7 +108,7 @@ def bar(row: Mapping[str, Any], y: int, longest_s: float) -> Sequence[str]:
     x = float(start)
     for piece, took in seconds:
         width = took * per_second
-        # What is thinner than a hair is not drawn, but it takes its place.
+        # A piece that is too thin to see is not drawn, but the next piece still starts after it.
         if width >= 0.1:
             lines.append(
                 f'<rect class="{piece}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{BAR}"/>'

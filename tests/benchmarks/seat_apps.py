@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What `bench_seats.py` starts: a text embedder of libraries (level 3), and an empty deployment."""
+"""The application that `bench_seats.py` starts: a text embedder at level 3."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from serve_warm import Buckets, Field, Input, WarmupMixin, shape_grid
 
 @serve.deployment(ray_actor_options={"num_cpus": 1}, graceful_shutdown_timeout_s=0)
 class SeatedEmbedder(WarmupMixin):
-    """MiniLM-L6, asked through its handle, for six shapes."""
+    """MiniLM-L6, called through its handle, with six shapes."""
 
     def __init__(self) -> None:
         self.model = serve_warm.compile(load_model(), level=3, dynamic=False)
@@ -33,7 +33,7 @@ class SeatedEmbedder(WarmupMixin):
             return self.model(input_ids=ids, attention_mask=torch.ones_like(ids))[0]
 
     async def answer(self) -> list[float]:
-        """Return some numbers of an answer, to be compared with those of other starts."""
+        """Return some numbers of an answer, to compare them with those of other starts."""
         found: list[float] = (await self.encode(torch.arange(1000, 1016)[None]))[0, :, 0].tolist()
         return found
 
@@ -41,7 +41,7 @@ class SeatedEmbedder(WarmupMixin):
         return 0.0
 
     async def pid(self) -> int:
-        """Compute an answer, and return which process did."""
+        """Compute an answer, and return the id of the process that computed it."""
         await self.answer()
         return os.getpid()
 

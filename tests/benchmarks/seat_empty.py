@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A deployment that does nothing, in a module that imports nothing of a model's."""
+"""A deployment that does nothing, in a module that imports nothing of a model."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What `RAY_preload_python_modules` names in `bench_seats.py`: each worker of the node imports.
+"""The module that `RAY_preload_python_modules` names in `bench_seats.py`.
 
-SEATS_IMPORTS has the app's modules. Each worker that has finished writes a file into the folder of
-SEATS_OF_NODE.
+Each worker of the node imports this module, which imports serve_warm and the application's modules.
+SEATS_IMPORTS names the application's modules. After these imports, the worker creates a file in the
+folder SEATS_OF_NODE.
 """
 
 from __future__ import annotations

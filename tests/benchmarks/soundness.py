@@ -1,29 +1,33 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Whether entries answer right after anything about an application changed: `make soundness`.
+"""A check that entries answer correctly after an application has changed: `make soundness`.
 
     python tests/benchmarks/soundness.py --json tests/benchmarks/results/soundness.json
         [--only NAME ...] [--resume] [--python build/matrix/torch2.11/bin/python ...]
 
 Each row is one change and one call, at levels 2 and 3 and with torch.compile (`tests/soundness`).
-Rows of `peft` and `diffusers` have an environment of their own, which the first run installs:
+Rows of `peft` and `diffusers` run in their own environment, which the first run installs. The
+results of a row:
 
     right     an entry of the level answered, as eager does on the changed application
-    level1    the entry was not used, and the call went to torch.compile
-    refused   no entry of the level was made, with the reason
-    wrong     the answer is not eager's
-    raises    it raises where eager answers
+    level1    the entry was not used, and the call fell back to level 1
+    refused   no entry of the level was made; the reason says why
+    wrong     the answer differs from eager's
+    raises    the call raises, and eager answers
 
-`false_ready` has shapes of applications that may be called ready while requests still compile:
+`false_ready` has kinds of applications that could be reported as ready while requests still
+compile:
 
     true              ready, and every declared input is proven
     degraded          ready, and the report names the input that is not proven
     nothing to prove  ready, with a warning that the process has no compiled code
-    not declared      ready; the first request goes where no declared input goes, and its compile is
-                      counted after ready
+    not declared      ready; the first request calls code that no declared input calls, and its
+                      compile is counted after ready
     false             not ready, with the reason
-Progress goes to stderr. It exits with 1 if a row is wrong, or raises where torch.compile is right,
-or if an application is called ready and its first request compiles.
+
+Progress goes to stderr. The exit status is 1 if a row is wrong, if a row raises where torch.compile
+is right, or if an application is ready (`true`) and its first request compiles. It is also 1 if a
+row proves nothing, or if no build has a kind of guard that a row is about.
 """
 
 from __future__ import annotations
@@ -50,11 +54,11 @@ from soundness import readiness, runs, table
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "soundness"
 
 ENVIRONMENT = matrix.Row(name="adapters", pins={}, tests=(), packages=("peft", "diffusers"))
-"""Has what the project's own environment lacks."""
+"""An environment with packages that the project's own environment lacks."""
 
 
 def failures(rows: list[dict[str, Any]], shapes: list[dict[str, Any]]) -> list[str]:
-    """Return a line for each row that must not be in a release."""
+    """Return a line for each result that must not be in a release."""
     found = [
         f"called ready: {shape['shape']}: {shape['reason']}"
         for shape in shapes
@@ -76,18 +80,22 @@ def failures(rows: list[dict[str, Any]], shapes: list[dict[str, Any]]) -> list[s
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="where the result goes; stdout without it")
+    parser.add_argument("--json", type=Path, help="where to write the result (default stdout)")
     parser.add_argument(
-        "--only", action="append", default=[], help="groups or rows with this in their name"
+        "--only",
+        action="append",
+        default=[],
+        help="run only groups (by their names or those of their rows) and applications with this "
+        "text in the name",
     )
     parser.add_argument(
         "--python",
         action="append",
         default=[],
-        help="Python of another environment, whose torch is judged too, by the rows of guards; "
-        "make matrix ARGS=--keep leaves some",
+        help="Python of another environment: run the rows about guards with its torch too; "
+        "make matrix ARGS=--keep leaves such environments",
     )
-    parser.add_argument("--resume", action="store_true", help="go on with what is done already")
+    parser.add_argument("--resume", action="store_true", help="continue an interrupted run")
     options = parser.parse_args()
     folder = FOLDER / "run"
     if not options.resume:
@@ -134,7 +142,7 @@ def main() -> int:
 
 
 def environment() -> str:
-    """Return the Python of the environment with adapters, which is installed if it is not there."""
+    """Return the Python of the environment with adapters. Install the environment if needed."""
     folder = FOLDER / ENVIRONMENT.name
     why = matrix.install(ENVIRONMENT, folder)
     if why:

@@ -1,19 +1,19 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""One start of one system on one workload, in this process; prints what it took as JSON.
+"""One start of one system on one workload, in this process. Prints its results as JSON.
 
     python start_process.py '{"workload": "tiny", "system": "cold", "folder": "/a/folder", ...}'
 
-With `"role": "produce"` it is the run that leaves the system's artifact in the folder. The caller
-(bench_startup.py) makes the environment: threads, empty private cache directories, and what the
-system is switched on by. A failure is an exit status and a line on stderr that begins with
-`failure=`.
+With `"role": "produce"`, the run leaves the system's artifact in the folder. The caller
+(bench_startup.py) sets up the environment: threads, empty private cache directories, and the
+variables that enable the system. A run that fails exits with a status other than 0, and writes a
+line to stderr that begins with `failure=`.
 
-The clock of `to_proof_s` starts when the model is built, and covers the same for all systems: what
-is left of the import of the compiler, the artifact, wrapping, and passes over all inputs until one
-compiles nothing, with the proof after it. Who compiles nothing in the first pass needs no more,
-whoever it is. Only AOTInductor builds no model, because its packages hold the weights: there the
-clock starts where the weights would.
+The clock of `to_proof_s` starts when the model is built, and covers the same steps for all systems:
+the rest of the compiler's import, the artifact, wrapping the model, passes over all inputs until a
+pass compiles nothing, and the proof. If the first pass compiles nothing, the proof follows it, for
+every system. AOTInductor builds no model, because its packages contain the weights. So its clock
+starts where the weights would be loaded.
 """
 
 from __future__ import annotations
@@ -44,47 +44,49 @@ if TYPE_CHECKING:
     from benchmarks.workloads import Example, Workload
 
 WITHOUT_COMPILER = 3
-"""From this level on a start imports neither Dynamo nor Inductor."""
+"""Starts from this level on import neither Dynamo nor Inductor."""
 
 AS_WRONG_AS_CAN_BE = 1e300
-"""What a difference counts as that is no number: JSON has neither NaN nor infinity."""
+"""The difference that counts instead of NaN and infinity, because JSON has neither."""
 
 MAX_PASSES = 8
 PASSES_TO_CAPTURE = 3
 STEADY_CALLS = 30
 STEADY_CALLS_AT_LEAST = 5
 STEADY_S = 1.5
-"""Calls that a steady latency is the median of: no more than fit into this."""
+"""Time limit for the calls whose median is a steady latency. At least STEADY_CALLS_AT_LEAST are
+made."""
 STAGES = ("imports", "weights", "compiler", "load", "first_pass", "quiet", "proof")
-"""In their order; `to_proof_s` is the sum of those after `weights`."""
+"""In order. `to_proof_s` is the sum of the stages after `weights`."""
 
 PARTS = {1: ["cache"], 2: ["cache", "precompiled"], 3: ["exported"]}
-"""What of an artifact serve_warm loads at a level."""
+"""The parts of an artifact that serve_warm loads at each level."""
 
 OBJECT_SUFFIXES = (".so", ".o", ".a", ".dylib", ".pyd", ".dll")
-"""As in `serve_warm.compiler`, which processes of other systems do not import."""
+"""The same as in `serve_warm.compiler`. Processes of other systems do not import that module."""
 
 Call = Callable[["Example"], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The system to start, and the time at which the wait for the process began."""
+    """The system to start, and the time at which the parent started this process."""
 
     workload: str
     system: str
     folder: str
-    """Where the producing run leaves the artifact, and a start finds it."""
+    """The folder in which the producing run leaves the artifact, and a start finds it."""
     spawned_s: float
-    """`time.monotonic()` of the parent just before; one clock for all processes of a machine."""
+    """`time.monotonic()` just before the parent started this process. Processes share this
+    clock."""
     level: int | None = None
     role: str = "start"
     is_strict: bool = True
-    """Whether a start of serve_warm that is no full hit is a failure."""
+    """Whether a start of serve_warm fails if it is not a full hit."""
 
 
 class Clock:
-    """Wall and CPU seconds of the stages, from the moment that the process was spawned."""
+    """Wall and CPU seconds of each stage, from the moment that the parent started the process."""
 
     def __init__(self, spawned_s: float) -> None:
         self.spawned_s = spawned_s
@@ -93,7 +95,7 @@ class Clock:
         self._last = (spawned_s, 0.0)
 
     def end(self, stage: str, at: tuple[float, float] | None = None) -> None:
-        """End a stage now, or at a moment noted before; it began where the one before ended."""
+        """End a stage now, or at the time `at`. A stage begins where the one before it ended."""
         now = at or self.now()
         self.seconds[stage] = now[0] - self._last[0]
         self.cpu[stage] = now[1] - self._last[1]
@@ -122,17 +124,17 @@ class Clock:
 
 @dataclass(frozen=True, kw_only=True)
 class Proven:
-    """How a start ended."""
+    """The result of a start."""
 
     call: Call
     """Calls the model as it is served."""
     passes: int
     steady_s: float
-    """Sum of the calls of the last pass: compute alone."""
+    """Seconds of the calls of the last pass, which only compute."""
 
 
 class Eager:
-    """No compiler at all, and the base of what only differs in how the model is got ready."""
+    """No compiler. This is also the base class of the other systems."""
 
     builds_model = True
 
@@ -142,7 +144,7 @@ class Eager:
         self.folder = Path(options.folder)
 
     def unavailable(self) -> str:
-        """Return why this system cannot be measured here, empty when it can."""
+        """Return why this system cannot be measured here, or an empty string."""
         return ""
 
     def begin(self) -> None:
@@ -166,7 +168,7 @@ class Eager:
         return lambda example: module(*example.args, **example.kwargs)
 
     def save(self) -> None:
-        """Leave the artifact in the folder; called in the producing run only."""
+        """Write the artifact into the folder. Only the producing run calls this."""
 
     def artifact_bytes(self) -> int:
         return 0
@@ -175,14 +177,14 @@ class Eager:
         return ""
 
     def found(self) -> dict[str, Any]:
-        """Return what else is known of this start."""
+        """Return more results of this start."""
         return {}
 
 
 class Floor(Eager):
     """The minimum of every start: the imports of its level, the weights and the passes.
 
-    The passes are those of the eager model; the caller puts the compiled one's in their place.
+    The passes run the eager model. The caller replaces their times by those of the compiled model.
     """
 
     def __init__(self, options: Options, workload: Workload) -> None:
@@ -198,7 +200,7 @@ class Floor(Eager):
 
 
 class Cold(Eager):
-    """torch.compile with empty caches; as producer, of torch's bytes and of the directory."""
+    """torch.compile with empty caches. Its producing run makes torch's bytes and the directory."""
 
     def import_compiler(self) -> None:
         import_compiler()
@@ -262,11 +264,11 @@ class CopiedDirectory(Cold):
 
 
 class Redis(Cold):
-    """torch's remote caches; the environment says where the server is."""
+    """torch's remote caches. The environment has the address of the server."""
 
     def save(self) -> None:
-        # The last entries are written by a thread of torch's own: none may be missing.
-        assert self.artifact_bytes() > 0, "nothing came to the server"
+        # A thread of torch writes the entries, so check that the server has some.
+        assert self.artifact_bytes() > 0, "the server has no entries"
 
     def artifact_bytes(self) -> int:
         import redis
@@ -277,7 +279,7 @@ class Redis(Cold):
 
 
 class CachingPrecompile(Cold):
-    """TORCH_CACHING_PRECOMPILE=1 with all that helps it: torch's bytes, the directory, the mode."""
+    """TORCH_CACHING_PRECOMPILE=1 with torch's bytes, the copied directory and inference mode."""
 
     def load(self) -> None:
         if self.options.role == "start":
@@ -287,7 +289,7 @@ class CachingPrecompile(Cold):
     def wrapped(self, module: Any, inputs: Sequence[Example]) -> Call:
         import torch
 
-        # Guards are rebuilt when the model is wrapped, under the mode of that moment.
+        # Wrapping the model rebuilds the guards, under the mode that is active then.
         with torch.inference_mode():
             return super().wrapped(module, inputs)
 
@@ -298,7 +300,7 @@ class CachingPrecompile(Cold):
 class AOTInductor(Eager):
     """One package for each input, made by torch.export. The package contains the weights.
 
-    torch's loader probes the CPU with a C++ compiler, for a warning where it is another one
+    torch's loader detects the CPU with a C++ compiler, and only warns if the CPU differs
     (torch 2.13, `torch/export/pt2_archive/_package.py`).
     """
 
@@ -341,11 +343,11 @@ class AOTInductor(Eager):
 
 
 class ServeWarm(Eager):
-    """A signed artifact in a store, through the same stages as in a replica; no Ray."""
+    """A signed artifact in a store, loaded in the same stages as in a replica, but without Ray."""
 
     def __init__(self, options: Options, workload: Workload) -> None:
         super().__init__(options, workload)
-        # Part of the imports of a replica, like Ray itself, which no system has here.
+        # A replica imports this before its start, as it imports Ray, which no system here imports.
         importlib.import_module("serve_warm.replica.warmup")
 
     def unavailable(self) -> str:
@@ -425,7 +427,7 @@ class ServeWarm(Eager):
         """Store the report's statements about the artifact.
 
         Raises:
-            RuntimeError: the start is strict, and the artifact was not all that it needed.
+            RuntimeError: the start is strict, and needed more than the artifact.
         """
         from serve_warm.compiler.watch import watch_process
 
@@ -486,7 +488,7 @@ class ServeWarm(Eager):
             reasons = sorted({use.reason for use in self._warmup.report().entries})
             message = f"the build made no part {', '.join(missing)}: {'; '.join(reasons)}"
             raise RuntimeError(message)
-        # Of the level that is measured and no more; torch's own bytes are what we compare with.
+        # Only the parts of the measured level. torch's own bytes are measured as another system.
         packed = {name: pack_part(name, parts[name]) for name in PARTS[self.options.level]}
         manifest = Manifest(
             deployment=Replica.deployment,
@@ -508,7 +510,7 @@ class ServeWarm(Eager):
         return self.folder / "store"
 
     def note(self) -> str:
-        # A library of the app's own may import it: transformers does, for most models.
+        # A library that the app uses may import the compiler: transformers does, for most models.
         return "the app imports torch's compiler" if self._compiler == "app" else ""
 
     def artifact_bytes(self) -> int:
@@ -532,7 +534,7 @@ class Owner:
 
 
 class Replica(OutsideServe):
-    """The parts of a deployment that a warm-up needs, without Serve. Notes the times of calls."""
+    """The parts of a deployment that a warm-up needs, without Serve. Records the times of calls."""
 
     application = "bench"
     deployment, replica = "Model", "Model#1"
@@ -545,7 +547,7 @@ class Replica(OutsideServe):
         self.unwatched_compiles_before = unwatched_compiles()
         self.owner = Owner(model, wait)
         self.calls: list[tuple[tuple[float, float], tuple[float, float]]] = []
-        """Wall and CPU seconds before and after each."""
+        """Wall and CPU seconds before and after each call."""
         self._inputs = inputs
         self._key = key
 
@@ -602,8 +604,9 @@ def import_compiler() -> None:
 def until_proven(call: Call, inputs: Sequence[Example], clock: Clock, workload: Workload) -> Proven:
     """Call with all inputs until a pass compiles nothing, then once with compiling forbidden.
 
-    As `serve_warm.replica.replay` does: a first pass that is quiet is enough. Where CUDA graphs are
-    captured it takes one before the capture, the capture, and one that launches it.
+    As in `serve_warm.replica.replay`, one pass is enough if it compiles nothing. CUDA graphs need
+    at least three passes: one before the capture, one that captures, and one that launches the
+    graph.
     """
     import torch
 
@@ -647,7 +650,7 @@ def compiled_frames() -> int:
 
 
 def forbidden() -> contextlib.AbstractContextManager[Any]:
-    """Make every compile raise; where there is no Dynamo there is nothing to forbid."""
+    """Make every compile raise. Without Dynamo there is nothing to forbid."""
     import torch
 
     if "torch._dynamo" not in sys.modules:
@@ -656,7 +659,7 @@ def forbidden() -> contextlib.AbstractContextManager[Any]:
 
 
 def makes_object(command: Any) -> bool:
-    """Whether a process that was started leaves an object or a library behind."""
+    """Return whether a command writes an object file or a library."""
     words = shlex.split(command) if isinstance(command, str) else list(map(str, command))
     outputs = [words[i + 1] for i, word in enumerate(words[:-1]) if word == "-o"]
     return any(output.endswith(OBJECT_SUFFIXES) for output in outputs)
@@ -664,7 +667,7 @@ def makes_object(command: Any) -> bool:
 
 @contextlib.contextmanager
 def counting_compilers() -> Iterator[Callable[[], int]]:
-    """Count compiler runs of this process, whoever starts them, until the block ends."""
+    """Count the compiler runs that any code of this process starts, until the block ends."""
     started = []
     counting = True
 
@@ -685,7 +688,7 @@ def size_of(path: Path) -> int:
 
 
 def peak_rss_bytes() -> int:
-    # Not ru_maxrss: after a fork that is at least the parent's.
+    # Not ru_maxrss: after a fork, that is at least the parent's peak.
     [line] = [
         line
         for line in Path("/proc/self/status").read_text().splitlines()
@@ -704,7 +707,7 @@ def steady_p50_s(call: Call, example: Example) -> float:
 
 
 def max_error(workload: Workload, call: Call, module: Any, inputs: Sequence[Example]) -> float:
-    """Return the largest difference from the eager model; NaN anywhere is infinitely wrong."""
+    """Return the largest difference from the eager model. NaN counts as AS_WRONG_AS_CAN_BE."""
     import torch
 
     worst = 0.0
@@ -713,7 +716,7 @@ def max_error(workload: Workload, call: Call, module: Any, inputs: Sequence[Exam
             wanted = workload.tensor(module(*example.args, **example.kwargs))
             got = workload.tensor(call(example))
             difference = (got - wanted).abs().max().item()
-        # JSON has no infinity, and no comparison with NaN is true: min() keeps its first here.
+        # JSON has no infinity. A comparison with NaN is false, so min() returns its first argument.
         worst = max(worst, min(AS_WRONG_AS_CAN_BE, difference))
     return worst
 

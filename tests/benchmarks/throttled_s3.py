@@ -1,12 +1,12 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""An S3 server for reading, on loopback, that holds each connection to so many bytes a second.
+"""A read-only S3 server on loopback that limits the bytes per second of each connection.
 
-    python throttled_s3.py FOLDER BYTES_PER_SECOND     (0: as fast as it goes)
+    python throttled_s3.py FOLDER BYTES_PER_SECOND     (0: no limit)
 
-S3 gives one connection about 85 MB/s however fast the network is, which is why large objects are
-read by ranges side by side. Serves the files of FOLDER as the objects of a bucket of any name, to
-anybody. Prints its port, then a line for each GET of an object.
+S3 gives one connection about 85 MB/s, however fast the network is. This is why serve_warm reads
+large objects as parallel ranges. The server offers the files of FOLDER as the objects of a bucket
+with any name, and accepts every client. It prints its port, then a line for each GET of an object.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 SLICE_S = 0.005
-"""How often a connection may go on: short against a transfer, long against a system call."""
+"""Time between two writes to a connection: short compared with a transfer, and long compared with a
+system call."""
 
 
 class Server(ThreadingHTTPServer):

@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The models that starts are compared on, each with the inputs that it is warmed with.
+"""The models for the comparison of starts, with their warm-up inputs.
 
-One thread, static shapes, and float32 unless the title says otherwise. All weights but MiniLM's
-come from a seed: what is measured does not depend on them, and nothing is downloaded. Classes stand
-at the top of the module, where pickle finds them, as it does those of a real model.
+They use one thread, static shapes, and float32 unless the title names another type. All weights
+except MiniLM's come from a seed, so nothing needs to be downloaded. The results do not depend on
+the weights. As in a real model, the classes are at the top level of a module, where pickle finds
+them.
 """
 
 from __future__ import annotations
@@ -44,16 +45,16 @@ class Workload:
     inputs: Callable[[], Sequence[Example]]
     """Returns the examples, largest first."""
     tensor: Callable[[Any], torch.Tensor] = lambda result: result
-    """Picks the tensor that is compared out of what the model returns."""
+    """Picks the tensor to compare from the model's result."""
     libraries: tuple[str, ...] = ()
-    """What is imported beside torch before the model is built."""
+    """Modules to import, besides torch, before the model is built."""
     device: str = "cpu"
     arguments: Mapping[str, Any] = field(default_factory=lambda: {"dynamic": False})
-    """What torch.compile is told, by every system that is."""
+    """Arguments of torch.compile, for every system that compiles."""
     blocks: tuple[str, ...] = ()
-    """Classes of modules that are compiled, each in its place, and not the model as a whole."""
+    """Names of module classes to compile in place, instead of the whole model."""
     tolerance: float = 1e-3
-    """Largest difference from the eager model that is not wrong."""
+    """Largest allowed difference from the eager model."""
 
     @property
     def captures(self) -> bool:
@@ -122,7 +123,7 @@ SIDE = 128
 
 
 def build_resnet152(seed: int) -> nn.Module:
-    """The model of deployments/image_classifier, whose module would import Ray with it."""
+    """Return the model of deployments/image_classifier, whose module would also import Ray."""
     from transformers import ResNetConfig, ResNetForImageClassification
     from transformers.models.resnet.modeling_resnet import ResNetBottleNeckLayer
 
@@ -180,7 +181,7 @@ def build_recipe64(seed: int) -> nn.Module:
     torch.manual_seed(seed)
     model = Stack().eval()
     with torch.no_grad():
-        # With torch's own initial weights 128 of these map every input to one output.
+        # With torch's default initial weights, 128 such layers map every input to the same output.
         for module in model.modules():
             if isinstance(module, nn.Linear):
                 nn.init.orthogonal_(module.weight, gain=2**0.5)
@@ -261,7 +262,7 @@ BFLOAT16_TOLERANCE = 0.2
 """Both sides round to 8 bits in every layer. The logits spread by 0.6 to 0.8, so a wrong result is
 off by several units."""
 SPREAD = 0.02
-"""Initial weights of these models, which all of them share."""
+"""Standard deviation of the initial weights in all of these models."""
 
 
 def build_vit_large(seed: int) -> nn.Module:
@@ -350,7 +351,7 @@ def build_tiny(seed: int) -> nn.Module:
 
 
 class Skewed(nn.Module):
-    """Computes something else once it is compiled, as a kernel for another CPU does."""
+    """A module whose compiled code computes wrong numbers, like a kernel for another CPU."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -505,4 +506,4 @@ ALL = {
 }
 
 COMPARED = ("minilm", "resnet152", "recipe64", "decoder24")
-"""The workloads that a benchmark runs by default. The others are for its tests."""
+"""The workloads that bench_startup.py runs by default. The others are for GPUs and for tests."""

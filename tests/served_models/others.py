@@ -110,7 +110,7 @@ PEFT = [
 
 
 def _embedder() -> Any:
-    """A SentenceTransformer of modules that need no tokenizer."""
+    """Return a SentenceTransformer whose modules need no tokenizer."""
     import sentence_transformers
     from sentence_transformers import models
 
@@ -328,7 +328,7 @@ def _clip(kind: str = "CLIP", settings: dict[str, Any] = CLIP) -> Callable[[], A
 
 def _coca() -> Any:
     model = _clip("CoCa", COCA)()
-    # open_clip leaves it as the memory was, for weights that are loaded (3.3).
+    # open_clip (3.3) does not initialize this tensor, because it expects loaded weights.
     torch.nn.init.normal_(model.text_decoder.text_projection)
     return model
 

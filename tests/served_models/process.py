@@ -1,12 +1,13 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A process that makes or loads rows of the table, each in a fork of its own.
+"""A process that makes, loads or compiles rows of the table, each in its own fork.
 
     python process.py make|load|compile
 
-It reads a question a line, `{"name", "level", "folder", "limit_s"}`, and prints an answer a line. A
-fork shares nothing with other rows but the imports before it. Making and loading are two processes,
-so what holds in one alone, such as an object's address, differs in the other.
+It reads one question per line, `{"name", "level", "folder", "limit_s"}`, and prints one answer per
+line. A fork shares nothing with other rows except the imports before it. Making and loading run in
+two processes. So a value that depends on the process, such as the address of an object, differs
+between them.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from served_models.rows import DYNAMIC, Row
 from served_models.table import ROWS, SECOND
 
 SHOWN = 400
-"""Characters of a reason."""
+"""Maximum length of a reason, in characters."""
 
 
 def make(row: Row, level: int, folder: Path) -> dict[str, Any]:
-    """Make the entries of a row in `folder`, and return why there are none, if so."""
+    """Make the entries of a row in `folder`. Return why entries are missing, if they are."""
     model, target = _model_of(row)
     compiled = serve_warm.compile(target, level=level, dynamic=row.shapes == DYNAMIC)
     sizes = row.sizes[:1] if row.shapes == DYNAMIC else row.sizes
     began = time.perf_counter()
-    # Only entries are measured: a call without one runs eagerly.
+    # Only entries are measured: a call without an entry runs eagerly.
     with _entries_only(), SESSION.building() as build:
         for more in sizes:
             _call(compiled, _inputs_of(row, model, more))
@@ -50,7 +51,7 @@ def make(row: Row, level: int, folder: Path) -> dict[str, Any]:
     for file, data in table.to_files(level).items():
         (folder / file).write_bytes(data)
     entries = [entry for unit in table.units.values() for entry in unit.entries]
-    # An entry below its level says why it is no library.
+    # An entry below the requested level has the reason.
     reasons = [*table.refused.values(), *(e.reason for e in entries if e.level < level)]
     return {
         "refused": "; ".join(dict.fromkeys(reasons)),
@@ -60,7 +61,7 @@ def make(row: Row, level: int, folder: Path) -> dict[str, Any]:
 
 
 def load(row: Row, level: int, folder: Path) -> dict[str, Any]:
-    """Load the entries, make each call, and compare with another model, which runs eagerly."""
+    """Load the entries, make each call, and compare with another model that runs eagerly."""
     watch = watch_process()
     model, target = _model_of(row)
     compiled = serve_warm.compile(target, level=level, dynamic=row.shapes == DYNAMIC)
@@ -94,7 +95,7 @@ def load(row: Row, level: int, folder: Path) -> dict[str, Any]:
 
 
 def _until_settled(call: Callable[[], Any]) -> tuple[Any, int]:
-    """Return the result of the first call that is no settling call, and the number of calls."""
+    """Return the result of the first call that is not a settling call, and the number of calls."""
     calls, before = 0, None
     while SESSION.settling_calls != before:
         before = SESSION.settling_calls
@@ -151,7 +152,7 @@ def _call(called: Any, given: Any) -> Any:
 
 
 def _error(found: Any, expected: Any) -> float:
-    """Return the largest difference, as a part of the largest value."""
+    """Return the largest difference, relative to the largest value."""
     worst = 0.0
     pairs = list(zip(_leaves(found), _leaves(expected), strict=True))
     for one, other in pairs:
@@ -185,7 +186,7 @@ DO: dict[str, Callable[[Row, int, Path], dict[str, Any]]] = {
 
 
 def _shorten(text: str) -> str:
-    """Return a reason without the places of this machine."""
+    """Shorten a reason, and remove the folders of this machine."""
     return re.sub(r"/[^\s'\"]*/(?=[^\s/'\"]+)", "", " ".join(text.split()))[:SHOWN]
 
 
@@ -197,7 +198,7 @@ def _in_child(do: str, question: dict[str, Any], pipe: int) -> None:
         for key in ("refused", "reason"):
             if key in answer:
                 answer[key] = _shorten(answer[key])
-    # Every failure of a row is in its table.
+    # The table shows every failure of a row.
     except BaseException as error:  # noqa: BLE001
         said = str(error) if isinstance(error, CannotMake) else f"{type(error).__name__}: {error}"
         answer = {"failed": _shorten(said)}
@@ -209,12 +210,12 @@ def _in_child(do: str, question: dict[str, Any], pipe: int) -> None:
 
 
 def ask(do: str, question: dict[str, Any]) -> dict[str, Any]:
-    """Answer one question in a fork; a row beyond its limit is killed."""
+    """Answer one question in a fork. If the fork exceeds its time limit, it is killed."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.setsid()
-        os.dup2(2, 1)  # libraries print
+        os.dup2(2, 1)  # libraries print to stdout
         _in_child(do, question, writing)
         os._exit(0)
     os.close(writing)
@@ -232,7 +233,7 @@ def ask(do: str, question: dict[str, Any]) -> dict[str, Any]:
 
 def main(do: str) -> None:
     """Answer questions until there are no more."""
-    # A fork imports nothing of these; a start of level 3 imports no compiler.
+    # Import these here, so that no fork needs to. A start of level 3 does not import the compiler.
     names = ["transformers.modeling_utils"]
     if do != "load":
         names += ["torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codecache"]

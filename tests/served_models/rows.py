@@ -15,7 +15,7 @@ ONE = "one"
 TWO = "two"
 """Two static shapes: each has an entry."""
 DYNAMIC = "dynamic"
-"""`dynamic=True`: one entry, made at the first shape, serves the second one."""
+"""`dynamic=True`: one entry, made for the first shape, also serves the second shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +27,11 @@ class Row:
     make: Callable[[], Any]
     """Returns the model."""
     call: Callable[[Any, int], Mapping[str, Any] | tuple[Any, ...]]
-    """Returns the arguments of a call, from the model and 0, or 1 for the second shape."""
+    """Takes the model, and 0 for the first shape or 1 for the second one. Returns the arguments of
+    a call."""
     shapes: str = ONE
     method: str = ""
-    """The method to compile in place of the model."""
+    """The method to compile instead of the model."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -39,11 +40,11 @@ class Row:
 
 
 CONFIGURATIONS = {"Gemma3": "Gemma3Text"}
-"""Names of configurations that are not those of their models."""
+"""Names of configurations that differ from the names of their models."""
 
 
 def transformers_model(name: str, settings: Mapping[str, Any], suffix: str = "Model") -> Any:
-    """Return a function that makes a model of `transformers` by its name's first part."""
+    """Return a function that makes a `transformers` model, whose class begins with `name`."""
 
     def make() -> Any:
         import transformers
@@ -88,10 +89,10 @@ def waveform(_: Any, more: int) -> dict[str, Any]:
 
 
 def declare_operators() -> list[torch.library.Library]:
-    """Declare torchvision's operators where its build needs CUDA and torch's has none.
+    """Declare torchvision's operators if torchvision was built for CUDA and torch was not.
 
-    An index may have a CPU build of torch alone. timm and open_clip import torchvision, whose own
-    import fails if these are not declared; no row calls them.
+    A package index may have a CPU build of torch, but not of torchvision. timm and open_clip import
+    torchvision, and this import fails if its operators are not declared. No row calls them.
     """
     try:
         version = importlib.metadata.version("torchvision")
@@ -106,4 +107,4 @@ def declare_operators() -> list[torch.library.Library]:
 
 
 DECLARED = declare_operators()
-"""Kept, since the declarations end with it."""
+"""Kept, because the declarations end when this object is deleted."""

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A second list of models that people serve, chosen by their use, without trying to compile one."""
+"""A second list of models, chosen by their use before any of them was compiled."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _proteins(_: Any, more: int) -> dict[str, Any]:
 
 
 def _captions(_: Any, more: int) -> dict[str, Any]:
-    """Texts of CLIP: all of one length, and the end is the greatest token."""
+    """Texts for CLIP. All have the same length, and the end token has the largest id."""
     tokens = torch.randint(3, 60, (2 + more, 16))
     tokens[:, 0], tokens[:, 9:] = 62, 63
     return {"input_ids": tokens}
@@ -216,7 +216,7 @@ def _picture(_: Any, more: int) -> tuple[Any, ...]:
 
 
 def _photograph(_: Any, more: int, size: int = 64) -> dict[str, Any]:
-    """The inputs of a detector: pictures, and which of their pixels are no padding."""
+    """The inputs of a detector: pictures, and a mask of the pixels that are not padding."""
     mask = torch.ones(1 + more, size, size, dtype=torch.long)
     return {"pixel_values": torch.rand(1 + more, 3, size, size), "pixel_mask": mask}
 
@@ -226,7 +226,7 @@ def _of_one_size(_: Any, more: int) -> dict[str, Any]:
 
 
 def _named_things(_: Any, more: int) -> dict[str, Any]:
-    """A photograph and "a cat. a dog.": BERT's own tokens divide the phrases."""
+    """A photograph and the text "a cat. a dog.". The tokens of BERT divide its phrases."""
     tokens = torch.tensor([[101, 1037, 900, 1012, *[1037, 901, 1012] * (1 + more), 102]])
     return {
         **_photograph(_, 0, 128),
@@ -370,7 +370,7 @@ SEEN = [
 
 
 def _picture_of_patches(_: Any, more: int) -> dict[str, Any]:
-    """A picture cut into patches: the second one is twice as wide."""
+    """A picture, cut into patches. The second picture is twice as wide."""
     wide = 4 * (1 + more)
     tokens = torch.cat([torch.full((1, wide), IMAGE_TOKEN), ids()[:1]], dim=1)
     return {
@@ -388,7 +388,7 @@ def _begun_caption(_: Any, more: int) -> dict[str, Any]:
 
 
 def _page(_: Any, more: int) -> dict[str, Any]:
-    """The words of a page, where they stand, and its picture."""
+    """The words of a page, their positions, and the picture of the page."""
     words = _right_padded(_, more)
     boxes = torch.randint(0, 60, (*words["input_ids"].shape, 4)).sort()[0]
     return {**words, **image(_, 0), "bbox": boxes}
@@ -498,7 +498,7 @@ def _speech(_: Any, more: int) -> dict[str, Any]:
 
 
 def _sound_and_text(_: Any, more: int) -> dict[str, Any]:
-    """Four views of each sound, of which one is longer than a view, and texts."""
+    """Texts, and four views of each of two sounds. The first sound is longer than a view."""
     tokens = torch.randint(3, 60, (2, 8 + 4 * more))
     return {
         "input_ids": tokens,
@@ -591,7 +591,7 @@ def _z_image() -> Any:
 
 
 def _noise_of_images(_: Any, more: int) -> dict[str, Any]:
-    """Lists of latents and of texts, whose texts are of different lengths."""
+    """A list of latents, and a list of texts with different lengths."""
     return {
         "x": [torch.randn(4, 1, 8, 8 + 4 * more) for _ in range(2)],
         "t": torch.full((2,), 0.5),
@@ -632,7 +632,7 @@ def _noise_of_video(_: Any, more: int) -> dict[str, Any]:
 
 
 def _styled_unet() -> Any:
-    """Weights of LoRA as `load_lora_weights` leaves them: beside the layers, and not merged."""
+    """Return a model with LoRA weights beside its layers, not merged, like `load_lora_weights`."""
     import diffusers
     import peft
 
@@ -703,7 +703,7 @@ def _purchases(_: Any, more: int) -> tuple[Any, ...]:
 
 
 def _int4() -> Any:
-    """8-bit activations and 4-bit weights in groups, as PyTorch publishes models for devices."""
+    """Return a model as PyTorch publishes for devices: 8-bit activations, 4-bit weights."""
     from torchao import quantization
     from torchao.quantization.granularity import PerGroup
 

@@ -65,14 +65,14 @@ def _text_and_image(_: Any, more: int) -> dict[str, Any]:
 
 
 def _image_tokens(_: Any, more: int) -> dict[str, Any]:
-    """One token of the text stands for each of an image's 16 patches."""
+    """Return a text in which one token stands for each of the 16 patches of an image."""
     text = ids(more)
     tokens = torch.cat([torch.full((2, 16), IMAGE_TOKEN), text], dim=1)
     return {"input_ids": tokens, "pixel_values": torch.rand(2, 3, 32, 32), "use_cache": False}
 
 
 def _image_tokens_with_types(_: Any, more: int) -> dict[str, Any]:
-    """Without token_type_ids, torch.compile itself differs from eager."""
+    """Add token_type_ids. Without them, torch.compile itself differs from eager."""
     given = _image_tokens(_, more)
     return {**given, "token_type_ids": torch.zeros_like(given["input_ids"])}
 
@@ -182,7 +182,7 @@ def _depth() -> Any:
 
 
 def _with(name: str, suffix: str, **parts: Any) -> Any:
-    """Return a function that makes a model whose configuration has configurations inside."""
+    """Return a function that makes a model whose configuration contains other configurations."""
 
     def make() -> Any:
         import transformers

@@ -16,4 +16,4 @@ ROWS: dict[str, Row] = {
 }
 
 SECOND: dict[str, Row] = {row.name: row for row in second.ROWS}
-"""Chosen by use, and written before a model of it was compiled."""
+"""Models chosen by their use. The list was written before any of these models was compiled."""

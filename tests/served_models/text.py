@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Models of text in `transformers`: encoders, decoders, and encoders with decoders."""
+"""Models of `transformers` for text: encoders, decoders, and encoders with decoders."""
 
 from __future__ import annotations
 

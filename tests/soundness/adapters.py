@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows that change adapters of `peft` and tiling of `diffusers`, with the real packages.
 
-They are left out where these are not installed: `make soundness` has an environment for them.
+The rows are skipped if the packages are not installed. `make soundness` has an environment for
+these rows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from soundness.rows import BOTH, Group, linear, no, row, x
 
 
 class Small(nn.Module):
-    """Two layers that adapters are put on."""
+    """Two layers that get adapters."""
 
     def __init__(self) -> None:
         super().__init__()

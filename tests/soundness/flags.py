@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that change settings of the process: by themselves, and where a forward reads them.
+"""Rows that change settings of the process, with forwards that read these settings and without.
 
-A setting that no kernel on a CPU looks at does not change numbers; what a forward reads does.
+A setting that no kernel on a CPU reads does not change numbers, unless a forward reads it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Attention(nn.Module):
 
 
 class Made(nn.Module):
-    """Makes a tensor whose dtype is the default."""
+    """Makes a tensor of the default dtype."""
 
     def forward(self, x: Any) -> Any:
         return torch.ones(4, 4) + x @ x
 
 
 def setting(owner: Any, name: str, value: Any) -> Callable[[Any], Any]:
-    """Return a change of an attribute that is computed, and set back afterwards."""
+    """Return a change of a computed attribute, with a function that undoes it."""
 
     def change(app: Any) -> Callable[[], None]:
         before = getattr(owner, name)
@@ -50,7 +50,7 @@ def setting(owner: Any, name: str, value: Any) -> Callable[[Any], Any]:
 
 
 def calling(setter: Any, value: Any, getter: Any) -> Callable[[Any], Any]:
-    """Return a change by a function of torch, which is called back afterwards."""
+    """Return a change that calls a setter of torch, with a function that undoes it."""
 
     def change(app: Any) -> Callable[[], None]:
         before = getter()
@@ -147,7 +147,7 @@ CHANGES: dict[str, tuple[Any, Callable[[], bool]]] = {
         lambda: False,
     ),
 }
-"""A change of a setting, and whether a forward sees it."""
+"""A change of each setting, and a function that returns whether the setting is changed."""
 
 CONTEXTS: dict[str, tuple[Any, Callable[[], bool], bool]] = {
     "autocast": (
@@ -177,7 +177,8 @@ CONTEXTS: dict[str, tuple[Any, Callable[[], bool], bool]] = {
         True,
     ),
 }
-"""A context around the call, whether a forward sees it, and whether numbers stay."""
+"""A context around the call, a function that returns whether the context is active, and whether the
+numbers stay the same."""
 
 GROUPS = (
     Group(

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rows for each kind of guard that Dynamo installs: what it protects changes.
+"""Rows for each kind of guard that Dynamo installs. Each changes what its guard protects.
 
-A guard that no application on a CPU can cause has a synthetic row: while the entry is made, another
-guard bears its name, and the entry must be refused.
+A kind that no row causes has a synthetic row: while the entry is made, another guard gets the name
+of this kind, and serve_warm must refuse the entry.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Color(enum.Enum):
 
 
 class Number(int):
-    """An int of a class of its own."""
+    """A subclass of int."""
 
 
 class Fraction(float):
-    """A float of a class of its own."""
+    """A subclass of float."""
 
 
 class Sizes:
@@ -126,7 +126,7 @@ OF_ONE = first
 
 
 def stepping(make: Any) -> Any:
-    """Return a call with an iterator at its beginning: each call, eager's too, takes a step."""
+    """Return a call that first replaces the iterator, because every call advances it."""
 
     def call(f: Any) -> Any:
         f.config.steps = make()
@@ -219,7 +219,7 @@ CONTAINS = (
         for name, key in KEYS.items()
         if name in ("a str", "an int", "a tuple", "a dtype", "an enum", "None", "a float")
     ),
-    # Above, the key is the value of a default, which has guards of its own.
+    # In the rows above, the key is the value of a default, which has its own guards.
     numbered(
         "dict contains a literal",
         lambda self: 3 if "key" in self.table else 2,
@@ -740,7 +740,7 @@ IDENTITIES = (
 
 
 class Tied(Numbered):
-    """Two parameters that are one."""
+    """A module with two names for one parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -765,7 +765,7 @@ class numbered_inner(Numbered):  # noqa: N801
 
 
 class Buffered(Numbered):
-    """A buffer in place of the bias."""
+    """A module with a buffer instead of the bias."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -781,7 +781,7 @@ class Twice(nn.Module):
 
 
 class Free(Numbered):
-    """Sizes are dynamic, and the graph has a condition on them."""
+    """A module for dynamic sizes, whose graph has a condition on the sizes."""
 
     def forward(self, x: Any) -> Any:
         alpha = 2.0 if x.shape[0] > 3 else 3.0
@@ -789,7 +789,7 @@ class Free(Numbered):
 
 
 class Under(TorchFunctionMode):
-    """Doubles what matrix products give."""
+    """A mode that doubles the results of matrix products."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
         out = function(*args, **(kwargs or {}))
@@ -797,7 +797,7 @@ class Under(TorchFunctionMode):
 
 
 class Mapped(Numbered):
-    """A forward that maps over rows."""
+    """A module whose forward maps over rows."""
 
     def forward(self, x: Any) -> Any:
         return torch.func.vmap(lambda row: row @ self.weight)(x)
@@ -1042,24 +1042,24 @@ TENSORS = (
 )
 
 
-# Kinds that are not caused here ----------------------------------------------------------------
+# Kinds that no row above causes ----------------------------------------------------------------
 
 SYNTHETIC = {
-    "FAKE_SCRIPT_TYPE_MATCH": "an opaque object in place of a TorchScript class",
-    "OPAQUE_OBJ_GUARD_FN_MATCH": "an opaque object with a guard of its own",
-    "TENSOR_SUBCLASS_METADATA_MATCH": "a tensor made of others (precompile/test_tensor_parts.py)",
+    "FAKE_SCRIPT_TYPE_MATCH": "an opaque object instead of a TorchScript class",
+    "OPAQUE_OBJ_GUARD_FN_MATCH": "an opaque object with its own guard",
+    "TENSOR_SUBCLASS_METADATA_MATCH": "a tensor made of tensors (precompile/test_tensor_parts.py)",
     "DTENSOR_SPEC_MATCH": "a DTensor, which needs a mesh of processes",
     "FSDP_TRAINING_STATE": "FSDP, which needs a process group",
     "FUNCTORCH_STACK_MATCH": "a transform of functorch around the build",
     "DUAL_LEVEL": "a forward-mode level that is open at the build",
     "WEAKREF_ALIVE": "a tensor of an optimizer, or of compiled autograd",
     "NOT_NONE_MATCH": "a gradient that an optimizer reads",
-    "FUNCTION_MATCH": "what counts as torch's and is no function, class, module or builtin",
-    "NN_MODULE": "Dynamo of before inlined modules",
+    "FUNCTION_MATCH": "an object of torch that is not a function, class, module or builtin",
+    "NN_MODULE": "a version of Dynamo that does not inline modules",
     "COW_TENSOR_MATCH": "2.15: a copy-on-write tensor",
     "CURRENT_STREAM_MATCH": "2.15: a stream of an accelerator",
 }
-"""What causes a guard of this kind, where nothing in this table does."""
+"""What causes a guard of each kind that no row above causes."""
 
 
 def synthetic(kind: str) -> Group:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rows whose application stays as it was: the next call has other arguments, or another way."""
+"""Rows that do not change the application: they call it with other arguments, or in another way."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from soundness.rows import READY, START, Group, Numbered, Row, x
 
 
 class Flexible(Numbered):
-    """Takes what rows pass: a factor, tensors in containers, keywords."""
+    """Accepts the arguments of the rows: a factor, tensors in containers, keywords."""
 
     def forward(
         self, x: Any, scale: Any = 2.0, mode: Any = "fast", *, parts: Any = None, **more: Any
@@ -62,7 +62,7 @@ class Elementwise(nn.Module):
 
 
 class Writing(nn.Module):
-    """Writes into its first argument: it matters whether the second one is the same memory."""
+    """Writes into its first argument, so the answer shows if the second one shares its memory."""
 
     def forward(self, x: Any, other: Any) -> Any:
         x.mul_(2)
@@ -113,11 +113,11 @@ class Parts:
 
 
 class Sub(torch.Tensor):
-    """A tensor of a class of its own."""
+    """A subclass of Tensor."""
 
 
 class Counting(torch.Tensor):
-    """A tensor that doubles what products give."""
+    """A tensor that doubles the results of matrix products."""
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The judge of one row: it makes entries, changes the application, and compares with eager.
 
-Level 1 runs eagerly here, so that a call that was handed on is right. What a row shows is whether a
-stale entry was used instead; whether torch.compile itself notices the change is `stock`.
+Level 1 runs eagerly here, so a call that falls back to it is right. A row shows whether a stale
+entry was used instead. `stock` shows whether torch.compile itself notices the change.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ LEVELS = (2, 3)
 backends: Any = torch.backends
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 4e-2}
-"""As docs/concepts/levels.md promises, relative to the largest value."""
+"""As promised in docs/concepts/levels.md, relative to the largest value."""
 
 
 class DishonestRow(Exception):
-    """Eager answers the same after the change, so that the row proves nothing."""
+    """Eager gives the same answer after the change, so the row proves nothing."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Answer:
     value: Any = None
     error: BaseException | None = None
     level: int | None = None
-    """None where nothing was counted: the hit of a known call."""
+    """None if no use of a level was counted, as for the hit of a known call."""
     reason: str = ""
 
 
@@ -59,7 +59,7 @@ class Answer:
 
 
 def build(group: Group, level: int, folder: Path) -> dict[str, Any]:
-    """Make the entries of a group into `folder`. Return made and refused entries, and guards."""
+    """Make the entries of a group in `folder`. Return made and refused entries, and guards."""
     torch._dynamo.reset()
     kinds: set[str] = set()
     raised = ""
@@ -88,7 +88,7 @@ def build(group: Group, level: int, folder: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def watched_guards(kinds: set[str], synthetic: str) -> Iterator[None]:
-    """Note the kinds of guards that Dynamo installs; rename one on a value to `synthetic`."""
+    """Record the kinds of guards that Dynamo installs. Give one guard the kind `synthetic`."""
     from torch._dynamo import guards
 
     entry_of = guards.make_guard_filter_entry
@@ -119,7 +119,7 @@ def judge(
     """Return the result of the call after the change, at a level.
 
     Raises:
-        DishonestRow: the change changes nothing.
+        DishonestRow: the change does not change eager's answer.
     """
     if built["raised"]:
         return Verdict(value="raises", reason=f"at the build: {built['raised']}")
@@ -153,7 +153,7 @@ def judge(
 
 
 def stock(group: Group, row: Row, when: str) -> Verdict:
-    """Return the result of torch.compile, compiled before the change, with Dynamo's guards."""
+    """Return the result of torch.compile with its own guards, compiled before the change."""
     call = row.call or group.call
     torch.compiler.set_stance("default")
     with _application(row, group, READY if row.make is None else when, level1="default") as app:
@@ -176,7 +176,7 @@ class _App:
     model: Any
     row: Row
     before: Answer | None
-    """What eager answered before the change; None where the application was made changed."""
+    """Eager's answer before the change. None if the application was made in its changed form."""
     undo: contextlib.ExitStack
 
     def change(self) -> None:
@@ -199,7 +199,8 @@ def _application(row: Row, group: Group, when: str, level1: str = "force_eager")
         undo.callback(gc.collect)
         undo.callback(torch.set_num_threads, threads)
         for place in (backends.cuda.matmul, backends.mkldnn.matmul, backends.cudnn.conv):
-            # Set back by an older function it is "ieee", where it was inherited.
+            # An older setter that restores its setting leaves "ieee" here, even if the value was
+            # inherited.
             undo.callback(setattr, place, "fp32_precision", place.fp32_precision)
         undo.callback(SESSION.unload)
         if when == START and row.make is not None:
@@ -216,7 +217,7 @@ def _application(row: Row, group: Group, when: str, level1: str = "force_eager")
 
 
 def _ready(group: Group, compiled: Any) -> int | None:
-    """Make the declared call as warm-up and traffic do; return the level that answered it."""
+    """Make the declared call as warm-up and traffic do. Return the level that answered it."""
     level = None
     for _ in range(2):
         answer = _answer(lambda: group.call(compiled), Row(name=""))
@@ -232,12 +233,12 @@ def _answer(call: Callable[[], Any], row: Row) -> Answer:
     try:
         with torch.inference_mode(), row.around():
             value = call()
-    except Exception as raised:  # noqa: BLE001 - what eager raises is an answer, too
+    except Exception as raised:  # noqa: BLE001 - an exception of eager is an answer too
         error = raised
     counted = {use: n for use, n in _uses().items() if n > before.get(use, 0)}
     if not counted:
         return Answer(value=value, error=error)
-    # The level that refused the call may have counted it before.
+    # A higher level that refused the call may have counted it too.
     level, reason = min(counted)
     return Answer(value=value, error=error, level=level, reason=reason)
 
@@ -254,7 +255,7 @@ def _uses() -> dict[tuple[int, str], int]:
 
 
 def compare(expected: Answer, got: Answer) -> str:
-    """Return how an answer differs from the expected one; empty where it is the same."""
+    """Return how an answer differs from the expected one, or an empty string."""
     if expected.error is not None:
         if got.error is None:
             return f"it answers, and eager raises {_said(expected.error)}"
@@ -265,7 +266,7 @@ def compare(expected: Answer, got: Answer) -> str:
 
 
 def difference(eager: Any, ours: Any, where: str = "") -> str:
-    """Return how far a value is from eager's, in words."""
+    """Describe how a value differs from eager's, or return an empty string."""
     if isinstance(eager, torch.Tensor) and isinstance(ours, torch.Tensor):
         return _tensors(eager, ours, where)
     if type(eager) is not type(ours):

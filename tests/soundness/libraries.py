@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that change models of `transformers` by their configuration and by their own methods."""
+"""Rows that change models of `transformers` through their configuration and their own methods."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ GROUPS = (
                 no(lambda app: app.gradient_checkpointing_enable()),
                 same=True,
             ),
-            # The mask that is handed over says it, too.
+            # The mask that the model passes makes attention causal too.
             row(
                 "is_causal of attention",
                 lambda app: setattr(attention(app), "is_causal", False),

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that change the modules of a model while it serves: containers, hooks, methods."""
+"""Rows that change the modules of a model during serving: containers, hooks, methods."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Blocks(nn.Module):
 
 
 class Held(nn.Module):
-    """Modules that torch does not know of: they are in a list and in a dict."""
+    """Modules that torch does not register, because they are in a plain list and a plain dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Inner(nn.Module):
 
 
 class Hooked(Inner):
-    """A module with a hook that can be removed, and one whose code can be changed."""
+    """A module with a hook that can be removed, and that reads an attribute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Hooked(Inner):
 
 
 class HookedByKind(Inner):
-    """With a hook whose answer depends on the number of its arguments."""
+    """A module with a hook whose answer depends on the number of its arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class HookedByKind(Inner):
 
 
 class HookedTwice(Hooked):
-    """With hooks whose order changes the answer."""
+    """A module with two hooks, whose order changes the answer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -309,7 +309,7 @@ GROUPS = (
         kind="change",
         make=lambda: linear(0).eval(),
         rows=(
-            # With stock torch.compile the module around it has the hook too, which runs twice.
+            # Stock torch.compile wraps the model in another module, so the global hook runs twice.
             row(
                 "global forward hook of a model without parts",
                 global_hook(nn_module.register_module_forward_hook, doubling),

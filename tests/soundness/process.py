@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Builds or starts of groups in a process of its own; appends what happened to a file, as JSON.
+"""A process that builds or starts groups, and appends the results to a file as JSON.
 
     python tests/soundness/process.py QUESTION.json    # {"do": "build", "folder": .., "tasks": ..}
 
-A line says what begins, and another one what became of it: if the process dies, the last line names
-the task that killed it, and `runs` goes on behind it.
+Each task writes a line when it begins, and a line with its result. If the process dies, the last
+line names the task that killed it, and `runs` continues with the next task.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(do: str, folder: str, tasks: list[list[Any]]) -> None:
     warnings.simplefilter("ignore")
     sys.dont_write_bytecode = True
     torch.set_num_threads(1)
-    gc.freeze()  # each row collects what the last one left: not modules of torch, again and again
+    gc.freeze()  # rows collect garbage: do not visit the objects of torch again for each row
     with (Path(folder) / f"{do}.jsonl").open("a") as results:
 
         def write(**found: Any) -> None:
@@ -61,7 +61,7 @@ def build(folder: Path, name: str, level: int) -> dict[str, Any]:
 
 
 def start(folder: Path, group: str, row: str, when: str) -> dict[str, Any]:
-    """Judge one row at each level, and torch.compile."""
+    """Judge one row at each level, and with torch.compile."""
     built = builds(folder)
     of = table.GROUPS[group]
     [chosen] = [each for each in of.rows if each.name == row]
@@ -83,7 +83,7 @@ def start(folder: Path, group: str, row: str, when: str) -> dict[str, Any]:
 
 
 def ready(folder: Path, shape: str) -> dict[str, Any]:
-    """Warm one shape of application up."""
+    """Warm up one kind of application."""
     from soundness import readiness  # imports Ray
 
     return readiness.judge(shape)

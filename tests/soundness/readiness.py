@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Shapes of an application that may be called ready while its next request still compiles."""
+"""Kinds of applications that may be reported as ready while the next request still compiles."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Plain:
         return [Input(target=self.handle, args=(4,))]
 
     def after_ready(self) -> None:
-        """Do what the application does on its own between READY and the first request."""
+        """Do the application's own work between READY and the first request."""
 
 
 class NoCall(Plain):
@@ -50,7 +50,7 @@ class NoCall(Plain):
 
 
 class Background(Plain):
-    """A thread of `__init__` puts a compiled model in place of the eager one, sooner or later."""
+    """A thread of `__init__` later replaces the eager model with a compiled model."""
 
     def __init__(self) -> None:
         self.model = double
@@ -68,7 +68,7 @@ class Background(Plain):
 
 
 class BackgroundCompile(Plain):
-    """A thread of `__init__` compiles, and has not begun when the declared input has passed."""
+    """A thread of `__init__` compiles the model, but only after the declared input was called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Forgotten(Plain):
 
 
 class Swallowing(Plain):
-    """The handler answers with an error where the model raises."""
+    """The handler catches the model's exception, and answers with an error."""
 
     def warmup_inputs(self) -> list[Input]:
         return [Input(target=self.handle, args=("four",))]
@@ -137,7 +137,7 @@ class Swallowing(Plain):
 
 
 class SwallowingAll(Plain):
-    """The handler answers with eager's numbers where the compiled model raises."""
+    """The handler answers with eager's numbers if the compiled model raises."""
 
     async def handle(self, value: int) -> Any:
         try:
@@ -147,7 +147,7 @@ class SwallowingAll(Plain):
 
 
 class Guarded(Plain):
-    """The handler turns the declared input away before the model."""
+    """The handler rejects the declared input before it reaches the model."""
 
     async def handle(self, value: int) -> Any:
         if value > 3:
@@ -159,7 +159,7 @@ class Guarded(Plain):
 
 
 class Memoised(Plain):
-    """The handler answers the declared input from memory."""
+    """The handler answers the declared input from stored answers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class Memoised(Plain):
 
 
 class Remembered(Plain):
-    """The same, with functools."""
+    """The handler stores answers with functools."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class OneOfTwo(Plain):
 
 
 class Lazy(Plain):
-    """The model is compiled by the first request of its kind."""
+    """The first request that differs from the declared input compiles the model."""
 
     def __init__(self) -> None:
         self.model = double
@@ -220,18 +220,18 @@ SHAPES: dict[str, tuple[type, int]] = {
     "one of two models": (OneOfTwo, 5),
     "compiled by a request": (Lazy, 5),
 }
-"""An application, and its first request; the declared input is 4."""
+"""An application, and its first request. The declared input is 4 if the handler gets a value."""
 
 
 NOT_DECLARED = ("one of two models",)
-"""Shapes whose first request goes where no declared input goes, to a callable of its own."""
+"""Applications whose first request calls a compiled callable that no declared input calls."""
 
 NOTHING = "this process has no compiled code"
-"""What a warning says of an application in which nothing is compiled."""
+"""Part of the warning for an application without compiled code."""
 
 
 def judge(shape: str) -> dict[str, Any]:
-    """Warm one application up, and make its first request."""
+    """Warm up one application, and make its first request."""
     kind, value = SHAPES[shape]
     instance: Any = warmup(on_uncovered="serve")(kind)()
     try:
@@ -258,7 +258,8 @@ def judge(shape: str) -> dict[str, Any]:
             for name, holds in (
                 ("degraded", report["degraded"]),
                 ("nothing to prove", covered["expected"] and NOTHING in str(report["warnings"])),
-                # What no declared input does cannot be proven, and is not claimed to be.
+                # Code that no declared input calls cannot be proven, and the report does not claim
+                # it.
                 ("not declared", shape in NOT_DECLARED and compiles == seen),
             )
             if holds

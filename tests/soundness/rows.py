@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows as data: an application, a change of it, and the call whose answer is judged.
 
-A group is an application that entries are made for once; its rows change it in different ways. Most
-applications are one small module whose answer is a number times a product of matrices: the graphs
-are the same, so that only the first one is compiled, and the number comes from wherever a row is
-about.
+A group is an application whose entries are made once. Its rows change the application in different
+ways. Most applications are one small module, whose answer is a matrix product times a number. All
+their graphs are the same, so only the first graph is compiled. The number comes from the place that
+a row changes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import torch
 from torch import nn
 
 START = "start"
-"""The change comes between the build and the start: the replica has it when it loads entries."""
+"""The change is made between the build and the start, so it is there when the replica loads
+entries."""
 
 READY = "ready"
-"""The change comes once the replica has answered the same call from an entry."""
+"""The change is made after the replica has answered the same call from an entry."""
 
 
 BOTH = (START, READY)
@@ -40,18 +41,22 @@ class Row:
 
     name: str
     change: Callable[[Any], Any] = nothing
-    """Takes what the group made; returns how to undo what outlives that, or None."""
+    """Takes the group's application. Returns an undo function if the change outlives the
+    application, or None."""
     when: Sequence[str] = (READY,)
     call: Callable[[Any], Any] | None = None
-    """Makes the call that is judged; None for that of the group."""
+    """Makes the judged call. None means the call of the group."""
     around: Callable[[], Any] = contextlib.nullcontext
-    """Context in which that call is made."""
+    """Context in which the judged call is made."""
     same: bool = False
-    """Eager may answer as before the change. Elsewhere it must not, or the row proves nothing."""
+    """Whether eager may give the same answer as before the change. If it must not and does, the row
+    proves nothing."""
     slow: bool = False
-    """It is one of the changes that docs/concepts/levels.md says are noticed within a second."""
+    """Whether docs/concepts/levels.md says that serve_warm can take up to a second to notice the
+    change."""
     make: Callable[[], Any] | None = None
-    """Makes the application that was changed before the start; None where `change` does that."""
+    """Makes the application in its changed form, for a change before the start. None means that
+    `change` changes the application."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,29 +67,29 @@ class Group:
     kind: str
     """guard, change or input."""
     make: Callable[[], Any]
-    """Returns what is compiled, a module or a function, new each time."""
+    """Returns a new module or function to compile, each time."""
     rows: Sequence[Row]
     call: Callable[[Any], Any] = field(default=lambda f: f(x()))
     arguments: Mapping[str, Any] = field(default_factory=lambda: {"dynamic": False})
-    """For torch.compile."""
+    """Arguments of torch.compile."""
     synthetic: str = ""
-    """Guard kind that one guard is renamed to while entries are made."""
+    """The guard kind that one guard gets as its name while entries are made."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Settings of Dynamo while entries are made."""
     needs: tuple[str, ...] = ()
-    """Packages without which the group is left out."""
+    """Packages that the group needs. Without them it is skipped."""
     guards: tuple[str, ...] = ()
     """Methods of GuardBuilder that the rows are about."""
 
 
 def x(*shape: int) -> torch.Tensor:
-    """Return the same numbers each time."""
+    """Return a tensor of this shape, with the same numbers each time."""
     count = torch.Size(shape or (4, 4)).numel()
     return (torch.arange(count, dtype=torch.float32) % 7 / 7 + 0.1).reshape(shape or (4, 4))
 
 
 class Numbered(nn.Module):
-    """A product of matrices, times a number: each subclass finds the number somewhere else."""
+    """A matrix product times a number. Each subclass gets the number from a different place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +114,7 @@ def numbered(
     around: Callable[[], Any] = contextlib.nullcontext,
     **settings: Any,
 ) -> Group:
-    """Return the group of a module whose number is `number(self)`, and which holds `held()`."""
+    """Return a group whose module has the number `number(self)` and the attributes `held()`."""
 
     def initialize(self: Any) -> None:
         Numbered.__init__(self)
@@ -124,7 +129,7 @@ def numbered(
         "__qualname__": title,
     }
     made = type(title, (Numbered,), found)
-    # As a class of an application has it: importable by its name.
+    # Make it importable by its name, like a class of an application.
     setattr(sys.modules[__name__], title, made)
     first = Row(name=name, change=change, when=when, same=same, slow=slow, around=around)
     rows = (*(() if change is nothing and around is contextlib.nullcontext else (first,)), *more)
@@ -132,11 +137,11 @@ def numbered(
 
 
 def put(owner: Any, name: str, value: Any) -> Callable[[], None]:
-    """Set an attribute that outlives an application; return how to set it back."""
+    """Set an attribute that outlives an application. Return a function that restores it."""
     missing = object()
     before = vars(owner).get(name, missing)
     if isinstance(owner, types.FunctionType) and hasattr(types.FunctionType, name):
-        before = getattr(owner, name)  # __code__ and the like are not in its __dict__
+        before = getattr(owner, name)  # __code__ and similar ones are not in its __dict__
     setattr(owner, name, value)
 
     def undo() -> None:
@@ -149,7 +154,7 @@ def put(owner: Any, name: str, value: Any) -> Callable[[], None]:
 
 
 def put_item(mapping: Any, key: Any, value: Any) -> Callable[[], None]:
-    """Do the same for an item of a mapping."""
+    """Set an item of a mapping that outlives an application. Return a function that restores it."""
     missing = object()
     before = mapping.get(key, missing)
     mapping[key] = value
@@ -164,7 +169,7 @@ def put_item(mapping: Any, key: Any, value: Any) -> Callable[[], None]:
 
 
 def calling(setter: Callable[[Any], Any], value: Any, before: Any) -> Callable[[Any], Any]:
-    """Return a change that calls a setter of the process, and calls it back."""
+    """Return a change that calls a setter of the process, with a function that undoes it."""
 
     def change(app: Any) -> Callable[[], None]:
         setter(value)
@@ -178,7 +183,7 @@ def row(name: str, change: Any, **more: Any) -> Row:
 
 
 def no(change: Any) -> Any:
-    """Return a change without its result."""
+    """Return a change that returns nothing, because a callable result would count as an undo."""
 
     def changing(app: Any) -> None:
         change(app)

@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A run of rows: one process that builds all groups, and one that starts and judges all rows.
+"""A run of rows: one process builds all groups, and another starts and judges all rows.
 
-A row may kill its process. That is its verdict, and the next process goes on behind it.
+A row may kill its process. This counts as its verdict, and a new process continues with the next
+row.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ HERE = Path(__file__).parent
 
 
 def run(groups: Mapping[str, Group], folder: Path, *, python: str = "") -> list[dict[str, Any]]:
-    """Build and judge all rows of some groups; return a record for each, in their order.
+    """Build and judge all rows of some groups. Return a record for each row, in order.
 
-    What `folder` has of an earlier run is not done again. `python` has the versions to judge.
+    Tasks that an earlier run finished in `folder` are not repeated. The environment of `python` has
+    the versions to judge.
     """
     folder.mkdir(parents=True, exist_ok=True)
     builds = [[name, level] for name in groups for level in LEVELS]
@@ -50,7 +52,7 @@ def guards(folder: Path) -> dict[str, set[str]]:
 
 
 def run_shapes(shapes: Sequence[str], folder: Path) -> list[dict[str, Any]]:
-    """Warm applications up; return a record for each."""
+    """Warm up applications. Return a record for each."""
     folder.mkdir(parents=True, exist_ok=True)
     found = _done(folder, "ready", [[shape] for shape in shapes], "")
     fields = ("shape", "ready", "compiles", "reason")
@@ -70,7 +72,7 @@ def _record(line: Mapping[str, Any]) -> dict[str, Any]:
 def _done(
     folder: Path, do: str, tasks: Sequence[Sequence[Any]], python: str
 ) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """Do all tasks that were not done yet; return the line of each."""
+    """Do all tasks that are not done yet. Return the line of each task."""
     results = folder / f"{do}.jsonl"
     while True:
         found, died = _read(results)
@@ -102,7 +104,7 @@ KILLED: Mapping[str, Any] = {
 
 
 def _read(results: Path) -> tuple[dict[tuple[Any, ...], dict[str, Any]], Sequence[Any] | None]:
-    """Return the lines by task, and the task that began and did not end."""
+    """Return the lines by task, and the task that began and did not end, if there is one."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     began = None
     for text in results.read_text().splitlines() if results.exists() else ():
@@ -130,7 +132,7 @@ def _process(folder: Path, do: str, tasks: Sequence[Sequence[Any]], python: str)
             "PYTHONPATH": search_path(),
             "PYTHONDONTWRITEBYTECODE": "1",
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
-            # Torch's probes of the CPU say nothing of entries, and take five seconds of a build.
+            # torch's probes of the CPU do not affect entries, and take five seconds of a build.
             "TORCHINDUCTOR_VEC_ISA_OK": "1",
             "SOUNDNESS_FOLDER": str(folder),
             "CXX": str(HERE / "cxx"),

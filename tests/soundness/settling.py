@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rows about state that a model makes at its first call, and about the order of its sets."""
+"""Rows about state that a model creates in its first call, and about the order of its sets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from soundness.rows import BOTH, Group, Row, linear, own, row
 
 
 class Kept(nn.Module):
-    """Keeps a number and a table of its first call."""
+    """Keeps a number and a table from its first call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Kept(nn.Module):
 
 
 class Hooked(nn.Module):
-    """Installs a hook at its first call, under a lock."""
+    """Installs a hook in its first call, under a lock."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Hooked(nn.Module):
 
 
 class Rescaled(nn.Module):
-    """Changes its weight in place at its first call."""
+    """Changes its weight in place, in its first call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Rescaled(nn.Module):
 
 
 class Named(nn.Module):
-    """Goes through a set of names."""
+    """Iterates over sets of names."""
 
     def __init__(self) -> None:
         super().__init__()

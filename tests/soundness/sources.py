@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rows whose code changes between the build and the start: another release of a file.
+"""Rows whose code changes between the build and the start, like a new release of a file.
 
-Each group writes a Python module and imports it. A build imports the first text, a start the
-second one; both are processes of their own, and the module is imported anew for each row.
+Each group writes a Python module and imports it. A build imports the first text, and a start
+imports the second one. Builds and starts are separate processes, and each row imports its module
+again.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ TEXTS: dict[str, tuple[str, str]] = {
         "number()",
     ),
 }
-"""What is in the file, and how the model gets its number; the next release has 3 for each 2."""
+"""The content of the file, and the expression of the model's number. The next release has 3 instead
+of each 2."""
 
 AROUND: dict[str, str] = {
     "allow_in_graph": "torch.compiler.allow_in_graph",
@@ -118,7 +120,7 @@ class Model(Numbered):
 
 
 def folder() -> Path:
-    """Return where modules are written: one folder for all processes of a run."""
+    """Return the folder for modules, which all processes of a run share, and make it importable."""
     where = Path(os.environ.get("SOUNDNESS_FOLDER", "/tmp")) / "modules"
     where.mkdir(parents=True, exist_ok=True)
     if str(where) not in sys.path:
@@ -127,7 +129,7 @@ def folder() -> Path:
 
 
 def imported(name: str, text: str) -> Any:
-    """Write a module and import it, whatever was imported under its name before."""
+    """Write a module and import it, even if its name was imported before."""
     (folder() / f"{name}.py").write_text(text)
     sys.modules.pop(name, None)
     importlib.invalidate_caches()

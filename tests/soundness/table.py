@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""All groups by name, those for each kind of guard of torch, and what they need installed."""
+"""All groups by name, the groups for each kind of guard, and the packages that groups need."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GROUPS: dict[str, Group] = {group.name: group for module in MODULES for group in
 
 
 def missing(group: Group) -> list[str]:
-    """Return the packages that a group needs and this environment has not."""
+    """Return the packages that a group needs and this environment lacks."""
     return [package for package in group.needs if importlib.util.find_spec(package) is None]
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that change what a forward reads while it serves: attributes, items, globals, functions."""
+"""Rows that change what a forward reads during serving: attributes, items, globals, functions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Frozen:
 
 
 class Backed:
-    """A property and the value behind it."""
+    """A class with a property, and the value behind it."""
 
     def __init__(self) -> None:
         self._scale = 2
@@ -46,7 +46,7 @@ class Backed:
 
 
 class Dynamic:
-    """Attributes that are computed."""
+    """A class with computed attributes."""
 
     def __init__(self) -> None:
         self.__dict__["values"] = {"scale": 2}
@@ -146,7 +146,7 @@ class Tripled(Numbered):
 
 
 def reconfigure(app: Any, **values: Any) -> None:
-    """Do as a handler's reconfigure does."""
+    """Set attributes by name, as a handler's `reconfigure` does."""
     for name, value in values.items():
         setattr(app, name, value)
 

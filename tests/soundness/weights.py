@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that change the parameters and buffers of a model while it serves, by each API of torch."""
+"""Rows that change the parameters and buffers of a model during serving, with each API of torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from soundness.rows import BOTH, Group, Numbered, Row, linear, no, of, own, row,
 
 
 class Weighted(Numbered):
-    """Weights, a buffer, and another weight that may be added later."""
+    """Weights, a buffer, and other weights that rows may add."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ def other_dtypes(f: Any) -> Any:
 
 
 class Marked(nn.Parameter):
-    """A parameter of a class of its own."""
+    """A subclass of Parameter."""
 
 
 def caught(f: Any) -> Any:

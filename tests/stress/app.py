@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A small model with real kernels, to be killed at every stage of its start."""
+"""A small model with real kernels, which tests kill at every stage of its start."""
 
 from typing import Any
 

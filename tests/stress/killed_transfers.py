@@ -1,13 +1,14 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Kills pushes and pulls with SIGKILL, and looks at what is visible afterwards.
+"""A program that kills pushes and pulls with SIGKILL, and checks what is visible afterwards.
 
     python killed_transfers.py push|pull STORE NODE_CACHE random|steps COUNT
 
-A process of its own, because it forks: everything is imported once, and each transfer runs in a
-fork. `random` kills COUNT times after a random part of what a whole transfer takes; `steps` kills
-at the first file operation of the transfer, then at the second, and so on until one goes through.
-Prints one JSON object: how many were killed and finished, and every violation that was seen.
+The program runs as its own process, because it forks: it imports everything once, and runs each
+transfer in a fork. `random` kills COUNT transfers, each after a random part of the time that a
+whole transfer takes. `steps` kills one transfer before its first file operation, the next before
+its second, and so on until a transfer finishes, but at most COUNT. The program prints one JSON
+object: how many transfers were killed and finished, and every violation.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ from serve_warm.stores import open_store
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 SIZES = {"cache": 36 << 20, "other": 1 << 20}
-"""One part above the size up to which one GET is enough, and one below. Incompressible."""
+"""One part is larger than the size up to which one GET is enough, and one is smaller. Both are
+incompressible."""
 
 FILE_OPERATIONS = ("open", "os.link", "os.mkdir", "os.remove", "os.rename", "os.truncate")
 
 
 class Campaign:
-    """One operation, one store, one way of killing."""
+    """One operation on one store, which is killed again and again."""
 
     def __init__(self, operation: str, uri: str, node_cache: str) -> None:
         self.uri = uri
@@ -74,7 +76,7 @@ class Campaign:
                     sys.exit("the bytes differ")
 
     def nothing_or_all(self) -> None:
-        """Look as another replica does: there is no artifact, or a whole one."""
+        """Check as another replica does: there is no artifact, or a whole one."""
         try:
             self.pull()
         except ArtifactNotFound:
@@ -99,7 +101,7 @@ class Campaign:
         began = time.perf_counter()
         failed = run(self.transfer)
         if failed:
-            sys.exit(f"it does not even work without a kill: {failed}")
+            sys.exit(f"the transfer fails without a kill: {failed}")
         return time.perf_counter() - began
 
     def kill_at(self, point: float) -> tuple[bool, list[str]]:
@@ -115,9 +117,9 @@ class Campaign:
         if how == "steps":
             yield from range(1, count + 1)
             return
-        # The shortest: on a busy machine most of the kills come in time all the same.
+        # The shortest time, so that most of the kills come in time even on a busy machine.
         whole_s = min(self.whole_s() for _ in range(5))
-        # Some end before they are killed: more are tried, until so many were killed.
+        # Some transfers end before the kill, so there are more points than `count`.
         for _ in range(4 * count):
             yield self.noise.uniform(0, 1) * whole_s
 
@@ -141,10 +143,10 @@ KILLED = f"signal {signal.SIGKILL}"
 
 
 def run(what: Callable[[], None], *, kill_at: float | None = None) -> str:
-    """Run something in a fork; returns why it failed, empty when it did not.
+    """Run a function in a fork. Return why it failed, or an empty string.
 
-    A whole number as `kill_at` is the file operation before which the fork kills itself, another
-    one the seconds after which it is killed.
+    If `kill_at` is an int, the fork kills itself before the file operation of this number. If it is
+    a float, the parent kills the fork after this many seconds.
     """
     child = os.fork()
     if child == 0:
@@ -155,7 +157,7 @@ def run(what: Callable[[], None], *, kill_at: float | None = None) -> str:
             what()
             failed = 0
         finally:
-            # A fork must not go on as its parent, whatever was raised in it.
+            # The fork must not continue with the parent's code, even if an exception was raised.
             if failed:
                 traceback.print_exc()
             sys.stderr.flush()

@@ -1,11 +1,12 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the containers of a rendered pod on this machine, mounted and restricted as kubelet does.
+"""The containers of a rendered pod on this machine, with kubelet's mounts and restrictions.
 
-A container sees this machine's files as its image, and what the pod mounts: an emptyDir is a folder
-of root with mode 0777, a Secret is readable by the group, a ConfigMap is read-only. It has process
-ids of its own, shares the network of its pod, and runs as the pod's user without capabilities.
-What it needs is root here. It is no kubelet: nobody restarts, probes or evicts anything.
+A container sees this machine's files as its image, and the mounts of the pod. An emptyDir is a
+folder of root with mode 2777, a Secret is readable by the group, and a ConfigMap is read-only. The
+container has its own process ids, shares the network of its pod, and runs as the pod's user without
+capabilities. This needs root on this machine. There is no kubelet: nothing restarts, probes or
+evicts a container.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ class Pod:
         claims: Mapping[str, Path] | None = None,
         files: Mapping[str, Mapping[str, str]],
     ) -> None:
-        """Take a pod template, a folder, the application's, those of claims by name.
+        """Create the volumes and the network of a pod, from its template.
 
-        `files` are ConfigMaps and Secrets by name.
+        `root` is the folder of the pod, and `code` is the folder of the application. `claims` has
+        the folders of claims by name, and `files` has ConfigMaps and Secrets by name.
         """
         self._spec = template["spec"]
         self._root = root
@@ -53,7 +55,7 @@ class Pod:
         self._user, self._group = context["runAsUser"], context["runAsGroup"]
         self._fs_group = context["fsGroup"]
         self._volumes = {v["name"]: self._volume(v) for v in self._spec["volumes"]}
-        # What kubelet calls the sandbox: it holds the network.
+        # This process holds the network. Kubelet calls it the sandbox.
         holds = "ip link set lo up; exec sleep 86400"
         self._sandbox = self._began(["unshare", "--net", "sh", "-c", holds])
         name = Path(f"/proc/{self._sandbox.pid}/comm")
@@ -72,13 +74,13 @@ class Pod:
             self.end(process)
 
     def initialise(self) -> None:
-        """Run the init containers that end, one after the other."""
+        """Run the init containers that are not sidecars, one after the other."""
         for container in self._spec["initContainers"]:
             if container.get("restartPolicy") != "Always":
                 self.run(container["name"])
 
     def run(self, name: str) -> str:
-        """Run a container to its end and return its output; an exit code other than 0 raises."""
+        """Run a container to its end, and return its output. An exit code other than 0 raises."""
         done = subprocess.run(
             self._command(name, None), capture_output=True, text=True, check=False
         )
@@ -86,7 +88,7 @@ class Pod:
         return done.stdout
 
     def start(self, name: str, command: list[str] | None = None) -> subprocess.Popen[bytes]:
-        """Start a container, with another command where one is given."""
+        """Start a container, with `command` instead of its own command if one is given."""
         return self._began(self._command(name, command))
 
     def execute(self, command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -95,7 +97,7 @@ class Pod:
         return subprocess.run(inside, capture_output=True, text=True, check=False)
 
     def end(self, process: subprocess.Popen[bytes]) -> None:
-        """Kill a container with all that it started."""
+        """Kill a container and all processes that it started."""
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -107,7 +109,7 @@ class Pod:
         return process
 
     def _volume(self, volume: Mapping[str, Any]) -> tuple[Path, bool]:
-        """Return a volume's folder, and whether it can be written at all."""
+        """Return a volume's folder, and whether the volume is writable."""
         folder = self._root / "volumes" / volume["name"]
         folder.mkdir(parents=True)
         if "persistentVolumeClaim" in volume:
@@ -118,7 +120,7 @@ class Pod:
             os.chown(folder, 0, self._fs_group)
             folder.chmod(0o2777)
             return folder, True
-        # By links, as kubelet makes them, so that all files change in one moment.
+        # Kubelet makes such links too, so that all files change at once.
         (folder / "..data").symlink_to("..2026")
         (folder / "..2026").mkdir()
         for name, text in self._files[named].items():
@@ -143,9 +145,9 @@ class Pod:
             f"mount -t overlay overlay -o lowerdir=/,upperdir={new}/up,workdir={new}/work {top}",
             f"mount --rbind /dev {top}/dev",
             f"mount -t proc proc {top}/proc",
-            # The interpreter of these tests may stand in root's home.
+            # The interpreter of these tests may be in root's home.
             f"chmod 711 {top}/root",
-            # As in a new image, whatever this machine has there.
+            # A new image does not have these folders, even if this machine does.
             f"rm -rf {top}/etc/serve_warm {top}/run/serve_warm {top}/var/cache/serve_warm",
             f"mkdir -p {top}/opt/app && mount --bind {self._code} {top}/opt/app",
         ]
@@ -183,7 +185,7 @@ class Pod:
 
 
 def _value(variable: Mapping[str, Any]) -> str:
-    """Return what kubelet makes of a variable; this machine is the node."""
+    """Return a variable's value, as kubelet sets it. This machine is the node."""
     if "value" in variable:
         return str(variable["value"])
     assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "status.hostIP"}}, variable
@@ -196,9 +198,9 @@ def _told(part: str, environment: Mapping[str, str]) -> str:
 
 
 def why_not() -> str:
-    """Return why no pod can be run here; empty when one can."""
+    """Return why no pod can run here, or an empty string."""
     if os.geteuid() != 0:
-        return "pods are run by root"
+        return "only root can run pods"
     missing = [p for p in ("unshare", "nsenter", "setpriv", "chroot", "ip") if not shutil.which(p)]
     if missing:
         return f"pods need {', '.join(missing)} (Debian: util-linux, iproute2)"
@@ -214,7 +216,7 @@ def why_not() -> str:
 
 
 def until(what: Any, *, seconds: float) -> Any:
-    """Return the first true result of a call; fail after this time."""
+    """Return the first true result of a call. Fail after `seconds`."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         found = what()

@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The chart's own containers, run as kubelet would mount and restrict them: build, then warm.
+"""The chart's containers, run with kubelet's mounts and restrictions: a build, then a warm start.
 
-A read-only root, a user without rights, private folders in volumes that everybody may write to, a
-key that a group may read: whether all of that goes together is seen by running it. There is no
-Kubernetes; of KubeRay stands `ray start` and a submitted configuration.
+The pods have a read-only root, a user without rights, private folders in volumes that everybody may
+write to, and a key that a group may read. Only running them shows that all of this works together.
+There is no Kubernetes. `ray start` and a submitted configuration replace KubeRay.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def release(tmp_path: Path) -> dict[str, Any]:
     """Return the chart's manifests for the README's application, with a claim as the store."""
     trouble = pods.why_not()
     if trouble:
-        pytest.skip(f"no pod can be run here: {trouble}")
+        pytest.skip(f"no pod can run here: {trouble}")
     for folder in (tmp_path, *tmp_path.parents[:2]):
         folder.chmod(0o755)
     make_signing_key(tmp_path / "ci.key")
@@ -80,7 +80,7 @@ def asked(pod: pods.Pod, url: str) -> Callable[[], str]:
 def test_what_the_job_builds_the_workers_start_from(
     release: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The Job publishes; a worker loads that, is ready then, and not before nor after."""
+    """The Job publishes an artifact. A worker is ready from loading it until Ray stops."""
     with pods.Pod(release["templates"]["build"], tmp_path / "build", **release["options"]) as build:
         build.initialise()
         said = build.run("sign")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Pushes and pulls that are killed at any point leave nothing partial that anybody can see."""
+"""A push or pull that is killed at any point leaves nothing partial that others can see."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def campaign(
 
 @pytest.mark.parametrize("operation", ["push", "pull"])
 def test_killed_before_any_file_operation(tmp_path: Path, operation: str):
-    """Whichever operation on a file is the last one, others see nothing or all of it."""
+    """After a kill before any file operation, others see nothing or the whole artifact."""
     result = campaign(operation, str(tmp_path / "store"), tmp_path / "node", "steps", 500)
 
     assert result["violations"] == [], result

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A replica that is killed at any stage leaves nothing behind that the next one reads."""
+"""A replica that is killed at any stage leaves nothing behind that its successor reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.stress, pytest.mark.ray, pytest.mark.timeout(1200)]
 STAGES = ("PENDING", "PULLING", "VERIFYING", "LOADING", "REPLAYING", "PROVING", "READY")
 
 TRIES = 8
-"""Some stages last a few milliseconds: a kill that lands in the next one is tried again."""
+"""Attempts per stage. Some stages last only a few milliseconds, so a kill may come in the next
+stage."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def running(
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_start_after_a_kill_is_a_clean_one(running, tmp_path, stage):
-    """Whatever stage the replica dies in, its successor loads the artifact and compiles nothing."""
+    """In whatever stage a replica dies, its successor loads the artifact and compiles nothing."""
     cluster, app, store = running
     for attempt in range(TRIES):
         states = tmp_path / f"{attempt}" / "state"
@@ -80,7 +81,7 @@ def _report_of_successor(name: str, dead: int) -> dict[str, Any]:
 
     end = time.monotonic() + 120
     while time.monotonic() < end:
-        # Serve notices the death in its own time; until then calls fail or wait.
+        # Serve notices the death later. Until then, calls fail or wait.
         try:
             handle = serve.get_deployment_handle("Victim", app_name=name)
             report: dict[str, Any] = handle.warmup_report.remote().result(timeout_s=200)

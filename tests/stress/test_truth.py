@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Probe and server of a node say "ready" never before it is, whatever is killed and when."""
+"""A node's probe and server never say "ready" too early, no matter what is killed and when."""
 
 from __future__ import annotations
 
@@ -28,19 +28,21 @@ pytestmark = [pytest.mark.stress, pytest.mark.ray, pytest.mark.timeout(1800)]
 STAGES = ("PENDING", "PULLING", "VERIFYING", "LOADING", "REPLAYING", "PROVING", "READY")
 
 TRIES = 4
-"""Some stages last a few milliseconds: where only the next one was seen, it is tried again."""
+"""Attempts per stage. Some stages last only a few milliseconds, so a kill may come in the next
+stage."""
 
 
 class Run:
-    """An application under one name, whose replicas are waited for and killed.
+    """An application whose replicas the tests wait for and kill.
 
-    All the while each source is asked again and again; what it says is held against what the
-    replicas note themselves and when the kernel says that they ended.
+    Meanwhile, a witness asks each source again and again. `judge` compares the answers with the
+    notes of the replicas, and with the times at which their processes ended, as the kernel reports
+    them.
     """
 
     def __init__(self, cluster: Cluster, store: str, stack: contextlib.ExitStack) -> None:
         self._cluster = cluster
-        # Without the overlap the stages in which the artifact comes are as long as they can be.
+        # Without the overlap, the stages that pull and load the artifact are as long as possible.
         settings = {"artifact": store, "on_missing": "fail", "overlap": "off"}
         self._settings = {"warmup": settings}
         self._killed: set[int] = set()
@@ -66,10 +68,11 @@ class Run:
         self.deploy(name=self.app.name, replicas=replicas, what=what)
 
     def warm(self, count: int) -> list[int]:
-        """Wait until so many are warm and all sources say so, and return their process ids."""
+        """Wait until `count` replicas are warm and all sources say so. Return their process ids."""
         wait_until(f"{count} are warm", lambda: len(self.witness.warm()) == count)
         wait_until("all say so", self.witness.agree)
-        # Serve too: what dies before it knows it for started ends a rolling update.
+        # Serve must say so too. A replica that dies before Serve knows of its start ends a rolling
+        # update.
         wait_until("Serve says so", lambda: self.app.status()[0] == "RUNNING")
         return [life.pid for life in self.witness.warm()]
 
@@ -133,7 +136,7 @@ def store_fixture(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(name="run")
 def run_fixture(cluster: Cluster, store: str) -> Iterator[Run]:
-    """The application, deployed just now."""
+    """The application, just deployed."""
     with contextlib.ExitStack() as stack:
         started = Run(cluster, store, stack)
         yield started
@@ -158,7 +161,7 @@ def test_every_answer_is_true_while_replicas_are_killed(run: Run) -> None:
 
 
 def test_every_answer_is_true_while_all_changes(run: Run) -> None:
-    """A start, a second replica, deaths, another version, a new controller and a new server."""
+    """The changes are starts, deaths, another version, a new controller and a new server."""
     (first,) = run.warm(1)
     run.again(replicas=2)
     (second,) = set(run.warm(2)) - {first}

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The victim of the kills, noting what it truly does for a witness."""
+"""The victim of the kills, which also tells a witness what it really does."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ from stress import app as victims
 
 @serve.deployment(ray_actor_options={"num_cpus": 0}, max_constructor_retry_count=100)
 class Witnessed(victims.Victim.func_or_class):
-    """Its inputs are two."""
+    """The victim, which notes when it begins and when it answers. It has two inputs."""
 
     def __init__(self) -> None:
         witness.note_began()
@@ -32,17 +32,17 @@ PADDING_BYTES = 48 * 2**20
 
 @serve.deployment(name="Witnessed", ray_actor_options={"num_cpus": 0})
 class Padded(Witnessed.func_or_class):
-    """The built model. Its artifact has padding, so that a kill can happen during verification."""
+    """The application to build. Padding in its artifact lets a kill happen during verification."""
 
     def __init__(self) -> None:
         super().__init__()
         folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
         folder.mkdir(parents=True, exist_ok=True)
-        # Random: nothing makes it smaller on its way.
+        # Random bytes, which no compression makes smaller.
         (folder / "padding").write_bytes(os.urandom(PADDING_BYTES))
 
 
 app = Witnessed.bind()
 padded = Padded.bind()
 app_again = Witnessed.bind()
-"""The same for Serve by name, and another version."""
+"""The same deployment under another import path, which is another version for Serve."""
