@@ -54,8 +54,8 @@ class Seats(BaseModel):
     seats."""
 
     imports: tuple[str, ...] = ()
-    """Modules of the app that a seat imports, in order. Then the seat imports torch, serve_warm and
-    the modules that the levels in use need."""
+    """Modules of the app that a seat imports, in order. After them, the seat imports torch,
+    serve_warm and the modules that the levels in use need."""
 
     keep_alive_s: float = Field(default=900.0, ge=10)
     """Seconds for which Ray keeps an unused seat. serve_warm requests a new seat before this time
@@ -76,7 +76,7 @@ class Seats(BaseModel):
 
 @public
 class WarmupConfig(BaseModel):
-    """Settings for how a replica warms up. The first value listed for a policy is the default."""
+    """Settings for the warm-up of a replica. The first value of each policy is the default."""
 
     # Errors do not show the value, because it may hold a credential.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -111,9 +111,9 @@ class WarmupConfig(BaseModel):
     an entry differ from eager execution."""
 
     on_deadline: Literal["fail", "serve"] = "fail"
-    """What to do after `deadline_s` or `input_deadline_s`. With `fail` the replica does not become
-    ready, and its process ends if the event loop is blocked. With `serve` the replica serves, and
-    is marked as late and degraded."""
+    """What to do when `deadline_s` or `input_deadline_s` has passed. With `fail` the replica does
+    not become ready, and its process ends if the event loop is blocked. With `serve` the replica
+    serves requests, and is marked as late and degraded."""
 
     on_uncovered: Literal["serve", "fail"] = "serve"
     """What to do if an input is not proven, or is skipped because memory ran out. `serve` marks the
@@ -134,8 +134,8 @@ class WarmupConfig(BaseModel):
     a compile blocks the event loop. Units such as `10m` are not allowed."""
 
     pull_deadline_s: float = Field(default=120.0, gt=0)
-    """Longest time in seconds for listing, downloading and verifying, including retries. Loading
-    the artifact has a separate limit of the same length."""
+    """Longest time in seconds for listing, downloading and verifying artifacts, including retries.
+    Loading the artifact has a separate limit of the same length."""
 
     input_deadline_s: float = Field(default=900.0, gt=0)
     """Longest time in seconds for one replay of one input. Time spent waiting for other deployments
@@ -148,23 +148,23 @@ class WarmupConfig(BaseModel):
 
     pgo: Literal["off", "on"] = "off"
     """Whether the part `cache` contains torch's profile of dynamic sizes. With the profile, a
-    replica compiles the graph for all sizes at once, without a static graph before it. The setting
-    affects `dynamic=None` at level 1. Set it before the build. Replicas without the setting can
-    load the artifact too."""
+    replica compiles the dynamic graph immediately, without a static graph before it. The setting
+    affects `dynamic=None` at level 1. Set `on` for the build and for the replicas. Replicas with
+    `off` can load the artifact too."""
 
     max_passes: int = Field(default=8, ge=2)
     """Largest number of passes of the replay. If the last pass still compiles, the proof shows
     which inputs are not proven, and `on_uncovered` decides what happens."""
 
     ranks: Literal["gang", "together", "alone"] = "gang"
-    """Whether the ranks of a process group (`torch.distributed`) load, replay and prove together.
-    `gang` means yes if Serve started the ranks as a gang. `together` always means yes. Use `alone`
-    if the other ranks have no warm-up, for example because this replica controls them as
-    workers."""
+    """Whether the ranks of a process group (`torch.distributed`) go through each stage of the
+    warm-up together. `gang`: together if Serve started the ranks as a gang. `together`: always.
+    `alone`: never. Use `alone` if the other ranks have no warm-up, for example because this replica
+    controls them as workers."""
 
     node_cache_dir: str | None = None
-    """Folder in which the replicas of a node share their downloads. Only the user of the replicas
-    may have access to it. The default is `<tmp>/serve_warm-<uid>/blobs`."""
+    """Folder in which the replicas of a node share their downloads. Only the replicas' user may
+    have access to this folder. The default is `<tmp>/serve_warm-<uid>/blobs`."""
 
     node_cache_max_bytes: int = Field(default=10 << 30, gt=0)
     """Largest size of `node_cache_dir`, 10 GiB by default. The least recently used parts are
@@ -175,24 +175,24 @@ class WarmupConfig(BaseModel):
 
     readahead: tuple[str, ...] = ()
     """Files that `__init__` reads, such as weights: absolute paths with wildcards, such as
-    `/models/*.safetensors`. While `__init__` is still importing, Linux reads them into memory, up
-    to half of the free memory. A missing file only causes a line in the log. `~/` is the home
-    folder of the replica, and `**` is refused. In the environment variable, separate paths with
-    commas."""
+    `/models/*.safetensors`. While `__init__` is still importing modules, Linux reads these files
+    into memory, up to half of the free memory. If a file is missing, serve_warm only logs this.
+    `~/` is the home folder of the replica, and `**` is refused. In the environment variable,
+    separate paths with commas."""
 
     headers: Literal["shared", "own"] = "shared"
     """Precompiled C++ headers that a compile uses. With `shared`, a compile uses headers that any
     process of this user made. With `own`, this process makes the headers, which takes up to 6 s. A
-    build sets `own`, because every kernel contains code of the headers, and code of an earlier
-    process must not be signed."""
+    build sets `own`, because every kernel contains code from the headers, and a build must not sign
+    code that an earlier process made."""
 
     state_dir: str | None = None
     """Folder for the state file of this replica. The default is `<tmp>/serve_warm-<uid>/state`."""
 
     seats: Seats = Seats()
-    """Workers that this deployment keeps ready for its next replicas, with finished imports. The
-    environment variable contains JSON: `SERVE_WARM_SEATS='{"count": 1}'`. If a source does not set
-    a field, the value of the previous source applies."""
+    """Workers that have finished their imports, and that this deployment keeps for its next
+    replicas. The environment variable contains JSON: `SERVE_WARM_SEATS='{"count": 1}'`. If a source
+    does not set a field, the value of the previous source applies."""
 
     @field_validator("artifact")
     @classmethod
@@ -231,7 +231,7 @@ class WarmupConfig(BaseModel):
 
     @property
     def parity_one_in(self) -> int:
-        """N if one of N calls is compared with eager; 0 if no call is compared."""
+        """N if one of N calls is compared with eager execution; 0 if no call is compared."""
         return 0 if self.parity == "off" else int(self.parity.partition("/")[2])
 
     @field_validator("readahead")
@@ -261,7 +261,7 @@ def resolve(
     environ: Mapping[str, str] | None = None,
     section_name: str = "user_config.warmup.",
 ) -> WarmupConfig:
-    """Return `base`, overridden by the environment and then by `user_config["warmup"]`.
+    """Return `base`, overridden first by the environment and then by `user_config["warmup"]`.
 
     In errors, the prefix `section_name` marks fields of `user_config["warmup"]`.
 
@@ -356,6 +356,6 @@ def point_torch_caches_at(directory: Path) -> None:
 
 
 def point_triton_at_ptxas(ptxas: Path) -> None:
-    """Make Triton use this assembler from now on, if it exists and the user chose no other one."""
+    """Make Triton use `ptxas` from now on, if this file exists and the user chose no other."""
     if "TRITON_PTXAS_PATH" not in os.environ and os.access(ptxas, os.X_OK):
         os.environ["TRITON_PTXAS_PATH"] = str(ptxas)

@@ -10,8 +10,8 @@ follow from how Ray exports metrics to Prometheus:
   the node server has histograms.
 - A counter cannot be incremented by 0.
 
-Ray adds the labels application, deployment and replica, and the prefix `ray_`. It appends `_total`
-to counters.
+Ray adds the labels application, deployment and replica, and the prefix `ray_`. Ray also appends
+`_total` to the names of counters.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Samples = Mapping[tuple[str, ...], float]
 
 @record(frozen=True, kw_only=True)
 class Metric:
-    """One row of the table."""
+    """One row of the table of metrics."""
 
     name: str
     """The name, without Ray's prefix `ray_` and without a counter's suffix `_total`."""
@@ -52,17 +52,17 @@ class Metric:
     """`gauge` or `counter`."""
     help: str
     labels: tuple[str, ...] = ()
-    """Labels, except those that the sink adds. The set of label values is fixed, except in metrics
+    """Labels, except labels that the sink adds. The set of label values is fixed, except in metrics
     whose name ends in `_info`. Those metrics have one series per replica."""
     while_alive: bool = False
     """Whether the metric describes the live replica. After the replica has ended, such a metric is
     0 or absent. Other metrics describe the start."""
     absent_after: bool = False
-    """If true, the metric is absent after the replica has ended. If false, it is 0 from then on. A
-    0 would be wrong for a date or an age. It would also leave a series for each ended replica."""
+    """If true, the metric is absent after the replica has ended. If false, the metric is then 0. A
+    0 would be wrong for a date or an age, and would leave a series for each ended replica."""
     zeros: bool = True
     """Whether the node server exports values of 0. If not, reasons or levels that do not apply have
-    no series. `RaySink` always exports zeros. Otherwise, Ray would repeat the earlier value."""
+    no series. `RaySink` always exports zeros, because Ray would otherwise repeat an old value."""
     says_ready: tuple[tuple[str, ...], ...] = ()
     """Label values of the series that report a ready replica. The node server exports 0 for these
     series if the probe does not count the replica as ready. An example is a replica that hangs."""
@@ -537,8 +537,8 @@ def _values(metric: Metric, samples: Samples) -> dict[str, Any]:
 class RaySink:
     """Exports the table through `ray.serve.metrics`, from a daemon thread.
 
-    It exports every `period_s` seconds, and after each call to `changed()`. The table has about 90
-    series; exporting them in the thread that serves requests would slow that thread. A compile can
+    The thread exports every `period_s` seconds, and after each call to `changed()`. The table has
+    about 90 series, so an export would slow down the thread that serves requests. A compile can
     also block the user's event loop for minutes.
     """
 

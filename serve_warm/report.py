@@ -3,8 +3,8 @@
 """The records of one start: frozen dataclasses that can be written as JSON or text.
 
 The records hold only facts. `replica.warmup` makes all decisions and writes the records. Logs,
-metrics and the command line only read the records. A report can be read anywhere, because this
-module imports only the standard library and modules that need nothing else.
+metrics and the command line only read the records. A report can be read on any machine, because
+this module imports only the standard library and modules that need only the standard library.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from serve_warm._spans import COMPILER, SHOWN_S, Span, describe, seconds_by_owne
 LINES_OF_LEVEL_1 = 20
 
 LONG_SHOWN = 4000
-"""Largest number of characters of an error, a warning or a note. Each may contain several reasons.
-"""
+"""Largest number of characters of an error, a warning or a note. Such a text can contain several
+reasons."""
 
 SCHEMA = 1
-"""Version of the JSON format. A reader that does not know the version must report this and not
-guess."""
+"""Version of the JSON format. A reader that does not know the version must report an error instead
+of guessing."""
 
 
 class Stage(str, Enum):
@@ -49,7 +49,7 @@ class Stage(str, Enum):
 
 
 Traced = Literal["none", "some", "all"]
-"""The share of a start's compiled calls that Dynamo traced. These are the calls at level 1. A
+"""The share of a start's compiled calls that Dynamo traced. Dynamo traces the calls at level 1. A
 `full_hit` at level 1 has the share `all`: the start spends most of its time on tracing."""
 
 TRACED: tuple[Traced, ...] = get_args(Traced)
@@ -83,17 +83,18 @@ class Counts:
     """Work done by torch and compilers in a period of time. Fields ending in `_s` are seconds."""
 
     compiles: int = 0
-    """Frames that Dynamo traced and turned into compiled code, even with a hit in Inductor's cache.
-    """
+    """Frames that Dynamo traced and turned into compiled code, even if Inductor's cache had the
+    code."""
     recompiles: int = 0
-    """Compiles after a failed guard of an earlier variant. `compiles` includes them."""
+    """Compiles of frames whose earlier compiled code had a failed guard. `compiles` includes these
+    compiles."""
     eager_falls: int = 0
     """Frames that reached the recompile limit, so that Dynamo now runs them eagerly. In the proof,
     each frame counts once for every input that uses the frame."""
     captures: int = 0
     """CUDA graphs captured, by torch or by user code."""
     eager_runs: int = 0
-    """Eager runs of a function in the memory of its CUDA graph, before the capture."""
+    """Eager runs of a function before the capture of its CUDA graph, in the graph's memory."""
     graph_skips: int = 0
     """CUDA graphs that torch skipped. A function without its graph launches kernels one by one."""
     kernels: int = 0
@@ -137,7 +138,7 @@ LOUD = (
     *("compiles", "captures", "eager_runs", "eager_falls"),
     *("compiler_processes", "kernels", "tunings"),
 )
-"""The counts that must be 0 in a quiet pass."""
+"""The counts that must all be 0 for `Counts.quiet` to be true."""
 
 
 class Bounded:
@@ -191,7 +192,7 @@ class StageTime:
 
     stage: Stage
     seconds: float
-    """Wall seconds from the stage's beginning to its end. The start waits during this time."""
+    """Wall seconds from the beginning to the end of the stage. The start waits during this time."""
     hidden_s: float = 0.0
     """Seconds of the stage's work that ran during `__init__`, before the stage began."""
 
@@ -207,8 +208,8 @@ class DeviceMemory:
     reserved_peak_bytes: int
     """Peak of `reserved_bytes` since the process began, including memory for autotuning."""
     pools: dict[str, int] = field(default_factory=dict)
-    """Reserved bytes of each graph memory pool, by the two numbers that torch gives a pool, such as
-    `0.1`."""
+    """Reserved bytes of each graph memory pool. A key consists of the two numbers that torch gives
+    the pool, such as `0.1`."""
 
     @property
     def pool_bytes(self) -> int:
@@ -281,16 +282,16 @@ class Parity(Bounded):
     """Comparison of entries with eager execution, both using this replica's weights."""
 
     entries: int = 0
-    """Entries that ran, counted once for each callable that ran them."""
+    """Entries that ran. An entry counts once for each callable that ran it."""
     checked: int = 0
     """Entries that were compared with eager execution, or cannot be compared. `entries` includes
-    them."""
+    these entries."""
     results: dict[str, int] = field(default_factory=dict)
     """Checks by `ParityResult`."""
     failed: int = 0
     """Entries that differed and were withdrawn."""
     failures: tuple[str, ...] = ()
-    """Function, shapes of the call and difference, for a limited number of entries."""
+    """For a limited number of entries: function, shapes of the call, and difference."""
     worst_error: float | None = None
     """Largest difference among the checks that passed, relative to the largest value."""
 
@@ -311,7 +312,7 @@ class ArtifactUse(Bounded):
     source: str = ""
     """Kind of the store, as `stores.kind_of` returns it."""
     statement: str = ""
-    """Key of the chosen statement; empty if none was chosen."""
+    """Key of the chosen statement; empty if no statement was chosen."""
     created: str = ""
     """Build time of the artifact, in the manifest's format. Empty if no artifact was loaded."""
     stored_bytes: int = 0
@@ -342,7 +343,7 @@ class ArtifactUse(Bounded):
 
     @property
     def created_unix(self) -> float | None:
-        """Build time of the artifact, in seconds since the epoch. None if it was not loaded."""
+        """Build time in seconds since the epoch. None if no artifact was loaded."""
         if not self.created:
             return None
         # Python 3.10 does not parse the Z.
@@ -354,10 +355,10 @@ class ArtifactUse(Bounded):
 class Report(Bounded):
     """One start of one replica.
 
-    `to_proof_s` is measured from the end of the user's `__init__` to the end of the proof.
-    `elapsed_s` is measured from before that `__init__`. `overhead_s` is `to_proof_s` minus the
-    steady compute time of all passes. `cpu_s` is the CPU time that the process and the compilers
-    that it waited for have used since the process began.
+    `to_proof_s` is the time from the end of the user's `__init__` to the end of the proof.
+    `elapsed_s` begins before that `__init__`. `overhead_s` is `to_proof_s` minus the steady compute
+    time of all passes. `cpu_s` is the CPU time since the process began, of the process and of the
+    compilers that the process waited for.
     """
 
     application: str = ""
@@ -368,14 +369,14 @@ class Report(Bounded):
     """None until the verdict is known. A start that fails earlier has no verdict, unless no
     artifact is configured."""
     degraded: tuple[str, ...] = ()
-    """The reasons why a ready replica is degraded; empty if it is not degraded."""
+    """The reasons why a ready replica is degraded; empty if the replica is not degraded."""
     covered: Coverage = field(default_factory=Coverage)
     stages: tuple[StageTime, ...] = ()
     spans: tuple[Span, ...] = ()
-    """Parts of the start since its process began, in order. A part may be inside another one. For
+    """Parts of the start since its process began, in order. A part can be inside another part. For
     example, the import of torch's compiler is inside `pending`."""
     doing: str = ""
-    """What an unfinished start waits for now, if its stage does not show this."""
+    """What an unfinished start is waiting for now, if its stage does not show this."""
     inputs: tuple[InputResult, ...] = ()
     passes: int = 0
     inputs_done: int = 0
@@ -396,12 +397,13 @@ class Report(Bounded):
     parity: Parity | None = None
     """Comparison of entries with eager execution. None without entries."""
     compiler_imported: str = ""
-    """Who imported Dynamo or Inductor: `app` (the app did, in its imports or its `__init__`), or
-    `start` (the start did, because levels below 3 need them). Empty if neither is imported."""
+    """Who imported Dynamo or Inductor: `app` (the app, in its imports or its `__init__`), or
+    `start` (serve_warm, because levels below 3 need these modules). Empty if neither is
+    imported."""
     nothing_compiles: bool = False
     """True if this process has no compiled code and no input made a compiled call."""
     fingerprint: dict[str, dict[str, str]] | None = None
-    """This start's fingerprint, by group and factor; None until it is read."""
+    """This start's fingerprint, by group and factor; None until the fingerprint is determined."""
     threads: tuple[int, ...] = ()
     """Native ids of the threads that made compiled calls in the proof pass."""
     warnings: tuple[str, ...] = ()
@@ -415,7 +417,7 @@ class Report(Bounded):
     """Time at which the replica was created, before its `__init__`, in seconds by CLOCK_BOOTTIME.
     """
     elapsed_s: float = 0.0
-    """Seconds since the replica was created. The value stops at READY or FAILED."""
+    """Seconds from the creation of the replica until now, or until READY or FAILED."""
     ready_unix: float | None = None
     """Time at which the replica became ready, in seconds since the epoch. None before that."""
     deadline_s: float = 0.0
@@ -433,7 +435,7 @@ class Report(Bounded):
 
     @property
     def traced(self) -> Traced:
-        """How many of the start's compiled calls Dynamo traced, including cache hits."""
+        """Whether Dynamo traced none, some or all of the compiled calls. Cache hits count too."""
         if not self.warmup.compiles:
             return "none"
         return "some" if any(use.level > 1 for use in self.entries) else "all"
@@ -446,7 +448,7 @@ class Report(Bounded):
 
     @property
     def stage_seconds(self) -> dict[str, float]:
-        """Wall seconds by lowercase stage name; the sum if a stage was entered twice."""
+        """Wall seconds by lowercase stage name. If a stage ran twice, its seconds are added up."""
         seconds: dict[str, float] = {}
         for took in self.stages:
             name = took.stage.value.lower()

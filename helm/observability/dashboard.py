@@ -45,7 +45,7 @@ from helm.observability.panels import (
 FILE = Path(__file__).parents[1] / "serve-warm" / "dashboards" / "warm-start.json"
 UID = "serveWarmStart"
 NEITHER = "#6e6e6e"
-"""The color of a missing number, which is neither good nor bad."""
+"""Color of a tile without a number. Such a tile is neither good nor bad."""
 RUNBOOKS = rules.DEFAULTS["runbookUrl"]
 RAY_DASHBOARDS = {
     "rayServeDashboard": "Ray: Serve",
@@ -60,7 +60,7 @@ DATASOURCE = common_models.DataSourceRef(type_val="prometheus", uid="${datasourc
 
 
 def _drawn(panel: Panel, number: int, place: models.GridPos) -> Any:
-    """Return the builder of a panel."""
+    """Return the builder for a panel of the dashboard."""
     builders = {"number": stat, "bars": bargauge, "table": table, "alerts": table}
     builders["stages"] = statetimeline
     built: Any = builders.get(panel.kind, timeseries).Panel()
@@ -178,7 +178,7 @@ def _list_alerts(built: Any, panel: Panel) -> None:
 
 
 def _placed(panels: Sequence[Panel], top: int) -> Iterator[tuple[Panel, models.GridPos]]:
-    """Yield each panel with its place: the topmost free place in 24 columns."""
+    """Yield each panel with its place: the highest free place in 24 columns."""
     ends = [top] * 24
     for panel in panels:
         columns = range(24 - panel.width + 1)
@@ -210,7 +210,7 @@ def _variables() -> Iterator[Any]:
     yield (
         dashboard.DatasourceVariable("datasource")
         .label("Data source")
-        .description("The Prometheus that scrapes the node servers, Ray, or both.")
+        .description("The Prometheus server that scrapes the node servers, Ray, or both.")
         .type("prometheus")
     )
     first = next(iter(SINKS))

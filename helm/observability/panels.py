@@ -52,7 +52,7 @@ FAILING = "red"
 """Color of values that should be 0."""
 
 NODE_ONLY = "node server only"
-"""Text in the titles of panels for which Ray's export has no data."""
+"""Text in the titles of panels that have no data in Ray's export."""
 
 # --- expressions ---------------------------------------------------------------------------
 
@@ -68,36 +68,36 @@ IN_START = ',stage!~"ready|failed"'
 
 
 def ours(name: str, more: str = "", span: str = "") -> str:
-    """Return the series of a replica metric, in the selected sink."""
+    """Return the selector of a replica metric, with the prefix of the selected sink."""
     return f"${{sink}}_{name}{{{OF_REPLICA}{more}}}{span}"
 
 
 def each(name: str, own: str = "", more: str = "") -> str:
-    """Return one series for each replica and each value of `own`.
+    """Return an expression with one series for each replica and each value of `own`.
 
-    All other labels, such as those that a sink adds, are dropped.
+    The expression drops all other labels, such as labels that a sink adds.
     """
     by = f"{REPLICA}, {own}" if own else REPLICA
     return f"max by ({by}) ({ours(name, more)})"
 
 
 def living(expression: str) -> str:
-    """Filter out dead replicas, which a node server still exports."""
+    """Return `expression` without dead replicas, whose metrics a node server still exports."""
     return f"({expression} and on ({REPLICA}) {each('start_elapsed_seconds')})"
 
 
 def starting(expression: str) -> str:
-    """Filter out replicas that are ready, failed or dead."""
+    """Return `expression` without replicas that are ready, failed or dead."""
     return f"({expression} and on ({REPLICA}) {each('stage', more=IN_START)} == 1)"
 
 
 def over_range(name: str, more: str = "") -> str:
-    """Return the largest value of each replica in the dashboard's time range."""
+    """Return an expression for each replica's largest value in the dashboard's time range."""
     return f"max by ({REPLICA}) (max_over_time({ours(name, more, '[$__range]')}))"
 
 
 def quantile(share: float, by: str, histogram: str) -> str:
-    """Return a quantile over all counts in a histogram.
+    """Return an expression for a quantile over all counts in a histogram.
 
     The expression uses no rates, because a rate misses the first count. The comparison drops empty
     histograms, whose quantile is NaN.
@@ -107,7 +107,7 @@ def quantile(share: float, by: str, histogram: str) -> str:
 
 
 def stage_number() -> str:
-    """Return the position of each live replica's stage in STAGES, counted from 1."""
+    """Return an expression for the position of each live replica's stage in STAGES, from 1."""
     own = [each("stage", more=f',stage="{name}"') for name in STAGES]
     return " or ".join(f"{number} * ({value} == 1)" for number, value in enumerate(own, 1))
 
@@ -149,12 +149,13 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Panels under a title. A row that is repeated for each value of a variable is collapsed."""
+    """Panels under a title. If `repeat` names a variable, the row is repeated for each value."""
 
     title: str
     panels: tuple[Panel, ...]
     repeat: str = ""
     folded: bool = False
+    """Whether the row is collapsed at first."""
 
 
 def number(
@@ -184,10 +185,10 @@ def number(
 
 COLD = ',verdict=~"miss|refused"'
 NONE_OF_ANY = f"0 * count({over_range('ready')})"
-"""0 if there were replicas in the time range. Without replicas there is no data, and missing data
-must not look like a good value."""
+"""0 if there were replicas in the time range. Otherwise there is no data, because missing data must
+not look like a good value."""
 NONE_NOW = f"0 * count({each('ready')})"
-"""0 if replicas are exported now, including dead replicas that a node server exports."""
+"""0 if any replica has metrics now. A node server also exports the metrics of dead replicas."""
 CONFIGURED = f"{over_range('artifact_configured')} == 1"
 # Records over weeks have no cluster label, because each upgrade renames the cluster.
 OF_ALL_CLUSTERS = OF_DEPLOYMENT.replace(OF_CLUSTER, OF_NAMESPACE)
@@ -234,7 +235,7 @@ NUMBERS = (
     ),
     number(
         f"Failed starts ({NODE_ONLY})",
-        "In the time range, starts that ended in FAILED, and starts that died before READY.",
+        "Starts in the time range that ended in FAILED, or whose replica died before READY.",
         "short",
         "round(sum(increase(serve_warm_starts_total"
         f'{{{OF_DEPLOYMENT},outcome=~"failed|died"}}[$__range])))',
@@ -296,10 +297,10 @@ TIMELINE = Panel(
     title="Stages of each replica",
     description=(
         "One line for each replica, with the stages of its start. The line ends when the replica "
-        "ends. A gap means that a ready replica is hung."
+        "ends. A gap in the line means that the ready replica is hung."
     ),
     unit="short",
-    empty="no replica is exported",
+    empty="no replica exports metrics",
     queries=(Query(expr=stage_number(), legend="{{application}} {{deployment}} {{replica}}"),),
     width=24,
     height=9,
@@ -315,7 +316,7 @@ FLEET = Row(
             title="Replicas by stage",
             description="Number of replicas in each stage of a start.",
             unit="short",
-            empty="no replica is exported",
+            empty="no replica exports metrics",
             colors=STAGES,
             queries=(Query(expr=f"sum by (stage) ({each('stage', 'stage')})", legend="{{stage}}"),),
         ),
@@ -327,7 +328,7 @@ FLEET = Row(
                 "horizontal line is the objective (the variable slo, set by startSloSeconds)."
             ),
             unit="s",
-            empty="no replica is exported",
+            empty="no replica exports metrics",
             colors={"objective": FAILING},
             queries=(
                 Query(expr=each("ready_seconds"), legend="{{deployment}} {{replica}}"),
@@ -422,7 +423,7 @@ ARTIFACT = Row(
                 "the start."
             ),
             unit="short",
-            empty="no live replica is exported",
+            empty="no live replica exports metrics",
             colors=VERDICTS,
             queries=(
                 Query(
@@ -451,7 +452,7 @@ ARTIFACT = Row(
                 "For each deployment, the age of the oldest artifact in use by a live replica."
             ),
             unit="s",
-            empty="no live replica runs an artifact",
+            empty="no live replica uses an artifact",
             limits=((OLD_S, "orange"),),
             queries=(
                 Query(
@@ -469,7 +470,7 @@ ARTIFACT = Row(
                 "kind, statement and build date."
             ),
             unit="short",
-            empty="no live replica runs an artifact",
+            empty="no live replica uses an artifact",
             queries=(
                 Query(
                     expr=f"count by ({DEPLOYMENT}, source, statement, created) "
@@ -482,7 +483,7 @@ ARTIFACT = Row(
             title="Versions",
             description="Live replicas by serve_warm, Ray and torch version.",
             unit="short",
-            empty="no live replica is exported",
+            empty="no live replica exports metrics",
             queries=(
                 Query(
                     expr="count by (version, ray_version, torch_version) "
@@ -497,7 +498,7 @@ ARTIFACT = Row(
                 "Artifact bytes that the start downloaded. 0 if the node's cache had the artifact."
             ),
             unit="bytes",
-            empty="no replica is exported",
+            empty="no replica exports metrics",
             queries=(Query(expr=each("downloaded_bytes"), legend="{{deployment}} {{replica}}"),),
         ),
         Panel(
@@ -542,7 +543,7 @@ TRAFFIC = Row(
                 "0."
             ),
             unit="short",
-            empty="no replica is exported, or Ray's export has counted nothing yet",
+            empty="no replica exports metrics, or Ray has not exported a count yet",
             limits=((1.0, FAILING),),
             queries=tuple(
                 Query(
@@ -560,7 +561,7 @@ TRAFFIC = Row(
                 "of starting replicas."
             ),
             unit="short",
-            empty="neither Ray's metrics nor the replicas' metrics are exported",
+            empty="neither Ray nor a replica exports metrics",
             queries=(
                 Query(
                     expr=f"sum by ({DEPLOYMENT}) "
@@ -582,7 +583,7 @@ TRAFFIC = Row(
                 "entries. The number of withdrawn entries should stay at 0."
             ),
             unit="short",
-            empty="no replica is exported, or Ray's export has counted no check yet",
+            empty="no replica exports metrics, or Ray has not exported a count yet",
             colors={"same": "green", "different": FAILING},
             queries=(
                 Query(
@@ -600,7 +601,7 @@ TRAFFIC = Row(
             title="Calls without an entry",
             description=("Calls that torch.compile ran because no entry in the artifact matched."),
             unit="short",
-            empty="no replica is exported, or Ray's export has counted nothing yet",
+            empty="no replica exports metrics, or Ray has not exported a count yet",
             limits=((1.0, "orange"),),
             queries=(
                 Query(
@@ -708,8 +709,8 @@ NODES = Row(
             kind="lines",
             title=f"Duration of starts, median and 95th percentile ({NODE_ONLY})",
             description=(
-                "Grouped by outcome. Covers all starts that the node servers have seen since the "
-                "servers began to run. The values are estimates from histogram buckets."
+                "Grouped by outcome. Covers all starts that the node servers have seen since these "
+                "servers started. The values are estimates from histogram buckets."
             ),
             unit="s",
             empty="no node server has seen the end of a start",
@@ -725,8 +726,8 @@ NODES = Row(
             kind="lines",
             title=f"Duration of stages, 95th percentile ({NODE_ONLY})",
             description=(
-                "Covers all starts that the node servers have seen since the servers began to "
-                "run. The values are estimates from histogram buckets."
+                "Covers all starts that the node servers have seen since these servers "
+                "started. The values are estimates from histogram buckets."
             ),
             unit="s",
             empty="no node server has seen the end of a start",
@@ -786,7 +787,7 @@ ON_THE_GPU = Row(
                 "artifact contains all kernels, the start does not build or tune any kernels."
             ),
             unit="short",
-            empty="no replica is exported",
+            empty="no replica exports metrics",
             queries=tuple(
                 Query(expr=each(name), legend=f"{{{{deployment}}}} {{{{replica}}}} {what}")
                 for name, what in (
@@ -802,7 +803,7 @@ ON_THE_GPU = Row(
             title="Time spent on captures and autotuning in warm-up",
             description="Wall seconds that each start spent on CUDA graph capture and autotuning.",
             unit="s",
-            empty="no replica is exported",
+            empty="no replica exports metrics",
             queries=tuple(
                 Query(
                     expr=each(f"{what}_seconds"),
@@ -818,7 +819,7 @@ ON_THE_GPU = Row(
                 "Total wall seconds spent on captures and autotuning after READY. Should stay at 0."
             ),
             unit="s",
-            empty="no replica is exported, or Ray's export has counted nothing yet",
+            empty="no replica exports metrics, or Ray has not exported a count yet",
             limits=((0.001, FAILING),),
             queries=tuple(
                 Query(
@@ -833,8 +834,8 @@ ON_THE_GPU = Row(
             title="Memory of CUDA graphs",
             description=(
                 "GPU memory reserved for the CUDA graphs of each live replica. Other tensors "
-                "cannot use this memory. Replicas measure this memory after warm-up, and again "
-                "after later captures."
+                "cannot use this memory. Replicas measure it after warm-up, and again after later "
+                "captures."
             ),
             unit="bytes",
             empty="no live replica has measured a GPU",
@@ -882,7 +883,7 @@ OF_ONE_DEPLOYMENT = Row(
                 "the end of __init__ to the end of the proof."
             ),
             unit="s",
-            empty="no replica is exported",
+            empty="no replica exports metrics",
             queries=(
                 Query(expr=each("ready_seconds"), legend="{{replica}} to ready"),
                 Query(expr=each("to_proof_seconds"), legend="{{replica}} to proof"),
@@ -928,7 +929,7 @@ OF_ONE_REPLICA = Row(
                 "Compiler processes that wrote an object file. 0 if the artifact contains all code."
             ),
             unit="short",
-            empty="no replica is exported",
+            empty="no replica exports metrics",
             queries=(Query(expr=each("compiler_processes"), legend="{{replica}}"),),
         ),
         Panel(
@@ -936,7 +937,7 @@ OF_ONE_REPLICA = Row(
             title="Compiler time in warm-up",
             description="Seconds that threads waited for compiler processes, summed over threads.",
             unit="s",
-            empty="no replica is exported",
+            empty="no replica exports metrics",
             queries=(Query(expr=each("compiler_seconds"), legend="{{replica}}"),),
         ),
         Panel(
@@ -973,7 +974,7 @@ OF_ONE_REPLICA = Row(
                 "an artifact without a trusted signature."
             ),
             unit="short",
-            empty="no live replica is exported",
+            empty="no live replica exports metrics",
             limits=((1.0, "orange"),),
             queries=(
                 Query(expr=each("degraded"), legend="{{replica}} degraded"),
@@ -987,7 +988,7 @@ OF_ONE_REPLICA = Row(
                 "Seconds since the replica was created. Stops increasing at READY or FAILED."
             ),
             unit="s",
-            empty="no live replica is exported",
+            empty="no live replica exports metrics",
             queries=(Query(expr=each("start_elapsed_seconds"), legend="{{replica}}"),),
         ),
     ),

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Prometheus rules, which record figures about starts and define when alerts fire.
 
-`python helm/observability/rules.py` writes them to the chart twice:
+`python helm/observability/rules.py` writes the rules to the chart twice:
 
     rules/serve-warm.yaml       a rules file for Prometheus, with the default numbers
     rules/serve-warm.tpl.yaml   the same file as a template, in which Helm's values set the numbers
@@ -19,8 +19,9 @@ needs these values; `DEFAULTS` contains their default numbers:
 The rules use metrics from node servers and metrics from Ray. If a replica has metrics from both,
 the rules count the replica once. The rules need Prometheus 2.42 or newer.
 
-Sums are by namespace, application and deployment, never by cluster. KubeRay renames the cluster at
-each upgrade. Sums by cluster would then start again from zero, but the objective covers 28 days.
+The rules sum by namespace, application and deployment, never by cluster. KubeRay renames the
+cluster at each upgrade. Sums by cluster would then start again from zero, but the objective covers
+28 days.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ uses the longest window."""
 
 
 def value(name: str) -> str:
-    """Return the placeholder of a value."""
+    """Return the placeholder for one of the values in `DEFAULTS`."""
     if name not in DEFAULTS:
         raise KeyError(name)
     return f"@{name}@"
@@ -63,15 +64,15 @@ NO_BUILD = 'application!~"serve_warm-[0-9a-f]{8}"'
 
 
 def ours(name: str, matchers: str = "") -> str:
-    """Return the series of a metric, without series from builds."""
+    """Return the selector of a metric, without series from builds."""
     inside = f"{NO_BUILD},{matchers}" if matchers else NO_BUILD
     return f"{name}{{{inside}}}"
 
 
 def each(name: str, by: str = EACH, *, matchers: str = "") -> str:
-    """Return one series for each replica, with only the labels in `by`.
+    """Return an expression with one series for each replica, and only the labels in `by`.
 
-    The series comes from the node server or from Ray.
+    Each series comes from the node server or from Ray.
     """
     node, ray = (ours(f"{sink}_{name}", matchers) for sink in ("serve_warm", "ray_serve_warm"))
     return f"max by ({by}) ({node} or {ray})"
@@ -89,12 +90,12 @@ STARTING = "deployment:serve_warm_replicas_starting:count"
 
 
 def starts(window: str) -> str:
-    """Return the name of the record with the number of starts that ended within a window."""
+    """Return the name of the recorded series with the number of starts that ended in a window."""
     return f"deployment:serve_warm_starts:count{window}"
 
 
 def missed(window: str) -> str:
-    """Return the name of the record with the share of late or failed starts in a window."""
+    """Return the name of the recorded series with a window's share of late or failed starts."""
     return f"deployment:serve_warm_starts_missed:ratio{window}"
 
 
@@ -195,7 +196,7 @@ def anchor(name: str) -> str:
 def alert(
     name: str, severity: str, expression: str, summary: str, description: str, *, lasting: str = ""
 ) -> dict[str, Any]:
-    """Return an alerting rule that fires when the expression has been true for `lasting`."""
+    """Return an alerting rule. It fires after the expression has been true for `lasting`."""
     return {
         "alert": name,
         "expr": expression.strip(),
@@ -212,9 +213,9 @@ def alert(
 
 
 def burns(factor: int, long: str, short: str) -> str:
-    """Return an expression that holds if too large a share of starts missed the objective.
+    """Return an expression that is true if too many starts missed the objective.
 
-    The limit is `factor` times the share that the objective allows.
+    The limit is `factor` times the share of starts that the objective allows to miss it.
     """
     limit = f"{factor} * (1 - {value('startSloObjective')})"
     return f"""
@@ -231,7 +232,7 @@ SLO = (
 
 
 def in_traffic(name: str, span: str = "10m") -> str:
-    """Return an expression that counts, for each deployment, one kind of event after READY.
+    """Return an expression that counts one kind of event after READY, for each deployment.
 
     `name` is the kind of event, such as `compiles`. Deployments without events have no series.
     """
@@ -497,7 +498,7 @@ def _marked() -> str:
 
 
 def plain(**values: str) -> str:
-    """Return the rules file, with default numbers for all values not given."""
+    """Return the rules file. Values that are not passed have their default numbers."""
     text = _marked()
     for name, default in DEFAULTS.items():
         text = text.replace(value(name), values.get(name, default))

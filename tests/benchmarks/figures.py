@@ -199,8 +199,8 @@ def seats() -> str:
             f"{max(found['load']):.0f}, torch {versions['torch']}, Ray {versions['ray']}. A start "
             f"on a seat takes {of_plain:.2f} times as long as a start on a plain worker (median "
             f"of the rounds). {found['full_hits']} of {found['starts']} starts on seats were full "
-            f"hits, and {found['thread_drift']} had a different fingerprint from the start on a "
-            "plain worker. "
+            f"hits, and {found['thread_drift']} of them had a fingerprint that differed from the "
+            "fingerprint of the start on a plain worker. "
             f"A seat uses {found['memory_bytes_per_seat'] / 1e6:.0f} MB of memory, including its "
             "share of shared pages."
         ),
@@ -218,12 +218,13 @@ def _scale_ups(found: Mapping[str, Any]) -> str:
         for name in ("first", "all")
     )
     return (
-        "Scaling from one replica to three under load: the first new replica answered "
-        f"{statistics.median(plain['first']):.1f} s after the decision on plain workers, and "
-        f"{statistics.median(seat['first']):.1f} s on seats (ratio {first:.2f}, median of the "
-        f"rounds). Both new replicas answered after {statistics.median(plain['all']):.1f} s and "
-        f"{statistics.median(seat['all']):.1f} s (ratio {all_new:.2f}). {found['scale_hits']} of "
-        f"{found['scale_starts']} new replicas found a seat."
+        "Under load, a deployment was scaled from one replica to three. On plain workers, the "
+        f"first new replica answered {statistics.median(plain['first']):.1f} s after this change. "
+        f"On seats, the first new replica answered after {statistics.median(seat['first']):.1f} s "
+        f"(ratio {first:.2f}, median of the rounds). Both new replicas answered after "
+        f"{statistics.median(plain['all']):.1f} s on plain workers, and after "
+        f"{statistics.median(seat['all']):.1f} s on seats (ratio {all_new:.2f}). "
+        f"{found['scale_hits']} of {found['scale_starts']} new replicas found a seat."
     )
 
 
@@ -235,8 +236,8 @@ def _neighbour(found: Mapping[str, Any]) -> str:
         return f"{name} {before * 1e3:.1f} ms alone and {beside * 1e3:.1f} ms during the import"
 
     return (
-        "While a seat imports at low priority, requests to the replica that asked for the seat "
-        f"take longer: {compared('p50')}, {compared('p99')} (medians of the rounds)."
+        "A seat runs its imports at low priority. Latency of requests to the replica that asked "
+        f"for the seat: {compared('p50')}, {compared('p99')} (medians of the rounds)."
     )
 
 
@@ -270,7 +271,7 @@ def imports() -> str:
         "serve_warm. These modules and their libraries add "
         f"{statistics.median(found['cpu_s']) * 1e3:.0f} ms of CPU time to the imports of torch and "
         f"Ray Serve (the fastest process {min(found['cpu_s']) * 1e3:.0f} ms, the slowest "
-        f"{max(found['cpu_s']) * 1e3:.0f} ms). By `-X importtime`, they add "
+        f"{max(found['cpu_s']) * 1e3:.0f} ms). According to `-X importtime`, they add "
         f"{statistics.median(found['importtime_s']) * 1e3:.0f} ms, of which the libraries take "
         f"{found['libraries_s'] * 1e3:.0f} ms. The slowest imports are "
         + ", ".join(f"`{name}` ({own_s * 1e3:.1f} ms)" for name, own_s in most)
@@ -300,8 +301,8 @@ CALL = (
 
 WHY: Mapping[str, Mapping[str, str]] = {
     "eager": {
-        "steady": "for the large operations, torch's own kernels are as fast on this CPU; compiled "
-        "code only saves the work between these operations"
+        "steady": "for large operations, torch's own kernels are as fast as compiled kernels on "
+        "this CPU; compiled code saves only the work between these operations"
     },
     "aotinductor": {
         "": "aotinductor builds no model, because each package contains the weights; its loader "
@@ -417,11 +418,11 @@ def asked(found: Mapping[str, Any]) -> Sequence[str]:
     lines += [
         "",
         (
-            f"Levels {' and '.join(map(str, limits.FASTER))} are faster in "
-            f"{sum(check.held for check in faster)} of {len(faster)} comparisons of readiness and "
-            f"overhead with the alternatives ({', '.join(limits.ALTERNATIVES)}). The table "
-            "lists such a comparison only if serve_warm is slower. The overhead of aotinductor is "
-            "not compared, because this overhead includes loading the weights. "
+            f"Levels {' and '.join(map(str, limits.FASTER))} were compared with the alternatives "
+            f"({', '.join(limits.ALTERNATIVES)}). In {sum(check.held for check in faster)} of "
+            f"{len(faster)} comparisons of readiness and overhead, serve_warm was faster. The "
+            "table lists such a comparison only if serve_warm was slower. The overhead of "
+            "aotinductor is not compared, because this overhead includes loading the weights. "
             f"{_not_compared(found)}"
         ),
     ]
@@ -576,10 +577,11 @@ def loading() -> str:
     low_3, high_3 = extremes(row["stages"]["load"] for row in by_level[3])
     title = found["titles"][slowest["workload"]].split(",")[0]
     return (
-        "serve_warm loads entries one by one. Loading the entries, checking the artifact and "
-        f"finishing its pull take {low:.2f} to {high:.2f} s at level 2 and {low_3:.2f} to "
-        f"{high_3:.2f} s at level 3 ([{len(by_level[2])} models](../benchmarks.md)). On {title}, "
-        f"the slowest model, this work takes {slowest['cpu_stages']['load']:.2f} s of CPU time in "
+        "serve_warm loads entries one by one. The end of the pull, the checks of the artifact and "
+        f"the load of the entries together take {low:.2f} to {high:.2f} s at level 2, and "
+        f"{low_3:.2f} to {high_3:.2f} s at level 3 ([{len(by_level[2])} models]"
+        f"(../benchmarks.md)). On {title}, the slowest model, this work takes "
+        f"{slowest['cpu_stages']['load']:.2f} s of CPU time in "
         f"{slowest['stages']['load']:.2f} s, so none of this time is spent waiting. Python "
         "unpickles and checks each fact, and the GIL allows only one thread to do this at a time. "
         "Whether other parts of the load could run in parallel was not measured."
@@ -610,7 +612,10 @@ def architectures(name: str = "architectures") -> str:
             f"same cores. Versions: Python {versions['python']}, {libraries}, {found['machine']}."
         ),
         "",
-        "- `shapes`: a model with `two` shapes has two entries, a model with `dynamic` shapes one.",
+        (
+            "- `shapes`: a model with `two` shapes has two entries, and a model with `dynamic` "
+            "shapes has one entry."
+        ),
         "- `error`: the largest difference from eager execution, relative to the largest value.",
         "- `load`: the time at level 2 from reading the entries to the first result.",
         "- `torch`: the time of the first call of `torch.compile` with empty caches.",
@@ -776,9 +781,9 @@ def gpu_line() -> str:
             f"{ours['together']['requests']:,} requests to the image classifier under Ray Serve. "
             f"These requests caused {', '.join(first)} and {last}, and got "
             f"{ours['together']['wrong']} wrong answers. A naive deployment with a warm-up in "
-            f"`__init__` and a sync route gave {naive['together']['wrong']} wrong answers to "
-            f"{naive['together']['requests']:,} requests. [Benchmarks on GPUs](benchmarks-gpu.md) "
-            "has the commands, and lists what was not run."
+            f"`__init__` and a sync route answered {naive['together']['wrong']} of "
+            f"{naive['together']['requests']:,} requests wrongly. "
+            "[Benchmarks on GPUs](benchmarks-gpu.md) has the commands, and lists what was not run."
         ),
     ]
     return "\n".join(lines)
@@ -888,7 +893,7 @@ def warm_calls() -> str:
         (
             f"`python tests/benchmarks/bench_changes.py`, a model of {changes['layers']} layers, "
             f"medians of {changes['rounds']} rounds of {changes['calls_per_round']} calls. The "
-            "time includes the change. At level 1, `torch.compile` answers the calls."
+            "time includes the change. At level 1, `torch.compile` runs the calls."
         ),
         "",
         (

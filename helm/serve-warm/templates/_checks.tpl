@@ -663,7 +663,7 @@
 {{- $holding = append $holding .name -}}
 {{- $kinds = append $kinds (pick . "nodeSelector" "affinity" "resources" "resourceClaims" "runtimeClassName" "image" | toJson) -}}
 {{- else if has .name ($build.groups | default list) -}}
-{{- $problems = append $problems (printf "build.groups: no pod of %s can hold a replica of the built deployment, so its Job would wait forever; remove it" .name) -}}
+{{- $problems = append $problems (printf "build.groups: no pod of %s can hold a replica of the built deployment, so its Job would wait forever; remove this group" .name) -}}
 {{- end -}}
 {{- end -}}
 {{- if and (not $build.groups) (gt (len (uniq $kinds)) 1) -}}
