@@ -426,7 +426,7 @@ def test_an_app_that_compiles_nothing_is_a_warning(written):
     assert checked.problems == ()
     (warning,) = checked.warnings
     assert "found no torch.compile or serve_warm.compile in the source of" in warning.what
-    assert "a library may still compile" in warning.what
+    assert "which may compile the model" in warning.what
 
 
 # Stores ---------------------------------------------------------------------------------------

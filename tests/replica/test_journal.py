@@ -240,7 +240,7 @@ class Suggesting(StandIn):
         (2, False, "concurrent calls on several threads can lose a race", False),
         (2, True, "a value changed after the proof", False),
         (7, False, "`async def`", True),
-        (7, True, "declare it", True),
+        (7, True, "declare this input", True),
     ],
     ids=["race", "changed", "undeclared, of a request", "undeclared"],
 )
