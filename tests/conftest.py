@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""One Ray cluster with Serve on it for all tests that ask for it, and what they need of it."""
+"""A Ray cluster with Serve that tests share, and the fixtures and helpers for it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from lanes import (  # noqa: F401 - a hook of one module is found in the conftest that imports it
+from lanes import (  # noqa: F401 - pytest finds hooks in the conftest that imports them
     _compiler_runs,
     light_if_unit,
     pytest_collection_modifyitems,
     pytest_ignore_collect,
 )
-from s3_servers import (  # noqa: F401 - fixtures of one session
+from s3_servers import (  # noqa: F401 - pytest finds fixtures here too
     _fault_proxy,
     azurite,
     ceph,
@@ -34,18 +34,18 @@ from s3_servers import (  # noqa: F401 - fixtures of one session
 )
 
 HANG_S = 400.0
-"""No wait of a test is meant to last this long: it fails instead, and says what it saw."""
+"""Time limit of waits in tests, in seconds. A wait that reaches it fails the test."""
 
 POLL_S = 0.05
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # As a shell without job control starts what runs in its background. The commands under test
-    # would inherit it, and are told to stop with this signal.
+    # A shell without job control starts background processes with SIGINT ignored. The commands
+    # under test would inherit this setting, but tests stop them with SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def wait_until(what: str, holds: Callable[[], Any]) -> Any:
-    """Return the first true value of `holds()`; fail, naming `what`, when none comes."""
+    """Return the first true value of `holds()`. After `HANG_S`, fail with `what` in the message."""
     end = time.monotonic() + HANG_S
     while time.monotonic() < end:
         value = holds()
@@ -61,7 +61,7 @@ class App:
 
     name: str
     url: str
-    """Without a slash at its end."""
+    """Address without a trailing slash."""
 
     @property
     def handle(self) -> Any:
@@ -82,13 +82,13 @@ class App:
         return requests.post(self.url + path, json=json, timeout=HANG_S)
 
     def report(self) -> dict[str, Any]:
-        """Return the replica's report as of now."""
+        """Return the replica's current report."""
         report: dict[str, Any] = self.call("warmup_report")
         return report
 
     def status(self) -> tuple[str, str]:
-        """Return Serve's status of the application and the messages beside it."""
-        # Not `serve.status()`, which takes 9 ms of the caller's CPU: polled, a fifth of a core.
+        """Return Serve's status of the application, and its messages."""
+        # `serve.status()` takes 9 ms of CPU, so polling it would use a fifth of a core.
         from ray.serve.context import _get_global_client
 
         details = _get_global_client().get_serve_details()["applications"].get(self.name)
@@ -98,7 +98,7 @@ class App:
         return str(details["status"].value), "\n".join(messages)
 
     def ready(self) -> App:
-        """Wait until the application is RUNNING, and fail as soon as it cannot be any more."""
+        """Wait until the application is RUNNING. Fail as soon as that has become impossible."""
 
         def running() -> bool:
             status, message = self.status()
@@ -109,7 +109,7 @@ class App:
         return self
 
     def failed(self) -> str:
-        """Wait until the application is DEPLOY_FAILED, and return what Serve says about it."""
+        """Wait until the application is DEPLOY_FAILED, and return Serve's messages about it."""
 
         def message() -> str:
             status, text = self.status()
@@ -122,16 +122,16 @@ class App:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A local cluster of one node, its proxies, and where its replicas keep their state."""
+    """A local cluster of one node: the addresses of its proxies, and its state folder."""
 
     url: str
     grpc: str
-    """Where its gRPC proxy takes calls of scorer.proto: host and port."""
+    """Host and port of the gRPC proxy, which serves scorer.proto."""
     state_dir: Path
     numbers: Iterator[int]
 
     def start(self, bound: Mapping[str, Any]) -> dict[str, App]:
-        """Deploy applications under unique names, all at once, and wait for none of them."""
+        """Deploy applications under unique names, all at once, without waiting for them."""
         from ray import serve
 
         apps = {}
@@ -158,9 +158,9 @@ class Cluster:
         num_replicas: int = 1,
         **options: Any,
     ) -> App:
-        """Deploy by a Serve configuration, or change the application of that name so.
+        """Deploy an application from a Serve configuration, or update the application `name`.
 
-        `options` are further ones of the deployment.
+        `options` are further options of the deployment.
         """
         from ray.serve.context import _get_global_client
         from ray.serve.schema import ServeDeploySchema
@@ -184,17 +184,17 @@ class Cluster:
         return App(name=unique, url=f"{self.url}/{unique}")
 
     def delete(self, apps: Mapping[str, App]) -> None:
-        """Delete applications and do not wait for their replicas to end."""
+        """Delete applications, without waiting for the end of their replicas."""
         from ray.serve.context import _get_global_client
 
         _get_global_client().delete_apps([app.name for app in apps.values()], blocking=False)
 
 
 class ByFile(LoadScopeScheduling):
-    """Hands test files to the processes of `-n`, and all that share a Ray cluster to one of them.
+    """Assigns each test file to one process, and all tests of the Ray cluster to the same process.
 
-    A file keeps its fixtures: a module's build is made once. Two clusters at a time, each with the
-    cores of the machine to itself as it thinks, would only stand in each other's way.
+    So a fixture with module scope runs once. Two clusters at the same time would each try to use
+    all cores, and slow each other down.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -203,13 +203,13 @@ class ByFile(LoadScopeScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
-    """Tell pytest-xdist how tests are handed out."""
+    """Return the scheduler that distributes tests to the processes of pytest-xdist."""
     return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")
 def temporary_folders() -> Iterator[Path]:
-    # Short, because a Ray that a test starts has its sockets in it: at most 107 characters.
+    # A short path: Ray puts sockets below it, and the path of a socket has at most 107 characters.
     folder = Path(tempfile.mkdtemp(prefix="sw-"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -218,7 +218,7 @@ def temporary_folders() -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def own_temporary_folder(temporary_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Isolate the files of a test (private caches, the node's blobs) from the next test."""
-    # Not mktemp of pytest, which reads the names of all that it has made, for each of thousands.
+    # pytest's mktemp lists all earlier folders on each call, and there are thousands of tests.
     folder = tempfile.mkdtemp(dir=temporary_folders)
     monkeypatch.setattr(tempfile, "tempdir", folder)
     monkeypatch.setenv("TMPDIR", folder)
@@ -229,8 +229,8 @@ def cluster() -> Iterator[Cluster]:
     import ray
     from ray import serve
 
-    # Short, because sockets stand in it: a path of theirs has at most 107 characters. It is also
-    # where the replicas put their private caches, so that nothing of them stays behind.
+    # A short path, because the path of a socket has at most 107 characters. Replicas put their
+    # private caches here too, so that the last line of this fixture removes them.
     directory = Path(tempfile.mkdtemp(prefix="sw-"))
     with pytest.MonkeyPatch.context() as patch:
         # Every process of the cluster inherits these.
@@ -240,7 +240,7 @@ def cluster() -> Iterator[Cluster]:
         patch.setenv("RAY_worker_niceness", "0")
         patch.setenv("SERVE_WARM_STATE_DIR", str(directory / "state"))
         patch.setenv("TMPDIR", str(directory))
-        # torch writes its default here in whichever process asks for it, this one included.
+        # Any process in which torch reads these variables, such as this one, sets them to defaults.
         for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
             patch.delenv(name, raising=False)
         tests = Path(__file__).parent

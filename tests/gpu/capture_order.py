@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What memory CUDA graphs hold, by the order in which a model's sizes are captured.
+"""Measures the memory of CUDA graphs, by the order in which a model's sizes are captured.
 
     python tests/gpu/capture_order.py
 
-A process for each order. `in passes` calls all sizes, and all again, as a warm-up does; `in a row`
-calls one size until it is captured, and then the next.
+Each order runs in its own process. `in passes` calls all sizes in each pass, as a warm-up does. `in
+a row` calls one size until its graph is launched, and then the next size.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 
 SIZES = (8192, 4096, 2048, 1024, 512, 256)
-"""Rows of the input, of a width of 1024; the layer between is eight times as wide."""
+"""Rows of the inputs, which are 1024 wide. The hidden layers are eight times as wide."""
 CALLS = 3
-"""Until a graph is launched: before its capture, the capture, the launch."""
+"""Calls of each size: one before the capture, the capture, and a launch of the graph."""
 
 
 def measure(sizes: tuple[int, ...], how: str) -> dict[str, object]:

@@ -5,9 +5,10 @@
     python tests/gpu/decode_process.py build --level 2 --in FOLDER [--tiny]
     python tests/gpu/decode_process.py start --level 2 --in FOLDER [--tiny]
 
-Prints JSON. A start loads the entries, generates until all is captured, and then asks what the
-issue of the acceptance asks: eager's tokens, one graph launch a call of the model, no capture in
-10,000 steps, and what serve_warm takes in a step. `--tiny` is for a CPU, where nothing is captured.
+Prints JSON. A start loads the entries and generates until all graphs are captured. Then it checks
+that the tokens are eager's, counts graph launches in each call of the model, and counts captures in
+10,000 steps. It also measures serve_warm's own time in a step. `--tiny` is for a CPU, where nothing
+is captured.
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ LARGE = {
     "num_key_value_heads": 4,
     "intermediate_size": 2816,
     "max_position_embeddings": 512,
-    # Larger than a library begins with, so that tokens differ from step to step.
+    # Larger than the library's default, so that tokens differ from step to step.
     "initializer_range": 0.05,
 }
 SLOTS = 8
 LENGTHS = (16, 64)
 PROMPTS = ((60, 40, 64), (9,))
-"""A batch and a single prompt, of both buckets."""
+"""Prompt lengths of a batch and of a single prompt, which use both buckets."""
 STEPS = 10_000
 PASSES = 3
-"""Before a capture, the capture, a launch."""
+"""One pass before the captures, one with the captures, and one that launches the graphs."""
 PROFILED = 10
 
 
 def load(*, tiny: bool) -> Any:
-    """Return the eager model, in float32: its tokens are to be those of compiled steps."""
+    """Return the eager model, in float32, so that compiled steps can give the same tokens."""
     import transformers
 
     settings = {**generators.TEXT, **({} if tiny else LARGE)}
@@ -132,9 +133,10 @@ def start(level: int, folder: Path, *, tiny: bool) -> dict[str, Any]:
 
 
 def launches(model: Any) -> dict[str, Any]:
-    """Return the graph launches in each call of a step: those of Python, and those of the driver.
+    """Return the graph launches in each call of a step, as counted in Python and by the driver.
 
-    torch's profiler sees the driver's calls through CUPTI.
+    Also returns the kernels that are launched beside the graphs. torch's profiler sees the driver's
+    calls through CUPTI.
     """
     decoder = model._serve_warm_decoder
     prompt = torch.ones(decoder.prompt_lengths[0], dtype=torch.int64)
@@ -180,7 +182,7 @@ def replays() -> Iterator[list[int]]:
 
 
 def many_steps(model: Any) -> dict[str, Any]:
-    """Return what 10,000 steps compiled and captured, and what one took."""
+    """Return the compiles and captures in 10,000 steps, and the time of one step."""
     watch, decoder = watch_process(), model._serve_warm_decoder
     first = decoder.prompt_lengths[0]
     room = decoder.max_length - first

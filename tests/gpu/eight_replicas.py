@@ -1,15 +1,17 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas of one node that start at the same moment from one artifact, and one that starts alone.
+"""Starts one replica alone, and then several on one node at the same moment, from one artifact.
 
     python tests/gpu/eight_replicas.py [--replicas 8] [--workload recipe64_gpu] [--level 2]
         [--json out.json]
 
-Without Ray: a process is a replica, with its own cache directory as in Serve, and the folder of
-the node's downloads is all that they share. Each has a GPU for itself where there are enough, else
-they take turns; with a workload for the CPU none is needed. Prints a line of JSON for each start:
-`to_proof_s` begins when the model is built, and `processes` are those that the replica, or one of
-its own, has started and that still run (Inductor's workers). The last line compares.
+Ray is not used: each replica is a process with its own cache directory, as in Serve. The replicas
+share only the folder of the node's downloads. Each replica has its own GPU if there are enough;
+otherwise several replicas share a GPU. A workload for the CPU needs no GPU.
+
+Prints a line of JSON for each start, and a summary as the last line. `to_proof_s` begins when the
+model is built. `processes` counts the running processes that the replica or its descendants have
+started (Inductor's workers).
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ LIMIT_S = 600.0
 
 
 def start(said: dict[str, Any]) -> dict[str, Any]:
-    """Start one replica in this process, once all others have come as far."""
+    """Start one replica in this process, once all others are as far."""
     import torch
 
     from benchmarks import start_process, workloads
@@ -73,7 +75,7 @@ def start(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def descendants(ancestor: int) -> Iterator[int]:
-    """Yield the ids of the processes that run and were started by one, or by one of these."""
+    """Yield the ids of the running processes that `ancestor` or its descendants have started."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has just ended
@@ -87,7 +89,7 @@ def descendants(ancestor: int) -> Iterator[int]:
 
 
 class Node:
-    """Starts replicas on one node: with one folder for temporary files, hence one node cache."""
+    """Starts replicas on one node. Those of a run share a temporary folder, and so a node cache."""
 
     def __init__(self, folder: Path, *, gpus: Sequence[str], **said: Any) -> None:
         self._folder = folder
@@ -95,7 +97,7 @@ class Node:
         self._said = {"folder": str(folder), **said}
 
     def run(self, name: str, *, replicas: int, role: str = "start") -> list[dict[str, Any]]:
-        """Return what each replica says, all of them let go when the last one is there."""
+        """Return the output of each replica. All replicas start once the last one is ready to."""
         temporary = self._folder / f"tmp-{name}"
         temporary.mkdir()
         said = json.dumps({**self._said, "role": role})
@@ -142,7 +144,7 @@ def visible_gpus() -> list[str]:
 
 
 def compare(folder: Path, *, replicas: int, workload: str, level: int) -> Iterator[dict[str, Any]]:
-    """Build once, start one replica and then some at once; yield what each says, and a summary."""
+    """Build, start one replica, then several at once; yield each output, and then a summary."""
     node = Node(folder, gpus=visible_gpus(), workload=workload, level=level)
     node.run("build", replicas=1, role="produce")
     alone = node.run("alone", replicas=1)
@@ -169,7 +171,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=8)
     parser.add_argument("--workload", default="recipe64_gpu")
     parser.add_argument("--level", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="a file to write all of it to as well")
+    parser.add_argument("--json", type=Path, help="a file for all results")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.one:

@@ -1,22 +1,24 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Models that people serve, on one GPU: decoding with a cache, ViT-L and Whisper-large's size.
+"""Measures models on one GPU: a decoder with a cache, ViT-L, and one of Whisper-large's size.
 
     python tests/gpu/models_gpu.py [--models decode,vit_large,whisper_large] [--turns 2]
         [--json tests/benchmarks/results/models_gpu.json] [--work build/models_gpu] [--limit-s 480]
     python tests/gpu/models_gpu.py --tiny --turns 1      tiny models, without a GPU
 
-Needs transformers and no Ray. Decoding is a build and a start at each level (decode_process.py).
-The other models are starts side by side as bench_startup.py has them: cold, torch's bytes, levels 2
-and 3, in turns. A start that is no full hit stays, with what its report says of each entry.
+Needs transformers but not Ray. For decoding, decode_process.py makes a build and a start at each
+level. The other models are started in turns, as in bench_startup.py: cold, with torch's bytes, and
+at levels 2 and 3. A start that is not a full hit stays in the results, with the reasons from its
+report.
 
-The pieces are: the artifacts of each model, each turn, and each level of decoding. After each piece
-the JSON is written anew. A run does what neither its JSON nor its work folder has. It begins no
-piece that may end after its limit, and ends with status 75 while pieces are left: run it again, on
-another machine with the same JSON. `--again vit_large,decode/2` repeats a model or a piece.
+The run consists of pieces: the artifacts of each model, each turn of a model, and each level of
+decoding. After each piece, the program writes the JSON. It skips the pieces that the JSON or the
+work folder already has. Except for the first piece, it begins no piece that could end after the
+limit. While pieces are left, it ends with status 75: run it again, possibly on another machine with
+the same JSON. `--again vit_large,decode/2` repeats a model or a piece.
 
-The exit status is 1 when tokens or numbers differ, a call of a step is not one launch of a graph, a
-step compiles or captures, dispatch takes over 50 µs, or a start is no full hit.
+The exit status is 1 if tokens or numbers differ, a call of a step is not one launch of a graph, a
+step compiles or captures, dispatch takes over 50 µs, or a start is not a full hit.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from serve_warm.builder.bench import machine  # noqa: E402
 DECODE = "decode"
 LEVELS = (2, 3)
 STARTS = {"vit_large": "vit_tiny", "whisper_large": "whisper_tiny"}
-"""Models by their tiny forms; those of a GPU are workloads with `_gpu` after their name."""
+"""The tiny workload of each model. Its workload for a GPU is the model's name with `_gpu`."""
 NAMES = (DECODE, *STARTS)
 ENTRANTS = (
     Entrant(system="cold"),
@@ -53,17 +55,17 @@ ENTRANTS = (
 MOST_DISPATCH_US = 50.0
 MANY_CORES = 8
 LATE = "not done within"
-"""How bench_startup.py begins the failure of a process that it ended."""
+"""Part of bench_startup.py's message about a process that exceeded its limit."""
 GUESSES_S = {"decode": 150.0, "make": 240.0, "turn": 150.0}
-"""How long a piece may take before one of its kind has run."""
+"""Estimated seconds of a piece, for use before a piece of its kind has run."""
 
 
 class Late(Exception):
-    """A piece was not done in the time that was left. The next run begins it anew."""
+    """A piece did not finish in the remaining time. The next run starts it again."""
 
 
 class Run:
-    """One run of this program: its limits and its order."""
+    """One run of this program, with its pieces and their order."""
 
     def __init__(self, pieces: Pieces, work: Path, *, turns: int, tiny: bool) -> None:
         self.pieces = pieces
@@ -72,7 +74,7 @@ class Run:
         self._tiny = tiny
 
     def names_of(self, models: Sequence[str]) -> list[str]:
-        """Return the pieces of these models: first all that each needs for one figure."""
+        """Return the pieces of these models. The first figures of all models come first."""
         names = [f"{DECODE}/{level}" for level in LEVELS if DECODE in models]
         starts = [name for name in STARTS if name in models]
         for name in starts:
@@ -82,7 +84,7 @@ class Run:
         return names
 
     def do(self, name: str) -> bool:
-        """Do a piece unless it was done; return whether it has been done now."""
+        """Do a piece, unless an earlier run did it; return whether it is done."""
         model, what = name.split("/")
         kind = DECODE if model == DECODE else what.partition("-")[0]
 
@@ -153,8 +155,9 @@ class Run:
         end_s, found = time.monotonic() + limit_s, dict[str, Any]()
         made = self.pieces.found(f"{model}/make") or {"failures": {}}
         if not (self._work / "starts" / self.workload(model)).exists():
-            made = self._make(model, limit_s)  # another machine made what an earlier turn started
-        # The order changes, so that no system always finds what another has warmed.
+            # The artifacts of earlier turns are on another machine.
+            made = self._make(model, limit_s)
+        # Reverse the order in every second turn, because each start warms things for the next one.
         for entrant in ENTRANTS if turn % 2 else reversed(ENTRANTS):
             if str(entrant) in made["failures"]:
                 continue
@@ -169,7 +172,7 @@ class Run:
         return found
 
     def document(self, models: Sequence[str]) -> dict[str, Any]:
-        """Return all that was found so far."""
+        """Return all results so far."""
         levels = [self.pieces.found(f"{DECODE}/{level}") for level in LEVELS]
         rows, made = [], {}
         for model in (name for name in STARTS if name in models):
@@ -206,7 +209,7 @@ class Run:
 
 
 def pieces_of(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what each piece found, out of a document of an earlier run."""
+    """Return the result of each piece, from the document of an earlier run."""
     model_of = {
         workload: name for name, tiny in STARTS.items() for workload in (tiny, f"{name}_gpu")
     }
@@ -215,7 +218,7 @@ def pieces_of(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     failed = {row["workload"] for row in document["rows"] if row["failure"]}
     for row in document["rows"]:
         if row["workload"] in failed:
-            continue  # the document does not say in which turn
+            continue  # the document does not say which turn failed
         entrant = Entrant(system=row["system"], level=row["level"])
         for run in row["runs"]:
             turn = f"{model_of[row['workload']]}/turn-{run['turn']}"
@@ -224,7 +227,7 @@ def pieces_of(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def known_of(path: Path | None, *, tiny: bool) -> dict[str, dict[str, Any]]:
-    """Return what the pieces of earlier runs found, out of the JSON that they wrote."""
+    """Return the results of pieces from the JSON that earlier runs wrote."""
     if path is None or not path.exists():
         return {}
     document = json.loads(path.read_text())
@@ -232,7 +235,7 @@ def known_of(path: Path | None, *, tiny: bool) -> dict[str, dict[str, Any]]:
 
 
 def failures_of(found: Mapping[str, Any]) -> list[str]:
-    """Return what of a document is not as it has to be."""
+    """Return a sentence for each wrong result in a document."""
     said = []
     for row in found["decode"]:
         said += [f"decode, level {row['level']}: {text}" for text in failures_of_decode(row)]
@@ -253,7 +256,7 @@ def failures_of(found: Mapping[str, Any]) -> list[str]:
 
 
 def failures_of_decode(row: Mapping[str, Any]) -> list[str]:
-    """Return what of a level of decoding is not as it has to be."""
+    """Return a text for each wrong result of a level of decoding."""
     if row.get("failure"):
         return [row["failure"]]
     said = [f"refused: {reason}" for reason in row["refused"]]
@@ -269,7 +272,7 @@ def failures_of_decode(row: Mapping[str, Any]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None, *, make_run: Callable[..., Run] = Run) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(NAMES), help=f"of {', '.join(NAMES)}")
+    parser.add_argument("--models", default=",".join(NAMES), help=f"some of {', '.join(NAMES)}")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--work", type=Path, default=TESTS.parent / "build" / "models_gpu")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces of a long run: each is done once, so that a run that was stopped goes on."""
+"""Pieces of a long run. Each is done once, so that a new run continues a stopped one."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Any
 MORE = 75
 """Exit status while pieces are left; EX_TEMPFAIL of sysexits.h."""
 FIRST_GUESS_S = 120.0
-"""How long a piece may take before one of its kind has run."""
+"""Estimated seconds of a piece, for use before a piece of its kind has run."""
 
 
 class Pieces:
-    """The pieces of a run. What each found is a file in the work folder."""
+    """The pieces of a run. The work folder has a file with the result of each piece."""
 
     def __init__(
         self, work: Path, *, limit_s: float, known: Mapping[str, dict[str, Any]] | None = None
     ) -> None:
-        """`known` is what pieces found elsewhere, by their names."""
+        """`known` has the results of pieces that ran elsewhere, by name."""
         self._work = work
         self._known = dict(known or {})
         self._end_s = time.monotonic() + limit_s
@@ -39,7 +39,7 @@ class Pieces:
         return done
 
     def forget(self, name: str) -> None:
-        """Have a piece run again."""
+        """Forget the result of a piece, so that it runs again."""
         self._known.pop(name, None)
         self._path(name).unlink(missing_ok=True)
 
@@ -53,7 +53,8 @@ class Pieces:
     ) -> dict[str, Any] | None:
         """Return the result of a piece, from now or an earlier run; None if no time is left.
 
-        `do` gets the seconds that are left. Pieces of one `kind` take about as long as each other.
+        `do` gets the seconds that are left. Pieces of one `kind` take about equally long. The first
+        piece of a run begins in any case.
         """
         done = self.found(name)
         if done is not None:

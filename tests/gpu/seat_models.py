@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What `seats_gpu.py` starts: the models of two deployments at level 3, on a GPU or tiny on a CPU.
+"""The two deployments that `seats_gpu.py` starts: models at level 3, on a GPU, or tiny on a CPU.
 
-Each measures its CUDA context by itself, because nothing else can tell it from its weights.
+Each deployment measures the creation of its CUDA context, because no other code can tell this time
+from the time of loading weights.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from serve_warm import Buckets, Field, Input, WarmupMixin, shape_grid
 from serve_warm.generation import Slots
 
 ON_GPU = {"num_cpus": 1, "num_gpus": 0.3}
-"""Three replicas share the GPU: the one that keeps seats, the one that starts, one that ends."""
+"""Three replicas share the GPU: one keeps seats, one starts, and one ends."""
 ON_CPU = {"num_cpus": 1}
 TINY = (1, 1, 1, 1)
 
 
 def begin_cuda(device: str) -> float:
-    """Make the CUDA context of this process; return the seconds, 0 without a GPU."""
+    """Create the CUDA context of this process; return the seconds, or 0 without a GPU."""
     if device == "cpu":
         return 0.0
     began_s = time.perf_counter()
@@ -41,7 +42,7 @@ def mode_of(device: str) -> str | None:
 
 
 class Asked(WarmupMixin):
-    """The benchmark's question to each model."""
+    """A deployment that answers the benchmark's questions."""
 
     took_s: float
 
@@ -49,7 +50,7 @@ class Asked(WarmupMixin):
         raise NotImplementedError
 
     async def pid(self) -> int:
-        """Compute an answer, and return which process did."""
+        """Compute an answer, and return the id of this process."""
         await self.answer()
         return os.getpid()
 
@@ -90,7 +91,7 @@ class SeatedClassifier(Asked):
 
 @serve.deployment(ray_actor_options=ON_GPU, graceful_shutdown_timeout_s=0)
 class SeatedGenerator(Asked):
-    """The decoder of the text generator, whole steps of it."""
+    """The text generator's decoder, with whole steps compiled."""
 
     buckets = Buckets(length=LENGTHS)
 

@@ -1,19 +1,21 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""How long replicas on a GPU take to start on a seat and without one; as bench_seats.py otherwise.
+"""Measures how long replicas on a GPU take to start, on a seat and without one.
 
     python tests/gpu/seats_gpu.py [--turns 10] [--models resnet152,text_generator]
         [--json tests/benchmarks/results/seats.json] [--work build/seats_gpu] [--limit-s 480]
     python tests/gpu/seats_gpu.py --cpu --turns 1      tiny models, without a GPU
 
-Needs Ray and one GPU. The builds and each cluster of a turn are pieces, of a minute or a few. What
-a piece found is a file in the work folder. After each piece the key `gpu` of the JSON is written
-anew, for the turns that are complete: a document as bench_seats.py writes it, for each model. A run
-begins no piece that may end after its limit, and ends with status 75 while pieces are left: run it
-again. Delete the work folder to begin anew.
+The starts are those of bench_seats.py. Needs Ray and one GPU. The builds, and each cluster of a
+turn, are pieces, which take one to a few minutes. The work folder has a file with the result of
+each piece; delete the folder to start over. After each complete turn, the program writes the key
+`gpu` of the JSON: for each model, a document like that of bench_seats.py. Except for the first
+piece, a run begins no piece that could end after its limit. While pieces are left, it ends with
+status 75: run it again.
 
-The exit status is 1 when answers differ, a start on a seat is no full hit, its threads differ from
-the plain start's, or all but weights, the CUDA context, passes and parity takes over 0.5 s.
+The exit status is 1 if answers differ, a start on a seat is not a full hit, its fingerprint differs
+from the plain start's, or everything except weights, the CUDA context, passes and parity takes over
+0.5 s. It is also 1 if a piece does not finish in the remaining time.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from gpu import pieces  # noqa: E402
 
 MOST_OF_THE_REST_S = 0.5
 REST = ("process", "ray", "imports", "ours")
-"""Owners of what is neither weights, CUDA, passes nor parity."""
+"""Owners of all seconds except those of weights, the CUDA context, passes and parity."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +138,7 @@ def run_all(
 
 
 def failures(name: str, found: Mapping[str, Any]) -> list[str]:
-    """Return what of a model is not as it has to be."""
+    """Return a sentence for each wrong result of a model."""
     said = bench_seats.failures_of_answers(found)
     rest_s = sum(found["seconds"]["seat"][owner] for owner in REST)
     if rest_s > MOST_OF_THE_REST_S:

@@ -1,22 +1,24 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to a replica: what the first one costs, and what 10,000 compile, capture or tune.
+"""Measures the first request to a replica, and the compiles, captures and tuning in 10,000.
 
     python tests/gpu/serve_requests.py                                     image_classifier
     python tests/gpu/serve_requests.py deployments/text_generator/serve_gpu.yaml
 
-On a machine with a GPU and Ray, from the repository's root. `serve-warm build` makes the artifact,
-a replica is started from it, and clients send requests over HTTP. The same is asked of a naive
-deployment after it: torch.compile, a warm-up loop in `__init__` and a `def` route, without
-serve_warm, of which only the counters watch. Prints JSON; exits with 1 if the replica of serve_warm
-compiled, captured, built or tuned anything after it was ready, or gave a wrong answer.
+Run it from the repository's root, on a machine with a GPU and Ray. `serve-warm build` makes the
+artifact, replicas start from it, and clients send requests over HTTP. Then a naive deployment gets
+the same requests: torch.compile, a warm-up loop in `__init__` and a `def` route. It does not use
+serve_warm, except for the counters. Prints JSON. Exits with 1 if a replica of serve_warm was not a
+full hit, gave a wrong answer, or compiled, captured, built, tuned or ran anything eagerly after it
+was ready.
 
-A first request also meets what Serve itself sets up for a replica. So the one that is measured
-comes after one that the model never sees, since its body is refused; that one is `refused_ms`.
+For the first request to a replica, Serve itself must set things up. So the program first sends a
+request whose body is refused, and which the model never sees (`refused_ms`). The measured request
+(`first_ms`) follows it.
 """
 
-# No `from __future__ import annotations`: FastAPI resolves what a route names in a string where the
-# route is, and these are sent to their replicas.
+# No `from __future__ import annotations`: FastAPI looks up annotations that are strings in the
+# module of the route, but Ray sends these classes to replicas without their module.
 
 import argparse
 import contextlib
@@ -56,21 +58,21 @@ from serve_warm.report import Counts  # noqa: E402
 
 CONFIG = "deployments/image_classifier/serve_gpu.yaml"
 WARM_CALLS = 3
-"""Of the naive warm-up loop: what runs before a capture, the capture, the launch."""
+"""Calls of an input in the naive warm-up loop: one before the capture, the capture, a launch."""
 SOLO = 100
-"""Requests of one client alone, whose median the first request is compared with."""
+"""Requests of a single client. The first request is compared with their median."""
 SHOWN = ("compiles", "eager_runs", "captures", "graph_skips", "kernels", "tunings", "eager_falls")
 GROWN = ("compiles", "eager_runs", "captures", "kernels", "tunings", "eager_falls")
-"""What may not happen any more after a replica is ready."""
+"""Counters that must not grow after a replica is ready."""
 REQUEST_LIMIT_S = 60.0
 BEGIN_S = time.perf_counter()
 
 
-# What is asked, and what is right ---------------------------------------------------------------
+# Requests, and their right answers --------------------------------------------------------------
 
 
 class Images:
-    """Requests to the image classifier; an answer is right if its scores are those of eager."""
+    """Requests to the image classifier. An answer is right if its scores are near eager's."""
 
     path = "/"
     refused = b"no image"
@@ -90,14 +92,14 @@ class Images:
         return self.bodies[index % len(self.bodies)]
 
     def right(self, index: int, answer: bytes) -> bool:
-        """Whether each score is about eager's: near enough for TF32, too far for another image."""
+        """Return whether all scores are near eager's: TF32 passes, and another image fails."""
         scores = self.scores[index % len(self.bodies)]
         best = json.loads(answer)["classes"]
         return all(abs(scores[one["class"]] - one["score"]) < 0.05 for one in best)
 
 
 class Prompts:
-    """Requests to the text generator; tokens are right if eager finds none that is better."""
+    """Requests to the text generator. A token is right if eager finds no better one."""
 
     path = "/generate"
     refused = b'{"prompt": []}'
@@ -140,7 +142,7 @@ class Prompts:
         return len(tokens) == self.count
 
 
-# What one would write first ---------------------------------------------------------------------
+# Naive deployments ------------------------------------------------------------------------------
 
 
 def shown(counts: Counts) -> dict[str, int]:
@@ -148,7 +150,7 @@ def shown(counts: Counts) -> dict[str, int]:
 
 
 class Naive:
-    """The counters of both naive deployments. serve_warm only watches."""
+    """The counters of both naive deployments. serve_warm does nothing else in them."""
 
     def watched(self) -> None:
         caches = Path(tempfile.mkdtemp())
@@ -282,7 +284,7 @@ class Client:
 
 
 def solo(asked: Any, url: str) -> dict[str, Any]:
-    """Return what one client sees that has a new replica for itself, from the first request on."""
+    """Return the latencies of the only client of a new replica, from the first request on."""
     client = Client(asked, url)
     refused_s, _ = client.post(asked.refused)
     first_s = client.ask(0)
@@ -297,7 +299,7 @@ def solo(asked: Any, url: str) -> dict[str, Any]:
 
 
 def together(asked: Any, url: str, *, count: int, clients: int, limit_s: float) -> dict[str, Any]:
-    """Return what several clients see at once, which stop after `limit_s` seconds."""
+    """Return the latencies of several clients at once. They stop after `limit_s` seconds."""
     all_of_them = [Client(asked, url) for _ in range(clients)]
     begin = time.perf_counter()
 
@@ -338,7 +340,7 @@ def of_serve_warm(app: App, store: str, asked: Any, options: Any) -> dict[str, A
     """Start a replica from the artifact several times, and send the last one all requests."""
     settings = {"artifact": store, "on_missing": "fail", "on_refused": "fail"}
     firsts, all_requests, ready_s, reports = [], {}, [], []
-    # A replica that loads builds nothing, and wants no workers for it.
+    # A replica that loads an artifact builds nothing, so it needs no compile workers.
     with (
         environment(TORCHINDUCTOR_COMPILE_THREADS="1"),
         open_cluster(num_cpus=app.num_cpus) as on,
@@ -402,7 +404,7 @@ def of_naive(app: App, args: Mapping[str, Any], asked: Any, options: Any) -> dic
             )
             found.update(handle.counted.remote().result(timeout_s=REQUEST_LIMIT_S))
         except (RuntimeError, TimeoutError, requests.RequestException, RayError) as error:
-            # A replica that does not start, or ends: also a result, beside the other one's.
+            # A replica that does not start, or that ends, is a result too.
             found["failed"] = f"{type(error).__name__}: {error}"[-600:]
     return found
 
@@ -427,9 +429,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("config", nargs="?", default=CONFIG, help=f"Serve YAML (default {CONFIG})")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--starts", type=int, default=3, help="replicas whose first is measured")
-    parser.add_argument("--limit-s", type=float, default=60.0, help="of sending, each deployment")
-    parser.add_argument("--json", type=Path, help="a file to write the result to as well")
+    parser.add_argument(
+        "--starts", type=int, default=3, help="replicas with a measured first request"
+    )
+    parser.add_argument(
+        "--limit-s", type=float, default=60.0, help="seconds of requests to a deployment"
+    )
+    parser.add_argument("--json", type=Path, help="a file for the result")
     options = parser.parse_args(arguments)
     app = load_app(options.config)
     args = yaml.safe_load(Path(options.config).read_text())["applications"][0].get("args", {})

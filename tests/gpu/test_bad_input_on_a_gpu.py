@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs that cannot be: without memory, with what no graph can hold, on another thread.
+"""CUDA graphs that are hard to capture: out of memory, with unsupported work, on other threads.
 
-Without Ray, and without the rest of the suite:
+To run it without Ray and without the rest of the suite:
 
     PYTHONPATH=. python -m pytest tests/gpu --confcutdir tests/gpu
 """
@@ -37,12 +37,12 @@ pytestmark = ON_A_GPU
 
 GIB = 1 << 30
 LARGE, SMALL = 64, 8
-"""Rows of the inputs of the operators below, which only mind the large ones."""
+"""Rows of inputs for the operators below. Only large inputs make the captures fail."""
 
 
 @torch.library.custom_op("serve_warm_test::greedy", mutates_args=())
 def greedy(x: torch.Tensor) -> torch.Tensor:
-    """Double x; in the capture of a large one want more memory than any GPU has."""
+    """Double x. While a large x is captured, request more memory than any GPU has."""
     if x.shape[0] >= LARGE and torch.cuda.is_current_stream_capturing():
         torch.empty(1 << 50, dtype=torch.uint8, device=x.device)
     return x * 2
@@ -50,7 +50,7 @@ def greedy(x: torch.Tensor) -> torch.Tensor:
 
 @torch.library.custom_op("serve_warm_test::nosy", mutates_args=())
 def nosy(x: torch.Tensor) -> torch.Tensor:
-    """Double x; of a large one look at a value, for which the GPU has to be waited for."""
+    """Double x. For a large x, read a value, which must wait for the GPU."""
     if x.shape[0] >= LARGE and x.sum().item() < 0:
         raise AssertionError
     return x * 2
@@ -64,7 +64,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    """Begin without compiled code and without graphs, and with all of the memory."""
+    """Begin without compiled code, graphs and cached memory; lift the memory limit at the end."""
     watch_process()
     import_compiler()
     from torch._inductor.cudagraph_trees import reset_cudagraph_trees
@@ -106,7 +106,7 @@ def at_most(more_bytes: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("operator", [greedy, nosy])
 def test_a_size_whose_capture_fails_is_served_and_the_others_are_captured(operator: Any):
-    """For memory, or for what no graph can hold: all answers are right, and it gets quiet."""
+    """The capture runs out of memory or waits. All answers are right, and calls become quiet."""
     model = compiled(operator)
     large, small = rows(LARGE), rows(SMALL)
     wanted = [(x + 1) * 2 - 1 for x in (large, small)]
@@ -142,7 +142,7 @@ def test_the_reason_is_the_first_error(operator: Any, word: str):
 
 @pytest.mark.parametrize("operator", [greedy, nosy])
 def test_a_failed_capture_leaves_the_process_as_it_was(operator: Any):
-    """Checks the stream, random numbers, and an allocator that returns free memory when needed."""
+    """Stream and random numbers work as before, and the allocator frees cached memory if needed."""
     model, large = compiled(operator), rows(LARGE)
     stream = torch.cuda.current_stream()
 
@@ -154,7 +154,7 @@ def test_a_failed_capture_leaves_the_process_as_it_was(operator: Any):
     kept = torch.empty(GIB, dtype=torch.uint8, device="cuda")
     del kept
     with at_most(GIB // 2):
-        # More than what is kept for later and what is allowed beyond it.
+        # More than the cached memory, and more than the limit allows beside it.
         assert torch.empty(GIB + GIB // 4, dtype=torch.uint8, device="cuda").numel() > GIB
 
 
@@ -173,7 +173,7 @@ def test_a_failed_capture_is_gone_for_hand_made_graphs_too(operator: Any):
 
 
 def test_an_entry_whose_capture_fails_is_served(tmp_path: Path):
-    """At level 2 as at level 1."""
+    """The same holds at level 2."""
 
     class Nosy(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -196,20 +196,20 @@ def test_an_entry_whose_capture_fails_is_served(tmp_path: Path):
     torch.testing.assert_close(out, (large + 1) * 2 - 1)
 
 
-# --- memory that is short indeed -------------------------------------------------------------
+# --- a real limit of memory ------------------------------------------------------------------
 
 WIDTH = 16384
 
 
 def wide() -> torch.nn.Module:
-    """Return a model whose activations have 64 KiB a row: 1 GiB for 16384 rows."""
+    """Return a model whose activations take 64 KiB for each row, so 1 GiB for 16384 rows."""
     torch.manual_seed(0)
     layers = torch.nn.Linear(16, WIDTH), torch.nn.GELU(), torch.nn.Linear(WIDTH, 4)
     return torch.nn.Sequential(*layers).cuda().eval()
 
 
 def replayed(model: Any, **sizes: torch.Tensor) -> Progress:
-    """Replay inputs, largest first, until quiet, and prove them."""
+    """Replay inputs in the given order until quiet, and prove them."""
     inputs = [Input(target="forward", name=name, args=(x,)) for name, x in sizes.items()]
 
     async def call(item: Input) -> None:
@@ -232,7 +232,7 @@ def replayed(model: Any, **sizes: torch.Tensor) -> Progress:
 
 
 def test_an_input_that_does_not_fit_is_left_out_and_served_once_it_does():
-    """The small one is captured and proven; the large one is answered when memory is there."""
+    """The small input is captured and proven. The large one is answered once memory is free."""
     eager = wide()
     model = torch.compile(eager, mode="reduce-overhead", dynamic=False)
     large, small = rows(4 * 16384), rows(64)
@@ -251,7 +251,7 @@ def test_an_input_that_does_not_fit_is_left_out_and_served_once_it_does():
 
 
 def test_memory_that_is_kept_for_later_is_used_for_graphs():
-    """If a graph lacks memory, cached memory is freed, and the graph is captured."""
+    """If a capture runs out of memory, cached memory is freed, and the graph is captured."""
     model = torch.compile(wide(), mode="reduce-overhead", dynamic=False)
     small, large = rows(64), rows(16384)
     spans(lambda: model(small), 3)
@@ -288,7 +288,7 @@ def in_thread(call: Callable[[], Any], name: str) -> None:
 
 
 def test_another_thread_may_capture_and_is_named():
-    """Before torch 2.13 only the thread that imported the trees could, and any other raised."""
+    """Before torch 2.13, only the thread that imported the graph trees could capture."""
     model = compiled(torch.relu)
     small, large = rows(SMALL) - 0.5, rows(LARGE) - 0.5
     answers: list[torch.Tensor] = []
@@ -343,7 +343,7 @@ def test_sizes_that_the_app_does_not_want_captured_are_named():
 
 
 def test_two_models_beside_a_hand_made_graph_get_quiet():
-    """Each size of each is captured once, in whatever order they are called after that."""
+    """Each size of each model is captured once. Calls in another order capture nothing more."""
     models = [compiled(torch.relu), compiled(torch.sigmoid)]
     by_hand = torch.cuda.make_graphed_callables(torch.nn.Linear(16, 4).cuda(), (rows(SMALL),))
     inputs = [rows(LARGE), rows(SMALL)]

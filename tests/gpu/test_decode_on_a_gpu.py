@@ -42,9 +42,9 @@ def fresh() -> None:
 
 @contextlib.contextmanager
 def generator() -> Iterator[Callable[[], list[list[int]]]]:
-    """Generate from prompts of all buckets, more of them than there are slots.
+    """Yield a function that generates from prompts of all buckets, with more prompts than slots.
 
-    In a thread of its own: graphs are the thread's that captured them.
+    It always uses the same thread, because a graph belongs to the thread that captured it.
     """
     with ThreadPoolExecutor(1) as thread:
         yield generating(thread)
@@ -76,7 +76,7 @@ def eager() -> list[list[int]]:
 
 
 def test_every_step_is_one_graph():
-    """Each bucket and the decode step are captured once, none is skipped, and then all is quiet."""
+    """Each bucket and the decode step are captured once, and none is skipped. Then it is quiet."""
     watch = watch_process()
     before = watch.counts()
 
@@ -94,8 +94,8 @@ def test_every_step_is_one_graph():
 
 
 def test_entries_of_the_steps_capture(tmp_path: Path):
-    """At level 2 nothing is compiled; the cache is written by graphs as it is by eager."""
-    watch = watch_process()  # before torch 2.13 threads can capture with it only
+    """At level 2, nothing is compiled. Graphs write the same values to the cache as eager."""
+    watch = watch_process()  # before torch 2.13, other threads need it to capture
     with generator() as generate:
         library = build(tmp_path / "entries", generate)
     assert not library.refused

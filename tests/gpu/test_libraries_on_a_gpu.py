@@ -4,7 +4,7 @@
 
     PYTHONPATH=. python -m pytest tests/gpu/test_libraries_on_a_gpu.py --confcutdir tests/gpu
 
-With a stand-in for CUDA: tests/precompile/test_aoti_graphs.py.
+tests/precompile/test_aoti_graphs.py has similar tests with a stand-in for CUDA.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_what_takes_tensors_of_two_devices_has_an_entry(tmp_path: Path):
 
 
 def test_a_library_computes_on_a_gpu(tmp_path: Path):
-    """At level 3, without graphs where none are asked for."""
+    """Without a mode that uses graphs, a library of level 3 captures nothing."""
     eager = model()
     x = torch.rand(8, 16, device="cuda")
     compiled = serve_warm_compile(eager, level=3)
@@ -74,7 +74,7 @@ def test_a_library_computes_on_a_gpu(tmp_path: Path):
 
 
 def test_a_library_is_captured_at_its_first_call(tmp_path: Path):
-    """This holds for the mode of torch.compile that uses graphs. Each call has its own numbers."""
+    """The mode `reduce-overhead` uses graphs. Each call returns results for its own input."""
     eager = model()
     x = torch.rand(8, 16, device="cuda")
     compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
@@ -94,7 +94,7 @@ def test_a_library_is_captured_at_its_first_call(tmp_path: Path):
 
 
 def test_a_captured_library_sees_weights_change(tmp_path: Path):
-    """Written into they are seen, and moved they are captured anew, with that for a reason."""
+    """New values need no capture. New addresses need one, and the event has this reason."""
     eager = model()
     x = torch.rand(8, 16, device="cuda")
     compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
@@ -121,7 +121,7 @@ def test_a_captured_library_sees_weights_change(tmp_path: Path):
 
 
 def test_each_thread_captures_a_library_for_itself(tmp_path: Path):
-    """Two that launch one graph would write into one another's tensors."""
+    """Two threads that launched the same graph would overwrite each other's tensors."""
     eager = model()
     inputs = [torch.rand(8, 16, device="cuda") for _ in range(2)]
     compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
@@ -152,7 +152,7 @@ class WritesIntoItsArgument(torch.nn.Module):
 
 
 def test_a_library_that_writes_into_its_argument_is_not_captured(tmp_path: Path):
-    """A graph would write into a copy, so kernels are launched one by one, with the reason."""
+    """A graph would write into a copy, so kernels are launched one by one. The event says why."""
     eager = WritesIntoItsArgument()
     compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
     build(tmp_path / "entries", lambda: compiled(torch.ones(8, device="cuda")), level=3)
@@ -171,7 +171,7 @@ def test_a_library_that_writes_into_its_argument_is_not_captured(tmp_path: Path)
 
 
 def test_sizes_are_captured_into_one_pool(tmp_path: Path):
-    """Each has a library and a graph; all of a thread's graphs use the same memory."""
+    """Each size has a library and a graph. All graphs of a thread use the same memory."""
     eager = model()
     inputs = [torch.rand(rows, 16, device="cuda") for rows in (64, 8)]
     compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
@@ -190,14 +190,14 @@ def test_sizes_are_captured_into_one_pool(tmp_path: Path):
 
 
 class GoesToTheCpu(torch.nn.Module):
-    """Waits for the GPU in the middle, and computes on the CPU, which no launch would."""
+    """Computes a part on the CPU, which the launch of a graph would not repeat."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x.cpu() + 1).cuda() * x
 
 
 def test_one_that_cannot_be_captured_costs_the_others_nothing(tmp_path: Path):
-    """The build knows it, so the start runs it without a capture, and captures the others."""
+    """The build finds this model, so the start captures only the other models."""
     watch = watch_process()
     eager = {"good": model(), "bad": GoesToTheCpu(), "other": model()}
     x = torch.rand(8, 16, device="cuda")
@@ -224,7 +224,7 @@ def test_one_that_cannot_be_captured_costs_the_others_nothing(tmp_path: Path):
     )
     assert torch.cuda.current_stream() == stream
     torch.testing.assert_close(outputs, wanted, rtol=1e-3, atol=1e-3)
-    # Torch's random numbers are those of no capture any more.
+    # torch draws random numbers outside of any capture again.
     assert torch.rand(4, device="cuda").isfinite().all()
 
 

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The report of a start says what torch holds of a real GPU, and traffic's captures are counted.
+"""The report has the memory that torch holds on a real GPU, and counts captures in traffic.
 
-Without Ray, and without the rest of the suite:
+To run it without Ray and without the rest of the suite:
 
     PYTHONPATH=. python -m pytest tests/gpu --confcutdir tests/gpu
 """
@@ -35,7 +35,7 @@ pytestmark = ON_A_GPU
 
 WIDTH = 4096
 WARM, IN_TRAFFIC = 64, 4096
-"""Rows of the declared input, and of one that nobody declared."""
+"""Rows of the declared input, and of an undeclared one."""
 
 
 class Replica(OutsideServe):
@@ -67,7 +67,7 @@ def process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.setenv(variable, str(tmp_path))
     torch._dynamo.reset()
-    # Pools of graphs that are gone would be given back in the middle of a test.
+    # Otherwise, pools of deleted graphs would be freed in the middle of a test.
     gc.collect()
     torch.cuda.empty_cache()
     yield
@@ -81,7 +81,7 @@ def warm_up(replica: Replica) -> Warmup:
 
 
 def pools_of_torch() -> dict[str, dict[str, int]]:
-    """Return bytes by device and pool, as torch's snapshot has it now."""
+    """Return the bytes of each pool on each device, from torch's current snapshot."""
     found: dict[str, dict[str, int]] = {}
     for segment in torch.cuda.memory_snapshot():
         first, second = segment["segment_pool_id"]
@@ -104,7 +104,7 @@ def model() -> torch.nn.Module:
 
 
 def test_the_pools_of_a_report_are_those_that_torch_holds():
-    """By device and pool, to the byte, with all that torch keeps; and so are the metrics."""
+    """The bytes of each pool and device, and all reserved bytes, equal torch's; so do metrics."""
     compiled = torch.compile(model(), mode="reduce-overhead", fullgraph=True)
 
     report = warm_up(Replica(compiled, torch.rand(WARM, 16, device="cuda"))).report()
@@ -123,7 +123,7 @@ def test_the_pools_of_a_report_are_those_that_torch_holds():
 
 
 def test_a_capture_in_traffic_is_counted_and_its_memory_measured():
-    """A size that nobody declared: compiled once, captured once, and then held for ever."""
+    """An undeclared size is compiled and captured once, and its memory stays in use."""
     compiled = torch.compile(model(), mode="reduce-overhead", fullgraph=True, dynamic=False)
     replica = Replica(compiled, torch.rand(WARM, 16, device="cuda"))
     start = warm_up(replica)
@@ -144,7 +144,7 @@ def test_a_capture_in_traffic_is_counted_and_its_memory_measured():
 
 
 def test_a_tuning_in_traffic_is_counted():
-    """A hand-written kernel that meets a size of another key; nothing is compiled by it."""
+    """A hand-written kernel is tuned for a size with another key. Nothing is compiled."""
     from handwritten import add
 
     def handler(x: torch.Tensor) -> None:

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Captures of CUDA graphs are seen, on a real GPU, whoever makes them; kernels and tunings too.
+"""On a real GPU, the watch sees every capture of a CUDA graph, and kernels and tuning too.
 
-Without Ray, and without the rest of the suite:
+To run it without Ray and without the rest of the suite:
 
     PYTHONPATH=. python -m pytest tests/gpu --confcutdir tests/gpu
 """
@@ -41,7 +41,7 @@ def fresh() -> None:
 
 
 def test_a_path_is_quiet_only_after_its_capture():
-    """The first call runs eagerly, the second captures, and none after that does either."""
+    """The first call runs eagerly, the second captures, and later calls do neither."""
     compiled = torch.compile(model(), mode="reduce-overhead", fullgraph=True)
     x = torch.rand(8, 16, device="cuda")
 
@@ -67,7 +67,7 @@ def test_a_capture_of_another_address_says_that_it_is_another():
 
     [again] = spans(lambda: compiled(x, statics[1]), 1)
 
-    # As a path of its own, or as one more of the path that is known.
+    # torch compiles a new path, or captures the known path once more.
     assert again.compiles or "captured 1 times before" in watch_process().events()[-1].reason
 
 
@@ -135,7 +135,7 @@ def test_an_entry_captures_and_is_right(tmp_path: Path):
 
 
 def test_an_entry_is_called_in_another_thread_than_it_was_loaded_in(tmp_path: Path):
-    """A replica loads beside its event loop, and calls in it."""
+    """A replica loads entries in one thread, and calls them in another."""
     eager = model()
     x = torch.rand(8, 16, device="cuda")
     compiled = serve_warm_compile(eager, mode="reduce-overhead")
@@ -149,9 +149,10 @@ def test_an_entry_is_called_in_another_thread_than_it_was_loaded_in(tmp_path: Pa
 
 
 def test_a_hand_written_kernel_is_built_and_tuned_once_for_all_processes(tmp_path: Path):
-    """With the directory of another process at another path, nothing is built or tuned.
+    """A process that gets the moved cache directory of another one builds and tunes nothing.
 
-    But for a kernel with a hook before its configurations, whose tuning Triton cannot write.
+    There is one exception: Triton cannot save the tuning of a kernel whose configurations have a
+    `pre_hook`.
     """
     there, here = tmp_path / "there", tmp_path / "here"
     cold = answer_of("handwritten.py", {"do": "launch", "cache": str(there)})["launched"]

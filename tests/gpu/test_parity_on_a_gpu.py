@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Entries against eager on a GPU: captured ones too, and the random numbers of CUDA stay as found.
+"""Checks of entries against eager on a GPU capture nothing, and keep CUDA's random state.
 
-Without Ray, and without the rest of the suite:
+To run it without Ray and without the rest of the suite:
 
     PYTHONPATH=. python -m pytest tests/gpu --confcutdir tests/gpu
 """
@@ -60,7 +60,7 @@ def on_failure(failure: str) -> None:
 def test_a_check_leaves_a_gpu_as_it_was(
     level: int, dropout: float, arguments: dict[str, Any], samples: int, tmp_path: Path
 ):
-    """Nothing is captured or compiled for it; what draws random numbers is not sampled."""
+    """A check captures and compiles nothing. Entries that draw random numbers are not sampled."""
     model = serve_warm_compile(
         Layers(dropout).eval().cuda(), level=level, dynamic=False, **arguments
     )

@@ -43,7 +43,7 @@ def test_what_lies_around_work_on_the_cpu_is_captured():
 
 
 def test_only_the_sizes_that_are_named_are_captured():
-    """Others launch kernel by kernel: quiet at once, since they have nothing to capture."""
+    """Other sizes launch kernels one by one. They are quiet at once, as they capture nothing."""
     layer = torch.nn.Linear(16, 16).cuda().eval()
     compiled = torch.compile(layer, mode="reduce-overhead", dynamic=True)
     inputs = {rows: torch.rand(rows, 16, device="cuda") for rows in (32, 16, 8)}

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas that start at the same moment, on one GPU or more; ranks on two of them, by NCCL."""
+"""Replicas that start at the same moment on one GPU or more, and ranks with NCCL on two GPUs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a build has tuned on a real GPU is found by a start, wherever its cache directory lies."""
+"""A start uses a build's autotuning on a real GPU, wherever its cache directory is."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 pytestmark = ON_A_GPU
 
-# What torch's modes of this name set: templates are measured, and each kernel is tuned by a
-# coordinate descent from the best of its configurations.
+# torch's modes with `max-autotune` measure templates, and tune each kernel by a coordinate descent
+# from the best of its configurations.
 GRAPHS, NO_GRAPHS = {"mode": "max-autotune"}, {"mode": "max-autotune-no-cudagraphs"}
 DESCENT = {"options": {"coordinate_descent_tuning": True}}
 
@@ -34,7 +34,7 @@ def ask(folder: Path, do: str, arguments: dict[str, Any], **others: Any) -> dict
     ids=["graphs-1", "graphs-2", "no graphs-1", "descent-1", "descent-2"],
 )
 def test_a_start_tunes_and_builds_nothing(tmp_path: Path, arguments: Any, level: int):
-    """All that was measured and built lies in the cache directory, and is found at another path."""
+    """The cache directory has all measurements and kernels, and works at another path too."""
     there, here = tmp_path / "there", tmp_path / "here"
     cold = ask(there, "build", arguments, level=level)
     there.rename(here)
@@ -55,7 +55,7 @@ def test_a_start_tunes_and_builds_nothing(tmp_path: Path, arguments: Any, level:
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_vision_transformer_starts_without_a_tuning(tmp_path: Path, level: int):
-    """Its reductions get configurations once they are built, and one of these may be the best."""
+    """A built reduction gets further configurations, and one of these can be the best."""
     there, here = tmp_path / "there", tmp_path / "here"
     cold = ask(there, "build", {"mode": "reduce-overhead"}, level=level, vision=True)
     there.rename(here)
@@ -70,7 +70,7 @@ def test_a_vision_transformer_starts_without_a_tuning(tmp_path: Path, level: int
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_kernels_of_an_artifact_need_no_launcher_of_their_own(tmp_path: Path, level: int):
-    """Torch launches them by itself, and loads them with their graph, as it was built."""
+    """A static launcher of torch runs them, and they are loaded together with their graph."""
     ask(tmp_path, "build", {}, level=level)
 
     warm = ask(tmp_path, "start", {}, level=level)

@@ -1,13 +1,14 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What of a cold start is torch's work once in a process, and what is the compile of one input.
+"""Splits a cold start into torch's one-time work in a process, and the compile of one input.
 
     python tests/gpu/two_compiles.py [recipe64_regions_gpu] [--profile out.pstats]
 
-Calls a model by torch.compile with its first input and then with its second, another size, in
-fresh cache directories. Both compile as much, so that what the first takes beyond the second is
-what torch does once: tables of patterns, keys of its own code and Triton's, a module for the
-driver. Prints a line of JSON. The compiler is imported before, and the eager model was called.
+Compiles a model with torch.compile in fresh cache directories, and calls it with two inputs of
+different sizes. Both calls compile equally much. So the extra time of the first call is the work
+that torch does once: tables of patterns, keys of its own code and of Triton's, and a module for the
+driver. Prints a line of JSON. Before the calls, the compiler is imported and the eager model is
+called.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("workload", nargs="?", default="recipe64_regions_gpu")
-    parser.add_argument("--profile", type=Path, help="a file for what cProfile finds in the calls")
+    parser.add_argument("--profile", type=Path, help="a file for cProfile's statistics")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as caches:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{caches}/inductor"

@@ -110,7 +110,7 @@ def new_key() -> Ed25519PrivateKey:
 
 
 LONG_S = 100 * 365 * 86400.0
-"""An age limit for artifacts whose time is written down in a test."""
+"""An age limit for artifacts that have a fixed creation time in a test."""
 
 
 def trusting(*keys: Ed25519PrivateKey, **others: Any) -> Trust:
@@ -200,7 +200,7 @@ def edited(envelope: bytes, **members: Any) -> bytes:
 def container(
     *sections: tuple[str, list[tuple[str, bytes]]], version: int = 1, count: int | None = None
 ) -> bytes:
-    """Return what torch's serializer would write, without torch; `count` forges a count."""
+    """Return bytes in the format of torch's serializer, without torch; `count` forges a count."""
     body = version.to_bytes(8, "big")
     for section, entries in sections:
         number = len(entries) if count is None else count

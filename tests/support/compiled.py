@@ -28,7 +28,7 @@ def compiled(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     skipped.
     """
     if "recompile_limit" in options.keys() - inspect.signature(torch.compile).parameters.keys():
-        import pytest  # programs without it import this module, too
+        import pytest  # programs that run without pytest also import this module
 
         pytest.skip(f"torch {torch.__version__} has no torch.compile(..., recompile_limit=...)")
     return torch.compile(fresh(fn), **{"backend": "eager", "dynamic": False, **options})

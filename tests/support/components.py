@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import pytest
 
 FOLDERS = ("npm/node_modules/.bin", "bin")
-"""Of programs, below build/components."""
+"""Folders of programs, below build/components."""
 
 
 def require(what: str, install: str) -> str:

@@ -5,9 +5,9 @@
     python tests/support/elsewhere.py darwin inspect STORE
     python tests/support/elsewhere.py win32 -c "import serve_warm"
 
-This replaces such a machine. First, the process imports what other packages need from Linux,
+The process stands in for such a machine. First, it imports what other packages need from Linux,
 because those packages were built for Linux. torch and ray are available only with `--with-ray`.
-Then the process removes modules, functions and flags that the other system lacks, sets
+Then it removes modules, functions and flags that the other system lacks, sets
 `sys.platform`, and imports serve_warm. Paths, `os.name` (on which `pathlib` depends), the file
 system, and modes and owners of files remain those of Linux.
 """
@@ -85,7 +85,7 @@ def _without_descriptors(function: Any) -> Any:
             if named.pop(key, None) is not None:
                 raise NotImplementedError(f"{key} unavailable on this platform")
         if function.__name__ in ("open", "scandir", "listdir") and given:
-            # Windows opens no folder, and lists none by a descriptor.
+            # Windows cannot open a folder, and cannot list a folder by its descriptor.
             if isinstance(given[0], int):
                 raise TypeError("path should be string, bytes or os.PathLike, not int")
             if function.__name__ == "open" and Path(given[0]).is_dir():
@@ -101,9 +101,9 @@ def become(system: str) -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     if "torch" not in sys.modules:
-        # What is built for Linux could not be imported from here on.
+        # From here on, packages that are built for Linux could not be imported.
         sys.meta_path.insert(0, _Absent({"ray", "torch"}))
-    sysconfig.get_config_vars()  # kept, and looked for by the name of the system
+    sysconfig.get_config_vars()  # cached now: it reads a file that is named for the system
     for module, names in GONE[system].items():
         for name in names:
             if hasattr(module, name):
@@ -128,7 +128,7 @@ def _lack_what_windows_lacks() -> None:
         setattr(os, name, _without_descriptors(getattr(os, name)))
     os.supports_dir_fd = set()  # type: ignore[misc]
     os.supports_fd = set()  # type: ignore[misc]
-    # Which Python asks for on Windows as soon as something has a context for TLS.
+    # On Windows, Python calls this function when a program creates a TLS context.
     importlib.import_module("ssl").enum_certificates = lambda _store: ()
 
 

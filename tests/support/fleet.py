@@ -91,7 +91,7 @@ class Replica:
         }
 
     def exported(self, name: str, labels: dict[str, str], value: float, minute: int) -> bool:
-        """Whether the node server has a series for a row in a minute."""
+        """Return whether the node server exports a row in a minute."""
         row = TABLE[name.removesuffix("_total")]
         if self.dead is None or minute < self.dead:
             return bool(value) or row.zeros
@@ -108,7 +108,7 @@ class Replica:
     ) -> Iterator[tuple[str, dict[str, str], float]]:
         """Yield the name, labels and value of each row of the metrics table in a minute.
 
-        `hangs` is whether the replica hangs as far as the exporter knows.
+        `hangs` says whether the exporter knows that the replica hangs.
         """
         alive = self.dead is None or minute < self.dead
         is_ready = self.ready is not None and self.ready <= minute
@@ -181,7 +181,7 @@ class Replica:
         yield "tuning_seconds", {}, 0.0 if hit else 7.5
         yield "graph_skips_after_ready_total", {}, 0.0
         for what in ("captures", "kernels_built", "tunings"):
-            # A compile has all three in its train.
+            # A compile causes all three kinds of work.
             met = [at for each, at in self.on_gpu if each == what]
             counted = float(sum(at <= minute for at in (*self.compiles, *met)))
             yield f"{what}_after_ready_total", {}, counted
@@ -205,7 +205,7 @@ class Replica:
 
     @property
     def lasted_s(self) -> float:
-        """How many seconds the start took, regardless of its outcome."""
+        """Duration of the start in seconds, regardless of its outcome."""
         return 60.0 * (self.dead - self.born) if self.took_s is None else self.took_s
 
     def outcome(self, minute: int) -> str:
@@ -227,9 +227,9 @@ class Fleet:
     step: int = 1
     """Minutes between two scrapes."""
     queued: Mapping[str, Mapping[int, float]] = dataclasses.field(default_factory=dict)
-    """Waiting requests by deployment, with the minute from which they wait."""
+    """Numbers of waiting requests by deployment, each with the minute from which it holds."""
     unreadable: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """By node, the minute from which its server cannot read the states of replicas."""
+    """Minute from which a node server cannot read the states of its replicas, by node."""
 
     def node_server(self) -> Series:
         """Return the series that node servers exported."""
@@ -375,7 +375,7 @@ def as_promtool(series: Series, minutes: int) -> list[dict[str, str]]:
             else:
                 words.append("stale" if minute - 1 in values else "_")
         runs = [(word, len(list(run))) for word, run in itertools.groupby(words)]
-        # `_x3` is three samples that are missing, `1x3` is 1 and three more.
+        # `_x3` means three missing samples, but `1x3` means 1 and three more samples.
         times = [(word, number if word == "_" else number - 1) for word, number in runs]
         text = " ".join(f"{word}x{number}" if number else word for word, number in times)
         found.append({"series": selector(name, labels), "values": text})

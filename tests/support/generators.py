@@ -142,7 +142,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 @pytest.fixture
 def eagerly() -> Iterator[None]:
-    """Run steps without a compiler, for tests of what steps compute and not of entries."""
+    """Run steps without a compiler, in tests of results that do not need entries."""
     with eager_below():
         yield
     forget_callables()
@@ -155,7 +155,7 @@ def load(name: str) -> Any:
     torch.manual_seed(0)
     made = getattr(transformers, model)(getattr(transformers, config)(**settings)).eval()
     if name == "mixtral":
-        # In float32 the default is an operator of transformers, which no library calls (5.23).
+        # In float32, the default is an operator of transformers (5.23) that no library can call.
         made.set_experts_implementation("batched_mm")
     return made
 
@@ -164,14 +164,14 @@ def load_compiled(
     name: str, *, batch: int = BATCH, lengths: Sequence[int] = PROMPT_LENGTHS, **arguments: Any
 ) -> Any:
     if name == "whisper":
-        lengths = ()  # its encoder takes one
+        lengths = ()  # its encoder takes only one length
     return serve_warm.compile_generation(
         load(name), batch=batch, max_length=MAX_LENGTH, prompt_lengths=lengths, **arguments
     )
 
 
 class Adapted(torch.nn.Module):
-    """A layer with adapters, with the attributes that those of peft have."""
+    """A layer with adapters, which has the attributes of a peft layer."""
 
     def __init__(self, base: torch.nn.Linear) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ def new_tokens(sequences: torch.Tensor, *, max_new_tokens: int = TOKENS, **_: An
 
 
 def draw(model: Any, inputs: dict[str, torch.Tensor], **options: Any) -> Any:
-    """Return the result of `generate`, with a fixed seed for sampling unless options differ."""
+    """Return the result of `generate`, with a fixed seed. `options` override the sampling."""
     torch.manual_seed(3)
     settings = {"max_new_tokens": TOKENS, "do_sample": True, "top_k": 8, "eos_token_id": None}
     return model.generate(**inputs, **{**settings, **options})

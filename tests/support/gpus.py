@@ -13,7 +13,7 @@ ON_A_GPU = [
         not torch.cuda.is_available(),
         reason="needs a GPU that torch can use: torch.cuda.is_available() is False",
     ),
-    # Advice of torch, which is no error of what is tested.
+    # torch's advice, which does not mean that the tested code is wrong.
     *(
         pytest.mark.filterwarnings(f"ignore:{advice}")
         for advice in (

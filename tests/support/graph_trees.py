@@ -57,7 +57,7 @@ def trees(why: str, *, fails: Sequence[BaseException] = (), plain: Any = None) -
             return "captured"
 
         def run_eager(self, new_inputs: list[Any], function_id: int) -> str:
-            # As torch does: before anything can fail.
+            # As in torch, this comes before anything that can fail.
             self.warmed_up_functions.add(function_id)
             self.current_node, self.path_state = "warm-up", "warmup"
             self.fail(new_inputs)
@@ -82,7 +82,7 @@ def trees(why: str, *, fails: Sequence[BaseException] = (), plain: Any = None) -
 def two_gpus(
     patch: pytest.MonkeyPatch, segments: list[dict[str, Any]] | None, *, backend: str = "native"
 ) -> None:
-    """Make torch's allocator report these segments; without segments it raises."""
+    """Make torch's allocator report these segments. With None, it raises."""
 
     def held(device: int) -> int:
         return sum(each["total_size"] for each in snapshot() if each["device"] == device)

@@ -6,7 +6,7 @@
     python handwritten.py '{"do": "build", "cache": "/a/folder", "targets": [["cuda", 90, 32]]}'
 
 Kernels are decorated before serve_warm is imported, as in a user's module. A build does not need
-the target GPU. Without a GPU, Triton's interpreter launches (`TRITON_INTERPRET=1`).
+the target GPU. Without a GPU, launches need Triton's interpreter (`TRITON_INTERPRET=1`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def stopwatch(call: Callable[[], None], quantiles: tuple[float, ...]) -> list[float]:
-    """Measure as Triton would measure on a device."""
+    """Return times in the form of Triton's measurement on a device."""
     start = time.perf_counter()
     call()
     return [time.perf_counter() - start] * len(quantiles)
@@ -42,7 +42,7 @@ MEASURED_BY = None if DEVICE == "cuda" else stopwatch
 
 
 @triton.jit
-def double(x, out, count, BLOCK: tl.constexpr):  # noqa: N803 - Triton's way to name them
+def double(x, out, count, BLOCK: tl.constexpr):  # noqa: N803 - Triton's names for constants
     places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = places < count
     tl.store(out + places, tl.load(x + places, there) * 2, there)
@@ -77,7 +77,7 @@ def accumulate(x, out, count, BLOCK: tl.constexpr):  # noqa: N803
 
 
 def launch(watch: Any) -> dict[str, Any]:
-    """Launch each kernel twice; return the time of each launch and the error of the last result."""
+    """Launch each kernel twice; return the counts of each launch, and the error of the last."""
     x, y = torch.rand(2, COUNT, device=DEVICE)
 
     def grid(meta: dict[str, int]) -> tuple[int]:

@@ -63,8 +63,8 @@ class Fault:
     body: str = ""
     """`hang` never answers. `reset` and `truncate` end in the middle. `endless` never ends."""
     flood: Callable[[int], object] | None = None
-    """If set, the answer with `status` never ends. Called with the number of bytes that the client
-    read."""
+    """If set, the answer with `status` never ends, and this is called after each write with the
+    number of written bytes."""
     pause_s: float = 0.0
     """Seconds between the pieces of an endless answer."""
     then: Callable[[], object] = bool
@@ -97,7 +97,7 @@ class Hub:
         self.server.daemon_threads = True
         port = self.server.server_address[1]
         self.url = f"http://127.0.0.1:{port}"
-        # By another name, or the client takes the answer for one of the Hub itself.
+        # Another host name, so that the client does not take these answers for the Hub's own.
         self.blob_url = f"http://localhost:{port}"
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,))
         self.thread.start()
@@ -108,7 +108,7 @@ class Hub:
         self.thread.join()
         self.server.server_close()
 
-    # --- what tests ask and do, past the client --------------------------------------------
+    # --- for tests, without the client -----------------------------------------------------
 
     def read(self, key: str) -> bytes:
         return self.content(self.files[self.branches["main"]][key])
@@ -142,7 +142,7 @@ class Hub:
     def xet_hash(self, sha256: str) -> str | None:
         """Return the Xet hash of the file with this digest, from the shards of the Xet storage."""
         wanted = _swapped(bytes.fromhex(sha256))
-        # Not rglob: it fails when a temporary folder of another upload goes away meanwhile.
+        # rglob would fail if a temporary folder of another upload disappears meanwhile.
         for folder, _, names in os.walk(self.xet_folder):
             if Path(folder).name == "shards":
                 for name in names:
@@ -156,7 +156,7 @@ class Hub:
         with contextlib.suppress(FileNotFoundError):
             data = shard.read_bytes()
             at = data.find(wanted)
-            # Before the digest: a header (hash, flags, count), then two entries a segment.
+            # Before the digest come a header (hash, flags, count), and two entries per segment.
             for count in range(1, at // 96 + 1):
                 header = at - 48 * (1 + 2 * count)
                 if header >= 0 and struct.unpack_from("<I", data, header + 36) == (count,):
@@ -182,7 +182,7 @@ class _Refusal(Exception):
 class _Handler(BaseHTTPRequestHandler):
     hub: Hub
     protocol_version = "HTTP/1.1"
-    # A body goes out with its headers, not after the client's delayed acknowledgement.
+    # Send headers and body together. Otherwise the body waits for a delayed acknowledgement.
     wbufsize = -1
     disable_nagle_algorithm = True
 
@@ -268,7 +268,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             super().finish()
         except OSError:
-            self.wfile._sock = None  # the client has gone
+            self.wfile._sock = None  # the client has disconnected
 
     def _json(self, answer: Any, headers: dict[str, str] | None = None) -> None:
         self._send(

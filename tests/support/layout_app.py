@@ -20,7 +20,7 @@ from torch import nn
 import serve_warm
 
 PUBLIC_KEY = os.environ.get("LAYOUT_PUBLIC_KEY", "")
-"""A PEM file. The processes of a cluster inherit the variable."""
+"""Path of a PEM file. The processes of a cluster inherit the variable."""
 
 ROWS = 4
 WAYS = ("regions", "method", "nested")
@@ -68,9 +68,9 @@ class Served(serve_warm.WarmupMixin):
     scale = 0.5
 
     compiled: Callable[[nn.Module], Any]
-    """Returns a model as its level compiles it; each level defines it."""
+    """Returns the compiled model. Each level defines this method."""
     scaled: Callable[[torch.Tensor], torch.Tensor]
-    """Returns the sigmoid, scaled; each level compiles it by a decorator."""
+    """Returns the scaled sigmoid. Each level compiles this method with a decorator."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -130,6 +130,6 @@ class Level3(Served):
         return torch.sigmoid(given) * self.scale
 
 
-# Not as a decorator: what is compiled cannot be pickled, so that Ray has to find the class by name.
+# Not as a decorator: compiled methods cannot be pickled, so Ray must find the class by its name.
 deployment = serve.deployment(ray_actor_options={"num_cpus": 0}, graceful_shutdown_timeout_s=0)
 level1, level2, level3 = (deployment(served).bind() for served in (Level1, Level2, Level3))

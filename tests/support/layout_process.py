@@ -22,7 +22,7 @@ from ray import serve
 import layout_app
 
 COMMAND = "import serve_warm.cli as c; print(*c.__path__, flush=True); c.main()"
-"""What the console script runs; the script itself belongs to the release that is installed."""
+"""Code of the console script. The script itself would run the installed release."""
 
 
 def build(name: str, store: Path, key: str) -> Any:

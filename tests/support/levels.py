@@ -44,7 +44,7 @@ def build(
 
 
 def forget_callables() -> None:
-    """Do not count callables of earlier tests, some of which are still alive."""
+    """Stop counting callables of earlier tests, because some are still alive."""
     SESSION.dispatchers.clear()
 
 
@@ -55,7 +55,7 @@ def started(
     clock: Callable[[], float] = time.monotonic,
     load_library: LoadLibrary | None = None,
 ) -> Iterator[None]:
-    """Load what was built, as a fresh process would, and forget what was compiled before."""
+    """Load built entries as a fresh process does, without code that was compiled before."""
     torch._dynamo.reset()
     why = SESSION.load(folder, clock=clock, load_library=load_library)
     assert not why, why
@@ -82,11 +82,11 @@ def served(call: Callable[[], Any]) -> Served:
     counts, before = watch.counts(), _uses()
     value = call()
     after, compiles = _uses(), (watch.counts() - counts).compiles
-    # Not less: models of earlier tests end at any time, and their counts with them.
+    # Ignore lower counts: models of earlier tests, and their counts, can go away at any time.
     changed = {use: n - before.get(use, 0) for use, n in after.items() if n > before.get(use, 0)}
-    if not changed:  # level 2, for not the first time: a hit is not counted
+    if not changed:  # level 2, but not for the first time: later hits are not counted
         return Served(value=value, level=2, reason="", call="", compiles=compiles)
-    # The level that it ended with: the one that refused it may have counted first.
+    # The lowest level served the call. A higher level that refused it may have counted it too.
     (text, level, reason, _) = min(changed, key=lambda use: use[1])
     return Served(value=value, level=level, reason=reason, call=text, compiles=compiles)
 
@@ -108,7 +108,7 @@ def spans(call: Callable[[], Any], times: int) -> list[Any]:
 
 @contextlib.contextmanager
 def eager_below() -> Iterator[None]:
-    """Make level 1 run eagerly, for tests of what falls back to it, not of what it compiles."""
+    """Make level 1 run eagerly, in tests of fallbacks that do not need its compiled code."""
     with torch.compiler.set_stance("force_eager"):
         yield
 
@@ -129,7 +129,7 @@ def in_a_process(folder: Path, do: str, *, level: int = 2, **environ: str) -> di
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
             "PYTHONPATH": search_path(),
             "PYTHONDONTWRITEBYTECODE": "1",
-            # Torch's probes of the CPU say nothing of entries, and take five seconds of a build.
+            # Skip torch's probes of the CPU: entries do not need them, and they take five seconds.
             "TORCHINDUCTOR_VEC_ISA_OK": "1",
             **environ,
         },

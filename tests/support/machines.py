@@ -61,7 +61,7 @@ class Started:
 
 
 HEADERS = Path(f"serve_warm-{os.getuid()}") / "headers"
-"""Where compiled C++ headers are, below a folder for temporary files."""
+"""Folder of compiled C++ headers, below a folder for temporary files."""
 
 
 class Machine:
@@ -85,7 +85,7 @@ class Machine:
             "import os, shlex, sys\n"
             f"with open({str(self._log)!r}, 'a') as log:\n"
             "    log.write(shlex.join(sys.argv[1:]) + '\\n')\n"
-            # By its full name: the compiler looks for its parts beside the name it is called by.
+            # The full path, because the compiler looks for its parts beside the path in argv[0].
             f"os.execv({real!r}, [{real!r}, *sys.argv[1:]])\n"
         )
         shim.chmod(0o755)
@@ -105,7 +105,7 @@ class Machine:
         temporary = self._directory / f"tmp{self._number}"
         temporary.mkdir()
         if self.headers is not None and headers == "shared":
-            # Each costs 5.7 s. Not for a start that is to show what it does on a fresh node.
+            # Compiling headers takes 5.7 s. With "own", a start does it itself, as on a fresh node.
             (temporary / HEADERS.parent).mkdir(mode=0o700)
             shutil.copytree(self.headers, temporary / HEADERS, copy_function=os.link)
         self._log.write_text("")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 SCALE = 2.0
-"""A global that a graph is built on."""
+"""A global variable whose value is part of a graph."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -81,7 +81,7 @@ def close(ours: Any, eager: Any) -> None:
 
 @pytest.fixture(name="fresh")
 def fresh_fixture(scaled: tuple[Path, Any]) -> Iterator[tuple[Path, Any]]:
-    """Another model like the model that `scaled` was built from."""
+    """The entries of `scaled`, and another model like the one that they were built from."""
     yield scaled[0], serve_warm.compile(Scaled().eval(), dynamic=False)
     SESSION.unload()
 

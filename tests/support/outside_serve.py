@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The answers of a replica to a start, as outside Serve; torch is not imported."""
+"""A replica's answers to the warm-up, without Serve. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class OutsideServe:
-    """Base class of stand-ins for a deployment, which add names, owner, inputs and `call`."""
+    """Base class of stand-ins for a deployment. They add names, owner, inputs and `call`."""
 
     application = "app"
     unwatched_compiles_before = 0

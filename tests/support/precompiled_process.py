@@ -61,7 +61,7 @@ def main(do: str, folder: str, path: str, level: int = 2) -> dict[str, Any]:
 
 
 def _text(out: Any) -> str:
-    # Every bit of it, in a form that JSON takes.
+    # All bits of the tensor, in a form that JSON can hold.
     return str(out.numpy().tobytes().hex()) if isinstance(out, torch.Tensor) else repr(out)
 
 

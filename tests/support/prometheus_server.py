@@ -32,7 +32,7 @@ class Prometheus:
         self._url = url
 
     def ready(self) -> bool:
-        """Whether the server answers queries."""
+        """Return whether the server answers queries."""
         try:
             with urllib.request.urlopen(f"{self._url}/-/ready") as response:
                 return response.status == 200
@@ -87,13 +87,13 @@ def prometheus(
         "scrape_configs": list(scrapes),
         "rule_files": [str(file) for file in rule_files],
     }
-    (directory / "prometheus.yml").write_text(json.dumps(config))  # which is YAML too
+    (directory / "prometheus.yml").write_text(json.dumps(config))  # JSON is valid YAML
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     command = [program, f"--config.file={directory / 'prometheus.yml'}"]
     command += [f"--storage.tsdb.path={directory / 'data'}", f"--web.listen-address={address}"]
-    # A recorded day is older than what is kept by default.
+    # By default, Prometheus would delete a recorded day because of its age.
     command += ["--storage.tsdb.retention.time=100y", "--log.level=warn"]
     with (directory / "log").open("w") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log)

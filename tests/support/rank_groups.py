@@ -62,7 +62,7 @@ class Group:
                         "TMPDIR": str(temporary),
                         "OMP_NUM_THREADS": "1",
                         "GLOO_SOCKET_IFNAME": "lo",
-                        # Torch's probes of the CPU say nothing of ranks, and take seconds.
+                        # Ranks do not need torch's probes of the CPU, which take seconds.
                         "TORCHINDUCTOR_VEC_ISA_OK": "1",
                     },
                 )

@@ -6,16 +6,16 @@ Ranks use gloo on the CPU, or, with RANKS_ON=cuda, NCCL with a GPU for each rank
 
     python rank_process.py '{"rank": 0, "size": 2, "meet": "/a/file", "starts": [{...}, ...]}'
 
-Each of `starts` is one start of a fresh model in this process, one after the other:
+The process makes the starts one after the other, each with a fresh model. Keys of a start:
 
-- `store`, `load`, `publish`: as in warm_process.py, the artifact of this rank alone
+- `store`, `load`, `publish`: as in warm_process.py, for the artifact of this rank
 - `level`: 0 compiles with a backend that builds nothing, 1 and 2 with Inductor
-- `model`: `whole` for one without a collective
-- `steps`: callables that compile at their first call, one in each pass, on the rank `stepping`
-- `do`: what the rank `doing` does: `raise`, `die` before its part in the second collective or
-  `leave` when it has had it, `compile` something new at each call
+- `model`: `whole` for a model without a collective
+- `steps`: number of callables that compile; the rank `stepping` uses up one in each call
+- `do`: what the rank `doing` does: `raise` an error, `die` before the model of its second call,
+  `leave` after it, or `compile` something new in each call
 - `config`: settings of this start
-- `declare`: further inputs, by rank
+- `declare`: sizes of further inputs, by rank
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def ones(batch: int) -> torch.Tensor:
 
 
 class Sharded(torch.nn.Module):
-    """A layer split over two ranks, whose sum goes to a kernel of this rank alone."""
+    """A layer that is split over two ranks. Each rank scales the sum in its own kernel."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.layer = torch.nn.Linear(16, 8, device=DEVICE)
         self.rank = rank
-        # By its name: an entry of level 2 holds no process group.
+        # The name, because an entry of level 2 cannot hold a process group.
         self.group = torch.distributed.group.WORLD.group_name
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -162,7 +162,7 @@ def main(options: dict[str, Any]) -> None:
         said = start(options["rank"], each, key, silent_s=options.get("silent_s", 60.0))
         sys.stdout.write(json.dumps(said) + "\n")
         sys.stdout.flush()
-    os._exit(0)  # gloo's threads outlive a peer that is gone
+    os._exit(0)  # gloo's threads keep running after a peer is gone
 
 
 if __name__ == "__main__":

@@ -23,6 +23,6 @@ def after(diff: str) -> str:
 
 
 def _side(diff: str, marks: str) -> str:
-    # An editor may have taken the blank of an empty line away.
+    # Editors can remove the space of an empty line.
     lines = [line or " " for line in diff.splitlines()]
     return "".join(f"{line[1:]}\n" for line in lines if line[0] in marks)

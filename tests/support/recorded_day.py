@@ -34,8 +34,8 @@ DAY = Fleet(
     step=4,
     queued={"Embedder": {1412: 7.0}},
     replicas=(
-        # Lives all day, on an artifact of 45 days, in an image of 8. Captures a graph in traffic at
-        # 15:00, and tunes a kernel at 15:02.
+        # Lives all day, with an artifact that is 45 days old at midnight. Captures a graph in
+        # traffic at 15:00, and tunes a kernel at 15:02.
         Replica(
             name="a1",
             took_s=45.0,
@@ -45,9 +45,9 @@ DAY = Fleet(
             on_gpu=(("captures", 900), ("tunings", 902)),
             seat="hit",
         ),
-        # From 6:00 to 18:00; its node server remembers it.
+        # Lives from 6:00 to 18:00. Its node server still exports it afterwards.
         Replica(name="a2", born=360, took_s=50.0, dead=1080, stage_seconds=HIT_SLOWER),
-        # Cold, from 8:00 on.
+        # Starts cold at 8:00.
         Replica(
             name="a3",
             born=480,
@@ -71,7 +71,7 @@ DAY = Fleet(
         ),
         # Died at 10:02, two minutes after its creation.
         Replica(name="b2", deployment="Embedder", born=600, took_s=None, dead=602),
-        # Has been starting since 23:30, and has 2000 s for it.
+        # Has been starting since 23:30, with a deadline of 2000 s.
         Replica(
             name="b3",
             deployment="Embedder",
@@ -81,7 +81,7 @@ DAY = Fleet(
             artifact_days=None,
             deadline_s=2000.0,
         ),
-        # Wants no artifact; its pod is there from 0:00 to 13:00, and the replica since noon.
+        # Has no artifact configured. Its pod runs from 0:00 to 13:00, and the replica from noon.
         Replica(
             name="c1",
             application="night",
@@ -98,10 +98,11 @@ DAY = Fleet(
 )
 END = DAY.minutes
 
-# What Prometheus adds of the pod of c1, whose server is not answered from 13:00 to 14:00; a replica
-# that only Ray knows of, from 16:40 to 17:20; and two starts, from 18:20 and 18:28 to the minute 8
-# later, that only Ray saw. A node without replicas cannot read its states from 20:00 on. A build
-# on the cluster compiles since 22:00, past the deadline; node servers do not see those.
+# Further series of the day: `up` for the pod of c1, whose server does not answer from 13:00 to
+# 14:00; a replica that only Ray exports, from 16:40 to 17:20; and two starts that only Ray exports,
+# for 8 minutes from 18:20 and 18:28. A node without replicas cannot read its states from 20:00 on.
+# From 22:00 on, a build on the cluster has replicas that exceed the deadline and also compile in
+# traffic. Only Ray exports the replicas of a build.
 BUILD = Fleet(
     start_s=DAY.start_s,
     minutes=DAY.minutes,
@@ -169,7 +170,7 @@ def recorded(series: Series, directory: Path) -> Iterator[Prometheus]:
     with (directory / "day.om").open("w") as file:
         file.writelines(as_openmetrics(series, DAY.start_s))
     command = [require("promtool", INSTALL), "tsdb", "create-blocks-from", "openmetrics", "-q"]
-    # One block for all of it, where it would read the file once for each two hours.
+    # One block for the whole day. By default, promtool reads the file once per two hours.
     command.append("--max-block-duration=24h")
     subprocess.run([*command, directory / "day.om", directory / "data"], check=True)
     with prometheus(directory) as running:
@@ -224,7 +225,7 @@ def inlined(expression: str) -> str:
 
         def expression_of(match: re.Match[str], text: str = text) -> str:
             matchers, span = match[1] or "", match[2]
-            # A matcher goes to all selectors that could have the label.
+            # The matchers apply to all selectors inside the record's expression.
             inner = selected(text, matchers[1:-1]) if matchers else text
             if not span:
                 return f"({inner})"

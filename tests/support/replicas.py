@@ -64,7 +64,7 @@ class Scaled(torch.nn.Module):
         self.scale = scale
 
     def forward(self, x: torch.Tensor, label: str = "") -> torch.Tensor:
-        # No kernel of Inductor's own: nothing that level 2 needs a C++ compiler for.
+        # Inductor generates no kernel for this, so level 2 needs no C++ compiler.
         return torch.addmm(self.linear.bias, x, self.linear.weight, alpha=self.scale)
 
 

@@ -56,7 +56,7 @@ class Server:
         return {name: value for name, value in variables.items() if value}
 
     def client(self) -> Any:
-        """Return a client other than the one under test."""
+        """Return a boto3 client, which is independent of the client under test."""
         import boto3
 
         return boto3.client(
@@ -110,7 +110,7 @@ def running(
     up: Callable[[], bool],
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[None]:
-    """Run a server, from when `up()` is true until the end of the block."""
+    """Run a server during the block, which begins when `up()` is true."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -159,7 +159,7 @@ def moto_server(directory: Path) -> Iterator[Server]:
 
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    # So that lists have pages, as those of more than 1000 objects have.
+    # Small pages, so that a few objects are listed in pages, like more than 1000 on S3.
     few_keys = {"MOTO_S3_DEFAULT_MAX_KEYS": "3"}
     with running(command, directory / "moto.log", answers(port, "/moto-api/"), few_keys):
         endpoint = f"http://127.0.0.1:{port}"
@@ -213,7 +213,7 @@ run_dir = {directory}
 admin_socket = {directory}/$name.socket
 log_file =
 log_to_stderr = true
-# Objects live in memory, once, on one daemon.
+# One daemon keeps one copy of each object, in memory.
 osd_objectstore = memstore
 memstore_device_bytes = 4294967296
 osd_pool_default_size = 1
@@ -222,13 +222,13 @@ osd_pool_default_pg_num = 1
 osd_pool_default_pg_autoscale_mode = off
 osd_crush_chooseleaf_type = 0
 mon_allow_pool_size_one = true
-# However full the disk of this machine is.
+# Run even if the disk of this machine is nearly full.
 mon_data_avail_crit = 1
 [client.rgw.a]
 rgw_frontends = beast endpoint=127.0.0.1:{port}
 """
 
-# The gateway hangs when authentication is off, so everybody has a key.
+# The gateway hangs when authentication is off, so all daemons have keys.
 CEPH_KEYS = {
     "mon.": ["mon", "allow *"],
     "client.admin": ["mon", "allow *", "osd", "allow *"],
@@ -297,7 +297,7 @@ def ceph_gateway(directory: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def ceph() -> Iterator[Server]:
-    # Short, because sockets stand in it.
+    # A short path, because it contains sockets.
     with (
         tempfile.TemporaryDirectory(prefix="ceph-") as directory,
         ceph_gateway(Path(directory)) as server,
@@ -373,8 +373,8 @@ secrets."""
 TRANSPORT_FAULTS = (
     *("down", "slow", "trickle", "hang", "hang_in_body", "reset_in_body", "truncated", "short"),
 )
-"""`slow` is about 10 MB/s, `trickle` 20 bytes/s; `truncated` is less than the announced length,
-`short` is announced as what it is."""
+"""`slow` sends about 10 MB/s, and `trickle` 20 bytes/s. `truncated` and `short` send half of the
+body. `truncated` announces the whole length, and `short` announces half."""
 
 
 @dataclass
@@ -414,7 +414,7 @@ class FaultProxy:
     @fault.setter
     def fault(self, fault: str) -> None:
         assert fault in ("", *ANSWERS, *TRANSPORT_FAULTS), fault
-        # Whatever hangs because of the fault before is let go.
+        # Release the requests that hang because of the previous fault.
         self._released.set()
         self._released = threading.Event()
         self._fault = fault
@@ -441,7 +441,7 @@ class FaultProxy:
 
     def _stop_listening(self) -> None:
         if self._listener is not None:
-            # Closing alone would not wake the thread that accepts.
+            # Closing alone would not wake the thread in `accept`.
             self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
             self._listener = None
@@ -543,7 +543,7 @@ class FaultProxy:
         for start in range(0, len(sent), size):
             connection.sendall(sent[start : start + size])
             if pause_s:
-                # Let go at once when the fault is over, as those that hang are.
+                # No more pauses once the fault is over.
                 time.sleep(0 if self._fault != fault else pause_s)
 
 

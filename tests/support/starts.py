@@ -52,7 +52,7 @@ class Embedder:
 
 
 class StandIn(OutsideServe):
-    """A replica without Serve, in the role that deployment.py has for a Serve deployment."""
+    """A replica without Serve, in the role of the replica that deployment.py makes in Serve."""
 
     deployment, replica = "Embedder", "Embedder#1"
 

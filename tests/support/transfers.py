@@ -40,7 +40,7 @@ def supersede(store: Store, **fields: Any) -> tuple[str, Manifest]:
 def pull_here(
     store: Store, *, here: Fingerprint | None = None, trust: Trust | None = None, **options: Any
 ) -> Pulled:
-    """Pull an artifact, and return it closed, with the bytes of its files instead of the files."""
+    """Pull an artifact and close it; return it with the bytes of its files instead of the files."""
     options = {"deployment": DEPLOYMENT, **options}
     with (
         NodeCache.open(default_root()) as cache,

@@ -5,8 +5,9 @@
     python tuned_process.py '{"do": "build", "level": 2, "folder": "/a/folder",
                               "arguments": {"mode": "max-autotune"}}'
 
-`do` is `build`, or `start` from what a build has left in the folder. With `other`, a different
-function contains the same product. This uses a GPU if available; a CPU also has templates.
+`do` is `build`, or `start`, which uses the files that a build left in the folder. With `other`, a
+different function contains the same product. The program uses a GPU if there is one. Inductor has
+templates for CPUs too.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def main(
     watch.count_kernels_in(cache)
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    # Chosen by the fast path, `MultiheadAttention` is one call that nothing can be compiled of.
+    # On its fast path, `MultiheadAttention` is a single call, which cannot be compiled.
     torch.backends.mha.set_fastpath_enabled(False)
     if vision:
         eager: Any = Vision().to(device, torch.bfloat16).eval()

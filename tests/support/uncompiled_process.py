@@ -4,7 +4,7 @@
 
     python uncompiled_process.py '{"app": "router", "settings": {}, "prefetch": false}'
 
-Prints the report and which halves of torch were imported, as JSON.
+Prints the report, and which of the three parts of torch were imported, as JSON.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def main(*, app: str, settings: dict[str, Any], prefetch: bool) -> dict[str, Any
         work.begin()
     replica = Replica({"router": Router, "eager": Eager, "lazy": Lazy}[app]())
     if work is not None:
-        work._taken.result(100)  # an `__init__` that takes as long as the store
+        work._taken.result(100)  # like an `__init__` that takes as long as the store
     warmup = Warmup(replica, config, prefetched=work)
     with contextlib.suppress(WarmupFailed):
         asyncio.run(warmup.run())

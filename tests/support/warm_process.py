@@ -5,10 +5,10 @@
     python warm_process.py '{"store": "/a/folder", "load": true, "parts": ["cache"], ...}'
 
 `load` pulls and loads the artifact in `store`. `publish` pushes the caches of this process to
-`store` afterwards. `traffic` is a batch for a last call of the model, declared or not. `batches`
-has the declared batches, and `dynamic` is an argument of torch.compile. With a `mode` of
-`torch.compile`, the model contains a product for which Inductor has templates. `whose_headers` is
-the setting `headers`.
+`store` afterwards. `traffic` is the batch size of a last call of the model, declared or not.
+`batches` has the declared batch sizes, and `dynamic` is an argument of torch.compile. With a `mode`
+of `torch.compile`, the model contains a product for which Inductor has templates. `whose_headers`
+is the setting `headers`.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def publish(start: Warmup, parts: dict[str, bytes], facts: Any, store: LocalStor
 def main(options: dict[str, Any]) -> dict[str, Any]:
     key = load_pem_private_key(Path(options["key"]).read_bytes(), password=None)
     store = LocalStore(root=Path(options["store"]))
-    # Every process that this one starts, whoever starts it: nothing of the package is asked.
+    # An audit hook sees all processes that this one starts, and does not rely on the package.
     started: list[list[str]] = []
     sys.addaudithook(
         lambda event, args: (
@@ -153,7 +153,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         parts, said = asyncio.run(start.pack())
         facts = dict(said)
         publish(start, parts, facts, store, key)
-        # And once more without what torch's ISA probe was answered.
+        # Publish once more, without the answers to torch's ISA probe.
         del facts[ISA_FACT]
         publish(start, parts, facts, LocalStore(root=Path(f"{store.root}-without-answers")), key)
     return {

@@ -3,9 +3,9 @@
 """The true states of a node's replicas over time, known independently of their state files.
 
 A replica of a test records its actions in a separate file, with `note`. The kernel reports when the
-replica ended. A `Witness` collects both, and every answer of a probe or server, with the times of
-the question and the answer. Answers are judged afterwards: a "ready" is false if no moment between
-the question and the answer allowed it.
+replica ended. A `Witness` collects both. It also collects every answer of a probe or server, with
+the times of the question and the answer. Afterwards, a "ready" counts as false if the node was
+allowed to be ready at no moment between the question and the answer.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Life:
     proven_s: float = NEVER
     """Time at which its last input was answered with compiling forbidden."""
     ended_s: float = NEVER
-    """Time at which its process was seen to have ended, because its lock was free."""
+    """Time at which the kernel reported the end of its process."""
 
     def alive(self, at_s: float) -> bool:
         return self.began_s <= at_s < self.ended_s
@@ -98,7 +98,7 @@ class Answer:
 
 
 def may_be_ready(lives: Sequence[Life], at_s: float, *, latch: str) -> bool:
-    """Whether a node may be called ready at a moment.
+    """Return whether a node may be called ready at a moment.
 
     At least one replica must be warm. With a latch, each cold replica must have begun after the
     proof of a warm one. Without a latch, no replica may be cold.
@@ -115,10 +115,10 @@ def may_be_ready(lives: Sequence[Life], at_s: float, *, latch: str) -> bool:
 
 
 def must_be_ready(lives: Sequence[Life], at_s: float, *, latch: str) -> bool:
-    """Whether a node must be called ready at a moment.
+    """Return whether a node must be called ready at a moment.
 
-    This is so if all its replicas are warm or, with a latch, if each cold replica began well after
-    a moment at which all others were warm.
+    The node must be ready if all its replicas are warm. With a latch, it must also be ready if each
+    cold replica began well after a moment at which all others were warm.
     """
     alive = [life for life in lives if life.began_s - VISIBLE_S <= at_s < life.ended_s]
     warm = [life for life in alive if life.warm(at_s)]
@@ -145,7 +145,7 @@ def false_readies(answers: Sequence[Answer], lives: Sequence[Life], *, latch: st
 def late_readies(
     answers: Sequence[Answer], lives: Sequence[Life], *, latch: str, period_s: float
 ) -> list[Answer]:
-    """Return "not ready" answers after a whole period without a reason for them."""
+    """Return "not ready" answers after a whole period in which the node had to be ready."""
     return [
         answer
         for answer in answers
@@ -170,7 +170,7 @@ def _moments(lives: Sequence[Life], from_s: float, to_s: float) -> list[float]:
     return [*inner, *middles]
 
 
-# Who is asked -----------------------------------------------------------------------------------
+# Probes and servers -----------------------------------------------------------------------------
 
 
 class NodeServer:
@@ -235,7 +235,7 @@ def probed(*options: str) -> tuple[bool, str]:
     return ended.returncode == 0, ended.stdout
 
 
-# Who looks --------------------------------------------------------------------------------------
+# The witness ------------------------------------------------------------------------------------
 
 
 class Witness:
@@ -258,7 +258,7 @@ class Witness:
         self.sources = tuple(ask)
         self.answers: list[Answer] = []
         self.silences = 0
-        """Questions that nobody answered, because a server had been killed."""
+        """Number of questions without an answer, because a server had been killed."""
         targets = [(self._watch, ())]
         targets += [(self._ask, (source, each, pause_s)) for source, each in ask.items()]
         self._threads = [threading.Thread(target=what, args=with_) for what, with_ in targets]
@@ -277,7 +277,7 @@ class Witness:
         return [answer for answer in self.answers if answer.source == source]
 
     def agree(self) -> bool:
-        """Whether the last answer of each source is "ready", to a question after a proof."""
+        """Return whether each source's last answer is "ready", to a question after all proofs."""
         warm = self.warm()
         if not warm:
             return False
@@ -289,7 +289,8 @@ class Witness:
 
     def lives(self) -> list[Life]:
         """Return all replicas until now, oldest first."""
-        found, ends = [], dict(self._ends)  # before the notes: who ends meanwhile is living
+        # Before the notes: a replica that ends meanwhile counts as living.
+        found, ends = [], dict(self._ends)
         for file in self._notes():
             # The last line may be half written.
             lines = [line.split() for line in file.read_text().split("\n")[:-1]]

@@ -18,12 +18,12 @@ KINDS = ("Added", "Changed", "Fixed", "Removed", "Security")
 
 
 def fragments(folder: Path) -> list[Path]:
-    """Return the files of changes that no release has yet, by name."""
+    """Return the files of unreleased changes, sorted by name."""
     return sorted(path for path in folder.glob("*.md") if path.name != "README.md")
 
 
 def problems(name: str, text: str) -> list[str]:
-    """Return what keeps a file from being one entry of the changelog."""
+    """Return the reasons why a file is not a valid entry of the changelog."""
     found = []
     if text.partition(":")[0] not in KINDS:
         found.append(f"{name} does not begin with one of {', '.join(KINDS)} and a colon")
@@ -33,9 +33,9 @@ def problems(name: str, text: str) -> list[str]:
 
 
 def join(changelog: str, version: str, day: str, texts: Iterable[str]) -> str:
-    """Return the changelog with a section for a release, `version - day`, that has the entries.
+    """Return the changelog with a section `version - day`, which has the entries.
 
-    A section `version (Unreleased)` gets the date, and the entries after its own.
+    If there is a section `version (Unreleased)`, it gets the date, and the entries follow its own.
     """
     order = sorted((text.strip() for text in texts), key=lambda t: KINDS.index(t.partition(":")[0]))
     entries = "".join(f"- {text}\n" for text in order)
@@ -51,10 +51,10 @@ def join(changelog: str, version: str, day: str, texts: Iterable[str]) -> str:
 
 
 def main(version: str, *, root: Path = ROOT) -> None:
-    """Write the changelog, and remove the files that it now has.
+    """Write the changelog, and remove the files whose entries it now has.
 
     Raises:
-        SystemExit: a file is not one entry; nothing was changed.
+        SystemExit: a file is not a valid entry; nothing was changed.
     """
     paths = fragments(root / "changes")
     texts = {path: path.read_text() for path in paths}

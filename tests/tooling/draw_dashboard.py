@@ -4,9 +4,9 @@
 
     python tests/tooling/draw_dashboard.py PICTURE [--board FILE]
 
-This is not Grafana, and needs none. It asks a real Prometheus what the panels ask, and draws the
-answers with the limits, colors, mappings and places of the file. Chromium takes the picture. A
-folded row is one line with the number of its panels.
+Grafana is not needed. The program sends the queries of the panels to a real Prometheus, and draws
+the results with the limits, colors, mappings and positions in the file. Chromium takes the picture.
+A folded row is drawn as one line, with the number of its panels.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from prometheus_server import Labels, Prometheus  # noqa: E402
 from recorded_day import DAY, END, inlined, with_alerts  # noqa: E402
 
 CELL_X, CELL_Y, GAP = 60, 34, 6
-"""Pixels of a cell of the grid, and between two panels."""
+"""Width and height of a grid cell, and the gap between two panels, in pixels."""
 STEP_S = 240.0
 
 COLORS = {
@@ -67,12 +67,12 @@ class Line:
 
 
 def color(name: str) -> str:
-    """Return a color as a browser knows it."""
+    """Return a color that a browser understands."""
     return COLORS.get(name, name)
 
 
 def written(value: float, unit: str) -> str:
-    """Return a value as a person reads it."""
+    """Return a value as text for people, with its unit."""
     if unit == "percentunit":
         return f"{100 * value:.3g} %"
     scales = {
@@ -108,7 +108,7 @@ class Drawn:
         return color(reached[-1]["color"])
 
     def mapped(self, value: float | None) -> Mapping[str, Any] | None:
-        """Return text and color that a mapping has for a value."""
+        """Return the text and the color that a mapping gives to a value."""
         for each in self.defaults.get("mappings", ()):
             if each["type"] == "special" and value is None:
                 return each["options"]["result"]
@@ -119,7 +119,7 @@ class Drawn:
         return None
 
     def line_color(self, place: int, name: str) -> str:
-        """Return the color of a series: its own, that of the limits, or the palette's."""
+        """Return the color of a series: from its override, the limits, or the palette."""
         for override in self.panel["fieldConfig"]["overrides"]:
             if override["matcher"]["options"] == name:
                 for made in override["properties"]:
@@ -132,13 +132,13 @@ class Drawn:
         return PALETTE[place % len(PALETTE)]
 
     def body(self, width: int, height: int) -> str:
-        """Return the area inside the panel."""
+        """Return the content of the panel as HTML."""
         kinds = {"stat": self._number, "bargauge": self._bars, "table": self._table}
         kinds["state-timeline"] = self._states
         return kinds.get(self.panel["type"], self._chart)(width, height)
 
     def number_color(self) -> str:
-        """Return the color of a number: of its mapping, or of the limit that it has reached."""
+        """Return the color of a number: from its mapping, or from the limit that it has reached."""
         value = self.lines[0].points[-1][1] if self.lines else None
         found = self.mapped(value)
         return color(found["color"]) if found else self.limit_color(value or 0.0)
@@ -259,9 +259,9 @@ class Drawn:
 
 
 def ask_panel(asked: Prometheus, panel: Mapping[str, Any], **chosen: str) -> Iterator[Line]:
-    """Yield the series of a panel's expressions, named as its legends say.
+    """Yield the series of a panel's expressions, with the names from its legends.
 
-    `chosen` are values of the dashboard's variables; the others have all of them.
+    `chosen` has values for some of the dashboard's variables. The others select all values.
     """
     for target in panel["targets"]:
         expression = inlined(substituted(target["expr"], **chosen))
@@ -319,8 +319,8 @@ def page(board: Mapping[str, Any], asked: Prometheus) -> tuple[str, int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("picture", type=Path, help="the PNG to write")
-    parser.add_argument("--board", type=Path, default=FILE, help="another dashboard's JSON")
-    parser.add_argument("--height", type=int, default=0, help="pixels; all of it by default")
+    parser.add_argument("--board", type=Path, default=FILE, help="JSON of another dashboard")
+    parser.add_argument("--height", type=int, default=0, help="in pixels; default: the whole board")
     arguments = parser.parse_args()
     chromium = require("chromium", "apt-get install chromium")
     with tempfile.TemporaryDirectory() as folder:

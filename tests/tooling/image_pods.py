@@ -20,27 +20,27 @@ from pathlib import Path
 from typing import Any
 
 WORK = Path(__file__).resolve().parents[2] / "build" / "images"
-"""Where images, volumes and logs are."""
+"""Folder of images, volumes and logs."""
 
 USER, GROUP = 1000, 100
-"""What the chart's pods run as, with `fsGroup` the group."""
+"""User and group of the chart's pods. The group is also their `fsGroup`."""
 
 PRIVATE = ("/tmp", "/var/cache/serve_warm")
 """Mounts that the chart's init container makes private to the user."""
 
 SHARED = "/run/serve_warm"
-"""The mount that replicas and node server share, an emptyDir: of root, writable for all."""
+"""The emptyDir that replicas and node server share. It is root's, but all users can write to it."""
 
 ENVIRONMENT = {
     "HOME": "/tmp/home",
     "SERVE_WARM_STATE_DIR": "/run/serve_warm/state",
     "SERVE_WARM_NODE_CACHE_DIR": "/var/cache/serve_warm/blobs",
 }
-"""What the chart sets in a worker, and serve_warm or Ray reads."""
+"""Variables that the chart sets in a worker, and that serve_warm or Ray reads."""
 
 
 class Containers:
-    """Containers of one pod: they share its volumes, and a network with no way out."""
+    """Containers of one pod. They share its volumes, and a network without a connection outside."""
 
     def __init__(self, *, root: Path, image: dict[str, Any], folder: Path) -> None:
         """Take an unpacked image, its configuration, and a folder for the pod's volumes."""
@@ -60,12 +60,12 @@ class Containers:
         read_only: dict[str, Path] | None = None,
         beside: str = "",
     ) -> None:
-        """Start a container whose shell runs `script`, in the network of the one `beside`."""
+        """Start a container whose shell runs `script`, in the network of the container `beside`."""
         bundle = self._folder / name
         bundle.mkdir()
         binds = [bind(self._volume(target), target, "rw") for target in mounts]
         binds += [bind(source, target, "ro") for target, source in (read_only or {}).items()]
-        # kubelet writes one for each pod: Ray's commands look up localhost.
+        # kubelet writes this file for each pod, and Ray's commands look up localhost.
         hosts = self._folder / "hosts"
         hosts.write_text("127.0.0.1 localhost pod\n")
         binds.append(bind(hosts, "/etc/hosts", "ro"))
@@ -118,7 +118,7 @@ class Containers:
             subprocess.run([*self._runc(), "delete", "--force", self._id(name)], check=False)
 
     def _volume(self, target: str) -> Path:
-        """Return the folder of a mount, made with the owner and the mode that it has in a pod."""
+        """Return the folder of a mount. If needed, make it with the owner and mode as in a pod."""
         folder = self._folder / "volumes" / target.strip("/").replace("/", "-")
         if not folder.is_dir():
             folder.mkdir(parents=True)
@@ -174,7 +174,7 @@ def oci(
             mounted("proc", "/proc", []),
             mounted("tmpfs", "/dev", ["nosuid", "mode=755", "size=65536k"]),
             mounted("devpts", "/dev/pts", ["nosuid", "noexec", "newinstance", "ptmxmode=0666"]),
-            # What a pod has where no volume is mounted there.
+            # A pod has this unless a volume is mounted there.
             mounted("tmpfs", "/dev/shm", [*nodev, "mode=1777", "size=65536k"]),
             mounted("mqueue", "/dev/mqueue", nodev),
             mounted("sysfs", "/sys", [*nodev, "ro"]),
@@ -189,12 +189,12 @@ def oci(
 
 
 def mounted(kind: str, target: str, options: Sequence[str]) -> dict[str, Any]:
-    """Return a mount of the kernel's."""
+    """Return the mount of a kernel file system."""
     return {"destination": target, "type": kind, "source": kind, "options": list(options)}
 
 
 def bind(source: Path, target: str, mode: str) -> dict[str, Any]:
-    """Return a mount of a folder."""
+    """Return the bind mount of a file or folder."""
     return {
         "destination": target,
         "type": "bind",
@@ -204,9 +204,9 @@ def bind(source: Path, target: str, mode: str) -> dict[str, Any]:
 
 
 def output(command: Sequence[str], log: str) -> str:
-    """Run a command and return its stdout; a log below `build/images` has that and its stderr.
+    """Run a command and return its stdout. Two logs in `build/images` get its stdout and stderr.
 
-    A command that does not end with 0 ends the lane, with the last of its output.
+    If the command does not end with 0, the lane ends with the last part of its output.
     """
     with (WORK / f"{log}.log").open("a+") as out, (WORK / f"{log}.errors.log").open("a+") as errors:
         out.write(f"$ {shlex.join(command)}\n")

@@ -6,11 +6,11 @@
                            [--volume FROM:TO ...] [--debian URL] [--json FILE] [--keep]
 
 The base is a Debian 12 made by debootstrap. The lane builds every target of the Dockerfile on it,
-builds the artifact in the image, bakes it, and starts the baked image as a pod of the chart starts:
-user 1000, no capabilities, a read-only root, and a network that leads nowhere. The replica has to
-be ready without a compiler. Then the lane runs each command that docs/runbooks.md runs in a pod. It
-needs root, 25 GB of disk and half an hour. A lane that fails leaves its images and logs in
-`build/images`.
+builds the artifact in the image, and bakes it. It starts the baked image like a pod of the chart:
+user 1000, no capabilities, a read-only root, and a network without a connection outside. The
+replica must be ready without running a compiler. Then the lane runs each command that
+docs/runbooks.md runs in a pod. The lane needs root, 25 GB of disk and half an hour. If it fails, it
+leaves its images and logs in `build/images`.
 """
 
 from __future__ import annotations
@@ -74,16 +74,16 @@ print(json.dumps({
 
 
 def main() -> int:
-    """Run the lane and write its figures; end with a sentence where a step fails."""
+    """Run the lane and write its figures. If a step fails, exit with a sentence."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     torch = parser.add_mutually_exclusive_group()
     torch.add_argument("--torch-index", default="https://download.pytorch.org/whl/cpu")
-    torch.add_argument("--wheels", type=Path, help="a folder with a wheel of torch, in its place")
-    parser.add_argument("--pip-config", type=Path, help="becomes /etc/pip.conf of build steps")
+    torch.add_argument("--wheels", type=Path, help="a folder with a wheel of torch")
+    parser.add_argument("--pip-config", type=Path, help="/etc/pip.conf of the build steps")
     parser.add_argument("--volume", action="append", default=[], metavar="FROM:TO")
     parser.add_argument("--debian", default="", help="a mirror for debootstrap")
     parser.add_argument("--json", type=Path, help="where to write the figures")
-    parser.add_argument("--keep", action="store_true", help="continue from images that are there")
+    parser.add_argument("--keep", action="store_true", help="keep images, and use existing ones")
     asked = parser.parse_args()
     refusal = why_not()
     if refusal:
@@ -109,12 +109,12 @@ def main() -> int:
 
 
 def why_not() -> str:
-    """Return why no image can be built here, in a sentence; empty when it can."""
+    """Return a sentence that says why images cannot be built here; empty if they can."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
         needed = " ".join(missing)
         return f"make images needs {needed}: install them (Debian: apt-get install {needed})"
-    return "make images has to run as root" if os.geteuid() else ""
+    return "make images must run as root" if os.geteuid() else ""
 
 
 class Lane:
@@ -131,7 +131,7 @@ class Lane:
         }
 
     def build_images(self) -> None:
-        """Build the base and the targets of the Dockerfile, and look into each."""
+        """Build the base and the targets of the Dockerfile, and check each target."""
         with self._step("base"):
             if not self._asked.keep or not self._exists("base"):
                 self._build_base()
@@ -140,7 +140,10 @@ class Lane:
         for target in TARGETS:
             with self._step(target):
                 self._build(DEPLOYMENTS / "Dockerfile", target, ROOT, *arguments)
-            self._require(f"{USER}:{GROUP}" == self._config(target)["User"], f"{target} is root's")
+            self._require(
+                f"{USER}:{GROUP}" == self._config(target)["User"],
+                f"{target} does not run as {USER}:{GROUP}",
+            )
             self._run_in(target, "serve-warm", "--version")
         has_compiler = "command -v c++ || echo none"
         for target in TARGETS:
@@ -149,7 +152,7 @@ class Lane:
             self._require((said != "none") is wanted, f"the compiler of {target} is {said}")
 
     def build_artifact(self) -> None:
-        """Build the artifact as docs/guides/images.md does: in the image, as its user, signed."""
+        """Build and sign the artifact as in docs/guides/images.md: in the image, as its user."""
         for name, mode in (("keys", 0o777), ("trust", 0o755), ("context", 0o755)):
             shutil.rmtree(WORK / name, ignore_errors=True)
             (WORK / name).mkdir()
@@ -183,7 +186,7 @@ class Lane:
         }
 
     def bake(self) -> None:
-        """Make the two images of the artifact, on top of the very image that built it."""
+        """Build two images with the artifact. The base of `baked` is the image that built it."""
         for target in ("volume", "baked"):
             with self._step(target):
                 self._build(
@@ -191,12 +194,13 @@ class Lane:
                     f"--build-arg=IMAGE={self._inspect('app')['FromImageID']}",
                 )
         self._require(
-            self._config("baked")["User"] == self._config("app")["User"], "another user was baked"
+            self._config("baked")["User"] == self._config("app")["User"],
+            "baked and app have different users",
         )
 
     @contextlib.contextmanager
     def pod(self) -> Iterator[Containers]:
-        """Yield what runs containers of the baked image."""
+        """Yield a pod for containers of the baked image."""
         name = self._buildah("from", self._name("baked")).strip()
         root = Path(self._buildah("mount", name).strip())
         containers = Containers(root=root, image=self._config("baked"), folder=WORK / "pod")
@@ -226,7 +230,7 @@ class Lane:
         configuration = application.replace("artifact: ./artifacts", f"artifact: {STORE}")
         assert configuration != application
         containers.write("/tmp/serve.yaml", configuration)
-        # Ray's dashboard takes some seconds to listen; the operator of Kubernetes tries again too.
+        # Ray's dashboard listens only after some seconds. The operator in Kubernetes retries too.
         containers.until(["serve", "status"], seconds=300)
         containers.execute("ray-worker", ["serve", "deploy", "/tmp/serve.yaml"])
         containers.until(["serve-warm", "status"], seconds=900)
@@ -244,7 +248,7 @@ class Lane:
         self._require((answer["numbers"], answer["readyz"]) == (384, 200), said)
 
     def run_commands(self, containers: Containers) -> None:
-        """Run what docs/runbooks.md runs in pods; each command has to end with 0."""
+        """Run the commands that docs/runbooks.md runs in pods. Each command must end with 0."""
         self.found["commands"] = []
         for name, command in commands((ROOT / "docs" / "runbooks.md").read_text()):
             containers.execute(name, command)
@@ -252,7 +256,7 @@ class Lane:
         self._require(len(self.found["commands"]) > 5, "docs/runbooks.md has no commands")
 
     def describe(self) -> None:
-        """Note the machine, the versions and the sizes."""
+        """Record the machine, the versions and the sizes."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self.found["machine"] = {
             "cpu": platform.machine(),
@@ -290,7 +294,7 @@ class Lane:
         self._buildah(
             *("bud", "--layers", "--runtime=runc", "--network=host", f"--target={target}"),
             *("--tag", self._name(target), "--file", str(file)),
-            # BuildKit finds it by its name, buildah does not.
+            # BuildKit finds this file by its name, but buildah does not.
             *("--ignorefile", f"{file}.dockerignore", *arguments, str(context)),
             log=target,
         )
@@ -364,9 +368,10 @@ class Lane:
 
 
 def commands(runbooks: str) -> list[tuple[str, list[str]]]:
-    """Return each command that the runbooks run in a pod, with its container, once.
+    """Return each command that the runbooks run in a pod, once, with its container.
 
-    Stores become the baked one. `--watch` goes on until it is interrupted, so it is.
+    The baked store replaces the stores in commands. A command with `--watch` runs until it is
+    interrupted, so `timeout` interrupts it.
     """
     found: list[tuple[str, list[str]]] = []
     for line in re.findall(r"^\$ (.*)$", runbooks, re.MULTILINE):
@@ -387,7 +392,7 @@ def commands(runbooks: str) -> list[tuple[str, list[str]]]:
 
 
 def remove_all() -> None:
-    """Remove what an earlier lane left: containers, mounts and `build/images`."""
+    """Remove the containers and mounts of an earlier lane, and `build/images`."""
     if (WORK / "runc").is_dir():
         runc = ["runc", f"--root={WORK / 'runc'}"]
         for name in output([*runc, "list", "--quiet"], "runc").split():

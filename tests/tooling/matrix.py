@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs what depends on versions against the oldest and newest torch and Ray: `make matrix`.
+"""Runs version-dependent tests with the oldest and newest torch and Ray: `make matrix`.
 
     python tests/tooling/matrix.py [--only ROW ...] [--keep] [-- PYTEST ARGUMENT ...]
 
-Each row has a virtual environment of its own under `build/matrix`, with the project installed as it
-stands here, the versions of the row, and everything else as `constraints.txt` has it. What a row
-ran against is asked of its environment afterwards, not taken from the table below. Standard library
-only, so that any Python of the right version can start it.
+Each row has its own virtual environment under `build/matrix`, with this source tree, the versions
+of the row, and all other versions from `constraints.txt`. The printed versions are read from the
+environment, not from the table below. The program uses only the standard library, so that any
+Python of the right version can run it.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ REPLICAS = (
     "tests/integration/test_seat_jobs.py",
     "tests/builder/test_check.py",
 )
-"""Whatever touches Serve: the hook, the gate, threads, routes, gangs where it has them, and what
-happens to the killed."""
+"""The tests that use Serve: the hook, the gate, threads, routes, gangs if this Ray has them, and
+killed replicas."""
 
 NAMED = ("python", "torch", "triton", "ray", "fastapi", "transformers")
 """Versions that the table shows."""
@@ -78,10 +78,10 @@ class Row:
 
     name: str
     pins: dict[str, str]
-    """Version by distribution, in place of the pin in constraints.txt; "" takes the newest."""
+    """Version by distribution, which replaces the pin in constraints.txt; "" takes the newest."""
     tests: tuple[str, ...]
     options: tuple[str, ...] = ()
-    """For pytest."""
+    """Options for pytest."""
     packages: tuple[str, ...] = ()
     """Distributions to install beside the project and its extras."""
 
@@ -90,18 +90,18 @@ ROWS = (
     Row(name="torch2.11", pins={"torch": "==2.11.*"}, tests=LEVELS),
     Row(name="torch2.13", pins={}, tests=LEVELS),
     Row(name="torch2.15", pins={"torch": "==2.15.*"}, tests=LEVELS),
-    # It pickles FastAPI apps as they are, and those of today hold locks; and it asks fields of
-    # protobuf for their label, which those of 7 do not have.
+    # This Ray pickles FastAPI apps directly, but newer apps hold locks. It also reads the label of
+    # protobuf fields, which protobuf 7 no longer has.
     Row(
         name="ray2.53",
         pins={"ray": "==2.53.*", "fastapi": "<0.125", "protobuf": "<7"},
         tests=REPLICAS,
-        # It leaves /dev/null and the processes that it starts to the garbage collector.
+        # This Ray leaves /dev/null and its child processes to the garbage collector.
         options=("-W", "ignore::ResourceWarning"),
     ),
     Row(name="ray-newest", pins={"ray": ""}, tests=REPLICAS),
 )
-"""The oldest and newest that are supported; torch2.13 is what `make test` has, as a control."""
+"""The oldest and newest supported versions. torch2.13 is a control, with the torch of CI."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,11 +113,11 @@ class Outcome:
     passed: int = 0
     skipped: int = 0
     failures: dict[str, str] = field(default_factory=dict)
-    """First line of what went wrong, by name of the test or of the step before any test."""
+    """First line of each failure, by name of the test, or of the step before the tests."""
 
 
 def run(row: Row, arguments: list[str], *, keep: bool) -> Outcome:
-    """Install a row and run its tests; whatever does not work is a failure of the row."""
+    """Install a row and run its tests. A failed installation is a failure of the row too."""
     environment = ENVIRONMENTS / row.name
     try:
         failure = install(row, environment)
@@ -140,9 +140,9 @@ def run(row: Row, arguments: list[str], *, keep: bool) -> Outcome:
 
 
 def install(row: Row, environment: Path) -> str:
-    """Make the environment of a row, unless it is there; return what pip answered if it failed."""
+    """Make the environment of a row unless it exists; return pip's error, or an empty string."""
     wanted = constraints(row)
-    ready = environment / "constraints.txt"  # written last: what was cut short is made again
+    ready = environment / "constraints.txt"  # written last: an interrupted run starts over
     if ready.exists() and ready.read_text() == wanted:
         return ""
     shutil.rmtree(environment, ignore_errors=True)
@@ -174,7 +174,7 @@ def python(environment: Path) -> str:
 
 
 def constraints(row: Row) -> str:
-    """Return constraints.txt with the pins of a row in place of its own."""
+    """Return constraints.txt with the pins of a row instead of its own."""
     lines = []
     left = dict(row.pins)
     for line in (ROOT / "constraints.txt").read_text().splitlines():
@@ -188,7 +188,7 @@ def constraints(row: Row) -> str:
 
 
 def clean_environment() -> dict[str, str]:
-    """Return the environment without variables that would add packages of another one."""
+    """Return the environment variables, without those that add packages of other environments."""
     names = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     return {name: value for name, value in os.environ.items() if name not in names}
 
@@ -213,7 +213,7 @@ def versions(environment: Path) -> dict[str, str]:
 
 
 def outcome(row: Row, found: dict[str, str], results: Path, *, code: int) -> Outcome:
-    """Read what pytest wrote and how it ended. A run that is not whole is a failure, too."""
+    """Return the result from pytest's report and exit code. An incomplete run is a failure too."""
     if not results.exists():
         said = f"it ended with {code} and wrote no results"
         return Outcome(row=row, versions=found, failures={"pytest": said})
@@ -250,7 +250,7 @@ def table(outcomes: list[Outcome]) -> str:
 
 
 def main() -> int:
-    """Run the rows one after the other; 1 when anything failed."""
+    """Run the rows one after the other; return 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = [row.name for row in ROWS]
     parser.add_argument("--only", action="append", choices=names, help="a row; may be repeated")

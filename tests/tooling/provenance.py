@@ -3,7 +3,7 @@
 """The provenance of a release: an in-toto statement with SLSA's predicate, and its signature.
 
 The statement says which files were built, from which commit, with which locks, and by whom. With a
-key it is signed as artifacts are: a DSSE envelope, Ed25519.
+key, it is signed like an artifact: in a DSSE envelope, with Ed25519.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Source:
     """The commit of a source tree."""
 
     commit: str
-    """Hex digits; "" where there is no repository of git."""
+    """Hex digits; "" outside of a git repository."""
     committed: datetime
     changed: tuple[str, ...] = ()
-    """Paths that differ from the commit, and those that it does not have."""
+    """Paths of files that differ from the commit, or that the commit does not have."""
 
 
 def read_source(root: Path) -> Source:
-    """Return the commit of a source tree, and what has changed since."""
+    """Return the commit of a source tree, and the paths that have changed since."""
     shown = _git(root, "show", "--no-patch", "--format=%H %ct", "HEAD").split()
     if len(shown) != 2:
         return Source(commit="", committed=datetime.fromtimestamp(0, timezone.utc))
@@ -61,7 +61,7 @@ def read_source(root: Path) -> Source:
 
 
 def _hidden_changes(root: Path) -> list[str]:
-    """Return what git does not show: files that it was told to ignore, or to take for unchanged."""
+    """Return the changes that git hides: files that it ignores or treats as unchanged."""
     listed = (line.split(None, 3) for line in _git(root, "ls-tree", "-r", "HEAD").splitlines())
     tree = {path: blob for mode, _, blob, path in listed if mode.startswith("100")}
     there = [path for path in tree if (root / path).is_file()]
@@ -126,7 +126,7 @@ def _time(moment: datetime) -> str:
 
 
 def problems(statement: bytes, files: Iterable[Path], source: Source) -> Iterator[str]:
-    """Yield where a statement is not about these files and this commit."""
+    """Yield the differences between a statement and these files and this commit."""
     try:
         fields = parse_json(statement)
         kinds = (fields["_type"], fields["predicateType"])
@@ -161,7 +161,7 @@ def envelop(statement: bytes, key: Ed25519PrivateKey) -> bytes:
 
 
 def signature_problems(envelope: bytes, statement: bytes, key: TrustedKey) -> Iterator[str]:
-    """Yield where an envelope is not a key's, or not about a statement."""
+    """Yield the problems of an envelope: another statement, or no signature of the key."""
     try:
         opened = Envelope.parse(envelope)
     except ArtifactRefused as error:

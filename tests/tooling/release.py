@@ -1,14 +1,14 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Whether what would be published is whole: `make release-check`.
+"""Builds and checks the files that a release would publish: `make release-check`.
 
     python tests/tooling/release.py [--dist DIRECTORY] [--builder URI] [--key FILE]
 
-Builds the sdist and, from it, the wheel; looks into both; and uses the wheel away from the source,
-in a fresh environment that borrows what it depends on from this one, so that nothing large is
-downloaded. Lints and packages the Helm chart, and looks into that. Writes the wheel's bill of
-materials and the provenance of all of these, signed with a key. All checks are made, whatever one
-of them finds; what was checked stays in `dist`.
+Builds the sdist, and the wheel from the sdist, and checks their contents. Uses the wheel outside of
+the source tree, in a fresh environment that borrows the dependencies of this one, so that nothing
+large is downloaded. Lints and packages the Helm chart, and checks its content. Writes the wheel's
+bill of materials, and the provenance of all these files. With `--key`, signs the provenance. A
+failed check does not stop the other checks. The checked files stay in `dist`.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ NEEDED_IN_CHART = {
     *("dashboards/warm-start.json", "rules/serve-warm.tpl.yaml"),
 }
 NEVER = re.compile(r"(^|/)(\.git|\.venv|build|dist|artifacts|__pycache__)(/|$)|\.(pyc|key|pem)$")
-"""What no archive may hold: environments, outputs, and what may be a private key."""
+"""Names that no archive may hold: environments, outputs, and possible private keys."""
 
 
-# --- what is looked at ---------------------------------------------------------------------
+# --- checks --------------------------------------------------------------------------------
 
 
 def version_problems(version: str, changelog: str) -> Iterator[str]:
-    """Yield what keeps the changelog from being that of a version."""
+    """Yield the reasons why the changelog does not fit a version."""
     if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version):
         yield f"serve_warm.__version__ is {version}, which is no release"
     headings = re.split(r"^## ", changelog, flags=re.MULTILINE)[1:]
@@ -119,7 +119,7 @@ def wheel_problems(wheel: Path, sdist: Path, version: str) -> Iterator[str]:
 
 
 def chart_version(version: str) -> str:
-    """Return a version of ours as Helm wants it: 1.2.0rc1 is no semantic version, 1.2.0-rc.1 is."""
+    """Return a Python version as a semantic version for Helm: 1.2.0-rc.1 for 1.2.0rc1."""
     return re.sub(r"(a|b|rc)(\d+)$", r"-\1.\2", version)
 
 
@@ -136,14 +136,14 @@ def chart_problems(packaged: Path, version: str) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Installed:
-    """The wheel in an environment of its own, and a folder far from the source to run it in."""
+    """The wheel in a separate environment, and a working folder outside of the source tree."""
 
     bin: Path
     package: Path
     folder: Path
 
     def run(self, *command: object) -> subprocess.CompletedProcess[str]:
-        """Run a program of the environment, without this process' own paths."""
+        """Run a program of the environment, without the paths of this process."""
         program, *arguments = map(str, command)
         return subprocess.run(
             [self.bin / program, *arguments],
@@ -163,7 +163,8 @@ def install(wheel: Path, folder: Path) -> Installed:
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
     subprocess.run([*pip, "--no-deps", "--no-index", wheel], check=True)
     [site] = environment.glob("lib/python*/site-packages")
-    # A path in a .pth file adds no .pth files of its own: an editable installation stays behind.
+    # Python ignores .pth files in a folder that a .pth file adds. So the editable installation of
+    # this environment is not borrowed.
     (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
@@ -171,7 +172,7 @@ def install(wheel: Path, folder: Path) -> Installed:
 
 
 def use_problems(installed: Installed, version: str) -> Iterator[str]:
-    """Yield what does not work of an installed wheel, without starting a replica."""
+    """Yield the commands of an installed wheel that fail. No replica is started."""
     asked = (
         "import serve_warm; from serve_warm import Buckets; "
         "print(serve_warm.__file__, serve_warm.__version__)"
@@ -229,18 +230,18 @@ def index_problems(archives: Iterable[Path]) -> Iterator[str]:
 
 
 def lint_problems(helm: str, chart: Path = CHART) -> Iterator[str]:
-    """Yield what Helm has against a chart with the smallest of its examples."""
+    """Yield the problems that Helm's lint finds in a chart with its smallest example."""
     values = chart / "ci" / "minimal-values.yaml"
     ran = _run(helm, "lint", "--strict", "--quiet", chart, "--values", values)
     if ran.returncode:
         yield " ".join((ran.stdout + ran.stderr).split())
 
 
-# --- all of it -----------------------------------------------------------------------------
+# --- the whole check -----------------------------------------------------------------------
 
 
 def build(dist: Path) -> tuple[Path, Path]:
-    """Return a new sdist and the wheel made from it, by the backend that is installed here."""
+    """Build an sdist, and a wheel from it, with the installed backend; return both files."""
     shutil.rmtree(dist, ignore_errors=True)
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, ROOT]
     built = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -251,7 +252,7 @@ def build(dist: Path) -> tuple[Path, Path]:
 
 
 def package(dist: Path, helm: str) -> Path:
-    """Return the chart as one file, made by Helm."""
+    """Package the chart with Helm, and return the file."""
     ran = _run(helm, "package", CHART, "--destination", dist)
     if ran.returncode:
         sys.exit(ran.stdout + ran.stderr)
@@ -266,13 +267,13 @@ class Attested:
     sbom: Path
     statement: Path
     files: tuple[Path, ...]
-    """What the statement is about."""
+    """Files that the statement names."""
     source: provenance.Source
     envelope: Path | None = None
     key: TrustedKey | None = None
 
     def problems(self) -> Iterator[str]:
-        """Yield where the provenance is not that of the files, or not signed by the key."""
+        """Yield the problems of the provenance: other files, or no signature of the key."""
         statement = self.statement.read_bytes()
         yield from provenance.problems(statement, self.files, self.source)
         if self.envelope and self.key:
@@ -289,7 +290,7 @@ def attest(
     started: datetime,
     key: Path | None = None,
 ) -> Attested:
-    """Write the bill of materials and the provenance beside a wheel; returns where they are.
+    """Write the bill of materials and the provenance beside a wheel, and return their paths.
 
     Raises:
         ConfigError: the key cannot be read, is no signing key, or others can read it.
@@ -318,11 +319,11 @@ def _run(*command: object) -> subprocess.CompletedProcess[str]:
 
 
 def main() -> int:
-    """Run all checks; returns the exit code."""
+    """Run all checks, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="replaced")
-    parser.add_argument("--builder", default=provenance.UNNAMED_BUILDER, help="who builds: a URI")
-    parser.add_argument("--key", type=Path, help="signs the provenance: serve-warm keygen")
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="is emptied first")
+    parser.add_argument("--builder", default=provenance.UNNAMED_BUILDER, help="URI of the builder")
+    parser.add_argument("--key", type=Path, help="signing key, from serve-warm keygen")
     arguments = parser.parse_args()
     dist, started = arguments.dist, datetime.now(timezone.utc)
     source = (ROOT / "serve_warm" / "_package.py").read_text()
@@ -331,7 +332,7 @@ def main() -> int:
     places = [*(str(ROOT / "build" / "components" / each) for each in FOLDERS), os.environ["PATH"]]
     helm = shutil.which("helm", path=os.pathsep.join(places))
     if helm is None:
-        sys.exit("helm is not installed, which packages the chart: .ci/install-components")
+        sys.exit("helm, which packages the chart, is not installed: run .ci/install-components")
     sdist, wheel = build(dist)
     chart = package(dist, helm)
     try:

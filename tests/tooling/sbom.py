@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bill of materials of a wheel: CycloneDX 1.6 in JSON, from the locks.
 
-It names what the wheel leads to, without extras, on the platform that writes it, at the versions
-and hashes of `locks/image.txt`. torch has the version of `constraints.txt` and no hash, and its
-CUDA libraries are left out: they depend on the build.
+It has all dependencies of the wheel, without extras, for the platform that writes it. The versions
+and hashes are those of `locks/image.txt`. torch has the version of `constraints.txt` and no hash.
+torch's CUDA libraries are left out, because they depend on the build of torch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LOCK = locks.ROOT / "locks" / "image.txt"
 
 
 def write(wheel: Path, created: datetime) -> str:
-    """Return the bill of materials of a wheel, the same for the same wheel and locks."""
+    """Return the bill of materials of a wheel. Equal wheels and locks give equal texts."""
     fields = _fields(wheel)
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     root = _component("serve-warm", str(fields["Version"]), str(fields["License-Expression"]))
@@ -76,7 +76,7 @@ def write(wheel: Path, created: datetime) -> str:
 
 
 def problems(text: str, wheel: Path) -> Iterator[str]:
-    """Yield where a bill of materials is not valid, or not that of a wheel."""
+    """Yield the problems of a bill of materials: it is not valid, or not that of the wheel."""
     invalid = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
     if invalid is not None:
         yield f"it is not CycloneDX 1.6: {str(invalid).splitlines()[0]}"

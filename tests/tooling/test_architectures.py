@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model of `transformers` on level 2, and more in `make stress`.
 
-`make architectures` takes all rows; its table is committed.
+`make architectures` runs all rows, and its table is committed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def assert_level_2(row: dict[str, Any]) -> None:
 
 @pytest.mark.long
 def test_what_has_no_entry_is_named(rows: dict[str, dict[str, Any]]):
-    """A cache that is passed in is of a class that no entry takes."""
+    """The caller passes a cache, and no entry supports the class of this cache."""
     row = rows["llama, DynamicCache given"]
 
     assert not row["served"]
@@ -72,7 +72,7 @@ def test_the_table_is_of_a_hundred_models_of_eight_libraries():
 
 
 def test_the_committed_table_is_of_all_models():
-    """No row is dropped, none is wrong, and each that was refused has its reason."""
+    """No row is missing or wrong, and each refused row has a reason."""
     committed = json.loads(RESULTS.read_text())["rows"]
     found = [row[level] for row in committed for level in ("level_2", "level_3") if row[level]]
 
@@ -111,7 +111,7 @@ def calls():
 @pytest.mark.long
 @pytest.mark.slow
 def test_another_model_that_is_made_first_keeps_entries(tmp_path: Path):
-    """A registry grows with each class that is made; an entry relies on its own model's value."""
+    """A registry grows with each class. An entry depends only on the value for its own model."""
     (tmp_path / "app.py").write_text(TWO_MODELS)
 
     path = {"PYTHONPATH": search_path(str(Path(__file__).parents[1]))}

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A release says what is in it and where it comes from, and what it says is checked."""
+"""The bill of materials and the provenance of a release, and the checks of both."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STARTED = datetime(2026, 1, 31, tzinfo=timezone.utc)
 
 
 def commit(root: Path) -> Path:
-    """Make a repository of git with one commit."""
+    """Make a git repository with one commit."""
     root.mkdir()
     (root / "file").write_text("committed")
     person = {f"GIT_{who}_NAME": "x" for who in ("AUTHOR", "COMMITTER")}
@@ -37,7 +37,7 @@ def commit(root: Path) -> Path:
 
 
 def build(dist: Path) -> tuple[Path, Path]:
-    """Write a wheel that asks for what ours does, and an sdist."""
+    """Write a wheel with the requirements of the lock for images, and an sdist."""
     dist.mkdir()
     wheel = dist / "serve_warm-1.2.0-py3-none-any.whl"
     asked = "".join(f"Requires-Dist: {each}\n" for each in locks.requirements()["image"])
@@ -53,19 +53,19 @@ def build(dist: Path) -> tuple[Path, Path]:
 
 @pytest.fixture(name="checkout")
 def checkout_fixture(tmp_path: Path) -> Path:
-    """A repository of a test's own."""
+    """A repository that a test may change."""
     return commit(tmp_path / "checkout")
 
 
 @pytest.fixture(name="files")
 def files_fixture(tmp_path: Path) -> tuple[Path, Path]:
-    """A wheel and an sdist of a test's own."""
+    """A wheel and an sdist that a test may change."""
     return build(tmp_path / "dist")
 
 
 @pytest.fixture(name="attested", scope="module")
 def attested_fixture(tmp_path_factory: pytest.TempPathFactory) -> release.Attested:
-    """A release that tests read and leave as it is, signed."""
+    """A signed release that tests must not change."""
     folder = tmp_path_factory.mktemp("release")
     write_key_pair(folder / "release.key")
     root, files = commit(folder / "checkout"), build(folder / "dist")
@@ -86,7 +86,7 @@ def test_what_is_attested_here_is_right(attested):
 
 
 def test_the_provenance_names_files_commit_and_builder(attested):
-    """It is an in-toto statement with SLSA's predicate, and contains the bill of materials."""
+    """It is an in-toto statement with SLSA's predicate, and also names the bill of materials."""
     fields = json.loads(attested.statement.read_bytes())
 
     built, ran = (fields["predicate"][key] for key in ("buildDefinition", "runDetails"))
@@ -137,7 +137,7 @@ def test_a_changed_checkout_is_found(files, checkout):
 
 
 def test_a_source_without_a_commit_is_found(files, tmp_path):
-    """A build outside of a repository is not released either."""
+    """A build outside of a repository cannot be released either."""
     attested = release.attest(*files, root=tmp_path, builder=BUILDER, started=STARTED)
 
     assert list(attested.problems()) == ["there is no commit: release from a checkout of git"]
@@ -154,7 +154,7 @@ def test_a_builder_that_is_no_uri_is_found(files, checkout):
 
 @pytest.mark.parametrize("statement", [b"", b"[]", b"{}", b'{"_type": 1, "_type": 2}'])
 def test_what_is_no_statement_is_found(files, checkout, statement):
-    """Whatever is in the file, one sentence says so."""
+    """One sentence reports the problem, whatever the file contains."""
     source = provenance.read_source(checkout)
 
     [problem] = provenance.problems(statement, files, source)
@@ -177,7 +177,7 @@ def test_a_signature_by_another_key_is_found(attested, tmp_path):
 
 
 def test_without_a_key_nothing_is_signed(files, checkout):
-    """The statement is there, and no envelope."""
+    """There is a statement, but no envelope."""
     attested = release.attest(*files, root=checkout, builder=BUILDER, started=STARTED)
 
     assert attested.envelope is None
@@ -185,7 +185,7 @@ def test_without_a_key_nothing_is_signed(files, checkout):
 
 
 def test_a_key_that_is_not_there_is_said(files, checkout, tmp_path):
-    """Before anything is written."""
+    """The error comes before any file is written."""
     with pytest.raises(ConfigError, match="cannot be read"):
         release.attest(*files, root=checkout, started=STARTED, key=tmp_path / "no.key")
 
@@ -193,7 +193,7 @@ def test_a_key_that_is_not_there_is_said(files, checkout, tmp_path):
 
 
 def test_the_bill_of_materials_is_that_of_the_lock(attested):
-    """Each package that the wheel leads to, at its locked version and hashes; torch by its pin."""
+    """Each dependency has its locked version and hashes. torch has only its pinned version."""
     fields = json.loads(attested.sbom.read_text())
     components = {each["name"]: each for each in fields["components"]}
     pins = {pin.name: pin for pin in locks.read(sbom.LOCK.read_text())}
@@ -208,7 +208,7 @@ def test_the_bill_of_materials_is_that_of_the_lock(attested):
 
 
 def test_every_package_has_a_way_to_the_wheel(attested):
-    """The graph says why each is there, also what an extra of a dependency brought."""
+    """The graph shows why each package is needed, also if an extra of a dependency needs it."""
     fields = json.loads(attested.sbom.read_text())
     graph = {each["ref"]: each.get("dependsOn", []) for each in fields["dependencies"]}
     reached, waiting = set(), [fields["metadata"]["component"]["bom-ref"]]
@@ -222,7 +222,7 @@ def test_every_package_has_a_way_to_the_wheel(attested):
 
 
 def test_the_same_wheel_has_the_same_bill_of_materials(attested):
-    """So two builds of a release can be compared."""
+    """Therefore, two builds of a release can be compared."""
     again = sbom.write(attested.files[0], attested.source.committed)
 
     assert again == attested.sbom.read_text()
@@ -246,7 +246,7 @@ def test_a_wrong_bill_of_materials_is_found(attested):
 
 
 def test_an_invalid_bill_of_materials_is_found(attested):
-    """CycloneDX's own schema has the say."""
+    """CycloneDX's own schema is used."""
     fields = json.loads(attested.sbom.read_text())
     fields["components"] = [{"name": "x"}]
 

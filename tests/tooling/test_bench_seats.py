@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What `make seats` makes of its turns: whose each second is, and what is not as it has to be."""
+"""How `make seats` evaluates its turns: the owner of each second, and exceeded limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def started(spans: list[tuple[str, float, float]], **seat: Any) -> dict[str, Any]:
-    """Return a start that was created at 1000 s, with a machine that booted at 900."""
+    """Return a start that was created at 1000 s, on a machine that booted at 900 s."""
     return {
         "created_unix": 1000.0,
         "running_unix": 1010.0,
@@ -64,7 +64,7 @@ def test_all_seconds_have_an_owner():
 
 
 def test_a_cuda_context_that_the_app_measured_is_no_weight():
-    """The app makes it in `__init__`, before its weights."""
+    """The app creates the context in `__init__`, before it loads weights."""
     found = bench_seats.seconds_of({**started(PLAIN), "cuda_s": 0.5})
 
     assert (found["cuda"], found["weights"]) == (0.5, 1.5)
@@ -72,7 +72,7 @@ def test_a_cuda_context_that_the_app_measured_is_no_weight():
 
 
 def test_a_process_that_was_there_before_costs_nothing():
-    """Ray had started the worker before anybody asked for the replica."""
+    """Ray had started the worker long before the replica was created."""
     early = [("process", 50.0, 53.0), *PLAIN[1:]]
 
     assert bench_seats.seconds_of(started(early))["process"] == 0.0
@@ -118,13 +118,13 @@ GOOD = {
     ids=str,
 )
 def test_what_is_not_as_it_has_to_be_is_named(change: dict[str, Any], says: str):
-    """Each limit by itself; a run within all of them has nothing to say."""
+    """Each exceeded limit gives one sentence. A run within all limits gives none."""
     assert bench_seats.failures(GOOD) == []
     assert bench_seats.failures({**GOOD, **change}) == [says]
 
 
 def test_a_run_without_scale_ups_is_judged_without_them():
-    """On a GPU there are none."""
+    """Runs on a GPU have no scale-ups."""
     found = {name: value for name, value in GOOD.items() if not name.startswith("scale")}
 
     assert bench_seats.failures(found) == []
@@ -133,7 +133,7 @@ def test_a_run_without_scale_ups_is_judged_without_them():
 
 
 def test_scale_ups_and_latencies_are_paired_by_turn():
-    """Each list has a number for each turn, in their order."""
+    """Each list has one number for each turn, in the order of turns."""
     turns = [
         {
             "scale": {
@@ -211,7 +211,7 @@ def test_a_run_on_a_gpu_goes_on_where_it_stopped(tmp_path: Path):
 
 
 def test_what_is_neither_weights_nor_passes_has_a_limit_on_a_gpu():
-    """All else of a start on a seat is Ray's and serve_warm's."""
+    """All other seconds of a start on a seat belong to Ray and serve_warm."""
     seat = {"process": 0.0, "ray": 0.2, "imports": 0.1, "ours": 0.1, "weights": 9.0}
     slow = {**seat, "ray": 0.5}
 

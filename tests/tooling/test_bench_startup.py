@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark of starts measures what it says, and does not pass over wrong numbers."""
+"""The benchmark of starts: its measurements are consistent, and wrong numbers fail it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ROW = {
         "runs": {"type": "array", "items": {"type": "object"}},
     },
 }
-"""What a row is to whoever reads the file; more may be in it."""
+"""Schema of a row, for readers of the file. A row may have more keys."""
 
 
 def run_of(*, turn: int = 1, system_s: float = 10.0, **others: Any) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def test_a_run_of_some_models_keeps_the_others_of_an_earlier_one():
 
 @pytest.mark.parametrize("other", [{"repeats": 2}, {"node": "used"}])
 def test_runs_that_were_made_otherwise_are_not_put_together(other):
-    """A median of two turns beside one of three would be read as alike."""
+    """Medians of two and of three turns, for example, are not comparable."""
     with pytest.raises(bench_startup.Failed, match=f"another {next(iter(other))}: measure all"):
         bench_startup.added(a_run("minilm", **other), a_run("resnet152"))
 
@@ -189,13 +189,13 @@ def test_a_level_that_is_not_there_is_no_failure(found):
     ("system", "level"), [("eager", None), ("copied_dir", None), ("serve_warm", 1)]
 )
 def test_clocks_agree_with_the_stages(found, system, level):
-    """Stages add up to process start → proof, those after the weights to `to_proof_s`."""
+    """All stages add up to `ready_s`, and the stages after the weights to `to_proof_s`."""
     [run] = row_in(found, system, level)["runs"]
     stages = run["stages"]
     before_s = stages["imports"] + stages["weights"]
 
     assert tuple(stages) == start_process.STAGES
-    # Seven digits of each are written.
+    # The file has seven digits of each number.
     assert sum(stages.values()) == pytest.approx(run["ready_s"], abs=1e-4)
     assert run["ready_s"] - before_s == pytest.approx(run["to_proof_s"], abs=1e-4)
     overhead_s = max(0, run["to_proof_s"] - run["compute_s"])
@@ -218,7 +218,7 @@ def test_a_start_from_built_kernels_runs_no_compiler(found):
 
 @pytest.mark.stress
 def test_the_floor_is_that_of_serve_warm(found):
-    """Its imports and weights were measured separately. Its passes are those of our start."""
+    """Its imports and weights were measured separately. Its passes are those of serve_warm."""
     floor, ours = row_in(found, "floor", 1), row_in(found, "serve_warm", 1)
 
     assert floor["ready_s"] == floor["floor_s"] == ours["floor_s"]
@@ -251,7 +251,7 @@ def test_wrong_numbers_fail_the_run(tmp_path):
     assert cold["runs"][0]["compiler_processes"] > 0
 
 
-# What is made of starts -----------------------------------------------------------------------
+# Results from starts --------------------------------------------------------------------------
 
 
 def test_ratios_are_taken_within_a_turn():
@@ -266,7 +266,7 @@ def test_ratios_are_taken_within_a_turn():
 
 
 def test_nothing_is_compared_with_what_failed():
-    """A cold start with wrong numbers is no measure for anything."""
+    """No system is compared with a cold start that has wrong numbers."""
     cold = [run_of(max_error=1.0)]
 
     failed, row = compared(rows_of(cold=cold, torch_bytes=[run_of()]))
@@ -277,7 +277,7 @@ def test_nothing_is_compared_with_what_failed():
 
 
 def test_the_floor_takes_the_passes_of_its_level():
-    """Turn by turn; a level without a floor of its own takes that of its imports."""
+    """Each turn has its floor. A level without its own floor takes the floor of its imports."""
     floor, light = (Entrant(system="floor", level=level) for level in (2, 3))
     one, two, three = (Entrant(system="serve_warm", level=level) for level in (1, 2, 3))
     runs = {
@@ -331,7 +331,7 @@ def test_a_first_pass_that_compiles_nothing_is_quiet():
 
 @pytest.mark.parametrize(("compiling_calls", "passes"), [(1, 3), (2, 3), (3, 4), (4, 4)])
 def test_passes_go_on_while_frames_are_compiled(monkeypatch, compiling_calls, passes):
-    """A quiet pass and the proof follow the last of two inputs that compiled."""
+    """A quiet pass and the proof follow the last pass in which one of two inputs compiled."""
     frames = Counter()
     monkeypatch.setitem(torch._dynamo.utils.counters, "frames", frames)
     left = iter(range(compiling_calls))
@@ -377,7 +377,7 @@ def test_what_is_left_is_estimated_by_what_was_like_it():
     ],
 )
 def test_what_fails_the_run(system, failure, max_error, wrong):
-    """Wrong numbers of anybody, and any failure of what must work."""
+    """Wrong numbers of any system fail the run, and so do failures of systems that must work."""
     row = Row(workload="tiny", system=system, level=None, failure=failure, max_error=max_error)
 
     assert row.wrong is wrong
@@ -403,13 +403,13 @@ def test_a_failed_process_is_known_by_its_sentence():
     ],
 )
 def test_compiler_runs_are_counted_by_the_rule_of_the_package(command):
-    """The processes of other systems do not import it, so the rule stands there once more."""
+    """Processes of other systems do not import the package, so the benchmark repeats the rule."""
     assert start_process.makes_object(command) == _makes_object(command)
     assert start_process.makes_object(command.split()) == _makes_object(command)
 
 
 def test_nan_is_an_error():
-    """No comparison with NaN is true: it must not pass for a small difference."""
+    """All comparisons with NaN are false, but NaN must not count as a small difference."""
     workload = workloads.ALL["tiny"]
     module = workload.build(0)
 
@@ -437,7 +437,7 @@ def test_the_picture_is_xml_whatever_is_in_it():
 
 
 def test_the_pieces_of_a_bar_make_its_length():
-    """Twice the seconds, twice the length; within the picture."""
+    """A bar for twice the seconds has twice the length, and bars stay within the picture."""
     rows = rows_of(cold=[run_of(system_s=18.0)], torch_bytes=[run_of(system_s=8.0)])
 
     bars = bars_in(picture.svg(a_document(rows)))
@@ -450,7 +450,7 @@ def test_the_pieces_of_a_bar_make_its_length():
 
 @pytest.mark.parametrize("name", ["recipe64", "decoder24", "tiny"])
 def test_workloads_are_the_same_in_every_process_and_not_trivial(name):
-    """Built twice they give the same, and something else for something else."""
+    """Two builds return the same result, and another input returns another result."""
     workload = workloads.ALL[name]
     first, second = workload.build(workloads.SEED), workload.build(workloads.SEED)
     example = workload.inputs()[0]

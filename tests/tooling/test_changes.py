@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A change has a file, and a release joins the files into the changelog."""
+"""Each change has a file, and a release joins the files into the changelog."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_each_file_is_one_entry() -> None:
     ("text", "said"), [("A new option.\n", "does not begin"), ("Added: a\nb\n", "several lines")]
 )
 def test_a_file_that_is_no_entry_is_refused(tmp_path: Path, text: str, said: str) -> None:
-    """Nothing is written or removed then."""
+    """Nothing is written or removed."""
     (tmp_path / "changes").mkdir()
     (tmp_path / "changes" / "a.md").write_text(text)
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n")
@@ -42,7 +42,7 @@ def test_a_file_that_is_no_entry_is_refused(tmp_path: Path, text: str, said: str
 
 
 def test_a_release_has_the_files_as_entries_and_removes_them(tmp_path: Path) -> None:
-    """By kind, above the section of the release before; what explains the folder stays."""
+    """Entries are sorted by kind, above the previous release. The folder's README stays."""
     (tmp_path / "changes").mkdir()
     (tmp_path / "changes" / "README.md").write_text("about\n")
     (tmp_path / "changes" / "a.md").write_text("Fixed: a crash.\n")

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the Helm chart renders: both engines alike, valid, and what replicas and probes take.
+"""The output of the Helm chart: equal in both engines, valid, and accepted by replicas and probes.
 
-No live cluster: what kubelet and KubeRay make of it is not tested here. What the containers are
-told to run is run, though, and what they are given to read is read by what will read it.
+There is no cluster, so kubelet and KubeRay are not tested. But the tests run the commands of the
+containers, and read the containers' files with the code that reads them in a pod.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def serve_config(found: charts.Manifests) -> dict[str, Any]:
 
 
 def test_the_chart_is_of_the_release_beside_it() -> None:
-    """Its appVersion is the version of the package whose settings it knows."""
+    """Its appVersion is the version of this package, whose settings the chart knows."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
 
     assert chart["appVersion"] == serve_warm.__version__
@@ -88,7 +88,7 @@ def test_both_engines_render_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_older_engine_lints_without_a_word(name: str) -> None:
-    """`helm lint --strict` has nothing against any example."""
+    """`helm lint --strict` prints no warning or error for any example."""
     command = [require("helm", charts.INSTALL), "lint", "--strict", str(CHART)]
     done = subprocess.run(
         [*command, "--values", str(EXAMPLES[name])], capture_output=True, text=True, check=False
@@ -111,7 +111,7 @@ TWO_MISTAKES = {"image": {"tag": "latest"}, "serve": {"port": 8265}}
 
 
 def test_the_older_engine_lints_each_problem_once_and_fails() -> None:
-    """To lint `fail` is a remark; there is an error too, and no list for each template."""
+    """`helm lint` only remarks on `fail`, so the chart adds an error. Each problem appears once."""
     command = [require("helm", charts.INSTALL), "lint", str(CHART), "--values", "-"]
     values = json.dumps(laid_over(example("minimal"), TWO_MISTAKES))
     done = subprocess.run(command, input=values, capture_output=True, text=True, check=False)
@@ -138,7 +138,7 @@ def test_the_newer_engine_lints_each_problem_once_and_fails(
 
 @pytest.mark.parametrize("name", ALL)
 def test_no_text_has_a_hole(name: str) -> None:
-    """Manifests and notes have a value wherever a template asks for one, and no folded error."""
+    """No value is missing in manifests and notes, and no text contains an error of a template."""
     texts = charts.helm_4_texts(example(name))
 
     holes = [t for t in texts.values() if re.search(r"<no value>|<nil>|%!|Error:", t)]
@@ -151,7 +151,7 @@ def test_no_text_has_a_hole(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_kubernetes_takes_it(name: str) -> None:
-    """All of it is valid for each version of Kubernetes from 1.31 on, unknown fields counted."""
+    """All manifests are valid in each Kubernetes from 1.31 on, and have no unknown fields."""
     found = rendered(name)
     core = [manifest for (kind, _), manifest in found.items() if kind not in charts.CUSTOM]
     for use, pod in pods_of(found).items():
@@ -184,7 +184,7 @@ def test_the_operators_take_it(name: str) -> None:
 
 
 def test_an_invalid_manifest_is_noticed() -> None:
-    """The schemas see a misspelt field and a wrong type, inside of a pod template too."""
+    """The schemas find a misspelt field and a wrong type, also inside a pod template."""
     service = copy.deepcopy(of_kind(rendered("minimal"), "RayService")[0])
     pod = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"]
     pod["containers"][0]["readinessProbe"]["failureTreshold"] = 2
@@ -204,7 +204,7 @@ def test_an_invalid_manifest_is_noticed() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_serve_and_the_warm_up_take_their_configuration(name: str) -> None:
-    """Ray Serve's schema takes the applications, and serve_warm each warm-up in them."""
+    """Ray Serve's schema accepts the applications, and serve_warm accepts their warm-ups."""
     from ray.serve.schema import ServeDeploySchema
 
     config = serve_config(rendered(name))
@@ -236,7 +236,7 @@ def test_each_warming_deployment_gets_the_settings_and_keeps_its_own() -> None:
 
 @pytest.mark.parametrize("engine", sorted(ENGINES))
 def test_a_pod_asks_for_the_memory_of_its_seats(engine: str) -> None:
-    """The request has the memory of each deployment's seats, which Ray gives to no replica."""
+    """The request includes the memory of all seats, and Ray's own memory excludes it."""
     values = example("minimal")
     (application,) = values["applications"]
     warm = {"name": "Scorer", "user_config": {"warmup": {"seats": {"imports": ["app"]}}}}
@@ -279,7 +279,7 @@ def test_a_pod_asks_for_the_memory_of_its_seats(engine: str) -> None:
 
 
 def test_the_schema_knows_all_settings_and_options() -> None:
-    """The values have each field of WarmupConfig, and of Ray Serve's applications."""
+    """The schema has exactly the fields of WarmupConfig, and of Ray Serve's applications."""
     from ray.serve.schema import DeploymentSchema, RayActorOptionsSchema, ServeApplicationSchema
 
     schema = json.loads((CHART / "values.schema.json").read_text())
@@ -302,7 +302,7 @@ def test_the_schema_knows_all_settings_and_options() -> None:
 
 
 def test_the_schema_is_closed_and_describes_each_default() -> None:
-    """No object takes names that nobody knows, unless it is passed on; defaults are valid."""
+    """No object accepts unknown names, unless the chart passes it on. The defaults are valid."""
     import jsonschema
 
     schema = json.loads((CHART / "values.schema.json").read_text())
@@ -330,7 +330,7 @@ def test_the_schema_is_closed_and_describes_each_default() -> None:
 
 
 def test_the_readme_of_the_chart_has_each_value() -> None:
-    """Its table is what `python tests/support/charts.py` prints, made of values.yaml."""
+    """`python tests/support/charts.py`, which writes the table, would change nothing."""
     readme = (CHART / "README.md").read_text()
 
     assert charts.values_table() in readme
@@ -348,7 +348,7 @@ PASSED_ON = (
 
 @pytest.mark.parametrize("name", sorted(set(ALL) - {"kuberay-sample"}))
 def test_workers_are_asked_for_warmth_and_the_head_is_not(name: str) -> None:
-    """Each worker's readiness is node.py's answer; no liveness and nothing of the head asks it."""
+    """Readiness probes of workers ask node.py. Ray's containers have no other probes by default."""
     found = rendered(name)
     cluster = cluster_of(found)
     head = cluster["headGroupSpec"]["template"]["spec"]
@@ -365,7 +365,7 @@ def test_workers_are_asked_for_warmth_and_the_head_is_not(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(ALL) - {"kuberay-sample"}))
 def test_node_py_takes_what_it_is_told(name: str, tmp_path: Path) -> None:
-    """The very command of the probe or the sidecar runs, and says that nothing is there yet."""
+    """The command of the probe or the sidecar runs, and reports that nothing is ready yet."""
     for group in cluster_of(rendered(name))["workerGroupSpecs"]:
         pod = group["template"]
         if "exec" in container(pod, "ray-worker")["readinessProbe"]:
@@ -411,7 +411,7 @@ def test_a_worker_is_taken_out_after_ten_seconds_however_often_it_is_asked(
 
 
 def test_a_node_server_that_hangs_does_not_wait_for_the_grace_of_its_pod() -> None:
-    """Its probe has a grace of its own, which the warm-up of a replica has nothing to do with."""
+    """Its probe has a separate grace period, which does not depend on the warm-up of replicas."""
     pod = pods_of(rendered("minimal"))["workers"]
     probe = container(pod, "serve-warm-node")["livenessProbe"]
 
@@ -448,7 +448,7 @@ def test_the_node_server_keeps_places_for_the_kubelet(name: str) -> None:
         for host, code in (("10.0.0.7", 1), ("fd00::7", 1), ("node-7", 2)):
             options = [o for o in server["command"][3:] if not o.startswith("--port")]
             options = [o.replace(f"$({env['name']})", host) for o in options]
-            # A port that nobody can have: it ends with 1 where all else was understood.
+            # An impossible port: node.py ends with 1 if it accepts all other options.
             command = [sys.executable, "-I", "-S", node.__file__, *options[1:], "--port=70000"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert (done.returncode, "port 70000" in done.stderr) == (code, code == 1)
@@ -470,7 +470,7 @@ def folders_of(pod: dict[str, Any], root: Path) -> subprocess.CompletedProcess[s
 
 
 def volumes_in(root: Path) -> None:
-    """Make what kubelet makes of emptyDirs: folders that everybody may write to."""
+    """Make the folders that kubelet makes for emptyDirs, which all users may write to."""
     for folder in ("volumes/scratch", "volumes/cache", "run/serve_warm"):
         (root / folder).mkdir(parents=True)
         (root / folder).chmod(0o777)
@@ -527,9 +527,9 @@ def test_nothing_runs_with_privileges(name: str) -> None:
 
 
 def test_secrets_stay_away_from_where_no_replica_runs() -> None:
-    """The head and init containers get no credentials, except the container like a replica.
+    """The head and init containers get no credentials, except the build, which acts as a replica.
 
-    The node server is told where its kubelet is.
+    The node server gets only the address of its node.
     """
     pods = pods_of(rendered("everything"))
 
@@ -543,7 +543,7 @@ def test_secrets_stay_away_from_where_no_replica_runs() -> None:
 
 @pytest.mark.parametrize("name", ["everything", "s3-irsa"])
 def test_model_code_of_the_build_has_neither_the_key_nor_write_access(name: str) -> None:
-    """The key is mounted where no model code runs, and a file of the build's gets there as data."""
+    """Only `sign`, which runs no model code, has the key. It can only read the build's file."""
     pod = pods_of(rendered(name))["build"]
     build, sign = container(pod, "build"), container(pod, "sign")
     (main,) = pod["spec"]["containers"]
@@ -588,7 +588,7 @@ def test_the_build_trusts_a_key_of_its_own_beside_the_others(tmp_path: Path) -> 
 
 
 def test_a_new_version_of_the_chart_alone_replaces_no_cluster() -> None:
-    """Nothing of the chart's version is in a pod: KubeRay would make a new cluster of that."""
+    """No pod contains the chart's version, because KubeRay would replace the cluster for it."""
     cluster = json.dumps(cluster_of(rendered("everything")))
 
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
@@ -671,7 +671,7 @@ def test_the_chart_changes_nothing_else_of_the_dashboard(engine: str) -> None:
 
 @pytest.mark.parametrize("deadline_s", [120.5, 600, 2222])
 def test_budgets_follow_from_the_deadline(deadline_s: float) -> None:
-    """The start-up probe, the Job and the replicas have times that fit one number."""
+    """The times of the start-up probe, the Job and the replicas follow from one number."""
     found = rendered(
         "s3-irsa",
         warmup={"deadline_s": deadline_s},
@@ -768,7 +768,7 @@ def test_replicas_read_trust_and_artifacts_and_write_neither() -> None:
 
 
 def test_the_build_command_is_one_that_the_command_line_takes(tmp_path: Path) -> None:
-    """Its options are known, its application is one, and Serve takes it."""
+    """The command line knows its options, and Serve accepts its one application."""
     for name in ("s3-irsa", "everything"):
         found = rendered(name)
         pod = pods_of(found)["build"]
@@ -800,7 +800,7 @@ def test_the_build_command_is_one_that_the_command_line_takes(tmp_path: Path) ->
 
 
 def test_the_key_of_the_build_is_one_that_its_user_alone_can_read(tmp_path: Path) -> None:
-    """Kubelet lets a group read a Secret, which serve_warm refuses; the copy it takes."""
+    """Kubelet lets a group read a Secret, which serve_warm refuses. It accepts the copy."""
     make_signing_key(tmp_path / "ci.key")
     for folder in ("key-secret", "key"):
         (tmp_path / folder).mkdir()
@@ -817,7 +817,7 @@ def test_the_key_of_the_build_is_one_that_its_user_alone_can_read(tmp_path: Path
 
 
 def test_another_build_is_another_job() -> None:
-    """A Job cannot be changed: what changes the artifact changes its name, all else does not."""
+    """A Job cannot be changed. So its name changes with the artifact, but not for other reasons."""
 
     def job(**patch: Any) -> str:
         (name,) = [m["metadata"]["name"] for m in of_kind(rendered("everything", **patch), "Job")]
@@ -829,7 +829,7 @@ def test_another_build_is_another_job() -> None:
 
 
 def test_a_build_before_the_release_needs_nothing_of_it() -> None:
-    """All that the hook's Job uses is a hook too, of a lower weight, or was there before."""
+    """All ConfigMaps and the account that the hook's Job uses are hooks too."""
     found = rendered("s3-irsa")
     (job,) = of_kind(found, "Job")
     hooks = {
@@ -872,8 +872,8 @@ SAMPLE = {
 def test_kuberays_own_sample_comes_out_as_it_is() -> None:
     """Applications, groups, resources and names are equal, and no probe is added.
 
-    Two differ on purpose. The sample is for Ray 2.52, which serve_warm does not run on. And
-    num-cpus is written down, as the number that KubeRay takes from the limits.
+    There are two intended differences. The sample is for Ray 2.52, which serve_warm does not
+    support. And `num-cpus` is explicit, with the number that KubeRay takes from the limits.
     """
     found = rendered("kuberay-sample")
     (service,) = of_kind(found, "RayService")

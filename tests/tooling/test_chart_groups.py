@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of workers that differ in the Helm chart: their pods, and a build Job for each kind."""
+"""Different groups of workers in the Helm chart: their pods, and a build Job for each kind."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_head_is_spread_and_has_a_runtime(found: charts.Manifests) -> None:
 def test_ray_stays_the_first_container_and_its_node_server_the_last_to_begin(
     found: charts.Manifests,
 ) -> None:
-    """KubeRay takes the first container for Ray's; a fetch of weights finds the private folders."""
+    """KubeRay expects Ray in the first container. Weights are fetched into private folders."""
     pod = group_of(found, "h100")["template"]["spec"]
 
     assert [c["name"] for c in pod["containers"]] == ["ray-worker", "gpu-metrics"]
@@ -83,7 +83,7 @@ def test_ray_stays_the_first_container_and_its_node_server_the_last_to_begin(
 
 
 def test_an_image_of_a_group_is_all_of_its_pod_and_build(found: charts.Manifests) -> None:
-    """No container of the group, its Job's included, runs another image; the signed fact is it."""
+    """All containers of the group and of its Job run this image, and the build gets its name."""
     image = "registry.example.com/captioner-l4:2.3.0"
     pod, job = group_of(found, "l4")["template"]["spec"], job_of(found, "l4")
 
@@ -135,7 +135,7 @@ PLACED = ("nodeSelector", "tolerations", "affinity", "runtimeClassName", "schedu
 
 @pytest.mark.parametrize("name", ["h100", "l4"])
 def test_each_job_runs_where_its_group_runs_and_as_it(found: charts.Manifests, name: str) -> None:
-    """Nodes, claims, resources and what comes before Ray are those of the group."""
+    """Nodes, claims, resources and the user's init containers are those of the group."""
     pod, job = group_of(found, name)["template"]["spec"], job_of(found, name)
     worker, build = named(pod, "ray-worker"), named(job, "build")
 
@@ -149,7 +149,7 @@ def test_each_job_runs_where_its_group_runs_and_as_it(found: charts.Manifests, n
 
 
 def test_only_the_groups_that_are_named_have_a_job(found: charts.Manifests) -> None:
-    """A group that runs no replica of the deployment gets no Job. All Jobs share an application."""
+    """Only groups in `build.groups` get a Job. All Jobs use the same application."""
     jobs = of_kind(found, "Job")
     mounted = {
         volume["configMap"]["name"]
@@ -179,7 +179,7 @@ def test_a_variable_of_the_build_wins_and_what_signs_has_none_of_the_group(
 
 @pytest.mark.parametrize("when", ["before", "beside"])
 def test_the_name_of_a_job_is_one_that_its_pods_can_have_as_a_label(when: str) -> None:
-    """Kubernetes takes 63 characters there; long names stay different for each group."""
+    """A label has at most 63 characters. Long names still differ between groups."""
     groups = [f"{'g' * 36}-{n}" for n in range(3)]
     (worker,) = example("s3-irsa")["workers"]
     values = laid_over(
@@ -198,7 +198,7 @@ def test_the_name_of_a_job_is_one_that_its_pods_can_have_as_a_label(when: str) -
 
 
 def test_groups_of_one_kind_need_one_job_and_nothing_said() -> None:
-    """Spot nodes differ by a taint and not in what an artifact fits."""
+    """Spot nodes differ only by a taint, so the same artifact fits them."""
     (worker,) = example("s3-irsa")["workers"]
     spot = {**worker, "name": "spot", "tolerations": [{"key": "spot", "operator": "Exists"}]}
     values = laid_over(example("s3-irsa"), {"workers": [worker, spot]})
@@ -208,7 +208,7 @@ def test_groups_of_one_kind_need_one_job_and_nothing_said() -> None:
 
 
 def test_a_build_passes_over_a_group_that_cannot_hold_what_it_builds() -> None:
-    """The first group was taken before, whatever ran there."""
+    """The Job does not simply take the first group."""
     values = example(GROUPS)
     h100, l4, hosts = values["workers"]
     values["workers"] = [hosts, l4]
@@ -248,7 +248,7 @@ def drains(found: charts.Manifests, name: str = "workers") -> list[str]:
 
 
 def test_ray_drains_a_worker_for_as_long_as_its_replicas_may_take(found: charts.Manifests) -> None:
-    """Ray's default of 30 s would cut a longer shutdown. A variable of the user stays."""
+    """Ray's default of 30 s would interrupt a longer shutdown. The user's own variable is kept."""
     own = laid_over(example(GROUPS), {"env": [{"name": DRAIN, "value": "50"}]})
 
     assert drains(found, "h100") == ["45"]
@@ -260,7 +260,7 @@ def test_ray_drains_a_worker_for_as_long_as_its_replicas_may_take(found: charts.
 
 
 def test_the_chart_knows_the_fields_that_the_newest_kubernetes_has() -> None:
-    """A field that is missing here would be refused though a cluster takes it, and vice versa."""
+    """The chart would refuse a field that it lacks, but a cluster would not; and vice versa."""
     text = (CHART / "templates" / "_fields.tpl").read_text()
     (shapes,) = re.findall(r'define "serve-warm\.shapes" -\}\}\n(.*?)\{\{- end', text, re.DOTALL)
     definitions = charts.kubernetes_definitions(charts.kubernetes_versions()[-1])

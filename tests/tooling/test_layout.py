@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The structure that CONTRIBUTING.md promises: who may import whom, and what stands in one place.
+"""The structure that CONTRIBUTING.md promises: allowed imports, and code that has only one place.
 
-The rules are data at the top, the checks read sources and return one sentence a violation. Each
-check is also run on a source that breaks its rule, so that none can pass by seeing nothing.
+The rules are data at the top. The checks read sources, and yield one sentence for each violation.
+Each check also runs on a source that breaks its rule, so that a check without effect is noticed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(serve_warm.__file__).parent
 
-# Modules directly under `serve_warm`, from the bottom up: each imports from rows below its own, and
-# every package from all of them.
+# Modules directly under `serve_warm`, from the bottom up. Each module may import only from earlier
+# rows, and every package may import all of them.
 ROOT = (
     ("_package", "_redaction", "_daemon_threads", "_records", "node"),
     ("_spans", "errors"),
@@ -44,7 +44,7 @@ ROOT = (
     ("collector",),
 )
 
-# The packages, and those that each of them may import.
+# The packages, and the packages that each of them may import.
 PACKAGES = {
     "trust": (),
     "stores": (),
@@ -58,7 +58,7 @@ PACKAGES = {
     "testing": ("stores",),
 }
 
-# Packages that only these modules import, wherever in the module.
+# Packages that only these modules may import, at the top or in a function.
 OWNED = {
     "ray": {"replica", "metrics", "builder"},
     "huggingface_hub": {"stores.hub", "stores.hub_client"},
@@ -67,7 +67,8 @@ OWNED = {
     "transformers": {"generation"},
 }
 
-# What `import serve_warm` and the commands inspect, verify and probe reach: no torch at the top.
+# Modules that `import serve_warm` and the commands inspect, verify and probe can load. They must
+# not import torch at the top.
 LIGHT = {
     *("_package", "_records", "_spans", "_store_address"),
     *(
@@ -85,20 +86,20 @@ LIGHT = {
     *("trust", "artifact", "stores", "metrics", "node", "collector", "cli"),
 }
 
-# `node` also runs as a file by itself, where there is no `config` to ask. `_redaction`, below
-# `config`, hides the values of the credentials that are there when a text is made. `preload` has
-# what torch reads at import be as in a start without a seat.
+# `node` also runs as a single file, without `config`. `_redaction`, which is below `config`, hides
+# the values of the credentials that are set when a text is made. `preload` makes torch read the
+# same variables at its import as in a start without a seat.
 ENVIRONMENT_READERS = {"config", "node", "_redaction", "preload"}
 
-# One broad handler each, because what they call is the user's and may not break the caller.
+# One broad handler each, because errors in the code that they call must not break the caller.
 BROAD_HANDLERS = {
-    "preload": "what an import of the app raises may not end a worker",
-    "replica.journal": "an observer may not break a warm-up",
-    "precompile.entry_checks": "a check may not break a request",
-    "precompile.entries": "an entry that cannot be loaded may not break a request",
-    "generation.slots": "a request that chooses its own tokens may not break others",
-    "replica.placement": "an artifact may not break a start",
-    "stores": "a store of another package may not break a start, nor show its address in an error",
+    "preload": "an error in an import of the app must not end a worker",
+    "replica.journal": "an observer must not break a warm-up",
+    "precompile.entry_checks": "a check must not break a request",
+    "precompile.entries": "an entry that cannot be loaded must not break a request",
+    "generation.slots": "a request that chooses its own tokens must not break others",
+    "replica.placement": "an artifact must not break a start",
+    "stores": "a store of another package must not break a start, or show its address in an error",
 }
 
 VAGUE_NAMES = {"base", "common", "core", "helper", "helpers", "manager", "managers", "misc"}
@@ -123,7 +124,7 @@ def may_import(unit: str, other: str) -> bool:
 
 
 def imported(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[tuple[str, int]]:
-    """Yield the full name and line of each import, of names in a module as `module.name`."""
+    """Yield the full name and the line of each import. A name in a module is `module.name`."""
     package = ["serve_warm", *(module.split(".") if module else [])]
     if not is_package:
         package = package[:-1]
@@ -145,7 +146,7 @@ def imported(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[tuple[
 
 
 def runs_at_import(tree: ast.Module) -> ast.Module:
-    """Return the part of a module that runs when it is imported, and at run time at all."""
+    """Return the part of a module that runs at its import, without code for type checkers."""
 
     class Pruned(ast.NodeTransformer):
         def visit_FunctionDef(self, node: ast.FunctionDef) -> None: ...
@@ -164,7 +165,7 @@ def runs_at_import(tree: ast.Module) -> ast.Module:
 
 
 def layer_violations(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
-    """Imports of the package's own modules that the tables do not have."""
+    """Yield imports of the package's own modules that the tables do not allow."""
     unit = unit_of(module)
     for name, line in imported(ast.parse(source), module, is_package=is_package):
         if unit_of(name) != "serve_warm":
@@ -177,7 +178,7 @@ def layer_violations(source: str, module: str, *, is_package: bool = False) -> I
 
 
 def owner_violations(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
-    """Imports of a package that another module owns."""
+    """Yield imports of a package that another module owns."""
     for name, line in imported(ast.parse(source), module, is_package=is_package):
         owners = OWNED.get(unit_of(name))
         if owners is not None and not owners & {module, unit_of(module)}:
@@ -185,7 +186,7 @@ def owner_violations(source: str, module: str, *, is_package: bool = False) -> I
 
 
 def weight_violations(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
-    """Imports of torch that run when a light module is imported."""
+    """Yield imports of torch that run when a light module is imported."""
     if unit_of(module) not in LIGHT and module:
         return
     for name, _ in imported(runs_at_import(ast.parse(source)), module, is_package=is_package):
@@ -194,14 +195,14 @@ def weight_violations(source: str, module: str, *, is_package: bool = False) -> 
 
 
 def posix_violations(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
-    """Imports of what Windows lacks that run when a module is imported."""
+    """Yield imports of POSIX modules that run when a module is imported."""
     for name, _ in imported(runs_at_import(ast.parse(source)), module, is_package=is_package):
         if unit_of(name) in POSIX_MODULES:
             yield f"{module} imports {name} at the top: Windows has none"
 
 
 def environment_violations(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
-    """Uses of the process environment outside the module that owns it."""
+    """Yield uses of the process environment outside the modules that may read it."""
     if module in ENVIRONMENT_READERS:
         return
     names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
@@ -235,7 +236,7 @@ def broad_handlers(source: str) -> list[int]:
 
 
 def handler_violations(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
-    """Broad handlers, but for one in each module that is allowed one."""
+    """Yield broad handlers, except for one in each module that may have one."""
     del is_package
     lines = broad_handlers(source)
     allowed = 1 if module in BROAD_HANDLERS else 0
@@ -244,7 +245,7 @@ def handler_violations(source: str, module: str, *, is_package: bool = False) ->
 
 
 def name_violations(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
-    """Modules without a place in the layers, or named for no subject or for a public name."""
+    """Yield modules without a layer, with a vague name, or with the name of a public object."""
     del source, is_package
     if not module:
         return
@@ -268,7 +269,7 @@ CHECKS: list[Callable[..., Iterator[str]]] = [
 
 
 def modules() -> Iterator[tuple[str, str, bool]]:
-    """Yield the name below the package, the source and whether it is a package, of all modules."""
+    """Yield each module's name below the package, its source, and whether it is a package."""
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
         is_package = parts[-1] == "__init__"
@@ -278,7 +279,7 @@ def modules() -> Iterator[tuple[str, str, bool]]:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_the_package_keeps_its_structure(check: Callable[..., Iterator[str]]) -> None:
     """No module breaks a rule of the table."""
-    skipped = {""} if check is layer_violations else set()  # the façade names all, lazily
+    skipped = {""} if check is layer_violations else set()  # `__init__` names all modules, lazily
 
     violations = [
         violation
@@ -408,7 +409,7 @@ def test_newcomers_are_shown_the_same_layers() -> None:
 
 
 def test_permissions_are_in_use() -> None:
-    """A permission that nothing needs any more is taken back, not kept for later."""
+    """A permission that nothing needs any more is removed."""
     found = {
         module: {name for name, _ in imported(ast.parse(source), module, is_package=is_package)}
         for module, source, is_package in modules()
@@ -443,14 +444,14 @@ def in_a_fresh_process(program: str) -> str:
 
 
 def test_importing_the_package_imports_neither_torch_nor_ray() -> None:
-    """`import serve_warm` is free: nothing heavy comes with it, by whatever way."""
+    """`import serve_warm` is fast, because it imports nothing heavy, even indirectly."""
     program = "import serve_warm, sys; print({'torch', 'ray', 'pydantic'} & set(sys.modules))"
 
     assert in_a_fresh_process(program) == "set()"
 
 
 def test_light_modules_import_neither_torch_nor_ray() -> None:
-    """Inspecting and verifying artifacts and probing a node need no second of imports."""
+    """Inspecting and verifying artifacts, and probing a node, do not wait for heavy imports."""
     light = [f"serve_warm.{module}" for module, _, _ in modules() if unit_of(module) in LIGHT]
 
     program = f"import sys, {', '.join(light)}; print({{'torch', 'ray'}} & set(sys.modules))"
@@ -469,7 +470,7 @@ def test_every_public_name_can_be_imported() -> None:
 
 
 def test_public_names_are_those_of_the_package() -> None:
-    """Pickles and artifacts name `serve_warm.Input`, and no module that a release may move."""
+    """Pickles and artifacts name `serve_warm.Input`, not a module that a release may move."""
     named = {name: getattr(serve_warm, name) for name in serve_warm.__all__ if name != "errors"}
 
     assert {value.__module__ for value in named.values()} == {"serve_warm"}
@@ -478,7 +479,7 @@ def test_public_names_are_those_of_the_package() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(serve_warm.__all__) - {"errors"}))
 def test_annotations_of_public_names_are_found(name: str) -> None:
-    """Pydantic, FastAPI and `typing` look for them in the module that a class says it is of."""
+    """Pydantic, FastAPI and `typing` look for them in the module that the class names."""
     public = getattr(serve_warm, name)
 
     hints = typing.get_type_hints(public)
@@ -488,7 +489,7 @@ def test_annotations_of_public_names_are_found(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["Input", "Report", "Fingerprint", "WarmupConfig"])
 def test_pydantic_reads_public_records(name: str) -> None:
-    """A FastAPI route may return one."""
+    """A FastAPI route may return such a record."""
     public = getattr(serve_warm, name)
 
     pydantic.TypeAdapter(public)
@@ -504,7 +505,7 @@ def test_other_names_are_attribute_errors() -> None:
 
 
 def test_public_names_stay_what_they_are() -> None:
-    """No import of a module, in whatever order, replaces a public name by the module."""
+    """Importing all modules does not replace a public name by a module."""
     names = [f"serve_warm.{module}" for module, _, _ in modules() if module]
 
     kinds = in_a_fresh_process(
@@ -523,7 +524,7 @@ def named_from_outside() -> Iterator[tuple[str, str]]:
     for folder in ("docs", "helm", "deployments", "serve_warm"):
         places += [p for p in (root / folder).rglob("*") if p.suffix in (".md", ".py", ".yaml")]
     for path in places:
-        if path.name != "CHANGELOG.md":  # it tells of what was
+        if path.name != "CHANGELOG.md":  # it describes earlier releases
             for name in re.findall(r"\bserve_warm(?:/\w+)+\.(?:py|json)\b", path.read_text()):
                 yield str(path.relative_to(root)), name
             for name in re.findall(r"`(serve_warm(?:\.\w+)+)", path.read_text()):
@@ -542,7 +543,7 @@ def is_there(name: str) -> bool:
 
 
 def test_what_is_named_from_outside_is_there() -> None:
-    """Files and dotted names that documents, the chart and docstrings send a reader to."""
+    """Documents, chart and docstrings name only files and objects that exist."""
     found = list(named_from_outside())
 
     assert len(found) > 20
@@ -631,7 +632,7 @@ def test_a_test_in_the_wrong_place_is_found(source: str, package: str | None) ->
 
 
 def test_names_of_test_files_are_unique() -> None:
-    """Pytest imports files by their bare name where the folder is no package."""
+    """Pytest imports files by their bare name if their folder is not a package."""
     names = [
         path.name
         for path in TESTS.rglob("*.py")
@@ -656,7 +657,7 @@ def test_tests_patch_no_module_of_the_package() -> None:
     }
 
     assert {place: line for place, line in found.items() if place not in PATCHES} == {}
-    assert PATCHES.keys() <= found.keys()  # an exception that nothing needs is taken back
+    assert PATCHES.keys() <= found.keys()  # remove an exception that nothing needs
 
 
 @pytest.mark.parametrize(
@@ -679,7 +680,7 @@ def test_tests_patch_no_module_of_the_package() -> None:
     ],
 )
 def test_a_patch_is_found(source: str, names: list[str]) -> None:
-    """By its first argument or its target, and only where that is of this package."""
+    """The first argument or the target decides: it must belong to this package."""
     assert [name for name, _ in patched(source)] == names
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of a comparison of starts is taken from its rows, and so is what is said of it."""
+"""The limits for a comparison of starts, and the text about it, are taken from its rows."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def by_claim(found: dict[str, Any]) -> dict[str, limits.Check]:
 
 
 def test_each_level_is_held_to_its_own_limits():
-    """Overheads as parts of cold and of torch's bytes, and readiness by the floor at level 2."""
+    """Overhead is compared with cold and torch's bytes. At level 2, readiness has a limit too."""
     found = by_claim(a_document())
 
     assert found["level 1, overhead relative to cold"].value == pytest.approx(5 / 40)
@@ -116,14 +116,14 @@ def test_nothing_is_asked_against_a_system_that_failed():
 
 
 def test_other_workloads_are_held_to_being_faster_alone():
-    """The limits are for real models."""
+    """The other limits are only for real models."""
     found = by_claim(a_document("recipe64"))
 
     assert {check.limit for check in found.values()} == {1.0}
 
 
 def test_the_text_names_what_misses_and_what_fails():
-    """Each limit that does not hold with its reason, each system without figures with its words."""
+    """A missed limit is named with its reason, and a failed system with its message."""
     text = figures.compared(a_document("decoder24", torch_bytes="AssertionError in load: no"))
 
     assert "| level 2, overhead relative to cold | 1/40 | 1/33.3 | 1/56.4 | **missed** |" in text
@@ -132,7 +132,7 @@ def test_the_text_names_what_misses_and_what_fails():
 
 
 def test_whoever_is_best_is_named_with_the_reason():
-    """If serve_warm is not best, the reason is given. Eager execution is compared separately."""
+    """If serve_warm is not the best, the text says why. Eager execution is compared separately."""
     found = a_document()
     [first] = [row for row in found["rows"] if row["system"] == "aotinductor"]
     first["artifact_bytes"] = first["peak_rss_bytes"] = 1

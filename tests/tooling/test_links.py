@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Every link of a Markdown file to a file or a heading of this repository leads there."""
+"""All links of Markdown files to files and headings of this repository work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def markdown_files() -> list[Path]:
 
 
 def files() -> list[Path]:
-    """Return all files that git has. Without git, as in an sdist, return all there are."""
+    """Return all files that git does not ignore. Without git, as in an sdist, return all files."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -49,14 +49,14 @@ def files() -> list[Path]:
 
 
 def tokens(text: str) -> Iterator[Token]:
-    """Yield the tokens of a document, those inside of lines included."""
+    """Yield the tokens of a document, including inline tokens."""
     for token in MarkdownIt().enable("table").parse(text):
         yield token
         yield from token.children or ()
 
 
 def targets(text: str) -> list[str]:
-    """Return what links and pictures of a document lead to."""
+    """Return the targets of a document's links and pictures."""
     return [
         str(token.attrs["href" if token.type == "link_open" else "src"])
         for token in tokens(text)
@@ -90,7 +90,7 @@ def anchors_of(path: Path) -> set[str]:
 
 
 def dead(path: Path, text: str) -> list[str]:
-    """Return the links of a document at `path` that lead nowhere; other sites are not asked."""
+    """Return the dead links of a document at `path`. Links to other sites are not checked."""
     found = []
     for target in targets(text):
         parts = urlsplit(target)
@@ -105,7 +105,7 @@ def dead(path: Path, text: str) -> list[str]:
 
 @pytest.mark.parametrize("path", markdown_files(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_link_leads_somewhere(path: Path) -> None:
-    """A file that is there, and a heading that it has."""
+    """The file exists, and it has the heading."""
     assert dead(path, path.read_text()) == []
 
 
@@ -129,7 +129,7 @@ def test_every_document_that_code_or_chart_names_is_there() -> None:
 
 
 def test_a_dead_link_is_found() -> None:
-    """A missing file, a missing heading here or there, a picture, and a link in a table."""
+    """Missing files, headings and pictures are found, also in tables."""
     text = (
         "# Here\n\n[a](missing.md) [b](#here) [c](#not-here) [d](README.md#not-there)\n"
         "[e][label] ![f](missing.png) `[g](code.md)` <https://example.org/>\n\n"
@@ -154,5 +154,5 @@ def test_a_dead_link_is_found() -> None:
     ],
 )
 def test_anchors_are_those_of_github(heading: str, anchor: str) -> None:
-    """Lower case, with hyphens for blanks, and without marks; the second of two has a number."""
+    """Lower case, hyphens for spaces, no punctuation. The second of two headings has a number."""
     assert anchors(f"## {heading}\n\n## {heading}\n") == {anchor, f"{anchor}-1"}

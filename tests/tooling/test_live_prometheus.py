@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A real Prometheus scrapes the real node server, and evaluates the chart's rules as they are."""
+"""A real Prometheus scrapes the real node server, and evaluates the chart's unchanged rules."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ UNUSABLE = SeatUse(count=1, miss="failed")
 
 
 class Scraped:
-    """A node whose replicas a test writes, its server, and the Prometheus that scrapes it."""
+    """A node with replicas that a test writes, its server, and a Prometheus that scrapes it."""
 
     def __init__(self, directory: Path, server: subprocess.Popen[str]) -> None:
         self.directory = directory
@@ -66,7 +66,7 @@ class Scraped:
         self._files[name].write(facts_of(report))
 
     def end(self, name: str) -> None:
-        """Have a replica's process end."""
+        """End a replica's process."""
         self._files.pop(name).close()
 
     def ask(self, expression: str) -> dict[str, float]:
@@ -111,7 +111,7 @@ def test_prometheus_reads_openmetrics(scraped: Scraped) -> None:
 
 @pytest.mark.long
 def test_a_live_fleet_is_seen_as_it_is(scraped: Scraped) -> None:
-    """Panels, records and alerts, through the start of three replicas and the end of two."""
+    """Panels, records and alerts are right during three starts and two ends of replicas."""
     used = ArtifactUse(
         store="s3://bucket/shop",
         source="s3",
@@ -149,10 +149,10 @@ def test_a_live_fleet_is_seen_as_it_is(scraped: Scraped) -> None:
     scraped.end("fails")
 
     ended = "replica:serve_warm_start:within_slo"
-    wait_until("its end is counted", lambda: "fails" in scraped.ask(ended))
+    wait_until("the failed start counts", lambda: "fails" in scraped.ask(ended))
     firing = 'ALERTS{alertstate="firing"}'
-    told = wait_until("it is told", lambda: len(scraped.ask(firing)) == 4 and scraped.ask(firing))
-    # What has just been told was recorded from the same scrapes.
+    told = wait_until("alerts fire", lambda: len(scraped.ask(firing)) == 4 and scraped.ask(firing))
+    # The records come from the same scrapes as these alerts.
     now = {name: scraped.ask(name) for name in re.findall(r"record: (\S+)", RULES.read_text())}
     shown = {panel["title"]: None for panel in drawn(BOARD)}
     for title in shown:
@@ -189,19 +189,19 @@ def test_a_live_fleet_is_seen_as_it_is(scraped: Scraped) -> None:
     }
     assert {title: shown[title] for title in few} == few
     assert shown["Stages of each replica"] == [{"warm": 8.0, "starts": 5.0}]
-    # The node was warm before the second one began, which does not count yet.
+    # The node was warm before the second replica began, so that replica does not count yet.
     assert shown["Ready nodes (node server only)"] == [{"": 1.0}, {"": 1.0}, {"": 1.0}]
     assert shown["Duration of starts, median and 95th percentile (node server only)"][0] == {
         "failed": 3.75,
         "full_hit": 15.0,
     }
     assert 1600 / 1800 <= shown["Elapsed start time, as a share of deadline_s"][0]["starts"] <= 1
-    # Only what is not there is not shown: a time of the image, and Ray.
+    # Only the panel of Ray's own metrics is empty, because there is no Ray.
     assert {title for title, found in shown.items() if not any(found)} == {
         "Ray's own start-up histograms, 95th percentile",
     }
 
-    # The other two: one becomes ready late, one ends.
+    # Of the other two replicas, one becomes ready late, and one ends.
     scraped.write(
         "starts",
         stage=Stage.READY,
@@ -224,8 +224,8 @@ def test_a_live_fleet_is_seen_as_it_is(scraped: Scraped) -> None:
         "failed": 1.0,
     }
 
-    # The server itself: it is missed as soon as it does not answer, and told five minutes later.
+    # The server itself: its alert is pending at once, and would fire five minutes later.
     scraped.server.kill()
     alert = 'ALERTS{alertname="ServeWarmNodeServerDown"}'
-    pending = wait_until("it is missed", lambda: scraped.ask(alert))
+    pending = wait_until("an alert is pending", lambda: scraped.ask(alert))
     assert pending == {"ServeWarmNodeServerDown/pending/servewarmnodeserverdown/warning": 1.0}

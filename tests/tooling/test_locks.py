@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What CI and the image install is what locks/ names, by hash, from one index."""
+"""CI and the image install only what locks/ names, by hash and from one index."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def index(folder: Path, *files: Path) -> str:
 
 
 def pip(environment: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run pip for an environment, which it makes, without the configuration of this machine."""
+    """Run pip for an environment, without this machine's configuration. Make it if needed."""
     if not environment.exists():
         venv.create(environment, with_pip=False, symlinks=True)
     own = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
@@ -95,7 +95,7 @@ def installations(text: str) -> list[str]:
 
 
 def test_no_lock_is_stale():
-    """They fit pyproject.toml, constraints.txt and `make setup`. If not, run `make lock`."""
+    """The locks fit pyproject.toml, constraints.txt and `make setup`. If not, run `make lock`."""
     assert list(locks.problems()) == []
     assert {file.stem for file in LOCKS} == set(locks.requirements())
 
@@ -119,7 +119,7 @@ def test_a_lock_that_lacks_what_is_asked_for_is_found(asked, pinned, said):
 
 
 def test_two_versions_for_one_python_are_found():
-    """From such a lock, pip installs nothing."""
+    """With such a lock, pip installs nothing."""
     twice = [*NAMED, Pin(name="aiohttp", version="3.0", hashes=("0",))]
 
     assert list(locks.direct_problems(twice, [], [])) == ["aiohttp has 3.14.5 and 3.0 at once"]
@@ -162,7 +162,7 @@ def test_a_lock_that_is_not_what_requirements_lead_to_is_found(asked, releases, 
     ],
 )
 def test_what_a_lock_may_not_have_is_found(line, said):
-    """Addresses, releases without a hash, and libraries of one build of torch."""
+    """Forbidden are addresses, releases without a hash, and libraries of one build of torch."""
     text = f"aiohttp==3.14.5 \\\n    --hash=sha256:{'0' * 64}\n{line}\n"
 
     [problem] = locks.form_problems(text)
@@ -183,7 +183,7 @@ def test_locks_have_one_version_of_a_release():
 
 
 def test_no_lock_slows_down_imports_of_ray():
-    """Ray imports `jsonschema`, which imports this package: 2 s in each process."""
+    """Ray imports `jsonschema`, which would import rfc3987-syntax: 2 s in each process."""
     slow = {file.stem for file in LOCKS if "\nrfc3987-syntax==" in file.read_text()}
 
     assert slow == set()
@@ -285,7 +285,7 @@ def test_all_that_is_installed_is_locked(text, count):
 
 
 def test_npm_packages_are_locked():
-    """Each has a version and a hash, and none an address."""
+    """Each package has a version and a hash, but no address."""
     folder = ROOT / "locks" / "npm"
     packages = json.loads((folder / "package-lock.json").read_text())["packages"]
     asked = json.loads((folder / "package.json").read_text())["dependencies"]

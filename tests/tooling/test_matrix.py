@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""`make matrix` names what failed in a row, and takes no row for good that was not run whole."""
+"""`make matrix` names the failures of a row, and counts an incomplete row as failed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_tests_of_a_row_are_there(row: matrix.Row):
 
 
 def test_what_asks_torch_for_names_is_in_its_rows():
-    """A name of torch's that one version lacks is noticed in the row of that version."""
+    """If a version of torch lacks a name, the row of this version fails."""
     ask = {
         str(path.relative_to(matrix.ROOT))
         for path in (matrix.ROOT / "tests").rglob("test_*.py")

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The run of models on a GPU goes on where it stopped, and says what is not as it has to be."""
+"""The benchmark of models on a GPU continues a stopped run, and reports wrong results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def document(**decoded: Any) -> dict[str, Any]:
 
 
 class Told(models_gpu.Run):
-    """Runs no process: notes which pieces it was asked for."""
+    """A run without processes, which records the requested pieces."""
 
     def __init__(self, work: Path, *, limit_s: float = 1e9, known: Any = None) -> None:
         super().__init__(Pieces(work, limit_s=limit_s, known=known), work, turns=2, tiny=True)
@@ -50,7 +50,7 @@ class Told(models_gpu.Run):
 
 
 def test_each_piece_runs_once_and_figures_of_every_model_come_first(tmp_path: Path):
-    """A second turn waits until each model has one, and no run repeats a piece."""
+    """No model has a second turn before all have a first one, and no run repeats a piece."""
     one_piece, rest = Told(tmp_path, limit_s=0.0), Told(tmp_path)
     names = rest.names_of(models_gpu.NAMES)
 
@@ -80,7 +80,7 @@ def test_another_machine_goes_on_from_the_document(tmp_path: Path):
 def test_a_run_goes_on_from_the_json_that_it_writes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """With `--json`, nothing that the file has runs again, except what `--again` names."""
+    """With `--json`, pieces in the file do not run again, except those that `--again` names."""
     path = tmp_path / "models.json"
     path.write_text(json.dumps(document() | {"is_tiny": True}))
     arguments = ["--tiny", "--models", "decode", "--limit-s", "1e9", "--json", str(path)]
@@ -132,7 +132,7 @@ def test_turns_of_a_model_that_failed_run_again():
     ],
 )
 def test_what_of_decoding_is_not_as_it_has_to_be(decoded: dict[str, Any], said: list[str]):
-    """Each figure that the acceptance names has its sentence."""
+    """Each wrong figure is reported in one sentence."""
     found = models_gpu.failures_of(document(**decoded))
 
     assert found == [f"decode, level 2: {text}" for text in said]

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The README says what the code and the committed results say."""
+"""The README and other documents agree with the code and the committed results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BENCHED = ("text_embedder", "image_classifier", "image_generator", "speech_to_te
 
 @pytest.mark.parametrize("name", figures.SECTIONS)
 def test_generated_sections_are_up_to_date(name):
-    """Figures and metrics stand in the documents as the results and the table have them."""
+    """Figures and metrics in the documents equal those of the results and of the table."""
     file, write = figures.SECTIONS[name]
 
     assert figures.section(file, name)[1] == write()
@@ -48,7 +48,7 @@ def test_committed_results_are_of_the_published_schema(name):
 
 @pytest.mark.parametrize("name", BENCHED)
 def test_committed_results_show_what_is_claimed(name):
-    """A warm start runs no compiler and proves all; nothing compiles after ready in any mode."""
+    """Warm starts run no compiler. All starts prove all inputs, and then compile nothing more."""
     runs = figures.load(name)["runs"]
     warm = [run for run in runs if run["mode"] == "warm"]
 
@@ -59,7 +59,7 @@ def test_committed_results_show_what_is_claimed(name):
 
 
 def test_the_models_that_reach_level_2_are_counted_as_found():
-    """The guide's sentence is that of the committed run."""
+    """The guide's sentence has the numbers of the committed run."""
     rows = figures.load("architectures")["rows"]
 
     assert f"[{figures.served(rows, 2)} of {figures.ran(rows, 2)} tiny models]" in SENTENCES
@@ -75,7 +75,7 @@ def test_the_guide_has_a_row_for_each_field_of_an_input():
 
 
 def test_the_guide_has_a_row_for_each_shape_of_rays():
-    """A user of each shape finds how to declare its inputs."""
+    """The table says how to declare the inputs of each shape."""
     table = GUIDE.partition("### By kind of deployment")[2].partition("\n## ")[0]
 
     shapes = [
@@ -121,7 +121,7 @@ def test_the_committed_comparison_shows_what_is_asked_of_it():
 
 
 def test_every_comparison_with_an_alternative_is_held_missed_or_said_not_to_be_one():
-    """Comparisons that a failed alternative left out are counted too."""
+    """Comparisons that are missing because an alternative failed are counted too."""
     found = figures.load("startup")
     faster = [check for check in limits.checks(found) if check.limit == 1.0]
     of_each_level = 2 * len(limits.ALTERNATIVES) - 1  # no overhead of AOTInductor
@@ -165,7 +165,7 @@ def test_the_line_beside_the_picture_names_its_machine():
 
 
 def test_the_committed_comparison_is_of_right_and_warm_starts():
-    """Every start computes what eager does, and none of serve_warm's runs the compiler."""
+    """Every start computes eager's results, and no start of serve_warm runs the compiler."""
     found = figures.load("startup")
     rows = [row for row in found["rows"] if row["ready_s"] is not None]
     ours = [row for row in rows if row["system"] == "serve_warm"]
@@ -177,7 +177,7 @@ def test_the_committed_comparison_is_of_right_and_warm_starts():
 
 
 def test_the_picture_is_of_the_committed_comparison():
-    """docs/startup.svg is drawn from the results that the tables are made of."""
+    """docs/startup.svg is drawn from the same results as the tables."""
     drawn = (figures.ROOT / "docs" / "startup.svg").read_text()
 
     assert drawn == picture.svg(figures.load("startup"))
@@ -189,7 +189,7 @@ def test_a_reader_gets_through_the_readme():
 
 
 def test_the_lines_that_a_user_adds_are_counted_as_they_are():
-    """The sentence above the diffs has the numbers of changed and of added lines in them."""
+    """The sentence above the diffs has the numbers of changed and added lines."""
     diffs = readme_files.diffs(README)
 
     def count(name: str, sign: str) -> int:
@@ -213,7 +213,7 @@ def test_what_the_app_was_before_is_python_and_yaml():
 
 @pytest.mark.parametrize("name", ["app.py", "serve.yaml"])
 def test_the_files_of_the_readme_are_there_to_run(name):
-    """The README's result after the change is in deployments/scorer."""
+    """deployments/scorer has the files of the README after the change."""
     shown = readme_files.after(readme_files.diffs(README)[name])
     text = (figures.ROOT / "deployments" / "scorer" / name).read_text()
 

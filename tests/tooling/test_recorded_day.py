@@ -46,7 +46,7 @@ Values = dict[str, float]
 
 
 def ask(recorded: Prometheus, expression: str, minute: int = END) -> Values:
-    """Return value by labels: their values in the order of their names, without those above."""
+    """Return values by labels. A key has the labels' values by name, without implied labels."""
     found: Values = {}
     for labels, value in recorded.ask(inlined(expression), DAY.start_s + 60 * minute):
         above = {"namespace", "job"}
@@ -78,7 +78,7 @@ PANELS: dict[str, list[Values]] = {
     "Starting replicas": [{"": 1.0}],
     # b2.
     "Failed starts (node server only)": [{"": 1.0}],
-    # a3, b1 and b3 of all but c1, which wants none.
+    # a3, b1 and b3, of all replicas except c1, which has no artifact configured.
     "Cold share": [{"": 3 / 6}],
     "Firing alerts": [
         {
@@ -204,10 +204,10 @@ PANELS: dict[str, list[Values]] = {
     ],
     "Elapsed seconds of the start": [{"a1": 45.0, "a3": 700.0, "b1": 300.0, "b3": 1800.0}],
 }
-"""At the end of the day, by the node server: for each expression of each panel."""
+"""Values at the end of the day from the node server, for each expression of each panel."""
 
 BY_RAY: dict[str, list[Values]] = {
-    # A counter is not there before its first count.
+    # Ray exports a counter only from its first count on.
     "Compiles, captures and tuning after ready": [
         {"Embedder": 3.0},
         {"Ranker": 1.0, "Embedder": 3.0},
@@ -219,7 +219,7 @@ BY_RAY: dict[str, list[Values]] = {
     ],
     "Entries compared with eager execution": [{"same": 4.0}, {}],
     "Calls without an entry": [{"Embedder": 9.0}],
-    # Ray has the zeros that a node server leaves out.
+    # Ray exports the zeros that a node server leaves out.
     "Kinds of calls by level": [
         {
             f"{each}/{name}": 2.0 * (each == level)
@@ -229,7 +229,7 @@ BY_RAY: dict[str, list[Values]] = {
         }
     ],
 }
-"""What is different in Ray's export, beside that replicas that have ended are not there."""
+"""Values that differ in Ray's export, which also lacks all replicas that have ended."""
 
 
 def expected(title: str, sink: str) -> list[Values]:
@@ -267,11 +267,11 @@ COLORS = {
     "Degraded replicas": "green",
     "Oldest artifact": "orange",
 }
-"""Of the numbers at the top, at the end of the day."""
+"""Colors of the numbers at the top, at the end of the day."""
 
 
 def test_a_bad_day_looks_bad(recorded: Prometheus) -> None:
-    """Numbers that are out of bounds have the color of that, and no number is left out."""
+    """Bad numbers have the color of a bad value, and no number is left out."""
     numbers = [panel for panel in drawn(BOARD) if panel["type"] == "stat"]
     found = {p["title"]: Drawn(p, list(ask_panel(recorded, p))) for p in numbers}
 
@@ -307,13 +307,13 @@ def test_no_data_looks_neither_good_nor_bad(recorded: Prometheus) -> None:
 
 
 ALL_ENDED, JUST_GONE, GONE = 100, 130, 170
-"""Minutes of what follows: all replicas have ended; their node servers are gone, since then or
+"""Minutes at which all replicas have ended, their node servers have just gone, and have been gone
 for long."""
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A Prometheus of two pods whose replicas ended at 1:00, and that went at 2:00."""
+    """A Prometheus with two pods, whose replicas ended at 1:00, and which ended at 2:00."""
     replicas = (
         Replica(name="a", dead=60, gone=120),
         Replica(name="b", dead=60, gone=120, deployment="Plain", verdict="off", configured=False),
@@ -324,7 +324,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
 
 
 def tiles(asked: Prometheus, minute: int, **chosen: str) -> dict[str, str]:
-    """Return what each number of the dashboard reads in a time range of half an hour."""
+    """Return the text of each number on the dashboard, for a time range of half an hour."""
     found = {}
     for panel in drawn(BOARD):
         if panel["type"] == "stat":
@@ -367,7 +367,7 @@ def test_where_nobody_exports_numbers_say_no_data(ended: Prometheus) -> None:
 
 
 def test_an_exporter_that_went_just_now_is_missed(ended: Prometheus) -> None:
-    """Numbers of now have no data, also where the time range has replicas; the others have them."""
+    """Numbers about the present have no data, even if the time range has replicas."""
     found = tiles(ended, JUST_GONE)
 
     missing = {title for title, text in found.items() if text == "not exported"}
@@ -380,7 +380,7 @@ def test_an_exporter_that_went_just_now_is_missed(ended: Prometheus) -> None:
 
 
 def test_lines_go_on_at_zero_where_all_replicas_have_ended(ended: Prometheus) -> None:
-    """Starting replicas of a deployment too."""
+    """This holds for starting replicas, until the node server is gone."""
     (_, starting) = queries("Waiting requests and starting replicas")
 
     assert len(ended.ask(substituted(starting), DAY.start_s + 60 * ALL_ENDED)) == 2
@@ -400,7 +400,7 @@ def test_a_panel_obeys_the_variables(recorded: Prometheus, title: str) -> None:
 
 
 def test_one_deployment_can_be_looked_at(recorded: Prometheus) -> None:
-    """The same panels, of one deployment: several can be chosen with a bar between."""
+    """A variable selects one value, or several values with a bar between them."""
     (query,) = queries("Ready replicas")
 
     assert ask(recorded, substituted(query, Deployment="Embedder")) == {"": 1.0}
@@ -462,10 +462,10 @@ RULES: dict[str, dict[int, Values]] = {
         END: {},
     },
     "ServeWarmNoReadyReplica": {4: {"Embedder": 1.0}, END: {}},
-    # The dead start of Embedder at 10:02 is none, while b1 is ready.
+    # The dead start of Embedder at 10:02 does not count, because b1 is ready.
     "ServeWarmStartsFailed": {620: {}, 1108: {}, 1130: {"Lost": 2.0}, END: {}},
     "ServeWarmArtifactOld": {END: {"Ranker": 46.0}},
-    # With fewer starts than a day like this has, they would say nothing: see FEW.
+    # By default, these alerts need more starts than this day has: see FEW.
     "ServeWarmStartBudgetBurnsFast": {620: {"Embedder": 1.0}, END: {}},
     "ServeWarmStartBudgetBurnsSlowly": {620: {"Ranker": 1 / 3, "Embedder": 1.0}, END: {}},
     "ServeWarmSeatsUnusable": {
@@ -481,7 +481,7 @@ FEW = {"minStarts": "1"}
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_has_the_right_numbers(recorded: Prometheus, name: str) -> None:
-    """At the minutes of the day that matter to it."""
+    """Each rule is evaluated at the minutes of the day that matter to it."""
     groups = yaml.safe_load(rules.plain(**FEW))["groups"]
     (rule,) = (r for g in groups for r in g["rules"] if name in (r.get("record"), r.get("alert")))
 

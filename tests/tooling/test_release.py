@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""`make release-check` finds what it is there to find, and finds nothing in what is built here."""
+"""`make release-check` finds broken releases, and finds no problem in this source tree."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def archives_fixture(tmp_path: Path):
 
 
 def test_a_version_has_its_changelog():
-    """The newest heading names it, with a date, and nothing waits above it."""
+    """The newest heading has the version and a date, and no change above it is unreleased."""
     assert list(release.version_problems("1.2.0", RELEASED)) == []
 
 
@@ -105,7 +105,7 @@ def test_whole_archives_have_no_problem(archives):
     ],
 )
 def test_a_wrong_archive_is_found(archives, changed, said):
-    """Missing files, superfluous files, and differences between wheel and sdist."""
+    """Missing files, superfluous files, and differences between wheel and sdist are reported."""
     sdist, wheel = archives(**changed)
 
     problems = [
@@ -117,7 +117,7 @@ def test_a_wrong_archive_is_found(archives, changed, said):
 
 
 def test_a_wheel_of_another_version_is_found(archives):
-    """The version is that of the source, whatever the file is called."""
+    """The version in the wheel's metadata counts, not the name of its file."""
     sdist, wheel = archives()
 
     problems = list(release.wheel_problems(wheel, sdist, "1.2.1"))
@@ -160,12 +160,12 @@ def test_a_whole_chart_has_no_problem(chart, version, of_chart):
     ],
 )
 def test_a_wrong_chart_is_found(chart, changed, said):
-    """A chart with another version, without refusals, or with a secret."""
+    """Another version, a missing schema, and a secret are reported."""
     assert list(release.chart_problems(chart(**changed), "1.2.0")) == [said]
 
 
 def test_the_chart_that_is_packaged_here_is_whole(tmp_path):
-    """Helm has nothing against it, and its version is that of the package."""
+    """Helm's lint finds no problem, and the chart's version is that of the package."""
     helm = require("helm", INSTALL)
 
     packaged = release.package(tmp_path, helm)
@@ -188,7 +188,7 @@ def test_a_chart_that_does_not_render_is_found(tmp_path):
 
 
 def test_what_is_built_here_is_whole(built):
-    """The sdist has all files to build, test and read. The wheel has the package in it."""
+    """The sdist has the files for building, tests and documents. The wheel has the same package."""
     sdist, wheel = built
 
     assert list(release.sdist_problems(sdist)) == []
@@ -223,7 +223,7 @@ def test_what_is_built_here_works_where_it_is_installed(built, tmp_path):
 
 
 def test_a_wheel_that_is_installed_in_part_is_found(built, tmp_path):
-    """A data file or a module that is not there is noticed in use."""
+    """Using the wheel shows that a data file or a module is missing."""
     installed = release.install(built[1], tmp_path)
     (installed.package / "builder" / "bench.schema.json").unlink()
     (installed.package / "cli" / "watching.py").unlink()

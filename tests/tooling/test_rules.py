@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of the chart: what they record, when they tell somebody, and when they stop.
+"""The rules of the chart: their records, and when alerts fire and stop.
 
-Prometheus' own `promtool test rules` evaluates them over fleets that a test describes in a line.
+Prometheus' own `promtool test rules` evaluates them for small fleets that a case describes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from serve_warm.builder.cluster import build_name
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "helm" / "serve-warm" / "rules"
 READ = set(re.findall(r"\b(?:ray_)?serve_warm_\w+|\bup\b", rules.plain()))
-"""What the rules read; the rest of what is exported is left out, for speed."""
+"""Names of the series that the rules read. For speed, other series are left out."""
 BY = "application, deployment, reason, instance"
 NOBODY: dict[str, float] = {}
 
@@ -42,14 +42,14 @@ class Case:
     minutes: int = 60
     sinks: str = "node ray"
     unreadable: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """As a fleet has it."""
+    """As in `Fleet`."""
     evaluated: str = "1m"
-    """How often the rules are; more seldom where hours pass."""
+    """Interval between evaluations; longer in scenarios of many hours."""
     others: tuple[tuple[str, dict[str, str], dict[int, float]], ...] = ()
-    """Series beside those of the sinks."""
+    """Further series, beside those of the sinks."""
     expected: dict[str, dict[int, dict[str, float]]]
-    """By name of a record or an alert, and by minute: value by the labels that tell series apart.
-    Of an alert that fires the value is 1."""
+    """Values by name of a record or alert, by minute, and by the labels that tell series apart. A
+    firing alert has the value 1."""
 
     def series(self) -> Series:
         fleet = Fleet(
@@ -86,7 +86,7 @@ def promtool(tmp_path: Path, case: Case, tests: dict[str, list]) -> str:
         ],
     }
     file = tmp_path / "test.yaml"
-    file.write_text(json.dumps(given))  # which is YAML too
+    file.write_text(json.dumps(given))  # JSON is valid YAML
     ended = subprocess.run(
         [command, "test", "rules", str(file)], capture_output=True, text=True, check=False
     )
@@ -94,7 +94,7 @@ def promtool(tmp_path: Path, case: Case, tests: dict[str, list]) -> str:
 
 
 def slow_and_fast(slow: int, fast: int, *, every: int = 1) -> tuple[Replica, ...]:
-    """Return starts, one after the other, of which so many took 90 s: the slow ones at the end."""
+    """Return starts, one after the other: first fast ones of 30 s, then slow ones of 90 s."""
     took = [30.0] * fast + [90.0] * slow
     return tuple(Replica(name=f"s{i}", born=i * every, took_s=t) for i, t in enumerate(took))
 
@@ -119,7 +119,7 @@ GAVE_UP = {"shop/Ranker": 1.0, "shop/Gone": 1.0, "shop/Rolled": 1.0}
 
 THREE_STARTS = (
     Replica(name="fast", born=1, took_s=30.0),
-    # In time, and dead long after: no start that failed.
+    # Ready in time, and dead long after that, so the start did not fail.
     Replica(name="quick", born=1, took_s=60.0, dead=15),
     Replica(name="slow", born=1, took_s=120.0),
     Replica(name="killed", born=1, took_s=None, dead=4),
@@ -129,7 +129,7 @@ THREE_STARTS = (
 CASES = [
     Case(
         id="starts-counted-once",
-        says="A start counts once, in whichever sinks it is seen, in the 10 minutes of its end.",
+        says="A start counts once, in one sink or both, during the 10 minutes after its end.",
         replicas=THREE_STARTS,
         minutes=60,
         expected={
@@ -155,7 +155,7 @@ CASES = [
     ),
     Case(
         id="starts-without-node-server",
-        says="Of Ray's export alone, what died before it was ready is not known to have started.",
+        says="With Ray's export alone, a replica that died before it was ready does not count.",
         replicas=THREE_STARTS,
         sinks="ray",
         expected={
@@ -165,7 +165,7 @@ CASES = [
     ),
     Case(
         id="starts-of-a-pod-that-went",
-        says="A start goes on to count when its pod, and all that was scraped there, is gone.",
+        says="A start still counts when its pod, and all that was scraped there, is gone.",
         replicas=(Replica(name="a", took_s=90.0, gone=8),),
         minutes=50,
         expected={
@@ -178,14 +178,14 @@ CASES = [
     ),
     Case(
         id="stages",
-        says="A living replica is in one stage, also while the sinks disagree; a dead one in none.",
+        says="A live replica has one stage, even while the sinks disagree. A dead one has none.",
         replicas=(
             Replica(name="a", took_s=300.0),
             Replica(name="b", took_s=30.0, dead=10, verdict="off", configured=False),
         ),
         minutes=90,
         others=(
-            # What Ray still exports of a stage that is over.
+            # Ray still exports a stage that is over.
             (
                 "ray_serve_warm_stage",
                 {"application": "shop", "deployment": "Ranker", "replica": "a", "stage": "proving"}
@@ -213,7 +213,7 @@ CASES = [
     ),
     Case(
         id="hung",
-        says="One that was ready and hangs is not ready, whatever Ray has of it; a start goes on.",
+        says="A ready replica that hangs is not ready, despite Ray's export. A start goes on.",
         replicas=(
             Replica(name="a", hung=20),
             Replica(name="b"),
@@ -237,7 +237,7 @@ CASES = [
     ),
     Case(
         id="cold",
-        says="A cold start is told while it lasts and for an hour, where an artifact is wanted.",
+        says="A cold start raises an alert until an hour after it, if an artifact is configured.",
         replicas=(
             Replica(name="a", born=1, took_s=600.0, verdict="miss", artifact_days=None),
             Replica(name="b", verdict="off", configured=False, deployment="Plain"),
@@ -249,14 +249,14 @@ CASES = [
     ),
     Case(
         id="cold-and-gone",
-        says="A cold start whose pod is gone is nobody's concern any more.",
+        says="The alert for a cold start ends when the pod is gone.",
         replicas=(Replica(name="a", took_s=60.0, verdict="miss", gone=5),),
         minutes=10,
         expected={"ServeWarmColdStart": {4: RANKER, 6: NOBODY}},
     ),
     Case(
         id="cold-and-failed",
-        says="A replica that fails at once under on_missing: fail is told by its node server.",
+        says="If on_missing: fail ends a start at once, its node server raises the alert.",
         replicas=(Replica(name="a", born=2, took_s=None, dead=2, verdict="miss"),),
         minutes=10,
         sinks="node",
@@ -264,7 +264,7 @@ CASES = [
     ),
     Case(
         id="refused",
-        says="A refusal is told with its reason, by either sink.",
+        says="A refusal raises an alert with its reason, with Ray's export alone too.",
         replicas=(
             Replica(name="a", born=1, took_s=120.0, verdict="refused", refused="expired"),
             Replica(name="b", born=1, took_s=None, verdict="refused", refused="untrusted", gone=8),
@@ -282,7 +282,7 @@ CASES = [
     ),
     Case(
         id="wrong-entries",
-        says="A withdrawn entry is told for as long as its replica lives, also before READY.",
+        says="A withdrawn entry raises an alert while its replica lives, also before READY.",
         replicas=(
             Replica(name="a", born=2, took_s=60.0, wrong=(2,), dead=40),
             Replica(name="b", deployment="Traffic", wrong=(20, 25), dead=40),
@@ -300,7 +300,7 @@ CASES = [
     ),
     Case(
         id="near-the-deadline",
-        says="A start that is older than 0.8 of deadline_s is told until it is ready, or gone.",
+        says="A start older than 0.8 of deadline_s raises an alert until it is ready, or gone.",
         replicas=(
             Replica(name="a", took_s=570.0, deadline_s=600.0),
             Replica(name="b", took_s=None, deadline_s=600.0, deployment="Gone", gone=12),
@@ -318,7 +318,7 @@ CASES = [
     ),
     Case(
         id="compiles",
-        says="A compile in traffic is told for 10 minutes; none is never told.",
+        says="A compile in traffic raises an alert for 10 minutes. Other replicas raise none.",
         replicas=(
             Replica(name="a", compiles=(20,)),
             Replica(name="b", deployment="Quiet"),
@@ -338,7 +338,7 @@ CASES = [
     *(
         Case(
             id=f"seats-by-{sinks}",
-            says="A seat that is no use is told; one that was used, or was not there yet, is not.",
+            says="An unusable seat raises an alert. A used seat, or a missing first one, does not.",
             replicas=(
                 Replica(name="a", born=2, seat="hit"),
                 Replica(name="b", born=2, seat="failed", deployment="Fails"),
@@ -365,7 +365,7 @@ CASES = [
     ),
     Case(
         id="compiles-by-ray",
-        says="Of Ray's export too, whose counter begins with the first compile.",
+        says="The same holds for Ray's export, whose counter begins with the first compile.",
         replicas=(Replica(name="a", compiles=(20, 40)), Replica(name="b", deployment="Quiet")),
         minutes=60,
         sinks="ray",
@@ -376,12 +376,12 @@ CASES = [
     ),
     Case(
         id="captures",
-        says="A capture, a kernel or a tuning in traffic is told; not where compiles are.",
+        says="A capture, a kernel or a tuning in traffic raises an alert, unless code is compiled.",
         replicas=(
             Replica(name="a", on_gpu=(("captures", 20),)),
             Replica(name="b", on_gpu=(("tunings", 25),), deployment="Tunes"),
             Replica(name="c", on_gpu=(("kernels_built", 20),), deployment="Gone", gone=24),
-            # The graph of what was compiled is captured by a later request.
+            # A later request captures the graph of the compiled code.
             Replica(name="d", compiles=(20,), on_gpu=(("captures", 34),), deployment="Compiles"),
             Replica(name="e", compiles=(5,), on_gpu=(("captures", 80),), deployment="Late"),
             Replica(name="f", deployment="Quiet"),
@@ -405,7 +405,7 @@ CASES = [
     ),
     Case(
         id="captures-by-ray",
-        says="Of Ray's export too, whose counters begin with the first.",
+        says="The same holds for Ray's export, whose counters begin with the first event.",
         replicas=(
             Replica(name="a", on_gpu=(("captures", 20), ("tunings", 40))),
             Replica(name="b", deployment="Quiet"),
@@ -419,7 +419,7 @@ CASES = [
     ),
     Case(
         id="none-ready",
-        says="No ready replica for 10 minutes while one starts is told, until one is ready.",
+        says="If one starts and none is ready for 10 minutes, the alert fires until one is.",
         replicas=(
             Replica(name="a", took_s=1200.0),
             Replica(name="b", took_s=1200.0, deployment="Scales"),
@@ -431,7 +431,7 @@ CASES = [
             "ServeWarmNoReadyReplica": {
                 9: NOBODY,
                 11: {"shop/Ranker": 1.0, "shop/Gone": 1.0},
-                # Some minutes of grace, in which the next of a row of failing starts may begin.
+                # Some minutes of grace, in which the next of several failing starts can begin.
                 17: RANKER | {"shop/Gone": 1.0},
                 19: RANKER,
                 21: NOBODY,
@@ -450,22 +450,22 @@ CASES = [
     ),
     Case(
         id="starts-failed",
-        says="Starts that fail fast are told once none follows, and for an hour; no success is.",
+        says="If no start follows on starts that fail fast, an alert fires for an hour.",
         replicas=(
             *fails("Ranker"),
             *fails("Gone", gone=6),
-            # What was ready is stopped for a release that does not start.
+            # A ready replica is stopped for a release that does not start.
             Replica(name="old", deployment="Rolled", dead=2),
             *fails("Rolled"),
-            # The next start is ready; and later nobody wants it any more.
+            # The next start becomes ready. In Zero, its replica is stopped later.
             *fails("Retried"),
             Replica(name="good", deployment="Retried", born=5),
             *fails("Zero"),
             Replica(name="last", deployment="Zero", born=5, dead=20),
-            # Taken down while it scaled up.
+            # The deployment is deleted while it scales up.
             Replica(name="one", deployment="Deleted", dead=12),
             Replica(name="two", deployment="Deleted", born=8, took_s=None, dead=12),
-            # Another start goes on.
+            # Another start is still in progress.
             *fails("Long"),
             Replica(name="long", deployment="Long", born=5, took_s=None),
         ),
@@ -488,7 +488,7 @@ CASES = [
                 8: NOBODY,
                 10: GAVE_UP,
                 64: GAVE_UP,
-                # Of a pod that went a start was last seen as it went.
+                # The start in a pod that ended was last seen when the pod ended.
                 70: {"shop/Ranker": 1.0, "shop/Rolled": 1.0},
                 78: NOBODY,
                 138: NOBODY,
@@ -497,7 +497,7 @@ CASES = [
     ),
     Case(
         id="starts-failed-by-ray",
-        says="Of Ray's export too, where a start that was scraped is there no more.",
+        says="The same holds for Ray's export, where a start that was scraped is missing later.",
         replicas=(
             *fails("Ranker"),
             *fails("Gone", gone=6),
@@ -519,7 +519,7 @@ CASES = [
     ),
     Case(
         id="starts-out-of-sight",
-        says="A start whose node server does not answer may go on; one whose pod went does not.",
+        says="A start may go on if its node server does not answer, but not if its pod has ended.",
         replicas=(
             Replica(name="a", deployment="Hidden", node="n8", took_s=None, gone=5),
             Replica(name="b", deployment="Gone", node="n9", took_s=None, gone=5),
@@ -539,12 +539,12 @@ CASES = [
     ),
     Case(
         id="states-unreadable",
-        says="A node that cannot read states is told, and not believed: not that one is ready.",
+        says="A node that cannot read states raises an alert. Its replicas do not count as ready.",
         replicas=(
             # It died, and its node server has not seen it.
             Replica(name="a", node="n1"),
             Replica(name="b", node="n2", born=7, took_s=None),
-            # Whether it goes on is not known.
+            # It is not known whether this start goes on.
             Replica(name="c", node="n1", took_s=None, deployment="Unknown"),
             Replica(name="d", node="n1", deployment="Alone"),
         ),
@@ -563,7 +563,7 @@ CASES = [
     ),
     Case(
         id="states-unreadable-with-ray",
-        says="Of a node that cannot read states Ray's export is believed.",
+        says="If a node cannot read states, Ray's export counts.",
         replicas=(
             Replica(name="a", node="n1"),
             Replica(name="b", node="n1", dead=10, deployment="Dead"),
@@ -597,7 +597,7 @@ CASES = [
     ),
     Case(
         id="old",
-        says="An artifact is old from the day that the rules say, where a living replica runs it.",
+        says="An artifact is old from the day in the rules, if a live replica runs it.",
         replicas=(
             Replica(name="a", artifact_days=29.98),
             Replica(name="b", artifact_days=40.0, deployment="Dead", dead=20),
@@ -611,14 +611,14 @@ CASES = [
     ),
     Case(
         id="burns-fast",
-        says="2 of 5 slow starts are six times too many, until none was slow for half an hour.",
+        says="2 slow starts of 5 raise an alert, until half an hour passes without a slow one.",
         replicas=slow_and_fast(2, 3),
         minutes=80,
         expected={"ServeWarmStartBudgetBurnsFast": {4: NOBODY, 8: RANKER, 40: RANKER, 60: NOBODY}},
     ),
     Case(
         id="too-few-to-burn",
-        says="4 slow starts of 4 are too few to wake somebody, or to write a ticket.",
+        says="4 slow starts of 4 are too few for a critical alert, or for a ticket.",
         replicas=slow_and_fast(4, 0),
         minutes=40,
         expected={
@@ -628,7 +628,7 @@ CASES = [
     ),
     Case(
         id="burns-at-the-limit",
-        says="3 of 10 are six times the objective and not more; they are more than once.",
+        says="3 slow starts of 10 are six times the allowed share, not more: one alert fires.",
         replicas=slow_and_fast(3, 7),
         minutes=30,
         expected={
@@ -638,7 +638,7 @@ CASES = [
     ),
     Case(
         id="burns-slowly",
-        says="1 of 20 is what the objective allows; 1 of 10 is not, for as long as 6 h see it.",
+        says="1 slow start of 20 is allowed. 1 of 10 is not, as long as it is within 6 h.",
         replicas=tuple(
             dataclasses.replace(replica, deployment=deployment, gone=replica.born + 15)
             for deployment, fast in (("Ranker", 9), ("Good", 19))
@@ -665,7 +665,7 @@ CASES = [
     ),
     Case(
         id="node-server-down",
-        says="A node server that does not answer is told; no other target, and no pod that went.",
+        says="A silent node server raises an alert. Other targets, and ended pods, do not.",
         replicas=(
             Replica(name="a", node="n1", gone=10),
             Replica(name="b", node="n2", gone=10),
@@ -686,7 +686,7 @@ CASES = [
     ),
     Case(
         id="node-server-absent",
-        says="Replicas that only Ray sees are told, in namespaces where node servers were.",
+        says="Replicas that only Ray exports raise an alert, in namespaces that had node servers.",
         replicas=(
             Replica(name="a", node="n1"),
             Replica(name="b", node="n2"),
@@ -710,7 +710,7 @@ CASES = [
     ),
     Case(
         id="node-server-never-there",
-        says="Who uses Ray's export alone is not told that there is no node server.",
+        says="If only Ray's export is in use, a missing node server raises no alert.",
         replicas=(Replica(name="a"),),
         minutes=40,
         sinks="ray",
@@ -725,7 +725,7 @@ ALERTS = [rule["alert"] for rule in rules.ALERTS]
 
 
 def asked(name: str) -> str:
-    """Return what tells the series of a record, or of an alert that fires, apart."""
+    """Return a query for the series of a record or of a firing alert, by the labels in keys."""
     if name in ALERTS:
         return f'count by ({BY}) (ALERTS{{alertname="{name}",alertstate="firing"}})'
     return f"max by ({'replica' if name.startswith('replica:') else BY}) ({name})"
@@ -752,7 +752,7 @@ def test_rules_say_what_became_of_a_fleet(case: Case, tmp_path: Path) -> None:
 
 
 BUILD = "serve_warm-0a1b2c3d"
-"""Called as `serve-warm build --address` calls the application that it starts."""
+"""A name like that of the application that `serve-warm build --address` starts."""
 
 
 def of_application(case: Case, name: str) -> Case:
@@ -778,7 +778,7 @@ def of_replicas(case: Case) -> list[str]:
     "case", [case for case in CASES if of_replicas(case)], ids=lambda case: case.id
 )
 def test_rules_say_nothing_of_a_build(case: Case, tmp_path: Path) -> None:
-    """No record and no alert has the application of a build, whatever became of its replicas."""
+    """No record and no alert has the application of a build, whatever happens to its replicas."""
     names = of_replicas(case)
     expressions = [
         {"expr": asked(name), "eval_time": f"{minute}m", "exp_samples": []}
@@ -802,7 +802,7 @@ def test_a_build_is_called_as_the_rules_expect() -> None:
     "name", ["serve_warm-demo", "serve_warm", "my-serve_warm-0a1b2c3d", f"{BUILD}-2"]
 )
 def test_an_application_with_a_similar_name_is_told(name: str, tmp_path: Path) -> None:
-    """Only a name as a build has it is left out."""
+    """Only names in the form of a build's are left out."""
     (case,) = (case for case in CASES if case.id == "failed-starts-burn")
     firing = {
         "expr": asked("ServeWarmStartBudgetBurnsFast"),
@@ -817,10 +817,10 @@ def test_an_application_with_a_similar_name_is_told(name: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("name", [*ALERTS, *(rule["record"] for rule in rules.RECORDS)])
 def test_every_rule_is_seen_to_begin_and_to_end(name: str) -> None:
-    """Some case has it say something, and some case has it say nothing."""
+    """In some case the rule has a result, and in some case it has none."""
     seen = [values for case in CASES for values in case.expected.get(name, {}).values()]
 
-    # The long windows outlast any scenario, and end as the short ones do.
+    # The long windows outlast all scenarios, and end like the short ones.
     ends = not name.endswith(("6h", "3d", "28d")) or name in ALERTS
     assert any(seen)
     assert not ends or not all(seen)
@@ -945,7 +945,7 @@ TEXTS = {
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_an_alert_reads_well(name: str, tmp_path: Path) -> None:
-    """Its texts name who, how much and where to read on."""
+    """Its texts name the affected object, the numbers and the runbook."""
     which, minute, summary, description = TEXTS[name]
     (case,) = (case for case in CASES if case.id == which)
     (key,) = case.expected[name][minute]
@@ -985,7 +985,7 @@ def test_the_template_renders_to_the_rules() -> None:
     other = {name: f"{number}7" for name, number in rules.DEFAULTS.items()}
 
     def rendered(values: dict[str, str]) -> str:
-        # What text/template does with the only three forms that are in the file.
+        # Does what text/template does with the only three forms in the file.
         text = re.sub(
             r"\{\{ \.Values\.alerts\.(\w+)( \| default \"[^\"]*\")? \}\}",
             lambda match: values[match[1]],
@@ -999,7 +999,7 @@ def test_the_template_renders_to_the_rules() -> None:
 
 
 def test_every_alert_says_who_is_told_and_where_to_read() -> None:
-    """A severity of a closed set, three texts, and the anchor of its own section."""
+    """Each alert has a known severity, three texts, and the anchor of its runbook."""
     for rule in rules.ALERTS:
         assert rule["labels"].keys() == {"severity", "runbook"}
         assert rule["labels"]["severity"] in {"critical", "warning", "info"}

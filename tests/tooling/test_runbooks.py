@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The runbooks: one for each alert, and what they tell to type is there."""
+"""There is a runbook for each alert, and the commands and queries in the runbooks work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
-    """An anchor leads to a section, and no section is of an alert that is gone."""
+    """Each anchor leads to a section, and each section belongs to an existing alert."""
     sections = re.findall(r"^## (ServeWarm\w+)$", TEXT, re.MULTILINE)
 
     assert sections == ALERTS
@@ -64,7 +64,7 @@ def test_a_runbook_says_what_is_needed_at_night(name: str) -> None:
 
 
 def test_its_commands_exist() -> None:
-    """Each `serve-warm` command that it names is one."""
+    """Each `serve-warm` command in the runbooks exists."""
     named = set(re.findall(r"serve-warm ([a-z]+)(?= |`|\n)", TEXT))
 
     assert {"status", "probe", "inspect", "verify", "diff"} <= named
@@ -72,7 +72,7 @@ def test_its_commands_exist() -> None:
 
 
 def test_its_expressions_are_promql_of_what_is_exported(tmp_path: Path) -> None:
-    """Each line parses, and reads what our sinks, our records or Ray have."""
+    """Each line parses, and reads only names that the sinks, the records or Ray have."""
     lines = blocks("promql")
     file = tmp_path / "runbooks.yaml"
     found = [{"record": f"line:{number}", "expr": line} for number, line in enumerate(lines)]

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The table of `make soundness` is whole, its judge sees what is wrong, and rows run through it."""
+"""The table of `make soundness` is complete, its judge finds wrong answers, and its rows run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from soundness.rows import START
 
 @pytest.mark.parametrize("method", table.guard_methods())
 def test_each_kind_of_guard_has_a_row(method: str):
-    """A kind of guard that a newer torch adds is looked at before a release allows that torch."""
+    """If a newer torch adds a kind of guard, this test fails until the table has a row for it."""
     assert table.of_guard(method), (
         f"torch {torch.__version__} has guards of kind {method}, and tests/soundness/guards.py has "
         "no row for it"
@@ -28,7 +28,7 @@ def test_each_kind_of_guard_has_a_row(method: str):
 
 
 def test_rows_have_names_of_their_own():
-    """A row is asked for by its name, and found by it in the result."""
+    """Rows are selected by name, and have their name in the result."""
     names = [(row.name, when) for g in table.GROUPS.values() for row in g.rows for when in row.when]
 
     twice = [name for name, count in collections.Counter(names).items() if count > 1]
@@ -42,7 +42,7 @@ ROWS = {
     "train()": ("ready", "level1"),
     "call: the declared call": (START, "right"),
 }
-"""One row of each kind, and what becomes of its call at both levels."""
+"""One row of each kind, with the time of its change, and its result at both levels."""
 
 
 @pytest.mark.long
@@ -92,7 +92,7 @@ def tensors(*values: float, **how: Any) -> Answer:
     ],
 )
 def test_answers_are_compared(expected: Answer, got: Answer, says: str):
-    """Numbers within the tolerance, kinds and structures exactly, an error with an error."""
+    """Numbers may differ by the tolerance, types and structures may not. Errors match errors."""
     difference = judge.compare(expected, got)
 
     assert says in difference
@@ -123,7 +123,7 @@ def row(**fields: str) -> dict[str, Any]:
     ],
 )
 def test_wrong_rows_fail_a_run(fields: dict[str, str], fails: bool):
-    """This holds even if torch.compile is wrong too. An error counts only if eager has none."""
+    """This holds even if torch.compile is wrong too. An error counts if torch.compile is right."""
     assert bool(failures([row(**fields)], [])) == fails
 
 
@@ -132,7 +132,7 @@ def test_wrong_rows_fail_a_run(fields: dict[str, str], fails: bool):
     [("true", 0, False), ("true", 1, True), ("degraded", 1, False), ("false", 0, False)],
 )
 def test_a_false_ready_fails_a_run(ready: str, compiles: int, fails: bool):
-    """Ready and not degraded says that the first request does not compile."""
+    """A replica that is ready and not degraded must not compile for the first request."""
     shape = {"shape": "a shape", "ready": ready, "compiles": compiles, "reason": ""}
 
     assert bool(failures([], [shape])) == fails

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The witness of a node believes no answer that nothing allows, and none that is too late."""
+"""The witness of a node finds false "ready" answers, and "not ready" answers without a reason."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def answer(at_s: float, *, ready: bool, took_s: float = 0.1) -> Answer:
         ([PROVEN, WITH_IT], "on", 30, False),
         ([PROVEN, ADDED], "on", 30, False),
         ([PROVEN, ADDED], "off", 30, True),
-        ([PROVEN, ADDED], "off", 25.5, False),  # it may not have written yet that it is there
+        ([PROVEN, ADDED], "off", 25.5, False),  # the new replica may not have written a state yet
         ([PROVEN, ADDED], "off", 41, False),
         ([PROVEN, ADDED], "on", 55, False),
         ([Life(pid=1, began_s=10.0)], "on", 1e9, True),
     ],
 )
 def test_a_ready_that_nothing_allows_is_false(lives, latch, at_s, false):
-    """No replica was proven, or an earlier replica was not."""
+    """No replica was proven, or one that began earlier was not."""
     found = false_readies([answer(at_s, ready=True)], lives, latch=latch)
 
     assert bool(found) == false
@@ -60,7 +60,7 @@ def test_a_ready_that_nothing_allows_is_false(lives, latch, at_s, false):
     ],
 )
 def test_a_ready_that_stays_out_for_a_period_is_late(lives, latch, at_s, late):
-    """Nothing kept the node from being ready in all of the time before the answer."""
+    """The node had to be ready during the whole period before the answer."""
     found = late_readies([answer(at_s, ready=False)], lives, latch=latch, period_s=5.0)
 
     assert bool(found) == late
