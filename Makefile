@@ -11,6 +11,8 @@
 #   make check     lint, format and types
 #   make bench     measures the figures in README.md and docs/
 #   make matrix    tests with the oldest and newest torch and Ray, in an hour; ARGS='--only torch2.15'
+#   make gpu       tests and benchmarks that need a GPU
+#   make seats     measures starts on seats, on plain workers and on preloaded workers
 #   make soundness checks answers after changes of an application; ARGS='--only NAME'
 #   make architectures  tries levels 2 and 3 on 100 models, in pieces; ARGS='--minutes 8 NAME'
 #   make more-architectures  the same for a second list of 30 models
