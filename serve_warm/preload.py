@@ -161,7 +161,7 @@ def run() -> None:
     if worker.is_alive() and current.seat is not None and not _give_up(current):
         worker.join(FILES_LIMIT_S)  # it only has to write its file
         if worker.is_alive():
-            _fail("hung", f"recording the imports took over {FILES_LIMIT_S:.0f} s", current)
+            _fail("hung", f"recording the imports took more than {FILES_LIMIT_S:.0f} s", current)
 
 
 def import_now(*names: str) -> None:

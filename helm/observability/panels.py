@@ -107,7 +107,7 @@ def quantile(share: float, by: str, histogram: str) -> str:
 
 
 def stage_number() -> str:
-    """Return an expression for the position of each live replica's stage in STAGES, from 1."""
+    """Return an expression for each live replica's stage as a number: 1 for the first of STAGES."""
     own = [each("stage", more=f',stage="{name}"') for name in STAGES]
     return " or ".join(f"{number} * ({value} == 1)" for number, value in enumerate(own, 1))
 
@@ -185,7 +185,7 @@ def number(
 
 COLD = ',verdict=~"miss|refused"'
 NONE_OF_ANY = f"0 * count({over_range('ready')})"
-"""0 if there were replicas in the time range. Otherwise there is no data, because missing data must
+"""0 if there were replicas in the time range, and no data if there were none. So missing data does
 not look like a good value."""
 NONE_NOW = f"0 * count({each('ready')})"
 """0 if any replica has metrics now. A node server also exports the metrics of dead replicas."""
@@ -196,9 +196,9 @@ STARTS = f"deployment:serve_warm_starts:count28d{{{OF_ALL_CLUSTERS}}}"
 MISSED = f"deployment:serve_warm_starts_missed:ratio28d{{{OF_ALL_CLUSTERS}}}"
 
 OLD_S = 30 * 86400.0
-"""Default age in seconds above which the chart's rules call an artifact old."""
+"""By default, the chart's rules report an artifact as old if its age exceeds this many seconds."""
 LATE_HEARTBEAT_S = 30.0
-"""Heartbeat age in seconds above which /readyz calls a replica stale."""
+"""/readyz reports a replica as stale if its heartbeat is older than this many seconds."""
 
 ALERTS = Panel(
     kind="alerts",
@@ -235,7 +235,7 @@ NUMBERS = (
     ),
     number(
         f"Failed starts ({NODE_ONLY})",
-        "Starts in the time range that ended in FAILED, or whose replica died before READY.",
+        "Number of starts in the time range that failed, or whose replica died before READY.",
         "short",
         "round(sum(increase(serve_warm_starts_total"
         f'{{{OF_DEPLOYMENT},outcome=~"failed|died"}}[$__range])))',

@@ -95,7 +95,7 @@ def starts(window: str) -> str:
 
 
 def missed(window: str) -> str:
-    """Return the name of the recorded series with a window's share of late or failed starts."""
+    """Return the name of the recorded series: the share of late or failed starts in a window."""
     return f"deployment:serve_warm_starts_missed:ratio{window}"
 
 
@@ -215,7 +215,7 @@ def alert(
 def burns(factor: int, long: str, short: str) -> str:
     """Return an expression that is true if too many starts missed the objective.
 
-    The limit is `factor` times the share of starts that the objective allows to miss it.
+    The limit is `factor` times the error budget: the share of starts that may miss the objective.
     """
     limit = f"{factor} * (1 - {value('startSloObjective')})"
     return f"""

@@ -289,7 +289,7 @@ def _check_own(root: Path, descriptor: int) -> None:
         for entry in entries:
             if not _OWN.fullmatch(entry.name) and not _OF_THE_FILE_SYSTEM.fullmatch(entry.name):
                 raise ArtifactRefused(
-                    f"the node cache {root} contains a foreign file: {entry.name!r}",
+                    f"the node cache {root} contains a file of another program: {entry.name!r}",
                     reason="unsafe_directory",
                     hint="set node_cache_dir to a folder that nothing else uses, because "
                     "serve_warm removes old files from it",

@@ -241,7 +241,7 @@ def believe(verified: Verified, trust: Trust) -> Believed:
     """Return the artifact of a verified payload; raise if the artifact is denied or too old.
 
     Raises:
-        ArtifactRefused: `newer_format`, `bad_statement`, or as for `Believed`.
+        ArtifactRefused: `newer_format`, `bad_statement`, or a reason that `Believed` lists.
     """
     manifest = Manifest.from_statement(verified.payload)
     return Believed(manifest=manifest, verified=verified, trust=trust)

@@ -121,8 +121,8 @@ def _list_few(source: Store, deployment: str) -> list[str]:
     seen = statement_keys(source, deployment)
     if len(seen) > MAX_UNSIGNED:
         raise ArtifactRefused(
-            f"{source.uri} has {len(seen)} artifacts for {deployment!r}, but a build makes one for "
-            f"each rank, and `serve-warm sign` accepts at most {MAX_UNSIGNED}",
+            f"{source.uri} has {len(seen)} artifacts for {deployment!r}, and `serve-warm sign` "
+            f"accepts at most {MAX_UNSIGNED}; a build makes only one for each rank",
             reason="too_large",
             hint="find out who wrote to this folder, then build into an empty folder",
         )

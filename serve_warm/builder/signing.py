@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The signing of an artifact, and the place of the signed copy that the round trip loads."""
+"""How a build signs an artifact, and where the round trip loads the signed copy from."""
 
 from __future__ import annotations
 

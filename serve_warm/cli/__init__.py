@@ -173,7 +173,7 @@ def harmless(text: str) -> str:
 
 
 def main() -> None:
-    """Run the command line. Print an error as one message, and end with an exit code from above."""
+    """Run the command line. Print an error as one message, and exit with one of the codes above."""
     try:
         code = serve_warm(standalone_mode=False)
     except click.ClickException as error:

@@ -67,10 +67,10 @@ def begin_anew() -> None:
 def _name_closures_alike(code_id: Any) -> None:
     """Give functions with closures the same names in all processes.
 
-    torch's own names contain hashes of code and of `None`. The hash of code has a different salt in
-    each process, and the hash of `None` is a memory address (Python up to 3.11). torch calls every
-    compiled module through a function with a closure. In torch 2.11 closures are not part of a
-    name.
+    torch's own names contain hashes of code and of `None`. The hash of a code object has a
+    different salt in each process, and the hash of `None` is a memory address (Python up to 3.11).
+    torch calls every compiled module through a function with a closure. In torch 2.11, closures are
+    not part of a name.
     """
     original: Callable[..., Any] = code_id.make
     if "closure" not in inspect.signature(original).parameters or hasattr(original, _PATCHED):

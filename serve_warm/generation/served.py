@@ -305,7 +305,7 @@ def serve(model: Any, decoder: CachedDecoder, buffers: SlotCache) -> Any:
 
 
 class _Encoder:
-    """The encoder as `generate` calls it: maps input rows to padded states."""
+    """The encoder that `generate` calls. It maps input rows to padded states."""
 
     def __init__(self, encoder: Any, decoder: CachedDecoder) -> None:
         self._encoder, self._decoder = encoder, decoder

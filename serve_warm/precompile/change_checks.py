@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A check, at each call, for changes in the sources from which facts were read.
+"""The check at each call whether the sources of the recorded facts have changed.
 
 Most sources are dicts, whose versions are compared in C++. Sources whose kind is in `SLOW_KINDS`
 are also compared during calls, but at most once a second (`RELOOK_S`).

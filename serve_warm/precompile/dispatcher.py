@@ -169,7 +169,7 @@ class Dispatcher(HandedOver):
         self.binder.bind_anew()
 
     def forget_calls(self) -> None:
-        """Make the next call of each kind look up its code again."""
+        """Force a new lookup of the code at the next call of each kind."""
         self.binder.forget_calls()
 
     def runs(self, entry: Entry) -> bool:

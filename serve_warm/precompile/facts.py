@@ -59,7 +59,7 @@ Expected = tuple[str, Any]
 
 
 class NoEntry(Exception):
-    """A call has no entry, or cannot have one. The text is the reason, for a report."""
+    """A call has no entry, or cannot have one. The text gives the reason for a report."""
 
 
 @record(frozen=True, kw_only=True)
@@ -396,8 +396,8 @@ def expect(kind: str, found: Any, value: Any) -> Expected:
 
 
 RELATIONS = ("same", "distinct")
-"""Kinds of facts about several rows. `same`: all rows are one object. `distinct`: each row is a
-different object."""
+"""Kinds of facts about several rows. `same`: all rows refer to one object. `distinct`: each row
+refers to a different object."""
 
 
 def others_of(kind: str, value: Any) -> list[int]:

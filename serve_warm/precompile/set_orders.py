@@ -109,7 +109,7 @@ class Computed:
     tensors: Sequence[str]
     """Expression of each tensor of the result."""
     written: Sequence[str]
-    """Expressions that the graph writes into its inputs."""
+    """Expressions whose values the graph writes into its inputs."""
     in_order: Sequence[str]
     """All expressions in their order, if the order may matter."""
 

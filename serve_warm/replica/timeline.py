@@ -67,7 +67,7 @@ class Timeline:
 
     @contextmanager
     def span(self, name: str, *, beside: bool = False) -> Iterator[None]:
-        """Add a part that begins and ends with the block.
+        """Add a part that lasts as long as the `with` block.
 
         `beside` marks a part that runs in another thread, in parallel with the start.
         """

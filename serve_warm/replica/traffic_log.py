@@ -99,11 +99,11 @@ class TrafficLog:
             if is_of_request or LOST_RACE in event.reason:
                 return (
                     "the input is declared and proven, but concurrent calls on several threads can "
-                    f"lose a race in Dynamo's lookup: {KEEP_ON_ONE_THREAD}"
+                    f"hit a race condition in Dynamo's lookup: {KEEP_ON_ONE_THREAD}"
                 )
             return (
-                "the input is declared and proven, but a value changed after the proof: the "
-                "reason names the value; keep it unchanged"
+                "the input is declared and proven, but a value changed after the proof; do not "
+                "change this value, which the reason of the compile names"
             )
         # Call `suggest` only if a line is written, because it inspects the current request.
         declare = f"declare this input in warmup_inputs(), or pad to a bucket: {suggest(event)}"

@@ -509,7 +509,7 @@ class Proof:
             )
         self._journal.warn(
             f"compiled calls ran on {many} that ended with the request, as in a sync handler: "
-            "concurrent calls can lose a race in Dynamo's lookup and then recompile; "
+            "concurrent calls can hit a race condition in Dynamo's lookup and recompile; "
             + KEEP_ON_ONE_THREAD
         )
 

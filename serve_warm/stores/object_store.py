@@ -83,8 +83,8 @@ ONE_PUT_BYTES = 64 << 20
 Larger objects use a multipart upload."""
 
 UPLOAD_PART_BYTES = 16 << 20
-"""Size in bytes of one part of an upload. S3 accepts at most 10 000 parts, so an object can have
-160 GB."""
+"""Size in bytes of one part of an upload. S3 accepts at most 10 000 parts, so an object can be
+up to 160 GB."""
 
 UPLOADS_AT_ONCE = 4
 

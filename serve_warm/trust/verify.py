@@ -30,7 +30,7 @@ from serve_warm.trust.policy import Trust
 logger = logging.getLogger(__name__)
 
 MAX_CLOCK_SKEW_S = 86400.0
-"""By this machine's clock, an artifact's creation time may be this many seconds in the future."""
+"""Seconds by which an artifact's creation time may be ahead of this machine's clock."""
 
 _KEY_ID = re.compile(r"[0-9a-f]{64}")
 

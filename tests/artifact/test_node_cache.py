@@ -214,7 +214,9 @@ def test_a_folder_of_something_else_is_refused(root: Path, present: bool):
         (root / name).write_text("denied = []")
         set_age(root / name, 10 * node_cache.MAX_AGE_S)
 
-    with pytest.raises(ArtifactRefused, match=r"contains a foreign file: 'trust.toml'") as caught:
+    with pytest.raises(
+        ArtifactRefused, match=r"contains a file of another program: 'trust.toml'"
+    ) as caught:
         NodeCache.open(root)
 
     assert caught.value.reason == "unsafe_directory"

@@ -237,7 +237,7 @@ class Suggesting(StandIn):
 @pytest.mark.parametrize(
     ("size", "own_thread", "fix", "declares"),
     [
-        (2, False, "concurrent calls on several threads can lose a race", False),
+        (2, False, "concurrent calls on several threads can hit a race", False),
         (2, True, "a value changed after the proof", False),
         (7, False, "`async def`", True),
         (7, True, "declare this input", True),
