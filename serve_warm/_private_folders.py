@@ -493,8 +493,8 @@ def _remove(folder: Path) -> None:
 def create_file(path: Path, data: bytes, *, mode: int) -> None:
     """Write a new file with exactly this mode, independent of the umask. Never overwrites a file.
 
-    The file gets its name when it is complete. On a file system without hard links, it gets its
-    name first, so a reader can see a partial file, and a crash can leave one.
+    The file gets its name when it is complete. On a file system without hard links, the file gets
+    its name before its content, so a reader can see a partial file, and a crash can leave it.
 
     Raises:
         FileExistsError: the name is taken.

@@ -51,7 +51,7 @@ RAY_DASHBOARDS = {
     "rayServeDashboard": "Ray: Serve",
     "rayServeDeploymentDashboard": "Ray: Serve deployments",
 }
-"""Titles of the links to Ray's dashboards, by the dashboard's uid."""
+"""Titles of the links to Ray's dashboards, by the uid of each dashboard."""
 
 
 # --- Grafana's model -----------------------------------------------------------------------

@@ -235,7 +235,7 @@ NUMBERS = (
     ),
     number(
         f"Failed starts ({NODE_ONLY})",
-        "Number of starts in the time range that failed, or whose replica died before READY.",
+        "Number of starts that failed, or whose replica died before READY, in the time range.",
         "short",
         "round(sum(increase(serve_warm_starts_total"
         f'{{{OF_DEPLOYMENT},outcome=~"failed|died"}}[$__range])))',
@@ -505,8 +505,8 @@ ARTIFACT = Row(
             kind="lines",
             title="Lookups in torch's caches during warm-up",
             description=(
-                "Lookups of live replicas, grouped by layer and result. The layers are fx "
-                "(Inductor) and aot (AOTAutograd)."
+                "Cache lookups by live replicas, grouped by cache layer and result. The layers are "
+                "fx (Inductor) and aot (AOTAutograd)."
             ),
             unit="short",
             empty="no live replica has made a lookup",

@@ -90,7 +90,7 @@ STARTING = "deployment:serve_warm_replicas_starting:count"
 
 
 def starts(window: str) -> str:
-    """Return the name of the recorded series with the number of starts that ended in a window."""
+    """Return the name of the recorded series that counts the starts that ended in a window."""
     return f"deployment:serve_warm_starts:count{window}"
 
 
@@ -437,8 +437,8 @@ and on ({TARGET})
 max by ({TARGET}) (max_over_time(serve_warm_node_ready[1d]))
 """,
         "The node server at {{ $labels.instance }} does not respond to Prometheus",
-        "The node server responded within the last day. If the node's readiness probe queries "
-        "this server, the probe fails, and the node counts as not ready.",
+        "The node server responded within the last day, but not now. If the node's readiness probe "
+        "uses this server, the probe fails, and the node counts as not ready.",
         lasting="5m",
     ),
     alert(

@@ -77,7 +77,7 @@ PROVENANCE = "provenance"
 """Name of a fact: the origin of the artifact, with the fields `policy.FACTS`."""
 
 _ANY_BYTES = 1 << 50
-"""No real part has this size or more, so a statement with such a size counts as malformed."""
+"""No real part is this large, so a statement with this size or more counts as malformed."""
 
 _HEX_64 = re.compile(r"[0-9a-f]{64}")
 _PART_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")

@@ -9,8 +9,8 @@ Reading alternates between the newest and the oldest. So junk that is added late
 oldest statements, and junk that was added earlier cannot delay the newest.
 
 Reading ends early if no unread statement can be chosen. Statements are signed before they are
-stored. So a statement is older than the best statement if it was stored before the best statement
-was signed.
+stored. So a statement that was stored before the best statement was signed is older than the best
+statement.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def read_provenance(
     {'source': '4f2c', 'image': 'app:1'}
 
     Raises:
-            ConfigError: a value is too long or not printable.
+        ConfigError: a value is too long or not printable.
     """
     said = {**_of_ci(environ), **_without_empty(source=source, image=image, builder=builder)}
     for name, text in said.items():

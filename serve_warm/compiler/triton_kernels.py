@@ -195,8 +195,8 @@ def _keep_measured(tuner: Any, heuristics: ModuleType, reload_kernel: Callable[[
 
     After building a reduction that needs many registers, torch adds a configuration with half the
     block size (`_dynamic_scale_rblock`). The saved graph does not contain this configuration. torch
-    2.11 does not find it again: torch halves a different configuration and measures the result.
-    torch 2.13 finds the configuration.
+    2.11 does not find it again: torch halves the block size of another configuration and
+    measures it. torch 2.13 finds the configuration.
     """
     kept = heuristics.AutotuneCache.create(tuner.inductor_meta, tuner.filename, "")
     best = kept._read() if kept is not None else None
@@ -223,7 +223,7 @@ BESIDE_BLOCKS = {
     *("configs_hash", "time_taken_ms", "triton_cache_hash", "extra_options", "found_by_coordesc"),
     *("num_warps", "num_stages", "num_consumer_groups", "num_buffers_warp_spec"),
 }
-"""Keys that torch stores for a best configuration besides its block sizes (2.11 to 2.13)."""
+"""Keys that torch (2.11 to 2.13) stores with the best configuration, in addition to block sizes."""
 
 
 def _hook_templates(note: Callable[[CompileEvent], None], select_algorithm: ModuleType) -> None:

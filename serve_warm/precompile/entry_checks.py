@@ -202,7 +202,7 @@ class Checks:
             return list(self._checks[dispatcher].values())
 
     def serve(self) -> None:
-        """From now on, check calls from requests. Stop wrapping entries that need no check."""
+        """From now on, check calls that requests make. Stop wrapping entries that need no check."""
         self.phase = Phase.SERVING
         for dispatcher in self._list_seen():
             for check in self._checks_of(dispatcher):

@@ -85,7 +85,7 @@ class Facts:
         found = tuple((int(f[0]), str(f[1]), f[2]) for f in plain["facts"])
         rows = range(len(steps))
         if any(start not in range(-1, row) for row, (start, _, _) in enumerate(steps)):
-            raise ValueError("a step does not start from an earlier step")
+            raise ValueError("one of the steps does not start from an earlier step")
         if any(row not in rows for row, _, _ in found):
             raise ValueError("a fact is about a row that does not exist")
         if any(step not in STEPS for _, step, _ in steps):

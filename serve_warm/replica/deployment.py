@@ -120,7 +120,7 @@ class WarmupMixin:
 
 @public
 def warmup(cls: Class | None = None, *, trust: Trust | None = None, **settings: Any) -> Any:
-    """Add `WarmupMixin` to a class whose bases cannot be changed.
+    """Return a subclass with `WarmupMixin`, for a class whose bases cannot be changed.
 
     Put this decorator *below* `@serve.deployment` and `@serve.ingress`. The decorator's settings
     are the fields of `WarmupConfig`.
@@ -130,8 +130,8 @@ def warmup(cls: Class | None = None, *, trust: Trust | None = None, **settings: 
         class TextEmbedder(SomeoneElsesBase): ...
 
     Raises:
-            ConfigError: the decorator is above `@serve.deployment` or `@serve.ingress`, the
-                decorated object is not a class, or a setting is unknown.
+        ConfigError: the decorator is above `@serve.deployment` or `@serve.ingress`, the
+            decorated object is not a class, or a setting is unknown.
     """
 
     def decorate(cls: Class) -> Class:

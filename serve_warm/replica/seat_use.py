@@ -92,7 +92,7 @@ _NOTES = {
 
 
 def is_on_wrong_gpu(environ: Mapping[str, str]) -> bool:
-    """Return whether this process initialized CUDA before Ray chose other GPUs."""
+    """Return whether this process initialized CUDA before Ray gave it different GPUs."""
     early = early_imports()
     return (
         early is not None

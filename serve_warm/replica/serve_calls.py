@@ -76,7 +76,7 @@ class ServeCalls:
         """Return the user's declared inputs.
 
         Raises:
-                InputError: the user's `warmup_inputs` raised the exception that the text names.
+            InputError: the user's `warmup_inputs` raised the exception that the text names.
         """
 
         async def declare() -> Any:

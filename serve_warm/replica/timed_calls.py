@@ -133,7 +133,7 @@ class TimedCalls:
         return next(late, None)
 
     def require_time(self, item: Input, seconds: float) -> None:
-        """Raise `WarmupTimeout` if a replay blocked the loop, and so was late but not cancelled."""
+        """Raise `WarmupTimeout` if a replay was late, but blocked the loop that would cancel it."""
         if seconds > self._input_limit_s:
             raise self._timeout(item, self._input_limit_s)
         if self._deadline.left() < 0:
