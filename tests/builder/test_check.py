@@ -475,7 +475,7 @@ def test_a_relative_path_is_a_warning_with_where_it_leads(written, tmp_path):
 
     relative, empty = checked.warnings
     assert checked.problems == ()
-    assert f"for this command, it is file://{tmp_path}/artifacts" in relative.what
+    assert f"for this command, it means file://{tmp_path}/artifacts" in relative.what
     assert "the replica's working directory" in relative.what
     assert "the store has no artifact for" in empty.what
 
