@@ -262,7 +262,7 @@ class _Graph:
         self._inputs, self._outputs = [], []
 
     def _run_eagerly(self, *inputs: Any) -> list[Any]:
-        """Run the graph eagerly, in place of the compiled graph, and record its tensors."""
+        """Run the graph eagerly instead of the compiled graph, and record its tensors."""
         tensors = (value for value in inputs if isinstance(value, torch.Tensor))
         self._inputs = [part for tensor in tensors for part in plain_parts(tensor)]
         copies = copy_tensors(self._inputs, inference=False)
