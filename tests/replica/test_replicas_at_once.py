@@ -21,8 +21,7 @@ PROGRAM = Path(__file__).parents[1] / "gpu" / "eight_replicas.py"
 REPLICAS = 3
 
 pytestmark = [
-    pytest.mark.long,
-    pytest.mark.slow,
+    pytest.mark.stress,
     pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu has it for GPUs"),
 ]
 
@@ -43,7 +42,6 @@ def lines() -> list[dict[str, Any]]:
     return [json.loads(line) for line in ended.stdout.splitlines()]
 
 
-@pytest.mark.long
 def test_what_starts_at_once_is_as_warm_as_what_starts_alone(lines: list[dict[str, Any]]):
     """Each is a full hit, all inputs are proven, and nothing is compiled or built."""
     starts = [line for line in lines if line["run"] != "summary"]

@@ -108,8 +108,7 @@ def calls():
 """
 
 
-@pytest.mark.long
-@pytest.mark.slow
+@pytest.mark.stress
 def test_another_model_that_is_made_first_keeps_entries(tmp_path: Path):
     """A registry grows with each class. An entry depends only on the value for its own model."""
     (tmp_path / "app.py").write_text(TWO_MODELS)
