@@ -13,7 +13,7 @@ import ast
 import functools
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.nn.modules import module as nn_module
@@ -24,6 +24,8 @@ from serve_warm.precompile.facts import HOOKS
 
 if TYPE_CHECKING:
     from serve_warm.precompile.entries import Entry
+
+Code = TypeVar("Code")
 
 
 @record(frozen=True, kw_only=True)
@@ -135,13 +137,16 @@ def form_of(structure: str) -> Form | None:
 
 
 def find_form(
-    entries: Iterable[tuple[Entry, Callable[..., Any]]],
+    entries: Iterable[tuple[Entry, Code]],
     callee: Any,
     state: Mapping[str, str],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-) -> tuple[Entry, Callable[..., Any], Sequence[Any]] | None:
-    """Return an entry for another form of a call, its code, and the tensors in its order."""
+) -> tuple[Entry, Code, Sequence[Any]] | None:
+    """Return an entry for another form of a call, its code, and the tensors in its order.
+
+    The code is the second value of the pair in `entries`. It is not run.
+    """
     parameters = parameters_of(callee)
     calls: dict[Form, tuple[Signature, Sequence[Any]]] = {}
     for entry, fn in entries:

@@ -97,10 +97,11 @@ class SettlingCalls:
             return
         signature, state, tensors = call
         unfit = [*unit.entries, *table.of_other_structures(unit)]
-        marked = [(entry, _never) for entry in unfit if entry.plan.get(SETTLES)]
-        found = next((entry for entry, _ in marked if entry.takes(signature, state, tensors)), None)
+        marked = [entry for entry in unfit if entry.plan.get(SETTLES)]
+        found = next((entry for entry in marked if entry.takes(signature, state, tensors)), None)
         if found is None:
-            other = find_form(marked, self._callee, state, args, kwargs)
+            without_code = [(entry, None) for entry in marked]
+            other = find_form(without_code, self._callee, state, args, kwargs)
             found = other[0] if other is not None else None
         if found is None or self._made[found.function_key] >= CALLS or not _loads(table, found):
             return
@@ -113,10 +114,6 @@ class SettlingCalls:
         logger.info("settling call: %s creates state that the entries need", self._name)
         with eagerly():
             return self._callee(*args, **kwargs)
-
-
-def _never(*_: Any) -> Any:
-    raise NotImplementedError
 
 
 def _loads(table: EntryTable, entry: Entry) -> bool:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas of one node that start at the same moment do not get into each other's way.
+"""Replicas that start on one node at the same moment are as warm as a replica that starts alone.
 
 The test runs the program for GPUs with a model for the CPU, and checks only its counts.
 """
