@@ -191,12 +191,13 @@ def seats() -> str:
         seat / plain for seat, plain in zip(found["seat_s"], found["plain_s"], strict=True)
     )
     machine, versions = found["machine"], found["versions"]
+    loads = dict.fromkeys(f"{load:.0f}" for load in (min(found["load"]), max(found["load"])))
     lines += [
         "",
         (
             f"`make seats`: {found['starts']} rounds of all four starts on {machine['cpus']} "
-            f"shared cores ({machine['cpu']}), load {min(found['load']):.0f} to "
-            f"{max(found['load']):.0f}, torch {versions['torch']}, Ray {versions['ray']}. A start "
+            f"shared cores ({machine['cpu']}), load {' to '.join(loads)}, "
+            f"torch {versions['torch']}, Ray {versions['ray']}. A start "
             f"on a seat takes {of_plain:.2f} times as long as a start on a plain worker (median "
             f"of the rounds). {found['full_hits']} of {found['starts']} starts on seats were full "
             f"hits, and {found['thread_drift']} of them had a fingerprint that differed from the "
