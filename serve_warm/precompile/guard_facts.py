@@ -127,8 +127,8 @@ FACTS = {
 }
 """Kind of fact by kind of guard."""
 
-OF_PACKAGE_MODULES = f"G['__import_{PACKAGE}_dot_"
-"""Prefix of guards on globals of serve_warm, which Dynamo reads to inline serve_warm's code."""
+OF_INLINED_MODULES = (f"G['__import_{PACKAGE}_dot_", "G['__import_torch_dot__dynamo_dot_")
+"""Prefixes of guards on globals of code that Dynamo inlines but that is not the app's."""
 
 OF_PYTHON = ("__dict__", "__closure__")
 """Attributes that always belong to one object only."""
@@ -295,8 +295,8 @@ def collect(
             raise NoEntry(f"{name_of(guard.value) or guard.path} {OPAQUE[mark]}")
         if _is_checked_elsewhere(guard) or _is_of_argument(guard) or is_implied(guard, looked_up):
             continue
-        if guard.path.startswith(OF_PACKAGE_MODULES):
-            continue  # artifacts outlive the modules of one release
+        if guard.path.startswith(OF_INLINED_MODULES):
+            continue  # serve_warm's code differs by release, and eager calls run none of Dynamo's
         row, kind, value = _fact(with_key(guard, looked_up), table)
         if kind == "is" and not value:
             by_identity.add(row)

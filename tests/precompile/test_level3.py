@@ -546,7 +546,10 @@ def test_arguments_of_level_3_are_named_without_the_compiler():
 
 # --- fresh processes --------------------------------------------------------------------------
 
+# Dynamo traces `reduce`, `accumulate` and `iter` through its own Python versions of them.
 APP = """
+import functools
+import itertools
 import os
 
 import torch
@@ -559,11 +562,12 @@ class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.a = torch.nn.Linear(4, 8)
-        self.b = torch.nn.Linear(8, 4)
+        self.parts = torch.nn.ModuleList([torch.nn.Linear(4, 8), torch.nn.Linear(8, 4)])
 
     def forward(self, x, scale=1.0):
-        return {"out": self.b(torch.nn.functional.gelu(self.a(x))) * scale, "scale": scale}
+        for number, part in zip(itertools.accumulate([0, 1]), iter(self.parts)):
+            x = part(torch.nn.functional.gelu(x) if number else x)
+        return {"out": functools.reduce(torch.mul, [x, 1.0, scale]), "scale": scale}
 
 def make():
     model = serve_warm.compile(Net().eval(), level=3, dynamic=False)
