@@ -67,6 +67,9 @@ the disk may hang."""
 
 OMP = "OMP_NUM_THREADS"
 
+INSTALLED = (f"{Path(os.__file__).parent}/", "/site-packages/", "/dist-packages/")
+"""Parts of the paths of modules that belong to Python or to an installed package."""
+
 CUDA_DRIVER = "libcuda.so.1"
 CUDA_NOT_INITIALIZED = 3
 """The driver's result before `cuInit`: CUDA_ERROR_NOT_INITIALIZED in cuda.h."""
@@ -96,6 +99,8 @@ class EarlyImports:
     """The result of `torch_modes` in the importing thread. Empty without torch."""
     slow_threads: int = 0
     """Number of threads that an import started and that still have the import's low priority."""
+    files: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """The result of `app_files` after the imports."""
 
 
 @record(kw_only=True)
@@ -272,6 +277,7 @@ def _import(current: _Run, names: Sequence[str]) -> EarlyImports | None:
         environ=dict(os.environ),
         modes=current.modes,
         slow_threads=slow_threads,
+        files=app_files(),
     )
     return replace(early, seat=_file_of(current, early))
 
@@ -398,7 +404,9 @@ def _give_up(current: _Run) -> bool:
         why = f", because {once[0]} cannot be imported twice" if once else ""
         note += f"; the worker ended{why}"
     logger.warning("seat: %s", note)
-    early = EarlyImports(state="hung", note=note, folder=current.folder, modes=current.modes)
+    early = EarlyImports(
+        state="hung", note=note, folder=current.folder, modes=current.modes, files=app_files()
+    )
     with suppress(OSError):
         early = replace(early, memory_bytes=resident_bytes())
         early = replace(early, seat=_file_of(current, early))
@@ -561,6 +569,23 @@ def has_cuda() -> bool:
         count = ctypes.c_int()
         return int(driver.cuDeviceGetCount(ctypes.byref(count))) != CUDA_NOT_INITIALIZED
     return False
+
+
+def app_files() -> dict[str, tuple[int, int]]:
+    """Return the source files of the imported modules that are not installed packages.
+
+    Each file has its time of change, in nanoseconds since the epoch, and its size in bytes.
+    """
+    found = {}
+    for module in tuple(sys.modules.values()):
+        path = vars(module).get("__file__") if isinstance(module, ModuleType) else None
+        # A relative path would mean another file as soon as the process changes its folder.
+        if not isinstance(path, str) or path[:1] != "/" or any(part in path for part in INSTALLED):
+            continue
+        with suppress(OSError):  # deleted since
+            status = Path(path).stat()
+            found[path] = (status.st_mtime_ns, status.st_size)
+    return found
 
 
 def has_hook() -> bool:

@@ -508,6 +508,18 @@ def test_a_driver_that_is_only_loaded_is_no_reason(
     assert answer["use"]["miss"] == miss
 
 
+def test_a_file_of_the_app_that_changed_after_its_import_is_found(process: Any):
+    """The seat would serve the old code, and a plain start the new one."""
+    name = process.module("edited_app", "import json\n")
+
+    edited = process(imports=[name, "json"], edited=name)
+    same = process(imports=[name])
+
+    assert edited["changed_file"].endswith("/edited_app.py")
+    assert same["changed_file"] == ""
+    assert edited["use"]["hit"] is same["use"]["hit"] is True
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("visible", [None, "1"])
 def test_cuda_that_began_in_a_seat_is_a_reason(process: Any, visible: str | None):

@@ -211,7 +211,7 @@ class ServeReplica(ServeCalls):
             self._become_ready()
             if self._seats is not None and self._config.enabled:
                 names = {"application": self.application, "deployment": self.deployment}
-                self._seats.keep(self._config.seats, **names)
+                self._seats.keep(self._config.seats, type(self.owner), **names)
             if self._warmup is not None:
                 self._check_when_idle(self._warmup.checks, loop)
 

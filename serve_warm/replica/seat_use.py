@@ -101,6 +101,17 @@ def is_on_wrong_gpu(environ: Mapping[str, str]) -> bool:
     )
 
 
+def find_changed_file() -> str:
+    """Return a source file of the app that changed after this seat imported it, or ""."""
+    early = early_imports()
+    for file, state in early.files.items() if early is not None else ():
+        with contextlib.suppress(OSError):  # deleted
+            status = Path(file).stat()
+            if (status.st_mtime_ns, status.st_size) != state:
+                return file
+    return ""
+
+
 def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     return sorted(
         name

@@ -177,17 +177,26 @@ class ReplicaSeats:
         """Prepare this process to be a replica. Create this object before anything else uses torch.
 
         Raises:
-            WarmupFailed: an import initialized CUDA in the seat, and Ray then chose other GPUs.
-                Serve starts another replica.
+            WarmupFailed: a source file of the app changed after the seat had imported it, or an
+                import initialized CUDA in the seat and Ray then chose other GPUs. Serve starts
+                another replica.
         """
         # Read these variables before code of the app can change them.
         has_hook = preload.has_hook()
         self._folder = SeatFolder.of_worker(sys.argv) if has_hook else None
         self._omp_threads = environ.get(preload.OMP)
         self.began_on_one = preload.early_imports() is not None
+        self._has_cuda = preload.has_cuda()
         is_on_wrong_gpu = seat_use.is_on_wrong_gpu(environ)
         self._use = seat_use.take(environ)
         self._keeper: SeatKeeper | None = None
+        changed_file = seat_use.find_changed_file()
+        if changed_file:
+            raise WarmupFailed(
+                f"{changed_file} changed after this seat had imported it",
+                hint="Serve starts another replica; deploy new code in a new working_dir or image",
+                stage="PENDING",
+            )
         if is_on_wrong_gpu:
             raise WarmupFailed(
                 "an import initialized CUDA in this seat, before Ray chose the GPU of this replica",
@@ -195,8 +204,11 @@ class ReplicaSeats:
                 stage="PENDING",
             )
 
-    def keep(self, settings: Seats, *, application: str, deployment: str) -> None:
-        """Keep seats for the next replicas. Call this on a thread on which Ray calls user code."""
+    def keep(self, settings: Seats, kind: type, *, application: str, deployment: str) -> None:
+        """Keep seats for the next replicas. Call this on a thread on which Ray calls user code.
+
+        `kind` is the class of the deployment.
+        """
         if self._keeper is not None or self._use.problem or not settings.count:
             return
         found = new_keeper(
@@ -204,6 +216,7 @@ class ReplicaSeats:
             deployment=f"{application}#{deployment}",
             folder=self._folder,
             omp_threads=self._omp_threads,
+            app="" if self._has_cuda else module_of(kind),
         )
         if isinstance(found, str):
             self._use = replace(self._use, problem=found)
@@ -220,14 +233,26 @@ class ReplicaSeats:
         return use if self._keeper is None else self._keeper.describe(use)
 
 
-def imports_of_seat(settings: Seats, loaded: Iterable[str]) -> tuple[str, ...]:
+def module_of(kind: type) -> str:
+    """Return the module that defines a deployment's class, or "" if starts do not import it.
+
+    Serve may send the code of a class, and then imports its module only for other names in it. The
+    class of a FastAPI app is a subclass, made by Ray.
+    """
+    names = (base.__module__ for base in kind.__mro__)
+    own = (name for name in names if name.partition(".")[0] not in preload.NOT_OF_THE_APP)
+    name = next(own, "")
+    return name if getattr(sys.modules.get(name), "__spec__", None) is not None else ""
+
+
+def imports_of_seat(settings: Seats, loaded: Iterable[str], app: str = "") -> tuple[str, ...]:
     """Return the modules that a seat imports, given the modules that a serving replica has loaded.
 
-    The app's modules come first. If they change settings and then import torch, the seat must also
-    change these settings before it imports torch.
+    `app` is the deployment's module, which comes first, as in a start without a seat. Modules of
+    the app must come before torch, because they may change settings that torch reads at import.
     """
     names = set(loaded)
-    wanted = [*settings.imports]
+    wanted = [*([app] if app else []), *settings.imports]
     if "torch" in names:
         wanted.append("torch")
     # Ray imports this module when a worker becomes a replica (2.53 to 2.60).
@@ -496,11 +521,16 @@ class SeatKeeper:
 
 
 def new_keeper(
-    settings: Seats, *, deployment: str, folder: SeatFolder | None, omp_threads: str | None
+    settings: Seats,
+    *,
+    deployment: str,
+    folder: SeatFolder | None,
+    omp_threads: str | None,
+    app: str = "",
 ) -> SeatKeeper | str:
     """Return the keeper for this replica's deployment, or the reason why seats cannot be kept.
 
-    Call this on a thread on which Ray calls user code.
+    `app` is the deployment's module. Call this on a thread on which Ray calls user code.
     """
     if not preload.has_hook():
         return f"the runtime_env does not have the env_vars {preload.hook_environment()}"
@@ -516,7 +546,7 @@ def new_keeper(
         source=source,
         folder=folder,
         omp_threads=omp_threads,
-        imports=imports_of_seat(settings, tuple(sys.modules)),
+        imports=imports_of_seat(settings, tuple(sys.modules), app),
     )
 
 
