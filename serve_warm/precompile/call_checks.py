@@ -7,6 +7,7 @@ Most of these checks run in torch's C++ code.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -57,6 +58,53 @@ def dict_versions(dicts: Sequence[dict[Any, Any]]) -> list[int]:
     from torch._C._dynamo import guards
 
     return list(map(guards.dict_version, dicts))
+
+
+class DictChanges:
+    """Says in one step whether any dict has changed whose version was ever read.
+
+    From Python 3.12 on, torch watches each dict whose version it has read, and numbers all changes
+    of all such dicts in one sequence. A new dict gets the next number. So if the version of a new
+    dict follows the one of the new dict before it, no watched dict has changed in between, and none
+    was added. Takes 0.2 µs. In Python 3.10 and 3.11 the sequence also has the changes of all other
+    dicts, so there it says nothing.
+    """
+
+    def __init__(self, read: Callable[[dict[Any, Any]], int]) -> None:
+        """`read` returns the version of a dict."""
+        self._read = read
+        self._version = -2  # the version before any that exists
+        self._numbers = itertools.count()
+        self._number = -1
+
+    def number(self) -> int:
+        """Return a number that equals an earlier one only if no dict has changed since then.
+
+        Any thread may call this. If several do at the same time, the number can be new although no
+        dict has changed.
+        """
+        version = self._read({})
+        if version == self._version + 1:
+            number = self._number
+        else:
+            # Each number is stored once. So a thread that stores it late cannot bring back a number
+            # that an earlier call has returned.
+            number = self._number = next(self._numbers)
+        # The order matters: a thread that sees this version also sees the number.
+        self._version = version
+        return number
+
+
+def _count_changes() -> Callable[[], int] | None:
+    if sys.version_info < (3, 12):
+        return None
+    from torch._C._dynamo.guards import dict_version as read
+
+    return DictChanges(read).number
+
+
+number_of_changes = _count_changes()
+"""`DictChanges.number` of this process; None if Python is too old."""
 
 
 def dicts_check(dicts: Sequence[dict[Any, Any]]) -> Callable[[], bool]:

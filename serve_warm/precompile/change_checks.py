@@ -20,6 +20,7 @@ from serve_warm.precompile.call_checks import (
     backend_flags,
     dict_versions,
     dicts_check,
+    number_of_changes,
     tensor_check,
 )
 from serve_warm.precompile.fact_sources import ABSENT, Source, Sources, class_dicts, is_ordered
@@ -256,13 +257,18 @@ STEADY = 32
 check takes 8 µs per dict, and a start has thousands of dicts but few calls."""
 
 
-def _same_dicts(dicts: Sequence[Any]) -> Callable[[], bool]:
-    """Return a function that checks whether all these dicts are still unchanged."""
+def _same_dicts(
+    dicts: Sequence[Any], number: Callable[[], int] | None = number_of_changes
+) -> Callable[[], bool]:
+    """Return a function that checks whether all these dicts are still unchanged.
+
+    `number` is `DictChanges.number`. While it returns the same, no dict has to be looked at.
+    """
     versions = dict_versions(dicts)
     in_cpp: Callable[[], bool] | None = None
     asked = 0
 
-    def check() -> bool:
+    def compare() -> bool:
         nonlocal in_cpp, asked
         if in_cpp is not None:
             return in_cpp()
@@ -274,6 +280,20 @@ def _same_dicts(dicts: Sequence[Any]) -> Callable[[], bool]:
             # It compares with the current values, which another thread may just have changed.
             if dict_versions(dicts) == versions:
                 in_cpp = built
+        return True
+
+    if number is None:
+        return compare
+    known: int | None = None
+
+    def check() -> bool:
+        nonlocal known
+        now = number()  # before the comparison, which may miss changes that come during it
+        if now == known:
+            return True
+        if not compare():
+            return False
+        known = now
         return True
 
     return check

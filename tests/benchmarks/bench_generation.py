@@ -147,6 +147,7 @@ def compute_nothing(fn: Any) -> None:
         graph._compiled = _stub_of(graph._compiled)
     elif fn._graphs is not None:
         # serve_warm itself finds the CUDA graph of a call, so only the launch is replaced.
+        vars(fn._graphs._local)["latest"] = None
         kept = vars(fn._graphs._local)["kept"]
         for key, found in kept.items():
             kept[key] = dataclasses.replace(found, launch=_stub_of(found.launch))
