@@ -255,9 +255,10 @@ def _seats_on_a_gpu(found: Mapping[str, Any]) -> list[str]:
             lines.append(f"| {model} | {mode} | {took:.1f} s | {cells} |")
     about = next(iter(found.values()))
     machine, versions = about["machine"], about["versions"]
+    rounds = " and ".join(f"{each['starts']} rounds of {model}" for model, each in found.items())
     text = (
-        f"`python tests/gpu/seats_gpu.py`: level 3, {about['starts']} rounds on one "
-        f"{machine['gpu']}, torch {versions['torch']}, Ray {versions['ray']}."
+        f"`python tests/gpu/seats_gpu.py`: level 3, {rounds} on one {machine['gpu']}, torch "
+        f"{versions['torch']}, Ray {versions['ray']}."
     )
     return [*lines, "", text]
 
