@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._C._dynamo import guards  # private; 2.0 to 2.15
 
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.names import Free
@@ -32,8 +33,6 @@ def tensor_check(
     autocast, functorch). The check fails if a tensor is passed twice. Runs in C++: 0.2 µs for two
     tensors. `free` maps a tensor's number to the dimensions whose size or stride is not compared.
     """
-    from torch._C._dynamo.guards import TensorGuards  # private; 2.0 to 2.15
-
     sizes: Any = [list(tensor.shape) for tensor in tensors]  # its stub has another type
     strides: Any = [list(tensor.stride()) for tensor in tensors]
     for number, (any_size, any_stride) in (free or {}).items():
@@ -41,23 +40,19 @@ def tensor_check(
             sizes[number][dim] = None
         for dim in any_stride:
             strides[number][dim] = None
-    guards = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-    check: Callable[..., bool] = guards.check
+    check: Callable[..., bool] = guards.TensorGuards(
+        *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
+    ).check
     return check
 
 
-def dict_version(mapping: dict[Any, Any]) -> int:
-    """Return a dict's version, a number that changes with each change of the dict (2.0 to 2.15)."""
-    from torch._C._dynamo import guards
-
-    return guards.dict_version(mapping)
+dict_version: Callable[[dict[Any, Any]], int] = guards.dict_version
+"""Returns a dict's version, a number that changes with each change of the dict."""
 
 
 def dict_versions(dicts: Sequence[dict[Any, Any]]) -> list[int]:
     """Return the version of each of these dicts."""
-    from torch._C._dynamo import guards
-
-    return list(map(guards.dict_version, dicts))
+    return list(map(dict_version, dicts))
 
 
 class DictChanges:
@@ -95,15 +90,8 @@ class DictChanges:
         return number
 
 
-def _count_changes() -> Callable[[], int] | None:
-    if sys.version_info < (3, 12):
-        return None
-    from torch._C._dynamo.guards import dict_version as read
-
-    return DictChanges(read).number
-
-
-number_of_changes = _count_changes()
+number_of_changes: Callable[[], int] | None
+number_of_changes = DictChanges(dict_version).number if sys.version_info >= (3, 12) else None
 """`DictChanges.number` of this process; None if Python is too old."""
 
 
@@ -113,17 +101,14 @@ def dicts_check(dicts: Sequence[dict[Any, Any]]) -> Callable[[], bool]:
     Runs in C++: 24 ns per dict. At level 3, without Dynamo, the function compares the versions one
     by one, which takes four times as long (2.13).
     """
-    from torch._C._dynamo import guards
-
     if not dicts:
         return lambda: True
     held = tuple(dicts)
     # The C++ that builds the check imports this module.
     python_half: Any = sys.modules.get("torch._dynamo.guards")
     if not hasattr(python_half, "GuardManagerType"):
-        version = guards.dict_version
-        versions = list(map(version, held))
-        return lambda: list(map(version, held)) == versions
+        versions = dict_versions(held)
+        return lambda: dict_versions(held) == versions
     GuardManagerType: Any = python_half.GuardManagerType  # noqa: N806 - a class
     root = guards.RootGuardManager()
     for number, each in enumerate(held):
@@ -183,10 +168,9 @@ def state_check() -> Callable[[], bool]:
     matmul precision. It also returns False if anything intercepts torch's functions, for example a
     default device.
     """
-    from torch._C._dynamo.guards import GlobalStateGuard  # private; 2.1 to 2.15
     from torch.autograd import forward_ad
 
-    same = GlobalStateGuard().check
+    same = guards.GlobalStateGuard().check
     flags = backend_flags()
     intercepted = torch._C._len_torch_function_stack
 

@@ -187,7 +187,8 @@ class ChangeChecks:
                 found.others.append(source)
                 kinds.setdefault(source.kind, []).append(source)
                 continue
-            dicts.update({id(place): self._sources.versions[id(place)] for place in places})
+            for place in places:
+                dicts[id(place)] = self._sources.versions[id(place)]
         self._sources.versions = dicts
         # A new dict may have the address of a deleted one.
         self._noise = {key: count for key, count in self._noise.items() if key in dicts}
@@ -199,6 +200,8 @@ class ChangeChecks:
         found.checks += [_same_source(source) for sources in kinds.values() for source in sources]
 
     def _is_noisy(self, place: Any) -> bool:
+        if not self._noise:
+            return False
         return id(place) not in self._groups.of_class and self._noise.get(id(place), 0) > NOISE
 
 

@@ -52,11 +52,11 @@ class Source:
 
     __slots__ = ("base", "kind", "name", "users", "value")
 
-    def __init__(self, kind: str, base: Any, name: Any) -> None:
+    def __init__(self, kind: str, base: Any, name: Any, value: Any = None) -> None:
         self.kind = kind
         self.base = base
         self.name = name
-        self.value: Any = None
+        self.value = value
         self.users: set[int] = set()
         """The rows and facts that use this source: a row by its index, a fact by `~index`."""
 
@@ -173,6 +173,8 @@ class Sources:
         comparison ends."""
         self._methods: dict[type, Methods] = {}
         self._user = 0
+        self._of_user: list[Source] = []
+        """The sources of `_user` so far."""
 
     def forget_methods(self) -> None:
         """Read the functions of classes again."""
@@ -193,32 +195,43 @@ class Sources:
             source.users.discard(user)
             if not source.users:
                 self._orphans[_key(source.kind, source.base, source.name)] = source
+        self._of_user = self._used[user] = []
 
     def _note(self, kind: str, base: Any, name: Any = None) -> Source:
+        # A start calls this tens of thousands of times, mostly for new items of dicts.
+        user = self._user
         key = _key(kind, base, name)
         source = self.by_key.get(key)
         if source is None:
             # Read versions before values, so that the next call notices a change made in between.
-            if kind in ("item", "keys"):
+            if kind == "item":
                 self._version(base)
-            elif kind == "class":
-                for place in class_dicts(base):
-                    self._version(place)
-            source = self.by_key[key] = Source(kind, base, name)
-            source.remember(source.read())
+                value = without_tensor(dict.get(base, name, ABSENT))
+                source = Source(kind, base, name, value)
+            else:
+                if kind == "keys":
+                    self._version(base)
+                elif kind == "class":
+                    for place in class_dicts(base):
+                        self._version(place)
+                source = Source(kind, base, name)
+                source.remember(source.read())
+            self.by_key[key] = source
             self.is_stale = True
         elif not source.users:
             now = source.read()
             self.is_stale |= source.is_built_in() and not source.is_still(now)
             source.remember(now)
-        if self._user not in source.users:
-            source.users.add(self._user)
-            self._used.setdefault(self._user, []).append(source)
+        elif user in source.users:
+            return source
+        source.users.add(user)
+        self._of_user.append(source)
         return source
 
     def _version(self, place: Any) -> None:
-        if id(place) not in self.versions:
-            self.versions[id(place)] = (place, dict_version(place))
+        key = id(place)
+        if key not in self.versions:
+            self.versions[key] = (place, dict_version(place))
 
     def note_step(self, base: Any, step: str, argument: Any) -> Source | None:
         """Record the sources of a step. Return the source if there is only one."""
@@ -399,6 +412,8 @@ class Sources:
 
 
 def _key(kind: str, base: Any, name: Any) -> Any:
+    if type(name) is str or name is None:
+        return (kind, id(base), name)
     # 1, True and 1.0 are equal as dict keys, but must be three different names here.
     return (kind, id(base), type(name), repr(name) if type(name) is float else name)
 
@@ -410,7 +425,10 @@ def is_ordered(mapping: Any) -> bool:
 
 def _find_defined(kind: type, name: str) -> Any:
     """Return the attribute as defined by a class or one of its bases, or `ABSENT`."""
-    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), ABSENT)
+    for base in kind.__mro__:  # a loop, because a start does this thousands of times
+        if name in base.__dict__:
+            return base.__dict__[name]
+    return ABSENT
 
 
 LAYERS_DIFFER = "_heterogeneity_spec"

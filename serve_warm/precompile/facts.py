@@ -205,8 +205,8 @@ class Merged:
     def of(cls, tables: Sequence[Facts]) -> Merged:
         """Merge tables, dropping duplicate rows and duplicate facts."""
         merged = cls()
-        rows: dict[str, int] = {}
-        facts: dict[str, int] = {}
+        rows: dict[Any, int] = {}
+        facts: dict[Any, int] = {}
         known: dict[int, list[int]] = {}
         for table in tables:
             if id(table) not in known:
@@ -218,7 +218,7 @@ class Merged:
         """Return all facts as one table."""
         return Facts(steps=tuple(self.steps), facts=tuple(self.facts))
 
-    def _add(self, table: Facts, rows: dict[str, int], facts: dict[str, int]) -> list[int]:
+    def _add(self, table: Facts, rows: dict[Any, int], facts: dict[Any, int]) -> list[int]:
         row_of: list[int] = []
         for start, step, argument in table.steps:
             moved = (row_of[start] if start >= 0 else -1, step, argument)
@@ -233,8 +233,9 @@ class Merged:
         return numbers
 
 
-def _number(value: Any, values: list[Any], known: dict[str, int]) -> int:
-    key = repr(value)
+def _number(value: tuple[int, str, Any], values: list[Any], known: dict[Any, int]) -> int:
+    # Other values can be lists, or equal although they differ, as 1 and True.
+    key = value if type(value[2]) is str else repr(value)
     if key not in known:
         known[key] = len(values)
         values.append(value)

@@ -28,6 +28,7 @@ from serve_warm.precompile.facts import (
     Facts,
     Merged,
     Missing,
+    expect,
     module,
     others_of,
     take,
@@ -164,6 +165,9 @@ class FactWatch:
                 self._sources.note_fact(found, fact)
             if kind == "type":
                 return self._judge_class(fact, type(found))
+            with contextlib.suppress(*UNREADABLE):
+                if expect(kind, found, value) == (kind, value):
+                    return ""
         rows = (row, *others_of(kind, value)) if kind in RELATIONS else ()
         return self._facts.why_broken(fact, {row: found, **{r: self._object(r) for r in rows}})
 
