@@ -400,6 +400,9 @@ class Report(Bounded):
     """Who imported Dynamo or Inductor: `app` (the app, in its imports or its `__init__`), or
     `start` (serve_warm, because levels below 3 need these modules). Empty if neither is
     imported."""
+    compiler_imported_by: str = ""
+    """The module and line that imported Dynamo, outside torch. Empty if Dynamo is not imported, or
+    was imported before this object existed."""
     nothing_compiles: bool = False
     """True if this process has no compiled code and no input made a compiled call."""
     fingerprint: dict[str, dict[str, str]] | None = None
@@ -486,9 +489,10 @@ class Report(Bounded):
         if self.compiler_imported == "app" and not any(
             span.name == COMPILER and span.seconds >= SHOWN_S for span in self.spans
         ):
+            by = f" ({self.compiler_imported_by})" if self.compiler_imported_by else ""
             lines.append(
-                f"  the app imported {COMPILER}, at module level or in __init__, so the import did "
-                "not run in parallel with other work"
+                f"  the app imported {COMPILER}{by}, at module level or in __init__, so the import "
+                "did not run in parallel with other work"
             )
         lines += [
             f"  {s.stage.value.lower():<10} {s.seconds:8.3f} s"

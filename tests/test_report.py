@@ -229,9 +229,10 @@ def test_a_compiler_that_the_app_imported_is_named(seconds: float, said: bool):
     """If nobody saw the import, the report names the app, and the stage waited for nothing."""
     spans = (Span(name="torch's compiler", began_boot_s=2.0, seconds=seconds),)
 
-    text = Report(compiler_imported="app", spans=spans).text()
+    by = "app, line 3"
+    text = Report(compiler_imported="app", compiler_imported_by=by, spans=spans).text()
 
-    assert ("the app imported torch's compiler" in text) == said
+    assert ("the app imported torch's compiler (app, line 3), at module level" in text) == said
 
 
 def test_every_stage_is_a_part_of_a_start():

@@ -183,7 +183,11 @@ def accept(report: Mapping[str, Any], *, level: int = 1, without_compiler: bool 
             if use["level"] < 3
         ]
         if report["compiler_imported"] == "start":
-            problems.append("torch's compiler was imported, although libraries do not need it")
+            by = report["compiler_imported_by"]
+            problems.append(
+                f"torch's compiler was imported{f' by {by}' if by else ''}, although libraries do "
+                "not need it"
+            )
     if problems:
         raise BuildFailed(
             "a fresh replica loaded the artifact, but " + "; ".join(problems),

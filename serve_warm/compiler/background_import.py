@@ -39,7 +39,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from serve_warm.node import boot_s
@@ -321,6 +321,23 @@ def _half_made(module: ModuleType) -> bool:
 _bootstrap: Any = importlib._bootstrap
 _FIND = "_find_and_load"
 _after_import = _AfterImport()
+
+
+def find_importer() -> str:
+    """Return the module and line that began the current import, outside importlib and torch.
+
+    Returns an empty string if this thread imports nothing, or imports in the background.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    is_import = False
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.startswith(("importlib", "_frozen_importlib")):
+            is_import = True
+        elif is_import and not f"{name}.".startswith(("torch.", "threading.", f"{__name__}.")):
+            return f"{name}, line {frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 def is_imported() -> bool:

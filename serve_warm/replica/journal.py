@@ -274,6 +274,7 @@ class Journal:
             entries=SESSION.uses(),
             parity=self.checks.report() if self.checks is not None else None,
             compiler_imported=self._compiler_imported(),
+            compiler_imported_by=watch_process().imported_by,
             nothing_compiles=not progress.has_compiled,
             fingerprint=self.fingerprint.to_json() if self.fingerprint else None,
             threads=tuple(sorted(progress.threads)),

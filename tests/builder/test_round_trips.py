@@ -36,6 +36,7 @@ GOOD = {
     "covered": {"expected": 1, "proven": 1},
     "entries": [],
     "compiler_imported": "no",
+    "compiler_imported_by": "",
 }
 
 

@@ -352,6 +352,21 @@ def test_a_module_that_is_there_is_told_of_at_once(module, told):
     assert told == [there]
 
 
+def test_the_importer_of_a_module_is_named_with_its_line(module, threads):
+    """Nobody is named if the module was there before."""
+    found: list[str] = []
+    of_app, by_thread = module("found_of_app", ""), module("found_by_thread", "")
+    app = module("app_that_finds", f"\nimport {of_app}")
+    for name in (of_app, by_thread, "json"):
+        when_imported(name, lambda _: found.append(background_import.find_importer()))
+
+    importlib.import_module(app)
+    threads.submit(importlib.import_module, by_thread).result(HANG_S)
+
+    assert found[:2] == ["", "app_that_finds, line 3"]
+    assert found[2].startswith("concurrent.futures.thread, line ")
+
+
 def test_who_only_looks_for_a_module_is_no_import(module, told):
     """`find_spec` finds it as ever, and the call is made when it is imported."""
     name = module("looked_for", "later = 1")

@@ -452,6 +452,7 @@ def report(**other: Any) -> dict[str, Any]:
         "covered": {"expected": 2, "proven": 2},
         "entries": [{"callable": "Net", "call": "(t0)", "level": 3, "reason": ""}],
         "compiler_imported": "",
+        "compiler_imported_by": "app, line 3",
     }
     return {**good, **other}
 
@@ -463,7 +464,7 @@ BELOW = [{"callable": "Net", "call": "(t0)", "level": 1, "reason": "a graph brea
     ("other", "says"),
     [
         ({"entries": BELOW}, r"Net\(t0\) ran at level 1: a graph break"),
-        ({"compiler_imported": "start"}, "torch's compiler was imported"),
+        ({"compiler_imported": "start"}, "torch's compiler was imported by app, line 3, although"),
     ],
 )
 def test_libraries_that_need_more_are_not_published(other: Any, says: str):
