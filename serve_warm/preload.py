@@ -91,7 +91,8 @@ class EarlyImports:
     omp_threads: str | None = None
     """OMP_NUM_THREADS during the imports."""
     threads: tuple[int, int] | None = None
-    """Number of torch's threads after torch's import, and after all imports. None without torch."""
+    """torch's two thread counts: right after torch's import, and after all imports. None without
+    torch."""
     visible: str | None = None
     """CUDA_VISIBLE_DEVICES at the end of the imports."""
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -314,7 +315,7 @@ def _file_of(current: _Run, early: EarlyImports) -> Seat | None:
 
 
 def _call_when_torch_is_imported(call: Callable[[], None]) -> None:
-    """Call `call` after torch is imported, before the module that imports torch continues."""
+    """Call `call` when torch's import is complete, but before the importing module continues."""
     if "torch" in sys.modules:
         call()
     else:

@@ -66,8 +66,8 @@ working_dir_option = click.option(
     "--unsigned",
     is_flag=True,
     help=(
-        "Publish an unsigned artifact to a folder. Sign it later with serve-warm sign --unsigned. "
-        "The key then signs only the copy for the round trip."
+        "Publish an unsigned artifact to a folder. The key signs only the copy for the round trip. "
+        "Sign the artifact later with serve-warm sign --unsigned."
     ),
 )
 @click.option(

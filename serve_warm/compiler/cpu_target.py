@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The CPU target of Inductor: the C++ compiler, the vector ISA and the portable preset.
 
-The names of `torch._inductor.cpu_vec_isa` and `config` are private, seen in torch 2.13.0.
+The names used from `torch._inductor.cpu_vec_isa` and `config` are private (seen in torch 2.13.0).
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def inputs_of(fn: Callable[..., Any]) -> frozenset[int]:
 
 
 def may_run_again(fn: Callable[..., Any], error: BaseException) -> bool:
-    """Return whether it is safe for other code to answer a call in which an entry raised an error.
+    """Return whether a call in which an entry raised an error may run again with other code.
 
     Before a graph runs, the bytecode around it looks up modules and attributes, which might no
     longer exist. Other code can then run the call. An error in the graph itself is the call's

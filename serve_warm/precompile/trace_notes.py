@@ -39,7 +39,7 @@ class Unguarded:
     """Calls of functions with `assume_constant_result`: the function, its arguments and its result.
     The graph contains the result from the build."""
     lookups: dict[str, Lookups] = field(default_factory=dict)
-    """The trace's reads of each dict, by the path of the dict."""
+    """What the trace read from each dict, by the dict's path."""
     dispatched: Dispatched = field(default_factory=Dispatched)
     """The code of tensor subclasses that ran during the trace."""
 

@@ -164,7 +164,7 @@ class ServeCalls:
                     "__init__: the app starts only after __init__",
                     hint=(
                         "do not start the warm-up in __init__: serve_warm warms up after the app's "
-                        "lifespan start"
+                        "lifespan startup"
                     ),
                 )
             await self.owner(exchange.scope, exchange.receive, exchange.send)
