@@ -54,9 +54,8 @@ class Seats(BaseModel):
     seats."""
 
     imports: tuple[str, ...] = ()
-    """Modules that the app imports later, for example in `__init__`. A seat imports the
-    deployment's own module, then these modules in order, and then torch, serve_warm and the modules
-    that the levels in use need."""
+    """Modules of the app that a seat imports, in order. After them, the seat imports torch,
+    serve_warm and the modules that the levels in use need."""
 
     keep_alive_s: float = Field(default=900.0, ge=10)
     """Seconds for which Ray keeps an unused seat. serve_warm requests a new seat before this time

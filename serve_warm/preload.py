@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import hashlib
 import importlib
 import logging
 import os
@@ -100,8 +101,8 @@ class EarlyImports:
     """The result of `torch_modes` in the importing thread. Empty without torch."""
     slow_threads: int = 0
     """Number of threads that an import started and that still have the import's low priority."""
-    files: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """The result of `app_files` after the imports."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Source files of the app's packages that the ticket names, each with its digest."""
 
 
 @record(kw_only=True)
@@ -278,7 +279,7 @@ def _import(current: _Run, names: Sequence[str]) -> EarlyImports | None:
         environ=dict(os.environ),
         modes=current.modes,
         slow_threads=slow_threads,
-        files=app_files(),
+        files=_app_files(current.own),
     )
     return replace(early, seat=_file_of(current, early))
 
@@ -405,9 +406,7 @@ def _give_up(current: _Run) -> bool:
         why = f", because {once[0]} cannot be imported twice" if once else ""
         note += f"; the worker ended{why}"
     logger.warning("seat: %s", note)
-    early = EarlyImports(
-        state="hung", note=note, folder=current.folder, modes=current.modes, files=app_files()
-    )
+    early = EarlyImports(state="hung", note=note, folder=current.folder, modes=current.modes)
     with suppress(OSError):
         early = replace(early, memory_bytes=resident_bytes())
         early = replace(early, seat=_file_of(current, early))
@@ -572,20 +571,27 @@ def has_cuda() -> bool:
     return False
 
 
-def app_files() -> dict[str, tuple[int, int]]:
-    """Return the source files of the imported modules that are not installed packages.
+def file_digest(path: str) -> str:
+    """Return the SHA-256 digest of a file, or "" if it cannot be read."""
+    with suppress(OSError):
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return ""
 
-    Each file has its time of change, in nanoseconds since the epoch, and its size in bytes.
+
+def _app_files(packages: frozenset[str]) -> dict[str, str]:
+    """Return the imported source files of these packages, each with its digest.
+
+    Files of installed packages are left out.
     """
     found = {}
-    for module in tuple(sys.modules.values()):
-        path = vars(module).get("__file__") if isinstance(module, ModuleType) else None
-        # A relative path would mean another file as soon as the process changes its folder.
-        if not isinstance(path, str) or path[:1] != "/" or any(part in path for part in INSTALLED):
+    for name, module in tuple(sys.modules.items()):
+        if name.partition(".")[0] not in packages or not isinstance(module, ModuleType):
             continue
-        with suppress(OSError):  # deleted since
-            status = Path(path).stat()
-            found[path] = (status.st_mtime_ns, status.st_size)
+        # Not `vars`, which would import a lazy module.
+        path = object.__getattribute__(module, "__dict__").get("__file__")
+        is_source = isinstance(path, str) and path.startswith("/") and path.endswith(".py")
+        if is_source and not any(part in path for part in INSTALLED):
+            found[path] = file_digest(path)
     return found
 
 

@@ -402,7 +402,7 @@ class Report(Bounded):
     imported."""
     compiler_imported_by: str = ""
     """The module and line that imported Dynamo, outside torch. Empty if Dynamo is not imported, or
-    was imported before this object existed."""
+    was imported before the deployment's object was created, as by the app's module."""
     nothing_compiles: bool = False
     """True if this process has no compiled code and no input made a compiled call."""
     fingerprint: dict[str, dict[str, str]] | None = None

@@ -323,6 +323,26 @@ _FIND = "_find_and_load"
 _after_import = _AfterImport()
 
 
+class Importer:
+    """The module and line that imports torch's compiler in this process."""
+
+    def __init__(self) -> None:
+        self.place = ""
+        """Empty if Dynamo is not imported, or was imported before `watch`."""
+
+    def watch(self) -> None:
+        """From now on, note who imports Dynamo."""
+        if "torch._dynamo" not in sys.modules:
+            when_imported("torch._dynamo", self._note)
+
+    def _note(self, _: ModuleType) -> None:
+        self.place = find_importer()
+
+
+IMPORTER = Importer()
+"""The importer of this process's compiler."""
+
+
 def find_importer() -> str:
     """Return the module and line that began the current import, outside importlib and torch.
 

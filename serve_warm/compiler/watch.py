@@ -28,7 +28,7 @@ from typing import Any
 
 from serve_warm._redaction import hide_texts
 from serve_warm.compiler import cuda_graphs, evidence, triton_kernels
-from serve_warm.compiler.background_import import find_importer, when_imported
+from serve_warm.compiler.background_import import when_imported
 from serve_warm.inputs import InputSignature
 from serve_warm.report import CompileEvent, Counts
 
@@ -73,9 +73,6 @@ class Watch:
         self.fallen: dict[int, CodeType] = {}
         """Code that reached its recompile limit and now runs eagerly, by the id of the code
         object."""
-        self.imported_by = ""
-        """The module and line that imported Dynamo; empty if Dynamo is missing, or was imported
-        before the watch began."""
         self.refusing = False
         """Whether `forbid()`, not user code, set torch's stance to `fail_on_recompile`."""
         self.on_event: Callable[[CompileEvent], None] | None = None
@@ -255,7 +252,6 @@ def watch_process() -> Watch:
 
 
 def _hook_dynamo(seen: Watch, eval_frame: Any) -> None:
-    seen.imported_by = find_importer()
     original: Callable[[Any], Any] = eval_frame._callback_from_stance
     get_native_id = threading.get_native_id
 

@@ -8,6 +8,7 @@ Most of these checks run in torch's C++ code.
 from __future__ import annotations
 
 import itertools
+import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -46,27 +47,48 @@ def tensor_check(
     return check
 
 
-dict_version: Callable[[dict[Any, Any]], int] = guards.dict_version
-"""Returns a dict's version, a number that changes with each change of the dict."""
+WATCHES_DICTS = sys.version_info >= (3, 12)
+"""Whether torch watches dicts, because Python does not number their versions any more.
+
+torch then misses one kind of change: CPython fills an empty dict from another dict with an event of
+its own (`PyDict_EVENT_CLONED`), which torch ignores. So versions here also say whether a dict is
+empty.
+"""
+
+
+def dict_version(mapping: dict[Any, Any]) -> int:
+    """Return a dict's version, a number that changes with each change of the dict."""
+    version = guards.dict_version(mapping)  # before the look at the content
+    return 2 * version + (not mapping) if WATCHES_DICTS else version
 
 
 def dict_versions(dicts: Sequence[dict[Any, Any]]) -> list[int]:
     """Return the version of each of these dicts."""
-    return list(map(dict_version, dicts))
+    versions = list(map(guards.dict_version, dicts))
+    if WATCHES_DICTS:
+        return [2 * v + e for v, e in zip(versions, map(operator.not_, dicts), strict=True)]
+    return versions
+
+
+def empty_ones(
+    dicts: Sequence[dict[Any, Any]], versions: Sequence[int]
+) -> tuple[dict[Any, Any], ...]:
+    """Return the dicts that were empty when these versions were read, and that torch watches."""
+    pairs = zip(dicts, versions, strict=True)
+    return tuple(each for each, version in pairs if WATCHES_DICTS and version % 2)
 
 
 class DictChanges:
     """Says in one step whether any dict has changed whose version was ever read.
 
-    From Python 3.12 on, torch watches each dict whose version it has read, and numbers all changes
+    From Python 3.12 on, torch watches each dict whose version it has read, and numbers the changes
     of all such dicts in one sequence. A new dict gets the next number. So if the version of a new
-    dict follows the one of the new dict before it, no watched dict has changed in between, and none
-    was added. Takes 0.2 µs. In Python 3.10 and 3.11 the sequence also has the changes of all other
-    dicts, so there it says nothing.
+    dict follows the version of the new dict before it, no watched dict has changed in between. The
+    exception is an empty dict that is filled from another dict (`WATCHES_DICTS`). Takes 0.2 µs.
     """
 
     def __init__(self, read: Callable[[dict[Any, Any]], int]) -> None:
-        """`read` returns the version of a dict."""
+        """`read` returns torch's version of a dict."""
         self._read = read
         self._version = -2  # the version before any that exists
         self._numbers = itertools.count()
@@ -90,9 +112,25 @@ class DictChanges:
         return number
 
 
-number_of_changes: Callable[[], int] | None
-number_of_changes = DictChanges(dict_version).number if sys.version_info >= (3, 12) else None
-"""`DictChanges.number` of this process; None if Python is too old."""
+def count_changes(read: Callable[[dict[Any, Any]], int]) -> Callable[[], int] | None:
+    """Return `DictChanges.number`; None if torch does not number changes in this way.
+
+    `read` returns torch's version of a dict.
+    """
+    if not (WATCHES_DICTS and getattr(sys, "_is_gil_enabled", lambda: True)()):
+        return None
+    number, watched = DictChanges(read).number, {"changes": 0}
+    read(watched)
+    for attempt in range(3):  # another thread may change a watched dict meanwhile
+        before, same = number(), number()
+        watched["changes"] = attempt + 1
+        if before == same:
+            return number if number() != same else None
+    return None
+
+
+number_of_changes = count_changes(guards.dict_version)
+"""`DictChanges.number` of this process; None if every dict has to be looked at."""
 
 
 def dicts_check(dicts: Sequence[dict[Any, Any]]) -> Callable[[], bool]:

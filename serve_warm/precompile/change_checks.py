@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The check at each call whether the sources of the recorded facts have changed.
 
-Most sources are dicts, whose versions are compared in C++. Sources whose kind is in `SLOW_KINDS`
-are also compared during calls, but at most once a second (`RELOOK_S`).
+Most sources are dicts. From Python 3.12 on, one number says whether any of them changed
+(`DictChanges`). Otherwise, or after a change of any watched dict, their versions are compared.
+Sources whose kind is in `SLOW_KINDS` are also compared during calls, but at most once a second
+(`RELOOK_S`).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from serve_warm.precompile.call_checks import (
     backend_flags,
     dict_versions,
     dicts_check,
+    empty_ones,
     number_of_changes,
     tensor_check,
 )
@@ -268,13 +271,14 @@ def _same_dicts(
     `number` is `DictChanges.number`. While it returns the same, no dict has to be looked at.
     """
     versions = dict_versions(dicts)
+    empty = empty_ones(dicts, versions)
     in_cpp: Callable[[], bool] | None = None
     asked = 0
 
     def compare() -> bool:
         nonlocal in_cpp, asked
         if in_cpp is not None:
-            return in_cpp()
+            return in_cpp() and not any(empty)
         if dict_versions(dicts) != versions:
             return False
         asked += 1
@@ -293,7 +297,7 @@ def _same_dicts(
         nonlocal known
         now = number()  # before the comparison, which may miss changes that come during it
         if now == known:
-            return True
+            return not any(empty)
         if not compare():
             return False
         known = now

@@ -52,11 +52,11 @@ class Source:
 
     __slots__ = ("base", "kind", "name", "users", "value")
 
-    def __init__(self, kind: str, base: Any, name: Any, value: Any = None) -> None:
+    def __init__(self, kind: str, base: Any, name: Any) -> None:
         self.kind = kind
         self.base = base
         self.name = name
-        self.value = value
+        self.value: Any = None
         self.users: set[int] = set()
         """The rows and facts that use this source: a row by its index, a fact by `~index`."""
 
@@ -206,8 +206,11 @@ class Sources:
             # Read versions before values, so that the next call notices a change made in between.
             if kind == "item":
                 self._version(base)
-                value = without_tensor(dict.get(base, name, ABSENT))
-                source = Source(kind, base, name, value)
+                source = Source(kind, base, name)
+                try:
+                    source.value = without_tensor(dict.get(base, name, ABSENT))
+                except UNREADABLE:  # a key that cannot be compared
+                    source.value = ABSENT
             else:
                 if kind == "keys":
                     self._version(base)

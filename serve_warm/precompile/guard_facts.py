@@ -127,7 +127,7 @@ FACTS = {
 }
 """Kind of fact by kind of guard."""
 
-OF_INLINED_MODULES = (f"G['__import_{PACKAGE}_dot_", "G['__import_torch_dot__dynamo_dot_")
+OF_INLINED_MODULES = (f"G['__import_{PACKAGE}_dot_", "G['__import_torch_dot__dynamo_dot_polyfills")
 """Prefixes of guards on globals of code that Dynamo inlines but that is not the app's."""
 
 OF_PYTHON = ("__dict__", "__closure__")
@@ -296,7 +296,7 @@ def collect(
         if _is_checked_elsewhere(guard) or _is_of_argument(guard) or is_implied(guard, looked_up):
             continue
         if guard.path.startswith(OF_INLINED_MODULES):
-            continue  # serve_warm's code differs by release, and eager calls run none of Dynamo's
+            continue  # serve_warm's code differs by release, and eager calls run no polyfill
         row, kind, value = _fact(with_key(guard, looked_up), table)
         if kind == "is" and not value:
             by_identity.add(row)

@@ -35,6 +35,7 @@ from serve_warm import metrics, node
 from serve_warm._package import __version__
 from serve_warm._private_folders import state_folder
 from serve_warm._redaction import describe_error
+from serve_warm.compiler.background_import import IMPORTER
 from serve_warm.compiler.caches import keep_headers_private
 from serve_warm.compiler.cpu_target import pin_portable_cpu
 from serve_warm.compiler.watch import unwatched_compiles
@@ -120,6 +121,7 @@ class ServeReplica(ServeCalls):
         self.deployment = context.deployment if context else type(owner).__name__
         self.replica = context.replica_tag if context else ""
         self.unwatched_compiles_before = unwatched_compiles()
+        IMPORTER.watch()
         self.model_thread = ModelThread(owner, is_starting=self._is_starting)
         self._timeline = Timeline(
             spans_before(created_boot_s, seat=self._seats.began_on_one) if self._seats else ()
@@ -211,7 +213,7 @@ class ServeReplica(ServeCalls):
             self._become_ready()
             if self._seats is not None and self._config.enabled:
                 names = {"application": self.application, "deployment": self.deployment}
-                self._seats.keep(self._config.seats, type(self.owner), **names)
+                self._seats.keep(self._config.seats, **names)
             if self._warmup is not None:
                 self._check_when_idle(self._warmup.checks, loop)
 

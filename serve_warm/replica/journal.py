@@ -22,7 +22,7 @@ from serve_warm._records import record
 from serve_warm._redaction import excerpt, join_lines, loggable
 from serve_warm.artifact.manifest import TORCH_BYTES
 from serve_warm.compiler import cuda_graphs
-from serve_warm.compiler.background_import import is_imported
+from serve_warm.compiler.background_import import IMPORTER, is_imported
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import ServeWarmError
@@ -274,7 +274,7 @@ class Journal:
             entries=SESSION.uses(),
             parity=self.checks.report() if self.checks is not None else None,
             compiler_imported=self._compiler_imported(),
-            compiler_imported_by=watch_process().imported_by,
+            compiler_imported_by=IMPORTER.place,
             nothing_compiles=not progress.has_compiled,
             fingerprint=self.fingerprint.to_json() if self.fingerprint else None,
             threads=tuple(sorted(progress.threads)),

@@ -28,6 +28,7 @@ from serve_warm.preload import (
     OMP,
     EarlyImports,
     early_imports,
+    file_digest,
     has_hook,
     torch_modes,
     torch_threads,
@@ -104,12 +105,8 @@ def is_on_wrong_gpu(environ: Mapping[str, str]) -> bool:
 def find_changed_file() -> str:
     """Return a source file of the app that changed after this seat imported it, or ""."""
     early = early_imports()
-    for file, state in early.files.items() if early is not None else ():
-        with contextlib.suppress(OSError):  # deleted
-            status = Path(file).stat()
-            if (status.st_mtime_ns, status.st_size) != state:
-                return file
-    return ""
+    files = {} if early is None else early.files
+    return next((file for file, digest in files.items() if file_digest(file) != digest), "")
 
 
 def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:

@@ -186,7 +186,6 @@ class ReplicaSeats:
         self._folder = SeatFolder.of_worker(sys.argv) if has_hook else None
         self._omp_threads = environ.get(preload.OMP)
         self.began_on_one = preload.early_imports() is not None
-        self._has_cuda = preload.has_cuda()
         is_on_wrong_gpu = seat_use.is_on_wrong_gpu(environ)
         self._use = seat_use.take(environ)
         self._keeper: SeatKeeper | None = None
@@ -204,11 +203,8 @@ class ReplicaSeats:
                 stage="PENDING",
             )
 
-    def keep(self, settings: Seats, kind: type, *, application: str, deployment: str) -> None:
-        """Keep seats for the next replicas. Call this on a thread on which Ray calls user code.
-
-        `kind` is the class of the deployment.
-        """
+    def keep(self, settings: Seats, *, application: str, deployment: str) -> None:
+        """Keep seats for the next replicas. Call this on a thread on which Ray calls user code."""
         if self._keeper is not None or self._use.problem or not settings.count:
             return
         found = new_keeper(
@@ -216,7 +212,6 @@ class ReplicaSeats:
             deployment=f"{application}#{deployment}",
             folder=self._folder,
             omp_threads=self._omp_threads,
-            app="" if self._has_cuda else module_of(kind),
         )
         if isinstance(found, str):
             self._use = replace(self._use, problem=found)
@@ -233,26 +228,14 @@ class ReplicaSeats:
         return use if self._keeper is None else self._keeper.describe(use)
 
 
-def module_of(kind: type) -> str:
-    """Return the module that defines a deployment's class, or "" if starts do not import it.
-
-    Serve may send the code of a class, and then imports its module only for other names in it. The
-    class of a FastAPI app is a subclass, made by Ray.
-    """
-    names = (base.__module__ for base in kind.__mro__)
-    own = (name for name in names if name.partition(".")[0] not in preload.NOT_OF_THE_APP)
-    name = next(own, "")
-    return name if getattr(sys.modules.get(name), "__spec__", None) is not None else ""
-
-
-def imports_of_seat(settings: Seats, loaded: Iterable[str], app: str = "") -> tuple[str, ...]:
+def imports_of_seat(settings: Seats, loaded: Iterable[str]) -> tuple[str, ...]:
     """Return the modules that a seat imports, given the modules that a serving replica has loaded.
 
-    `app` is the deployment's module, which comes first, as in a start without a seat. Modules of
-    the app must come before torch, because they may change settings that torch reads at import.
+    The app's modules come first. If they change settings and then import torch, the seat must also
+    change these settings before it imports torch.
     """
     names = set(loaded)
-    wanted = [*([app] if app else []), *settings.imports]
+    wanted = [*settings.imports]
     if "torch" in names:
         wanted.append("torch")
     # Ray imports this module when a worker becomes a replica (2.53 to 2.60).
@@ -521,16 +504,11 @@ class SeatKeeper:
 
 
 def new_keeper(
-    settings: Seats,
-    *,
-    deployment: str,
-    folder: SeatFolder | None,
-    omp_threads: str | None,
-    app: str = "",
+    settings: Seats, *, deployment: str, folder: SeatFolder | None, omp_threads: str | None
 ) -> SeatKeeper | str:
     """Return the keeper for this replica's deployment, or the reason why seats cannot be kept.
 
-    `app` is the deployment's module. Call this on a thread on which Ray calls user code.
+    Call this on a thread on which Ray calls user code.
     """
     if not preload.has_hook():
         return f"the runtime_env does not have the env_vars {preload.hook_environment()}"
@@ -546,7 +524,7 @@ def new_keeper(
         source=source,
         folder=folder,
         omp_threads=omp_threads,
-        imports=imports_of_seat(settings, tuple(sys.modules), app),
+        imports=imports_of_seat(settings, tuple(sys.modules)),
     )
 
 

@@ -62,7 +62,7 @@ from serve_warm import preload  # noqa: E402 - found through the line above
 from serve_warm.builder.bench import machine  # noqa: E402
 
 APP = "benchmarks.seat_apps:embedder"
-IMPORTS = ("transformers.models.bert.modeling_bert",)
+IMPORTS = ("benchmarks.seat_apps", "transformers.models.bert.modeling_bert")
 LIMIT_S = 300.0
 KINDS = ("seats", "node")
 """The clusters of each turn."""
@@ -601,7 +601,7 @@ def main() -> int:
     command = [sys.executable, __file__, "--work", str(work)]
     while len(turns) < options.turns:
         began_s = time.perf_counter()
-        turns.append(take_turn(len(turns), command, ("benchmarks.seat_apps", *IMPORTS)))
+        turns.append(take_turn(len(turns), command, IMPORTS))
         with done.open("a") as file:
             file.write(f"{json.dumps(turns[-1])}\n")
         took_s = time.perf_counter() - began_s

@@ -367,6 +367,25 @@ def test_the_importer_of_a_module_is_named_with_its_line(module, threads):
     assert found[2].startswith("concurrent.futures.thread, line ")
 
 
+IMPORTS_DYNAMO = """
+import torch
+from serve_warm.compiler.background_import import IMPORTER
+IMPORTER.watch()
+before = IMPORTER.place
+torch.compile(lambda x: x, backend="eager")
+print(repr(before), repr(IMPORTER.place))
+"""
+
+
+@pytest.mark.slow
+def test_the_importer_of_the_compiler_is_the_code_outside_torch():
+    """`torch.compile` imports Dynamo: the caller's line is named."""
+    command = [sys.executable, "-c", IMPORTS_DYNAMO]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    assert ended.stdout == "'' '__main__, line 6'\n"
+
+
 def test_who_only_looks_for_a_module_is_no_import(module, told):
     """`find_spec` finds it as ever, and the call is made when it is imported."""
     name = module("looked_for", "later = 1")

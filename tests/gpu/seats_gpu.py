@@ -72,14 +72,14 @@ MODELS = {
         app="classifier",
         arguments=("cuda",),
         tiny_arguments=("cpu", (1, 1, 1, 1)),
-        imports=("transformers.models.resnet.modeling_resnet",),
+        imports=("gpu.seat_models", "transformers.models.resnet.modeling_resnet"),
     ),
     "text_generator": Model(
         deployment="SeatedGenerator",
         app="generator",
         arguments=("cuda",),
         tiny_arguments=("cpu", 1),
-        imports=("serve_warm.generation",),
+        imports=("gpu.seat_models", "serve_warm.generation"),
     ),
 }
 
@@ -105,10 +105,9 @@ class Pieces(pieces.Pieces):
             bench_seats.build(store, model.app_name(cpu=self._cpu))
             return {}
         command = [sys.executable, __file__, "--model", name, "--work", str(self._work)]
-        imports = ("gpu.seat_models", *model.imports)
         load = os.getloadavg()[0]
         found = bench_seats.run_kind(
-            kind, number, [*command, *(["--cpu"] * self._cpu)], imports, limit_s=limit_s
+            kind, number, [*command, *(["--cpu"] * self._cpu)], model.imports, limit_s=limit_s
         )
         return {**found, "load": load}
 

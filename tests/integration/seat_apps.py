@@ -5,15 +5,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from typing import Any
 
 import torch
 from ray import serve
 
 from serve_warm import Input, WarmupMixin, preload
-
-IMPORTED_ON = threading.current_thread().name
 
 
 class Adder(WarmupMixin):
@@ -31,16 +28,7 @@ class Adder(WarmupMixin):
             return float(self.model(torch.ones(1, 8)))
 
     async def process(self) -> dict[str, Any]:
-        return {
-            "pid": os.getpid(),
-            "threads": torch.get_num_threads(),
-            "imported_on": imported_on(),
-        }
-
-
-def imported_on() -> str:
-    """Return the name of the thread that imported this module in this process."""
-    return IMPORTED_ON
+        return {"pid": os.getpid(), "threads": torch.get_num_threads()}
 
 
 def bound(case: str, *, hook: bool = True, more: dict[str, str] | None = None, **seats: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch._C._dynamo import guards
 
-from serve_warm.precompile.call_checks import DictChanges, number_of_changes
+from serve_warm.precompile.call_checks import DictChanges, count_changes, number_of_changes
 from serve_warm.precompile.change_checks import STEADY, _same_dicts
 
 if TYPE_CHECKING:
@@ -105,6 +105,27 @@ def test_a_change_is_seen_by_each_of_many_threads():
             thread.join()
 
     assert wrong == []
+
+
+@pytest.mark.parametrize("asked", [0, 1, STEADY + 1])
+@pytest.mark.parametrize("number", [number_of_changes, None], ids=["by number", "by versions"])
+def test_an_empty_dict_that_is_filled_from_another_has_changed(asked: int, number: Any):
+    """Torch's watch from Python 3.12 on does not see that kind of change."""
+    filled: dict[str, int] = {}
+    same = _same_dicts([{"a": 1}, filled], number)
+
+    steady = [same() for _ in range(asked)]
+    filled.update({"b": 1})
+
+    assert all(steady)
+    assert not same()
+
+
+def test_a_torch_that_numbers_otherwise_is_not_relied_on():
+    """A new dict's number would not show the changes of others."""
+    numbers = iter(range(1000))
+
+    assert count_changes(lambda _: next(numbers)) is None
 
 
 @pytest.mark.parametrize("asked", [1, STEADY + 1])

@@ -45,7 +45,6 @@ from serve_warm.replica.seats import (
     SeatsDelayed,
     SeatsUnavailable,
     imports_of_seat,
-    module_of,
 )
 
 if TYPE_CHECKING:
@@ -608,21 +607,6 @@ def test_a_seat_imports_what_a_replica_has_loaded():
     assert imports_of_seat(Seats(), ("serve_warm.report",))[-1] == "serve_warm.report"
     # transformers imports Dynamo in a replica that compiles nothing.
     assert imports_of_seat(Seats(), ("torch", "torch._dynamo")) == ("torch", "torch._dynamo")
-
-
-def test_a_seat_imports_the_module_of_the_deployment_first():
-    """It is the replica's own first import, so nobody has to list it."""
-    from integration.seat_apps import Adder
-
-    by_ray = type("Wrapper", (Adder,), {"__module__": "ray.serve.api"})
-    by_value = type("Sent", (Adder,), {"__module__": "not_imported_here"})
-
-    names = imports_of_seat(Seats(imports=("lazy",)), ("torch",), module_of(Adder))
-
-    assert names == ("integration.seat_apps", "lazy", "torch")
-    assert module_of(by_ray) == "integration.seat_apps"
-    assert module_of(by_value) == ""
-    assert module_of(type("Script", (), {"__module__": "__main__"})) == ""
 
 
 # The raylet --------------------------------------------------------------------------------------
