@@ -317,6 +317,13 @@ def is_taken(seat: Seat) -> bool:
     return seat.is_named_idle and not is_named_idle(seat.pid)
 
 
+def file_digest(path: str) -> str:
+    """Return the SHA-256 digest of a file, or "" if it cannot be read."""
+    with suppress(OSError):
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return ""
+
+
 def is_named_idle(pid: int | Literal["self"]) -> bool:
     """Return whether a process has Ray's name for an idle worker; False once the process has ended.
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import hashlib
 import importlib
 import logging
 import os
@@ -41,6 +40,7 @@ from serve_warm._seats import (
     SeatFolder,
     State,
     TicketSearch,
+    file_digest,
     is_named_idle,
     resident_bytes,
     start_ticks,
@@ -569,13 +569,6 @@ def has_cuda() -> bool:
         count = ctypes.c_int()
         return int(driver.cuDeviceGetCount(ctypes.byref(count))) != CUDA_NOT_INITIALIZED
     return False
-
-
-def file_digest(path: str) -> str:
-    """Return the SHA-256 digest of a file, or "" if it cannot be read."""
-    with suppress(OSError):
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    return ""
 
 
 def _app_files(packages: frozenset[str]) -> dict[str, str]:

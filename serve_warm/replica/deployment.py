@@ -15,6 +15,7 @@ from ray import serve
 from ray.serve._private.http_util import ASGIAppReplicaWrapper
 
 from serve_warm._package import public
+from serve_warm.compiler.background_import import IMPORTER
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import ConfigError, InputError
 from serve_warm.inputs import Input
@@ -184,6 +185,7 @@ def _put_hook_on(
     # object.__new__ rejects arguments if the class defines an __init__.
     instance = new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
     if ATTRIBUTE not in instance.__dict__:
+        IMPORTER.watch()
         replica = ServeReplica(instance)
         instance.__dict__[ATTRIBUTE] = replica
         instance.__dict__["reconfigure"] = ReconfigureHook(replica)

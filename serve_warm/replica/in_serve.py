@@ -35,7 +35,6 @@ from serve_warm import metrics, node
 from serve_warm._package import __version__
 from serve_warm._private_folders import state_folder
 from serve_warm._redaction import describe_error
-from serve_warm.compiler.background_import import IMPORTER
 from serve_warm.compiler.caches import keep_headers_private
 from serve_warm.compiler.cpu_target import pin_portable_cpu
 from serve_warm.compiler.watch import unwatched_compiles
@@ -121,7 +120,6 @@ class ServeReplica(ServeCalls):
         self.deployment = context.deployment if context else type(owner).__name__
         self.replica = context.replica_tag if context else ""
         self.unwatched_compiles_before = unwatched_compiles()
-        IMPORTER.watch()
         self.model_thread = ModelThread(owner, is_starting=self._is_starting)
         self._timeline = Timeline(
             spans_before(created_boot_s, seat=self._seats.began_on_one) if self._seats else ()

@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from serve_warm import node
-from serve_warm._seats import SeatUse
+from serve_warm._seats import SeatUse, file_digest
 from serve_warm.preload import (
     HOOK,
     HOOK_VARIABLE,
     OMP,
     EarlyImports,
     early_imports,
-    file_digest,
     has_hook,
     torch_modes,
     torch_threads,
