@@ -21,6 +21,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from lanes import (  # noqa: F401 - pytest finds hooks in the conftest that imports them
     _compiler_runs,
+    _note_compilers,
     light_if_unit,
     pytest_collection_modifyitems,
     pytest_ignore_collect,

@@ -30,7 +30,10 @@ from levels import in_a_process
 from serve_warm.compiler.compiled_objects import compile_arguments, reaches_compiled
 from serve_warm.errors import ConfigError
 
-pytestmark = pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning"),
+]
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "generation.json"
 

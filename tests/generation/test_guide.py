@@ -45,6 +45,7 @@ def test_the_deployment_of_the_guide_answers(app: dict[str, Any]):
     assert sorted(len(each.kwargs["prompt"]) for each in inputs) == app["LENGTHS"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eagerly")
 def test_the_loops_of_the_guide_yield_tokens(app: dict[str, Any]):
     """A stream and continuous batches send what `generate` makes."""

@@ -28,7 +28,7 @@ from generators import (  # noqa: F401 - a fixture
 )
 from serve_warm.errors import GenerationRefused
 
-pytestmark = pytest.mark.usefixtures("eagerly")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("eagerly")]
 
 
 @pytest.fixture

@@ -149,6 +149,7 @@ def test_a_call_sees_the_weights_of_that_moment(perceptron, tmp_path, change):
     torch.testing.assert_close(after, run(lambda m, x: m(x), model, perceptron.x)["y"])
 
 
+@pytest.mark.slow
 def test_weights_for_one_call_are_seen(perceptron):
     """The library computes with weights that torch.func substitutes for a call."""
     others = {name: torch.randn_like(value) for name, value in perceptron.model.named_parameters()}
@@ -987,6 +988,7 @@ def test_a_refused_library_leaves_no_model(lookup: Case, tmp_path: Path):
     assert len(made) == len(deleted) == 1
 
 
+@pytest.mark.slow
 def test_a_call_that_fails_prints_nothing(lookup: Case, capfd: pytest.CaptureFixture[str]):
     """The error says why, in one line; stderr belongs to the application."""
     with pytest.raises(aoti_library.LibraryFailed) as failed:

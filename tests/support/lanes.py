@@ -102,6 +102,18 @@ def _compiler_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]
     return str(folder), ran
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _note_compilers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Note the compilers that `make unit` runs, also in the fixtures of a module."""
+    if request.config.option.markexpr != "unit":
+        yield
+        return
+    folder, _ = request.getfixturevalue("_compiler_runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", folder, prepend=os.pathsep)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def light_if_unit(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test of `make unit` that runs a C++ compiler or asks for a cluster or a server."""

@@ -125,26 +125,56 @@ def test_what_needs_more_is_no_unit_test(
 PROGRAM = """
 import subprocess, pytest
 
+def run_compiler(folder):
+    (folder / "x.cc").write_text("int x;")
+    subprocess.run(["g++", "-c", "x.cc"], cwd=folder, check=False)
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    run_compiler(tmp_path_factory.mktemp("built"))
+
+def test_uses_what_the_module_built(built):
+    pass
+
 def test_compiles(tmp_path):
-    (tmp_path / "x.cc").write_text("int x;")
-    subprocess.run(["g++", "-c", "x.cc"], cwd=tmp_path, check=False)
+    run_compiler(tmp_path)
 
 def test_asks_for_the_version():
     subprocess.run(["g++", "--version"], check=True)
 
 @pytest.mark.slow
 def test_may_compile(tmp_path):
-    test_compiles(tmp_path)
+    run_compiler(tmp_path)
 """
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="there is no g++")
-def test_a_unit_test_that_runs_a_compiler_fails(tmp_path: Path):
-    """The test fails even if it ignores the compiler's result."""
+@pytest.mark.parametrize(
+    ("arguments", "failing", "passing"),
+    [
+        ((), {"compiles"}, {"may_compile", "uses_what_the_module_built"}),
+        (("-m", "unit"), {"compiles", "uses_what_the_module_built"}, set()),
+    ],
+    ids=["all", "unit"],
+)
+def test_a_unit_test_that_runs_a_compiler_fails(
+    tmp_path: Path, arguments: tuple[str, ...], failing: set[str], passing: set[str]
+):
+    """The test fails even if it ignores the compiler's result. `make unit` watches modules too."""
     (tmp_path / "test_program.py").write_text(PROGRAM)
 
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "lanes", "-p", "no:cacheprovider", "-rA"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "lanes",
+            "-p",
+            "no:cacheprovider",
+            "-rA",
+            *arguments,
+        ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(lanes.TESTS / "support")},
         capture_output=True,
@@ -153,12 +183,11 @@ def test_a_unit_test_that_runs_a_compiler_fails(tmp_path: Path):
         timeout=400,
     )
 
-    outcomes = re.findall(r"^(PASSED|ERROR) test_program.py::(\w+)", ended.stdout, re.MULTILINE)
-    assert sorted(outcomes) == [
-        ("ERROR", "test_compiles"),
-        *(
-            ("PASSED", f"test_{name}")
-            for name in ("asks_for_the_version", "compiles", "may_compile")
-        ),
-    ]
+    outcomes = re.findall(
+        r"^(PASSED|ERROR) test_program.py::test_(\w+)", ended.stdout, re.MULTILINE
+    )
+    passed = {"asks_for_the_version", *failing, *passing}
+    assert sorted(outcomes) == sorted(
+        [*(("ERROR", name) for name in failing), *(("PASSED", name) for name in passed)]
+    )
     assert "mark it `slow`" in ended.stdout
