@@ -170,6 +170,7 @@ def test_weights_for_one_call_are_seen(perceptron):
     torch.testing.assert_close(ours["y"], eager["y"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -191,6 +192,7 @@ def test_a_module_that_differs_computes_nothing(perceptron, change, said):
         run(perceptron.made.fn, model, perceptron.x)
 
 
+@pytest.mark.slow
 def test_values_that_were_read_are_facts(perceptron):
     """Values that Python read during the capture are facts, as at level 2."""
     other = Perceptron().eval()
@@ -384,6 +386,7 @@ def test_weights_of_a_module_in_a_closure_are_found():
 # Calls ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "x", [torch.randn(8, 3).t(), torch.randn(4, 8), torch.randn(3, 8, dtype=torch.float64)]
 )
@@ -393,6 +396,7 @@ def test_tensors_that_differ_are_not_computed_with(perceptron, x):
         run(perceptron.made.fn, perceptron.model, x)
 
 
+@pytest.mark.slow
 def test_many_threads_call_one_library(perceptron):
     """Calls at one time neither wait for one another forever nor mix their results."""
     inputs = [torch.randn(3, 8) for _ in range(8)]
@@ -411,6 +415,7 @@ def test_many_threads_call_one_library(perceptron):
     assert worst < 1e-4
 
 
+@pytest.mark.slow
 def test_a_library_that_cannot_be_opened_is_no_entry(perceptron, tmp_path):
     """A file that is no library, a plan of another kind and a class that is gone are reasons."""
     path = written(perceptron.made, tmp_path)
@@ -804,6 +809,7 @@ class AsOnAGpu(aoti_library.NativeOnGpu):
         return None
 
 
+@pytest.mark.slow
 def test_a_library_runs_as_one_for_a_gpu_is_run(
     perceptron: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -866,6 +872,7 @@ class Failing(AsOnAGpu):
         return 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("short", "raised"), [(1, torch.OutOfMemoryError), (0, aoti_library.LibraryFailed)]
 )
@@ -889,6 +896,7 @@ def test_a_library_for_a_gpu_that_fails_for_memory_says_so(
     assert "the library of a compiled call failed" in str(failed.value)
 
 
+@pytest.mark.slow
 def test_a_library_for_a_gpu_that_is_not_there_has_no_entry(
     perceptron: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -999,6 +1007,7 @@ def test_a_call_that_fails_prints_nothing(lookup: Case, capfd: pytest.CaptureFix
     assert "\n" not in str(failed.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("said", "cleanly"),
     [

@@ -357,6 +357,7 @@ def test_overlapping_tensors_are_not_written_by_an_entry(tmp_path: Path):
     assert apart.level == 2
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_a_buffer_that_is_passed_in_as_well_is_level_1(cached: tuple[Path, Any]):
     """Two inputs of the graph are one tensor now, and it writes into both."""
@@ -372,6 +373,7 @@ def test_a_buffer_that_is_passed_in_as_well_is_level_1(cached: tuple[Path, Any])
     close(result.value, eager(torch.ones(4), eager.total))
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_parts_of_one_storage_that_do_not_overlap_are_level_2(cached: tuple[Path, Any]):
     """Slices of one big cache, as serving loops make them."""
