@@ -188,6 +188,7 @@ def test_a_job_id_that_is_set_stays(named: dict[str, Any]):
     assert named["key"] == "mine:None:"
 
 
+@pytest.mark.slow
 def test_a_name_tells_what_torchs_own_tells(named: dict[str, Any]):
     """Functions that are closed over make a difference, also two of one line; values make none."""
     if "names" not in named:
@@ -202,6 +203,7 @@ def test_a_name_tells_what_torchs_own_tells(named: dict[str, Any]):
     }
 
 
+@pytest.mark.slow
 def test_a_torch_without_profiles_is_named(named: dict[str, Any]):
     """If torch lacks the mechanism, nothing changes or fails, and the answer says why."""
     assert named["why"].startswith("torch 2.")

@@ -296,6 +296,7 @@ def compile_under_way() -> Iterator[threading.Thread]:
         thread.join()
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_a_compile_in_another_thread_switches_no_entry_off(doubled: Path):
     """Torch's flag for it is the process': calls are served as ever, and a change is seen."""
@@ -326,6 +327,7 @@ def a_buffer(model: Any) -> None:
     model.linear.register_buffer("extra", torch.ones(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("register", "change", "level"),
     [
@@ -449,6 +451,7 @@ class Asking(nn.Module):
         return torch.addmm(given, self.linear(given), torch.eye(4), alpha=factor)
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_weights_that_are_frozen_after_the_start_stay_level_2(doubled: Path):
     """No graph without gradients depends on it."""
@@ -627,6 +630,7 @@ FLAGS: dict[str, Flag] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [False, True], ids=["first change", "known change"])
 @pytest.mark.parametrize("flag", [pytest.param(flag, id=name) for name, flag in FLAGS.items()])
 @torch.inference_mode()

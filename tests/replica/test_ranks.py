@@ -187,6 +187,7 @@ def test_all_go_on_until_all_are_quiet(starts: dict[str, list[dict[str, Any]]]):
     assert all(said["report"]["covered"]["proven"] == 2 for said in starts["uneven"])
 
 
+@pytest.mark.slow
 def test_an_input_is_proven_on_all_ranks_or_on_none(starts: dict[str, list[dict[str, Any]]]):
     """If one rank compiles in each pass, no input is proven, and the others name this rank."""
     first, second = reports(starts["never quiet"])
@@ -200,6 +201,7 @@ def test_an_input_is_proven_on_all_ranks_or_on_none(starts: dict[str, list[dict[
     assert second["degraded"]
 
 
+@pytest.mark.slow
 def test_ranks_with_other_inputs_do_not_begin(starts: dict[str, list[dict[str, Any]]]):
     """Both ranks report the differing inputs before any call, instead of a wait in a collective."""
     first, second = starts["other inputs"]
@@ -210,6 +212,7 @@ def test_ranks_with_other_inputs_do_not_begin(starts: dict[str, list[dict[str, A
     assert first["report"]["passes"] == 0
 
 
+@pytest.mark.slow
 def test_no_rank_refuses_requests_alone(starts: dict[str, list[dict[str, Any]]]):
     """`after_ready: forbid` is refused, with the reason."""
     for said in starts["forbidding"]:
@@ -217,6 +220,7 @@ def test_no_rank_refuses_requests_alone(starts: dict[str, list[dict[str, Any]]])
         assert "the other ranks wait for it" in said["report"]["error"]
 
 
+@pytest.mark.slow
 def test_ranks_may_start_alone(starts: dict[str, list[dict[str, Any]]]):
     """If the other ranks do not warm up, no rank is asked or waited for."""
     first, second = reports(starts["alone"])
@@ -225,6 +229,7 @@ def test_ranks_may_start_alone(starts: dict[str, list[dict[str, Any]]]):
     assert first["fingerprint"]["app"]["rank"] == "0 of 2"
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_ends_the_others(starts: dict[str, list[dict[str, Any]]]):
     """The failed rank names its input. The other rank ends at its message or its silence."""
     first, second = starts["raising"]
