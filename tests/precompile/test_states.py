@@ -466,6 +466,7 @@ def test_weights_that_are_frozen_after_the_start_stay_level_2(doubled: Path):
     assert torch.equal(first.value, second.value)
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_a_forward_that_asks_whether_a_weight_is_frozen_is_told(tmp_path: Path):
     """The entry is for one answer. A call with the other answer runs at level 1."""

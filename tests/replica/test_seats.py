@@ -235,9 +235,11 @@ def test_each_start_of_a_worker_has_its_own_time(workers: Workers):
 def test_a_worker_counts_as_starting_until_ray_names_it():
     """A worker of another runtime_env does not count."""
     options = ["--session-name=s", "--node-id=n", "--runtime-env-hash=-7"]
-    worker = [sys.executable, "-c", "input()", "default_worker.py", *options]
-    process = subprocess.Popen(worker, stdin=subprocess.PIPE)
+    worker = [sys.executable, "-c", "print(flush=True); input()", "default_worker.py", *options]
+    process = subprocess.Popen(worker, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
+        assert process.stdout is not None
+        process.stdout.readline()  # while a program begins, /proc shows no command line
         found = [
             is_one_starting(["default_worker.py", *options]),
             is_one_starting(["default_worker.py", *options[:2], "--runtime-env-hash=8"]),
