@@ -516,6 +516,7 @@ def test_a_file_of_the_app_that_changed_after_its_import_is_found(process: Any):
     same = process(imports=[name])
 
     assert edited["changed_file"].endswith("/edited_app.py")
+    assert "/edited_app.py changed after this seat had imported it" in edited["refused"]
     assert same["changed_file"] == ""
     assert edited["use"]["hit"] is same["use"]["hit"] is True
 

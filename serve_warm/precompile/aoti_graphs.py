@@ -23,7 +23,7 @@ import torch
 from serve_warm._records import record
 from serve_warm.compiler import cuda_graphs
 from serve_warm.inputs import InputSignature
-from serve_warm.precompile.entry_function import Addresses, LatestAddresses
+from serve_warm.precompile.entry_function import Addresses, addresses_of
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 """Native code that takes the input tensors and returns the output tensors."""
@@ -124,7 +124,6 @@ class Graphed:
         self._brought = tuple(brought)
         self._fixed = tuple(index for index in range(inputs) if index not in self._brought)
         self._of_weights = _picker(self._fixed)
-        self._addresses = LatestAddresses()
         self._stream = cuda_graphs.reader_of_stream(device)
         self._local = threading.local()
 
@@ -141,10 +140,11 @@ class Graphed:
         stream = self._stream()
         like = tuple([(inputs[index].shape, inputs[index].stride()) for index in self._brought])
         if addresses is None:
-            addresses = self._addresses.of(inputs)
+            addresses = addresses_of(inputs)
+        call = (stream, like, addresses)
         mine = vars(self._local)
         latest: _Latest | None = mine.get("latest")
-        if latest is not None and addresses is latest.addresses and (stream, like) == latest.rest:
+        if latest is not None and latest.call == call:
             return latest.launch(inputs)
         key = (stream, self._of_weights(addresses), like)
         kept: dict[Key, _Kept] = mine.setdefault("kept", {})
@@ -168,7 +168,7 @@ class Graphed:
                 kept[key] = _Kept(launch=launch, weights=weights)
             return outputs
         kept[key] = found  # moved to the end, so that it is freed last
-        mine["latest"] = _Latest(addresses=addresses, rest=(stream, like), launch=found.launch)
+        mine["latest"] = _Latest(call=call, launch=found.launch)
         return found.launch(inputs)
 
     def _capture(
@@ -284,14 +284,14 @@ class _Kept:
 
 @record(frozen=True, kw_only=True)
 class _Latest:
-    """The graph that a thread launched last, with the call that launched it.
+    """The graph that a thread launched last.
 
-    Hashing the addresses of hundreds of weights takes longer than all other steps of a launch.
+    Most calls are like the call before. Comparing hundreds of addresses takes less time than
+    hashing them.
     """
 
-    addresses: Addresses
-    rest: tuple[int, tuple[Any, ...]]
-    """The stream, and the sizes and strides of the call's tensors."""
+    call: tuple[int, tuple[Any, ...], Addresses]
+    """The stream, the sizes and strides of the call's tensors, and the addresses of all inputs."""
     launch: Run
 
 

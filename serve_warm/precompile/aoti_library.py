@@ -443,8 +443,9 @@ class NativeOnGpu(Native):
             return torch.OutOfMemoryError(f"{failure}: CUDA out of memory on {self.device}")
         return failure
 
-    def _stream(self) -> int | None:
-        return int(torch.cuda.current_stream(self.device).cuda_stream)
+    @functools.cached_property
+    def _stream(self) -> Callable[[], int]:
+        return cuda_graphs.reader_of_stream(self.device)
 
 
 def _prototype(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:

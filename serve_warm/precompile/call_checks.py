@@ -112,12 +112,14 @@ class DictChanges:
         return number
 
 
-def count_changes(read: Callable[[dict[Any, Any]], int]) -> Callable[[], int] | None:
+def count_changes(
+    read: Callable[[dict[Any, Any]], int], *, watches: bool = WATCHES_DICTS
+) -> Callable[[], int] | None:
     """Return `DictChanges.number`; None if torch does not number changes in this way.
 
     `read` returns torch's version of a dict.
     """
-    if not (WATCHES_DICTS and getattr(sys, "_is_gil_enabled", lambda: True)()):
+    if not (watches and getattr(sys, "_is_gil_enabled", lambda: True)()):
         return None
     number, watched = DictChanges(read).number, {"changes": 0}
     read(watched)
@@ -154,8 +156,8 @@ def dicts_check(dicts: Sequence[dict[Any, Any]]) -> Callable[[], bool]:
             number, f"dicts[{number}]", each, GuardManagerType.GUARD_MANAGER
         )
         _add_version_guard(one, each)
-    check = root.check
-    return lambda: check(held)
+    check, empty = root.check, empty_ones(held, dict_versions(held))
+    return lambda: check(held) and not any(empty)
 
 
 def _add_version_guard(manager: Any, mapping: dict[Any, Any]) -> None:

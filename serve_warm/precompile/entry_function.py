@@ -186,27 +186,6 @@ def addresses_of(tensors: Iterable[Any]) -> Addresses:
     return tuple(map(_address_of, tensors))
 
 
-class LatestAddresses:
-    """The addresses of the tensors of the latest call.
-
-    Most calls have the same addresses as the call before. Then the result is the same object, so
-    the callers need not hash hundreds of numbers to find what they know about these addresses.
-    """
-
-    __slots__ = ("_latest",)
-
-    def __init__(self) -> None:
-        self._latest: Addresses = ()
-
-    def of(self, tensors: Iterable[Any]) -> Addresses:
-        """Return the addresses of tensors."""
-        addresses, latest = addresses_of(tensors), self._latest
-        if addresses == latest:
-            return latest
-        self._latest = addresses
-        return addresses
-
-
 class ApartInMemory:
     """Refuses a graph's tensors if they overlap in memory, and remembers addresses without overlap.
 
@@ -219,23 +198,24 @@ class ApartInMemory:
     def __init__(self) -> None:
         self.has_fixed_sizes = True
         self._found: set[Addresses] = set()
-        self._addresses = LatestAddresses()
-        self._passed: Addresses | None = None
+        self._latest: Addresses = ()
+        """The latest addresses without overlap. Most calls have the same ones, and comparing them
+        takes less time than hashing them."""
 
     def check(self, args: Sequence[Any]) -> Addresses | None:
         """Raise `NoEntry` if two tensors share memory; return the addresses if they were read."""
         if not self.has_fixed_sizes:
             refuse_overlap(args)
             return None
-        addresses = self._addresses.of(args)
-        if addresses is self._passed:
+        addresses = addresses_of(args)
+        if addresses == self._latest:
             return addresses
         if addresses not in self._found:
             refuse_overlap(args)
             if len(self._found) >= MOST_ADDRESSES:
                 self._found.clear()
             self._found.add(addresses)
-        self._passed = addresses
+        self._latest = addresses
         return addresses
 
 

@@ -198,43 +198,30 @@ class Sources:
         self._of_user = self._used[user] = []
 
     def _note(self, kind: str, base: Any, name: Any = None) -> Source:
-        # A start calls this tens of thousands of times, mostly for new items of dicts.
-        user = self._user
         key = _key(kind, base, name)
         source = self.by_key.get(key)
         if source is None:
             # Read versions before values, so that the next call notices a change made in between.
-            if kind == "item":
+            if kind in ("item", "keys"):
                 self._version(base)
-                source = Source(kind, base, name)
-                try:
-                    source.value = without_tensor(dict.get(base, name, ABSENT))
-                except UNREADABLE:  # a key that cannot be compared
-                    source.value = ABSENT
-            else:
-                if kind == "keys":
-                    self._version(base)
-                elif kind == "class":
-                    for place in class_dicts(base):
-                        self._version(place)
-                source = Source(kind, base, name)
-                source.remember(source.read())
-            self.by_key[key] = source
+            elif kind == "class":
+                for place in class_dicts(base):
+                    self._version(place)
+            source = self.by_key[key] = Source(kind, base, name)
+            source.remember(source.read())
             self.is_stale = True
         elif not source.users:
             now = source.read()
             self.is_stale |= source.is_built_in() and not source.is_still(now)
             source.remember(now)
-        elif user in source.users:
-            return source
-        source.users.add(user)
-        self._of_user.append(source)
+        if self._user not in source.users:
+            source.users.add(self._user)
+            self._of_user.append(source)
         return source
 
     def _version(self, place: Any) -> None:
-        key = id(place)
-        if key not in self.versions:
-            self.versions[key] = (place, dict_version(place))
+        if id(place) not in self.versions:
+            self.versions[id(place)] = (place, dict_version(place))
 
     def note_step(self, base: Any, step: str, argument: Any) -> Source | None:
         """Record the sources of a step. Return the source if there is only one."""

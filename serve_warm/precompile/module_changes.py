@@ -28,7 +28,6 @@ from serve_warm.precompile.facts import (
     Facts,
     Merged,
     Missing,
-    expect,
     module,
     others_of,
     take,
@@ -165,10 +164,6 @@ class FactWatch:
                 self._sources.note_fact(found, fact)
             if kind == "type":
                 return self._judge_class(fact, type(found))
-            with contextlib.suppress(*UNREADABLE):
-                # `returns` calls the app's code, which must not run twice.
-                if kind != "returns" and expect(kind, found, value) == (kind, value):
-                    return ""
         rows = (row, *others_of(kind, value)) if kind in RELATIONS else ()
         return self._facts.why_broken(fact, {row: found, **{r: self._object(r) for r in rows}})
 

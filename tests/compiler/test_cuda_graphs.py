@@ -464,3 +464,15 @@ def test_a_capture_by_graph_trees_waits_for_one_that_began_before_them():
         waiting.result(60)
 
     assert order == ["the first", "by the trees"]
+
+
+def test_the_stream_of_a_numbered_device_is_read_without_an_object(monkeypatch):
+    """A device without a number can change from call to call, so torch is asked for it."""
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda n: 40 + n, raising=False)
+    current = SimpleNamespace(cuda_stream=7)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+
+    numbered = cuda_graphs.reader_of_stream("cuda:2")
+    any_device = cuda_graphs.reader_of_stream("cuda")
+
+    assert (numbered(), any_device()) == (42, 7)

@@ -42,6 +42,7 @@ class Layer(nn.Module):
         self.config = SimpleNamespace(rate=2, deep={"sizes": [1, 2]})
         self.items = [1, 2]
         self.kinds = {"a": 1}
+        self.empty: dict[str, int] = {}
         self.names = {"a", "b"}
         self.queue = collections.deque([1])
         self.point = Slotted()
@@ -136,6 +137,11 @@ CHANGES: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "set as a value": ("callee.names", "CONSTANT_MATCH", lambda m: m.names.add("c")),
     "length": ("callee.items", "SEQUENCE_LENGTH", lambda m: m.items.pop()),
     "length of a deque": ("callee.queue", "SEQUENCE_LENGTH", lambda m: m.queue.append(1)),
+    "keys of an empty dict": (
+        "callee.empty",
+        "DICT_KEYS_MATCH",
+        lambda m: m.empty.update({"b": 1}),
+    ),
     "keys": ("callee.kinds", "DICT_KEYS_MATCH", lambda m: m.kinds.update(b=1)),
     "slot": ("callee.point.rate", "CONSTANT_MATCH", lambda m: setattr(m.point, "rate", 3)),
     "property": ("callee.kept", "CONSTANT_MATCH", lambda m: setattr(m, "_kept", 6)),

@@ -10,6 +10,7 @@ tests of the package that need no Ray cluster, no server and no C++ compiler.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -102,15 +103,19 @@ def _compiler_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]
     return str(folder), ran
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _note_compilers(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Note the compilers that `make unit` runs, also in the fixtures of a module."""
-    if request.config.option.markexpr != "unit":
-        yield
-        return
-    folder, _ = request.getfixturevalue("_compiler_runs")
+@contextlib.contextmanager
+def noted(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """Log each run of a compiler in the block; yield the log file."""
+    folder, ran = request.getfixturevalue("_compiler_runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", folder, prepend=os.pathsep)
+        yield ran
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _note_compilers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Log the compilers that `make unit` runs, also in fixtures that several tests share."""
+    with noted(request) if request.config.option.markexpr == "unit" else contextlib.nullcontext():
         yield
 
 
@@ -120,9 +125,7 @@ def light_if_unit(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("unit") is None:
         yield
         return
-    folder, ran = request.getfixturevalue("_compiler_runs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", folder, prepend=os.pathsep)
+    with noted(request) as ran:
         yield
     # Private: pytest 9 does not name fixtures that a test asks for by `getfixturevalue`.
     heavy = sorted(request._fixture_defs.keys() & HEAVY_FIXTURES)

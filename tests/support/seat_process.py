@@ -20,6 +20,7 @@ from typing import Any
 
 from serve_warm import preload
 from serve_warm._seats import SeatFolder, Wanted
+from serve_warm.errors import WarmupFailed
 from serve_warm.replica import seat_use
 
 DEVICES = ("cpu", "cuda")
@@ -111,6 +112,19 @@ def priorities() -> set[int]:
     return found
 
 
+def start_after_an_edit(module: str) -> str:
+    """Edit the file of an imported module. Return why no replica can begin then, or ""."""
+    from serve_warm.replica.seats import ReplicaSeats  # imports Ray
+
+    path = Path(sys.modules[module].__file__ or "")
+    path.write_text(path.read_text() + "# edited\n")
+    try:
+        ReplicaSeats(os.environ)
+    except WarmupFailed as error:
+        return str(error)
+    return ""
+
+
 def main() -> None:
     question = json.loads(sys.argv[1])
     if question["seat"]:
@@ -137,8 +151,7 @@ def main() -> None:
     if "thread" in question:
         threading.current_thread().name = question["thread"]
     if "edited" in question:
-        path = Path(sys.modules[question["edited"]].__file__ or "")
-        path.write_text(path.read_text() + "# edited\n")
+        answer["refused"] = start_after_an_edit(question["edited"])
     answer["changed_file"] = seat_use.find_changed_file()
     answer["wrong_gpu"] = seat_use.is_on_wrong_gpu(os.environ)
     use = seat_use.take(os.environ)

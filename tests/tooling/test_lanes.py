@@ -148,6 +148,9 @@ def test_may_compile(tmp_path):
 """
 
 
+PYTEST = [sys.executable, "-m", "pytest", "-p", "lanes", "-p", "no:cacheprovider", "-rA"]
+
+
 @pytest.mark.skipif(not shutil.which("g++"), reason="there is no g++")
 @pytest.mark.parametrize(
     ("arguments", "failing", "passing"),
@@ -164,17 +167,7 @@ def test_a_unit_test_that_runs_a_compiler_fails(
     (tmp_path / "test_program.py").write_text(PROGRAM)
 
     ended = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "lanes",
-            "-p",
-            "no:cacheprovider",
-            "-rA",
-            *arguments,
-        ],
+        [*PYTEST, *arguments],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(lanes.TESTS / "support")},
         capture_output=True,
