@@ -198,11 +198,11 @@ class Sources:
         self._of_user = self._used[user] = []
 
     def _note(self, kind: str, base: Any, name: Any = None) -> Source:
-        key = _key(kind, base, name)
+        key = (kind, id(base), name) if type(name) is str else _key(kind, base, name)
         source = self.by_key.get(key)
         if source is None:
             # Read versions before values, so that the next call notices a change made in between.
-            if kind in ("item", "keys"):
+            if kind == "item" or kind == "keys":  # noqa: PLR1714 - takes half the time
                 self._version(base)
             elif kind == "class":
                 for place in class_dicts(base):
@@ -220,8 +220,9 @@ class Sources:
         return source
 
     def _version(self, place: Any) -> None:
-        if id(place) not in self.versions:
-            self.versions[id(place)] = (place, dict_version(place))
+        key = id(place)
+        if key not in self.versions:
+            self.versions[key] = (place, dict_version(place))
 
     def note_step(self, base: Any, step: str, argument: Any) -> Source | None:
         """Record the sources of a step. Return the source if there is only one."""

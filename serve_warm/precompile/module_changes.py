@@ -14,7 +14,6 @@ Sources whose kind is in `SLOW_KINDS` are also compared during calls, but at mos
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -160,8 +159,10 @@ class FactWatch:
         self._sources.begin(~number)
         found = self._object(row)
         if kind not in RELATIONS and not isinstance(found, Missing):
-            with contextlib.suppress(*UNREADABLE):  # then the fact does not hold
+            try:  # noqa: SIM105 - `suppress` takes four times as long
                 self._sources.note_fact(found, fact)
+            except UNREADABLE:
+                pass  # then the fact does not hold
             if kind == "type":
                 return self._judge_class(fact, type(found))
         rows = (row, *others_of(kind, value)) if kind in RELATIONS else ()

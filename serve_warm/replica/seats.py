@@ -228,6 +228,10 @@ class ReplicaSeats:
         return use if self._keeper is None else self._keeper.describe(use)
 
 
+OF_REPLICAS = ("ray.serve._private.replica", "ray.serve._private.controller")
+"""Modules that Ray imports when a worker becomes a replica (2.53 to 2.60)."""
+
+
 def imports_of_seat(settings: Seats, loaded: Iterable[str]) -> tuple[str, ...]:
     """Return the modules that a seat imports, given the modules that a serving replica has loaded.
 
@@ -238,8 +242,7 @@ def imports_of_seat(settings: Seats, loaded: Iterable[str]) -> tuple[str, ...]:
     wanted = [*settings.imports]
     if "torch" in names:
         wanted.append("torch")
-    # Ray imports this module when a worker becomes a replica (2.53 to 2.60).
-    wanted += [name for name in ("ray.serve._private.replica",) if name in names]
+    wanted += [name for name in OF_REPLICAS if name in names]
     # A package that the app uses may import only Dynamo, as transformers does. Then nothing
     # compiles.
     wanted += [name for name in ("torch._dynamo", "torch._inductor.compile_fx") if name in names]

@@ -600,11 +600,12 @@ def test_workers_that_ray_does_not_exchange_share_no_tickets():
 
 def test_a_seat_imports_what_a_replica_has_loaded():
     """The app's first; no compiler where the replica has none, and no torch for a router."""
-    loaded = ("serve_warm.report", "torch", "ray.serve._private.replica", "numpy")
+    of_ray = ("ray.serve._private.replica", "ray.serve._private.controller")
+    loaded = ("serve_warm.report", "torch", *of_ray, "numpy")
 
     names = imports_of_seat(Seats(imports=("app.model", "torch")), loaded)
 
-    assert names[:3] == ("app.model", "torch", "ray.serve._private.replica")
+    assert names[:4] == ("app.model", "torch", *of_ray)
     assert "numpy" not in names
     assert imports_of_seat(Seats(), ("serve_warm.report",))[-1] == "serve_warm.report"
     # transformers imports Dynamo in a replica that compiles nothing.
