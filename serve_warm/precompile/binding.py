@@ -7,8 +7,10 @@ A binding is valid until the callable changes or other entries are loaded.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
@@ -167,7 +169,8 @@ class Binder:
         watched = entries or table.of_other_structures(unit)
         watch = None
         if watched:
-            watch = FactWatch(self._callee, [e.facts for e in watched], clock=table.clock)
+            with _without_garbage_collection():
+                watch = FactWatch(self._callee, [e.facts for e in watched], clock=table.clock)
         return _judge(
             Binding(
                 table=table,
@@ -188,6 +191,23 @@ class Binder:
             for tables in self.binding.states.values():
                 for table in tables:
                     table.clear()
+
+
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """In the block, collect no garbage automatically.
+
+    A watch on a large model creates about ten objects per fact, and no garbage. Collections took
+    15 % of the time (ResNet-152, 8,600 facts). This does not call `gc.disable()`, because then a
+    `gc.disable()` call by the app would go unnoticed.
+    """
+    thresholds = gc.get_threshold()
+    gc.set_threshold(0)
+    try:
+        yield
+    finally:
+        if gc.get_threshold()[0] == 0:  # another thread may have ended such a block meanwhile
+            gc.set_threshold(*thresholds)
 
 
 def _has_all(binding: Binding) -> bool:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -371,17 +372,19 @@ class EntryTable:
 def read_parts(
     folders: Sequence[Path],
     *,
+    already: Mapping[Path, EntryTable] = MappingProxyType({}),
     clock: Callable[[], float] = time.monotonic,
     load_library: LoadLibrary | None = None,
 ) -> tuple[EntryTable, list[str]]:
     """Return the entries in the folders of an artifact's parts, and why some were not read.
 
-    `clock` and `load_library` are the same as for `EntryTable`.
+    `already` has the tables of folders that were already read. `clock` and `load_library` are the
+    same as for `EntryTable`.
     """
     table, problems = EntryTable({}, {}, clock=clock, load_library=load_library), []
     for folder in folders:
         try:
-            part = EntryTable.read(folder)
+            part = already.get(folder) or EntryTable.read(folder)
             # Only for level 2, because the check imports Dynamo, which libraries do not need.
             why = aot_load.can_precompile() if part.has_entries(2) else ""
         except NoEntry as error:

@@ -12,8 +12,9 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from serve_warm.report import EntryUse
@@ -63,6 +64,7 @@ class Session:
     def load(
         self,
         *folders: Path,
+        already: Mapping[Path, EntryTable] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
         load_library: LoadLibrary | None = None,
     ) -> str:
@@ -71,11 +73,14 @@ class Session:
         Executes code from the folders, which must have been verified. Folders with libraries must
         exist until the process ends. Returns, as text, the reasons why entries were not loaded. The
         text leaves out entries that do not match, because the report names the calls of such
-        entries. `clock` and `load_library` are the same as for `EntryTable`.
+        entries. `already` has the tables of folders that were already read. `clock` and
+        `load_library` are the same as for `EntryTable`.
         """
         from serve_warm.precompile.entries import read_parts
 
-        self.loaded, problems = read_parts(folders, clock=clock, load_library=load_library)
+        self.loaded, problems = read_parts(
+            folders, already=already, clock=clock, load_library=load_library
+        )
         self._choose_active()
         for dispatcher in list(self.dispatchers):
             dispatcher.bind()

@@ -176,8 +176,7 @@ class Loading:
             journal.enter(Stage.LOADING)
             hidden_s = taken.unpacked_early_s if taken else 0.0
             with journal.timed(Stage.LOADING, hidden_s=hidden_s), pulled:
-                unpacked = taken.directory if taken else None
-                has_libraries = await self._load_in_time(pulled, unpacked, deadline)
+                has_libraries = await self._load_in_time(pulled, taken, deadline)
         except (ArtifactNotFound, StoreError) as miss:
             error = self._missed(miss)
             loaded = self._put_aside(Verdict.MISS, error)
@@ -273,12 +272,12 @@ class Loading:
     # Loading --------------------------------------------------------------------------------------
 
     async def _load_in_time(
-        self, pulled: Pulled, unpacked: Path | None, deadline: Deadline
+        self, pulled: Pulled, taken: prefetch.Taken | None, deadline: Deadline
     ) -> bool:
         """Load an artifact, and return whether its libraries can be used.
 
-        `unpacked` is the folder with the `cache` part, if already unpacked. After the deadline,
-        this raises `StoreError`, and the loading thread stops at its next call of `check_wanted`.
+        `taken` has the parts that were unpacked during `__init__`, if any. After the deadline, this
+        raises `StoreError`, and the loading thread stops at its next call of `check_wanted`.
         """
         limit_s = max(0.1, min(self._config.pull_deadline_s, deadline.left()))
         key, given_up = pulled.chosen.key, threading.Event()
@@ -290,7 +289,7 @@ class Loading:
         load = functools.partial(
             put_in_place,
             pulled,
-            unpacked,
+            taken,
             caches=self._caches,
             warn=self._journal.warn,
             check_wanted=check_wanted,

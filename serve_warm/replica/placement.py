@@ -9,6 +9,7 @@ If the code raises an exception, the start refuses the artifact.
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,12 +17,11 @@ from typing import TYPE_CHECKING
 from serve_warm import _private_folders
 from serve_warm._redaction import describe_error, loggable
 from serve_warm.artifact.choose import Considered, with_trace
-from serve_warm.artifact.manifest import CACHE, EXPORTED, TORCH_BYTES
+from serve_warm.artifact.manifest import CACHE, EXPORTED, PRECOMPILED, TORCH_BYTES
 from serve_warm.artifact.pull import Pulled
 from serve_warm.compiler.caches import (
     defer_precompiled_headers,
     load_torch_bytes,
-    private_directory,
 )
 from serve_warm.compiler.cpu_target import isa_checks
 from serve_warm.compiler.watch import watch_process
@@ -29,7 +29,7 @@ from serve_warm.errors import ArtifactRefused, ServeWarmError, StoreError
 from serve_warm.fingerprint import NOT_NEEDED
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica import prefetch
-from serve_warm.replica.pack import ISA_FACT, LEVEL_PARTS
+from serve_warm.replica.pack import ISA_FACT
 
 if TYPE_CHECKING:
     from serve_warm.replica.start import CompileCaches
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 def put_in_place(
     pulled: Pulled,
-    unpacked: Path | None,
+    taken: prefetch.Taken | None,
     *,
     caches: CompileCaches,
     warn: Callable[[str], None],
@@ -47,7 +47,7 @@ def put_in_place(
 ) -> bool:
     """Load an artifact into this process, and return whether its libraries can be used.
 
-    `unpacked` is the folder with the `cache` part, if already unpacked. `check_wanted` is called
+    `taken` has the parts that were unpacked during `__init__`, if any. `check_wanted` is called
     often, and raises to stop the work.
 
     Raises:
@@ -56,9 +56,9 @@ def put_in_place(
     """
     chosen = pulled.chosen
     try:
-        _place_cache(pulled, unpacked, caches, check_wanted)
+        _place_cache(pulled, taken.directory if taken else None, caches, check_wanted)
         watch_process().count_kernels_in(caches.directory)  # loading an entry can build a kernel
-        has_libraries = _load_entries(pulled, warn, check_wanted)
+        has_libraries = _load_entries(pulled, taken.entries if taken else None, warn, check_wanted)
         check_wanted()
         _load_torch_bytes(pulled)
     except ServeWarmError:
@@ -108,25 +108,21 @@ def _place_cache(
 
 
 def _load_entries(
-    pulled: Pulled, warn: Callable[[str], None], check_wanted: Callable[[], None]
+    pulled: Pulled,
+    files: prefetch.EntryFiles | None,
+    warn: Callable[[str], None],
+    check_wanted: Callable[[], None],
 ) -> bool:
-    names = [name for name in LEVEL_PARTS.values() if name in pulled.raw]
-    if not names:
+    files = files or prefetch.unpack_entries(pulled.raw, check_wanted=check_wanted)
+    if not files.folders:
         return False
-    unpacked = []
-    with _private_folders.temporary_folder() as scratch:
-        for name in names:
-            if name == EXPORTED:
-                # Keep the folder as long as the process lives, because a library is opened when a
-                # call first matches it.
-                folder = private_directory()
-            else:
-                folder = scratch / name
-                folder.mkdir(mode=0o700)
-            prefetch.unpack(pulled.raw[name], folder, check_wanted=check_wanted)
-            unpacked.append(folder)
-        check_wanted()
-        why = SESSION.load(*unpacked)
+    check_wanted()
+    try:
+        why = SESSION.load(*files.folders.values(), already=files.tables)
+    finally:
+        # Libraries are opened when a call first matches them, so only their folder stays.
+        if PRECOMPILED in files.folders:
+            shutil.rmtree(files.folders[PRECOMPILED], ignore_errors=True)
     try:
         check_wanted()
     except StoreError:
@@ -137,7 +133,7 @@ def _load_entries(
         raise refuse_broken(what, pulled.chosen.key, pulled.chosen.trace)
     if why:
         warn(f"not all entries can be used, so Dynamo traces calls: {why}")
-    return EXPORTED in names and not why
+    return EXPORTED in files.folders and not why
 
 
 def _load_torch_bytes(pulled: Pulled) -> None:

@@ -28,18 +28,18 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from serve_warm import _private_folders
 from serve_warm._records import record
 from serve_warm._spans import COMPILER, SHOWN_S
 from serve_warm.artifact import pull
 from serve_warm.artifact.archive import unpack_directory
-from serve_warm.artifact.manifest import CACHE
+from serve_warm.artifact.manifest import CACHE, EXPORTED, PRECOMPILED
 from serve_warm.artifact.node_cache import NodeCache, default_root
 from serve_warm.compiler import triton_kernels
 from serve_warm.compiler.background_import import (
@@ -65,6 +65,9 @@ from serve_warm.replica.timeline import Timeline
 from serve_warm.stores import Store, open_store
 from serve_warm.trust import Trust
 from serve_warm.trust.files import load_trust
+
+if TYPE_CHECKING:
+    from serve_warm.precompile.entries import EntryTable
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +136,34 @@ class Wanted:
         )
 
 
+ENTRY_PARTS = (PRECOMPILED, EXPORTED)
+
+
+@record(frozen=True, kw_only=True)
+class EntryFiles:
+    """The unpacked parts of an artifact that have entries."""
+
+    folders: dict[str, Path]
+    """The private folder of each part, by the part's name."""
+    tables: dict[Path, EntryTable]
+    """The entries in each folder, if already read."""
+
+    def read(self) -> None:
+        """Read the entries of each folder, if possible. This executes no code of the artifact."""
+        from serve_warm.precompile.entries import EntryTable
+        from serve_warm.precompile.facts import NoEntry
+
+        for folder in self.folders.values():
+            with contextlib.suppress(NoEntry):  # loading the folder will report the reason
+                self.tables[folder] = EntryTable.read(folder)
+
+    def remove(self) -> None:
+        """Remove the folders, and forget the entries."""
+        self.tables.clear()
+        for folder in self.folders.values():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 @record(frozen=True, kw_only=True)
 class Taken:
     """An artifact pulled during `__init__`. Either use the artifact or call `discard`."""
@@ -143,6 +174,8 @@ class Taken:
     pulled: pull.Pulled
     directory: Path | None
     """Private folder with the unpacked part `cache`, not in use yet; None if not unpacked."""
+    entries: EntryFiles | None
+    """The unpacked parts that have entries; None if not unpacked."""
     unpack_s: float
     waited_s: float = 0.0
     """Seconds that the start waited for the artifact; 0 if the artifact was already there."""
@@ -163,6 +196,8 @@ class Taken:
         self.pulled.close()
         if self.directory is not None:
             shutil.rmtree(self.directory, ignore_errors=True)
+        if self.entries is not None:
+            self.entries.remove()
 
 
 class Prefetch:
@@ -378,23 +413,28 @@ class Prefetch:
                 store, found, chosen, cache=cache, parts=wanted.parts, given_up=self._given_up
             )
         began = time.perf_counter()
-        directory = None
-        if CACHE in pulled.raw:
-            # Do not use torch's current directory: what the app compiles now must not be mixed with
-            # the artifact's files.
-            new = private_directory()
-            try:
+        directory = entries = None
+        try:
+            if CACHE in pulled.raw:
+                # Do not use torch's current directory: what the app compiles now must not be mixed
+                # with the artifact's files.
+                new = private_directory()
                 unpack(pulled.raw[CACHE], new, check_wanted=self._check_wanted)
                 directory = new
-            except ServeWarmError as error:
-                # The start will try again and report the error.
-                _log(error)
+            entries = unpack_entries(pulled.raw, check_wanted=self._check_wanted)
+            if "serve_warm.precompile.entries" in sys.modules:
+                # On a seat. Elsewhere, the import would take turns with Python code of `__init__`.
+                entries.read()
+        except ServeWarmError as error:
+            # The start will try again and report the error.
+            _log(error)
         return Taken(
             wanted=wanted,
             store=store,
             found=found,
             pulled=pulled,
             directory=directory,
+            entries=entries,
             unpack_s=time.perf_counter() - began,
         )
 
@@ -459,6 +499,21 @@ def unpack(
             f"the artifact could not be written to {directory}: {error}",
             hint="the folder for temporary files must have space for the unpacked artifact",
         ) from error
+
+
+def unpack_entries(
+    raw: Mapping[str, BinaryIO], *, check_wanted: Callable[[], None] = lambda: None
+) -> EntryFiles:
+    """Unpack the parts that have entries into private folders. Raises what `unpack` raises."""
+    files = EntryFiles(folders={}, tables={})
+    with contextlib.ExitStack() as on_error:
+        on_error.callback(files.remove)
+        for name in ENTRY_PARTS:
+            if name in raw:
+                folder = files.folders[name] = private_directory()
+                unpack(raw[name], folder, check_wanted=check_wanted)
+        on_error.pop_all()
+    return files
 
 
 def _log(error: ServeWarmError) -> None:

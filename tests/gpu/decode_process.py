@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -214,6 +215,8 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     asked.folder.mkdir(parents=True, exist_ok=True)
+    # A start finds the kernels of its build there. In a replica, the artifact contains them.
+    os.environ["TRITON_CACHE_DIR"] = str(asked.folder.resolve().parent / "triton")
     do = {"build": build, "start": start}[asked.do]
     found = do(asked.level, asked.folder, tiny=asked.tiny)
     sys.stdout.write("\n" + json.dumps(found) + "\n")

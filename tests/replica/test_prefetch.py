@@ -29,9 +29,11 @@ from compiled import compiled, double
 from conftest import wait_until
 from homes import move_home, write_trust_file
 from serve_warm import _private_folders
+from serve_warm.artifact.archive import pack_directory
 from serve_warm.artifact.node_cache import default_root
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import ConfigError, InputError
+from serve_warm.precompile.entries import EntryTable
 from serve_warm.replica.prefetch import Prefetch, Taken
 from serve_warm.replica.warmup import Warmup
 from serve_warm.report import Report, Stage, Verdict
@@ -97,8 +99,10 @@ def thrown_away(taken: Taken | None) -> bool:
     """Whether its files are closed and its directory is gone, now or in a moment."""
     assert taken is not None
     assert taken.directory is not None
-    wait_until("its directory is removed", lambda: not taken.directory.exists())
-    return all(file.closed for file in taken.pulled.raw.values())
+    assert taken.entries is not None
+    folders = [taken.directory, *taken.entries.folders.values()]
+    wait_until("its directories are removed", lambda: not any(f.exists() for f in folders))
+    return not taken.entries.tables and all(file.closed for file in taken.pulled.raw.values())
 
 
 @contextmanager
@@ -141,6 +145,47 @@ def test_what_was_pulled_during_init_is_loaded(store: LocalStore, tmp_path: Path
     assert warmup.caches.directory == pointed_at() == taken.directory
     assert (warmup.caches.directory / KERNEL).read_bytes() == bytes(range(256)) * 64
     assert all(file.closed for file in taken.pulled.raw.values())
+
+
+def packed_entries(index: bytes | None = None) -> bytes:
+    """Return a part with entries: of an empty table, or with this index."""
+    with _private_folders.temporary_folder() as folder:
+        files = EntryTable({}, {}).to_files(3) if index is None else {"index.json": index}
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+        return pack_directory(folder)
+
+
+def test_entries_that_were_read_during_init_are_loaded(store: LocalStore, tmp_path: Path):
+    """The start does not read them again, and keeps the folder from which it opens libraries."""
+    replica = StandIn()
+    entries = {"precompiled": packed_entries(), "exported": packed_entries()}
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built"), **entries})
+    work, taken = prefetched(replica, artifact=store.uri)
+    folders = taken.entries.folders
+    assert [*folders] == ["precompiled", "exported"]
+    for folder in folders.values():
+        (folder / "index.json").write_bytes(b"read again")
+
+    report = start(replica, work, artifact=store.uri).report()
+
+    assert (report.verdict, report.warnings) == (Verdict.FULL_HIT, ())
+    assert (folders["precompiled"].exists(), folders["exported"].exists()) == (False, True)
+
+
+def test_entries_that_cannot_be_read_are_warned_of(store: LocalStore, tmp_path: Path):
+    """The prefetch leaves the report of the reason to the start."""
+    replica = StandIn()
+    raw = {"cache": packed_cache(tmp_path / "built"), "exported": packed_entries(b"{}")}
+    publish(store, here(replica), raw=raw)
+    work, taken = prefetched(replica, artifact=store.uri)
+
+    report = start(replica, work, artifact=store.uri).report()
+
+    assert (taken.entries.tables, report.verdict) == ({}, Verdict.FULL_HIT)
+    assert [text.partition(":")[0] for text in report.warnings] == [
+        "not all entries can be used, so Dynamo traces calls"
+    ]
 
 
 def test_the_report_tells_what_was_hidden(store: LocalStore, tmp_path: Path):
@@ -232,7 +277,8 @@ def test_settings_that_change_later_are_those_that_count(
 ):
     """An artifact pulled with other settings is discarded, and the start pulls again."""
     replica = StandIn()
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    raw = {"cache": packed_cache(tmp_path / "built"), "exported": packed_entries()}
+    publish(store, here(replica), raw=raw)
     work, taken = prefetched(replica, artifact=store.uri)
     settings = {"artifact": store.uri, **change(replica, tmp_path)}
 
