@@ -8,6 +8,7 @@ A binding is valid until the callable changes or other entries are loaded.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from serve_warm._records import record
 from serve_warm.precompile import call_signature
 from serve_warm.precompile.call_signature import Signature
 from serve_warm.precompile.entries import Entry, EntryTable, Unit, tree
-from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.facts import NoEntry, Why
 from serve_warm.precompile.module_changes import FactWatch
 from serve_warm.precompile.session import SESSION
 
@@ -54,7 +55,7 @@ class Binding:
     may return to their state."""
     entries: Sequence[tuple[Entry, Callable[..., Any]]] = ()
     """The entries that fit now."""
-    unfit: Mapping[str, str] = field(default_factory=dict)
+    unfit: Mapping[str, Why] = field(default_factory=dict)
     """Reasons why entries do not match now, by the call of the entry."""
     known: frozenset[tuple[type, Any]] = frozenset()
     """Numbers and strings that entries were made for."""
@@ -73,12 +74,12 @@ class Binding:
         """Return why no entry answers a call to the callable `name`."""
         call = str(signature)
         if call in self.unfit:
-            return self.unfit[call]
+            return self.unfit[call]()
         if (name, call) in table.refused:
             return table.refused[name, call]
         if not self.entries:
             if self.unfit:
-                return next(iter(self.unfit.values()))
+                return next(iter(self.unfit.values()))()
             return table.nearest(self.unit) if self.unit is not None else ""
         for entry, _ in self.entries:
             if entry.signature == signature:
@@ -219,12 +220,14 @@ def _judge(binding: Binding) -> Binding:
     watch, unit = binding.watch, binding.unit
     if watch is None or unit is None:
         return binding
-    fitting, entries, unfit = [], [], {}
+    fitting, entries = [], []
+    unfit: dict[str, Why] = {}
     for number, function in enumerate(binding.functions):
         entry = unit.entries[number]
-        why = str(function) if isinstance(function, NoEntry) else watch.why_broken(number)
-        if why or isinstance(function, NoEntry):
-            unfit[str(entry.signature)] = why
+        if isinstance(function, NoEntry):
+            unfit[str(entry.signature)] = functools.partial(str, function)
+        elif (broken := watch.find_broken(number)) is not None:
+            unfit[str(entry.signature)] = broken
         else:
             fitting.append(number)
             entries.append((entry, function))

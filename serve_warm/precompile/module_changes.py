@@ -27,6 +27,7 @@ from serve_warm.precompile.facts import (
     Facts,
     Merged,
     Missing,
+    Why,
     module,
     others_of,
     take,
@@ -49,7 +50,7 @@ class FactWatch:
         self._merged = merged = Merged.of(tables)
         self._facts = Facts(steps=tuple(merged.steps), facts=tuple(merged.facts))
         self._objects: list[Any] = [Missing("not looked at")] * len(merged.steps)
-        self._broken: list[str] = [""] * len(merged.facts)
+        self._broken: list[Why | None] = [None] * len(merged.facts)
         self._children: list[list[int]] = [[] for _ in merged.steps]
         for row, (start, _, _) in enumerate(merged.steps):
             if start >= 0:
@@ -79,8 +80,13 @@ class FactWatch:
 
     def why_broken(self, table: int) -> str:
         """Return the first fact of a table that does not hold, as text; empty if all facts hold."""
+        broken = self.find_broken(table)
+        return "" if broken is None else broken()
+
+    def find_broken(self, table: int) -> Why | None:
+        """Return a function that says what `why_broken` returns; None if all facts hold."""
         broken = self._broken
-        return next((broken[n] for n in self._merged.of_table[table] if broken[n]), "")
+        return next((broken[n] for n in self._merged.of_table[table] if broken[n]), None)
 
     def refresh(self) -> None:
         """Reread everything that changed since the last refresh."""
@@ -154,7 +160,7 @@ class FactWatch:
             dict_behind(base) if step in ("item", "nth", "nth_key") else base, step, argument
         )
 
-    def _judge(self, number: int) -> str:
+    def _judge(self, number: int) -> Why | None:
         fact = row, kind, value = self._merged.facts[number]
         self._sources.begin(~number)
         found = self._object(row)
@@ -166,12 +172,12 @@ class FactWatch:
             if kind == "type":
                 return self._judge_class(fact, type(found))
         rows = (row, *others_of(kind, value)) if kind in RELATIONS else ()
-        return self._facts.why_broken(fact, {row: found, **{r: self._object(r) for r in rows}})
+        return self._facts.find_broken(fact, {row: found, **{r: self._object(r) for r in rows}})
 
-    def _judge_class(self, fact: tuple[int, str, Any], found: type) -> str:
+    def _judge_class(self, fact: tuple[int, str, Any], found: type) -> Why | None:
         # Most facts are of this kind, and most objects belong to a few classes.
         if found not in self._class_names:
             self._class_names[found] = name_of_class(found)
         if self._class_names[found] == fact[2]:
-            return ""
-        return self._facts.why_broken(fact, {fact[0]: self._object(fact[0])})
+            return None
+        return self._facts.find_broken(fact, {fact[0]: self._object(fact[0])})
