@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from serve_warm.compiler import evidence
@@ -37,6 +38,9 @@ PROOF_ATTEMPTS = 3
 """Maximum number of proofs. After a failed proof, the inputs are replayed with compiling allowed.
 Repeating a proof is useful, because a concurrent call can fail by chance, through a race condition
 in Dynamo's lookup."""
+
+TRIALS_S = 0.5
+"""Seconds that calls with undeclared batch sizes may take, if a pass is shorter."""
 
 
 class Replay:
@@ -170,8 +174,11 @@ class Replay:
         await self._evidence.require_calls()
         await self._prove_together()
 
-    async def find_compiling(self, items: Sequence[Input]) -> list[Input]:
-        """Replay each of `items` with compiling forbidden, and return the items that would compile.
+    async def find_compiling(self, items: Sequence[Input]) -> tuple[list[Input], list[Input]]:
+        """Replay `items` with compiling forbidden; return those that would compile, and the rest.
+
+        The rest are items that were not replayed, to save time: replays that do not compile may
+        together take as long as a pass, or `TRIALS_S`. A call that would compile ends at once.
 
         The items are not declared inputs, so the result does not affect whether the declared inputs
         are proven.
@@ -179,16 +186,21 @@ class Replay:
         Raises:
             WarmupTimeout: a deadline passed.
         """
-        found = []
+        found: list[Input] = []
+        left_s = max(TRIALS_S, sum(self.progress.steady_s.values()))
         with evidence.note_calls() as calls, self._calls.forbidding(), SESSION.probing():
-            for item in items:
-                before = self._seen.counts()
+            for number, item in enumerate(items):
+                if left_s <= 0:
+                    return found, list(items[number:])
+                before, began_s = self._seen.counts(), time.perf_counter()
                 with calls.of_replay():
                     await self._timed.make(item)  # other errors will show in traffic
                 change = self._seen.counts() - before
                 if change.forbidden or change.compiles:
                     found.append(item)
-        return found
+                else:
+                    left_s -= time.perf_counter() - began_s
+        return found, []
 
     async def _prove_together(self) -> None:
         """Mark an input as unproven if another rank has not proven this input."""

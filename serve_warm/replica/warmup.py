@@ -447,7 +447,12 @@ class Proof:
         if largest == 1 or self.ranks.size > 1:
             return
         items = missing_batches(inputs, largest=largest)
-        found = await self._replays[-1].find_compiling(items)
+        # Under load, most batches are large.
+        items.sort(key=lambda item: item.concurrency, reverse=True)
+        found, rest = await self._replays[-1].find_compiling(items)
+        if rest:
+            sizes = ", ".join(map(str, sorted({item.concurrency for item in rest})))
+            logger.info("not tried, to save time: undeclared batches of %s requests", sizes)
         if not found:
             return
         found_sizes = sorted({item.concurrency for item in found})

@@ -36,6 +36,7 @@ from serve_warm.errors import (
 )
 from serve_warm.inputs import Input
 from serve_warm.metrics import METRICS
+from serve_warm.replica.replay import TRIALS_S
 from serve_warm.replica.warmup import Warmup
 from serve_warm.report import Counts, Report, Stage, Verdict
 from serve_warm.stores.local import LocalStore
@@ -460,6 +461,27 @@ def test_batches_that_nobody_declared_are_named_before_ready():
     assert "(batches of 3 requests to embed" in warning
     assert "range(1, 5)" in warning
     assert (report.covered.proven, report.warmup.compiles) == (3, 3)
+
+
+def test_a_slow_model_is_not_called_with_every_batch_size(caplog: pytest.LogCaptureFixture):
+    """A start must not take longer for sizes that nobody declared than for those of traffic."""
+    replica = Batched(4, pads=True)
+    fast = replica.owner.model
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        if replica.calls[-1] != "batch of 4":
+            time.sleep(2 * TRIALS_S)
+        return fast(x)
+
+    replica.owner.model = model
+    replica.owner.fast = fast  # where the start finds what is compiled
+    caplog.set_level("INFO", "serve_warm")
+
+    report = warm_up(replica).report()
+
+    assert [name for name in replica.calls if name != "batch of 4"] == ["embed as a batch of 3"]
+    assert (report.warnings, report.covered.proven) == ((), 1)
+    assert "not tried, to save time: undeclared batches of 1, 2 requests" in caplog.text
 
 
 def test_looking_for_gaps_makes_no_kinds_of_calls(tmp_path: Path, caplog: pytest.LogCaptureFixture):
