@@ -149,8 +149,8 @@ class WarmupConfig(BaseModel):
     pgo: Literal["off", "on"] = "off"
     """Whether the part `cache` contains torch's profile of dynamic sizes. With the profile, a
     replica compiles the dynamic graph immediately, without a static graph before it. The setting
-    affects `dynamic=None` at level 1. Set `on` for the build and for the replicas. Replicas with
-    `off` can load the artifact too."""
+    affects `dynamic=None` at level 1. Set it to `on` for the build and for the replicas.
+    Replicas with `off` can load the artifact too."""
 
     max_passes: int = Field(default=8, ge=2)
     """Largest number of passes of the replay. If the last pass still compiles, the proof shows

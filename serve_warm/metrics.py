@@ -253,7 +253,7 @@ METRICS = (
         kind="gauge",
         zeros=False,
         labels=("traced",),
-        help="1 for the label that applies: Dynamo traced 'none', 'some' or 'all' compiled calls.",
+        help="1 for the label that applies: Dynamo traced 'all', 'some' or 'none' of the calls.",
         read=lambda r: {(traced,): float(r.traced == traced) for traced in TRACED},
     ),
     Metric(

@@ -437,8 +437,8 @@ and on ({TARGET})
 max by ({TARGET}) (max_over_time(serve_warm_node_ready[1d]))
 """,
         "The node server at {{ $labels.instance }} does not respond to Prometheus",
-        "The node server responded within the last day, but not now. If the node's readiness probe "
-        "uses this server, the probe fails, and the node counts as not ready.",
+        "The node server responded within the last day, but does not respond now. If the node's "
+        "readiness probe uses this server, the probe fails, and the node counts as not ready.",
         lasting="5m",
     ),
     alert(

@@ -370,7 +370,7 @@ class Native:
 
     @contextlib.contextmanager
     def reserve(self) -> Iterator[Run]:
-        """Yield a function that runs one model. No other thread uses this model in the block."""
+        """Yield a function that runs one model, which no other thread uses during the block."""
         model = self._take_model()
         try:
             yield functools.partial(self._run_model, model)

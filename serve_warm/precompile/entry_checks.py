@@ -230,7 +230,7 @@ class Checks:
             )
 
     def all_checks(self) -> list[Check]:
-        """Return the checks of all entries called so far. The caller must hold the lock."""
+        """Return the checks of all entries that were called. The caller must hold the lock."""
         return [check for found in self._checks.values() for check in found.values()]
 
     def idle_s(self) -> float:

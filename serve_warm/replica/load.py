@@ -172,7 +172,13 @@ class Loading:
             )
             pulled, taken = await self._pull(uri, wanted, fingerprint, deadline)
             journal.artifact = used = _use_of(uri, pulled)
-            remember_newest = check_time(pulled, wanted, journal.warn)
+            try:
+                remember_newest = check_time(pulled, wanted, journal.warn)
+            except ServeWarmError:
+                if taken is not None:
+                    # In a thread, because removing thousands of files takes time.
+                    begin(taken.discard, name="serve_warm-load")
+                raise
             journal.enter(Stage.LOADING)
             hidden_s = taken.unpacked_early_s if taken else 0.0
             with journal.timed(Stage.LOADING, hidden_s=hidden_s), pulled:

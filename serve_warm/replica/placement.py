@@ -8,6 +8,7 @@ If the code raises an exception, the start refuses the artifact.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from serve_warm import _private_folders
 from serve_warm._redaction import describe_error, loggable
-from serve_warm.artifact.choose import Considered, with_trace
+from serve_warm.artifact.choose import Chosen, Considered, with_trace
 from serve_warm.artifact.manifest import CACHE, EXPORTED, PRECOMPILED, TORCH_BYTES
 from serve_warm.artifact.pull import Pulled
 from serve_warm.compiler.caches import (
@@ -55,22 +56,31 @@ def put_in_place(
         StoreError: the artifact cannot be written to disk, or the start no longer waits for it.
     """
     chosen = pulled.chosen
-    try:
-        _place_cache(pulled, taken.directory if taken else None, caches, check_wanted)
-        watch_process().count_kernels_in(caches.directory)  # loading an entry can build a kernel
-        has_libraries = _load_entries(pulled, taken.entries if taken else None, warn, check_wanted)
-        check_wanted()
-        _load_torch_bytes(pulled)
-    except ServeWarmError:
-        raise
-    except BaseException as error:
-        # torch's readers and the pickles of a build may raise anything, even SystemExit. Every
-        # exception in this thread comes from these readers and pickles, because signals interrupt
-        # the main thread and cancellation happens on the loop.
-        cause = loggable(error)
-        logger.info("loading statement=%s raised", chosen.key, exc_info=cause)
-        what = f"loading the artifact raised {describe_error(error)}"
-        raise refuse_broken(what, chosen.key, chosen.trace) from cause
+    files = taken.entries if taken else None
+    with contextlib.ExitStack() as on_error:
+        if files is not None:
+            on_error.callback(files.remove)
+        try:
+            _place_cache(pulled, taken.directory if taken else None, caches, check_wanted)
+            # Loading an entry can build a kernel.
+            watch_process().count_kernels_in(caches.directory)
+            if files is None:
+                files = prefetch.unpack_entries(pulled.raw, check_wanted=check_wanted)
+                on_error.callback(files.remove)
+            has_libraries = _load_entries(files, chosen, warn, check_wanted)
+            check_wanted()
+            _load_torch_bytes(pulled)
+        except ServeWarmError:
+            raise
+        except BaseException as error:
+            # torch's readers and the pickles of a build may raise anything, even SystemExit. Every
+            # exception in this thread comes from these readers and pickles, because signals
+            # interrupt the main thread and cancellation happens on the loop.
+            cause = loggable(error)
+            logger.info("loading statement=%s raised", chosen.key, exc_info=cause)
+            what = f"loading the artifact raised {describe_error(error)}"
+            raise refuse_broken(what, chosen.key, chosen.trace) from cause
+        on_error.pop_all()
     return has_libraries
 
 
@@ -108,21 +118,19 @@ def _place_cache(
 
 
 def _load_entries(
-    pulled: Pulled,
-    files: prefetch.EntryFiles | None,
+    files: prefetch.EntryFiles,
+    chosen: Chosen,
     warn: Callable[[str], None],
     check_wanted: Callable[[], None],
 ) -> bool:
-    files = files or prefetch.unpack_entries(pulled.raw, check_wanted=check_wanted)
     if not files.folders:
         return False
     check_wanted()
-    try:
-        why = SESSION.load(*files.folders.values(), already=files.tables)
-    finally:
-        # Libraries are opened when a call first matches them, so only their folder stays.
-        if PRECOMPILED in files.folders:
-            shutil.rmtree(files.folders[PRECOMPILED], ignore_errors=True)
+    why = SESSION.load(*files.folders.values(), already=files.tables)
+    files.tables.clear()  # the session has the entries
+    # Libraries are opened when a call first matches them, so only their folder stays.
+    if PRECOMPILED in files.folders:
+        shutil.rmtree(files.folders[PRECOMPILED], ignore_errors=True)
     try:
         check_wanted()
     except StoreError:
@@ -130,7 +138,7 @@ def _load_entries(
         raise
     if SESSION.loaded is not None and SESSION.loaded.broken:
         what = f"loading an entry raised {SESSION.loaded.broken}"
-        raise refuse_broken(what, pulled.chosen.key, pulled.chosen.trace)
+        raise refuse_broken(what, chosen.key, chosen.trace)
     if why:
         warn(f"not all entries can be used, so Dynamo traces calls: {why}")
     return EXPORTED in files.folders and not why

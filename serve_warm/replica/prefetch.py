@@ -423,11 +423,13 @@ class Prefetch:
                 directory = new
             entries = unpack_entries(pulled.raw, check_wanted=self._check_wanted)
             if "serve_warm.precompile.entries" in sys.modules:
-                # On a seat. Elsewhere, the import would take turns with Python code of `__init__`.
+                # As on a seat. An import would take turns with Python code of `__init__`.
                 entries.read()
         except ServeWarmError as error:
             # The start will try again and report the error.
             _log(error)
+        except OSError as error:
+            logger.info("unpacking failed during __init__, retrying after __init__: %s", error)
         return Taken(
             wanted=wanted,
             store=store,

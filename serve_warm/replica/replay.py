@@ -178,7 +178,8 @@ class Replay:
         """Replay `items` with compiling forbidden; return those that would compile, and the rest.
 
         The rest are items that were not replayed, to save time: replays that do not compile may
-        together take as long as a pass, or `TRIALS_S`. A call that would compile ends at once.
+        together take as long as a pass, or `TRIALS_S`. Replays that would compile do not count,
+        because they end as soon as they reach the compiled code.
 
         The items are not declared inputs, so the result does not affect whether the declared inputs
         are proven.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Calls to the targets of inputs, as traffic would make them, with deadlines and progress."""
+"""Calls the targets of inputs in the same way as traffic, within deadlines, and notes progress."""
 
 from __future__ import annotations
 

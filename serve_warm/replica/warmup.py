@@ -447,12 +447,14 @@ class Proof:
         if largest == 1 or self.ranks.size > 1:
             return
         items = missing_batches(inputs, largest=largest)
-        # Under load, most batches are large.
-        items.sort(key=lambda item: item.concurrency, reverse=True)
+        # Torch compiles separate code for the size 1. Under load, most batches are large.
+        items.sort(key=lambda item: (item.concurrency != 1, -item.concurrency))
         found, rest = await self._replays[-1].find_compiling(items)
+        not_tried = ""
         if rest:
             sizes = ", ".join(map(str, sorted({item.concurrency for item in rest})))
-            logger.info("not tried, to save time: undeclared batches of %s requests", sizes)
+            not_tried = f"not tried, to save time: undeclared batches of {sizes} requests"
+            logger.info("%s", not_tried)
         if not found:
             return
         found_sizes = sorted({item.concurrency for item in found})
@@ -464,6 +466,7 @@ class Proof:
             f"{them} (batches of {sizes} requests to {targets}). @serve.batch forms every size up "
             f"to {largest}: declare each size with Input(..., concurrency=size) for size in "
             f"range(1, {largest + 1}), or pad each batch to a declared size"
+            + (f"; {not_tried}" if not_tried else "")
         )
 
     # The verdict -------------------------------------------------------------------------------

@@ -188,6 +188,21 @@ def test_entries_that_cannot_be_read_are_warned_of(store: LocalStore, tmp_path: 
     ]
 
 
+def test_entries_of_a_refused_artifact_leave_nothing(store: LocalStore, tmp_path: Path):
+    """The start has taken the artifact, so only the start can remove what was unpacked."""
+    replica = StandIn()
+    entries = {"precompiled": packed_entries(), "exported": packed_entries()}
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built"), **entries})
+    work, taken = prefetched(replica, artifact=store.uri)
+    folders = [*taken.entries.folders.values()]
+    taken.directory.chmod(0o777)
+
+    report = start(replica, work, artifact=store.uri).report()
+
+    assert (report.verdict, report.artifact.refused) == (Verdict.REFUSED, "unsafe_directory")
+    assert (len(folders), [f for f in folders if f.exists()], taken.entries.tables) == (2, [], {})
+
+
 def test_the_report_tells_what_was_hidden(store: LocalStore, tmp_path: Path):
     """The text shows the hidden time beside the waiting time. JSON has a separate field."""
     replica = StandIn()

@@ -479,9 +479,9 @@ def test_a_slow_model_is_not_called_with_every_batch_size(caplog: pytest.LogCapt
 
     report = warm_up(replica).report()
 
-    assert [name for name in replica.calls if name != "batch of 4"] == ["embed as a batch of 3"]
+    assert [name for name in replica.calls if name != "batch of 4"] == ["embed as a batch of 1"]
     assert (report.warnings, report.covered.proven) == ((), 1)
-    assert "not tried, to save time: undeclared batches of 1, 2 requests" in caplog.text
+    assert "not tried, to save time: undeclared batches of 2, 3 requests" in caplog.text
 
 
 def test_looking_for_gaps_makes_no_kinds_of_calls(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -631,6 +631,6 @@ def test_collections_during_a_start_skip_what_was_imported(imports_first: bool):
     """
     frozen = answer_of("frozen_process.py", {"imports_first": imports_first})
 
-    assert frozen["during"] > 100_000
+    assert min(frozen["before_loading"], frozen["during"]) > 100_000
     # A start does not undo the freeze of an app.
     assert (frozen["after"] > 100_000) is imports_first

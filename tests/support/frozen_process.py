@@ -39,9 +39,10 @@ class Replica(OutsideServe):
 
     def __init__(self) -> None:
         self.owner = self
-        self.during = 0
+        self.before_loading = self.during = 0
 
     async def warmup_inputs(self) -> Any:
+        self.before_loading = gc.get_freeze_count()
         return [Input(target="count", name="once")]
 
     async def call(self, _: Input) -> None:
@@ -52,7 +53,12 @@ def main() -> dict[str, int]:
     """Start the app, and return the numbers of frozen objects."""
     replica, before = Replica(), gc.get_freeze_count()
     asyncio.run(Warmup(replica, WarmupConfig()).run())
-    return {"before": before, "during": replica.during, "after": gc.get_freeze_count()}
+    return {
+        "before": before,
+        "before_loading": replica.before_loading,
+        "during": replica.during,
+        "after": gc.get_freeze_count(),
+    }
 
 
 if __name__ == "__main__":

@@ -918,8 +918,9 @@ TEXTS = {
         16,
         "The node server at n1:8099 does not respond to Prometheus",
         (
-            "The node server responded within the last day, but not now. If the node's readiness "
-            "probe uses this server, the probe fails, and the node counts as not ready."
+            "The node server responded within the last day, but does not respond now. If the "
+            "node's readiness probe uses this server, the probe fails, and the node counts as not "
+            "ready."
         ),
     ),
     "ServeWarmNodeServerAbsent": (
