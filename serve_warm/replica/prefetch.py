@@ -503,9 +503,7 @@ def unpack(
         ) from error
 
 
-def unpack_entries(
-    raw: Mapping[str, BinaryIO], *, check_wanted: Callable[[], None] = lambda: None
-) -> EntryFiles:
+def unpack_entries(raw: Mapping[str, BinaryIO], *, check_wanted: Callable[[], None]) -> EntryFiles:
     """Unpack the parts that have entries into private folders. Raises what `unpack` raises."""
     files = EntryFiles(folders={}, tables={})
     with contextlib.ExitStack() as on_error:

@@ -203,6 +203,22 @@ def test_entries_of_a_refused_artifact_leave_nothing(store: LocalStore, tmp_path
     assert (len(folders), [f for f in folders if f.exists()], taken.entries.tables) == (2, [], {})
 
 
+def test_an_artifact_refused_for_its_age_leaves_nothing(store: LocalStore, tmp_path: Path):
+    """The start refuses it before it loads anything."""
+    replica = StandIn(trust=trusting(KEY, rollback="refuse"))
+    raw = {"cache": packed_cache(tmp_path / "built"), "exported": packed_entries()}
+    newest = publish(store, here(replica), raw=raw, created=NEWER)
+    start(replica, prefetched(replica, artifact=store.uri)[0], artifact=store.uri)
+    store.delete(newest)
+    publish(store, here(replica), raw=raw, created=OLDER)
+    work, taken = prefetched(replica, artifact=store.uri)
+
+    report = start(replica, work, artifact=store.uri).report()
+
+    assert (report.verdict, report.artifact.refused) == (Verdict.REFUSED, "rollback")
+    assert thrown_away(taken)
+
+
 def test_the_report_tells_what_was_hidden(store: LocalStore, tmp_path: Path):
     """The text shows the hidden time beside the waiting time. JSON has a separate field."""
     replica = StandIn()
