@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
@@ -33,7 +33,6 @@ from types import ModuleType
 from typing import Any, Literal
 
 from serve_warm import node
-from serve_warm._garbage_collection import NO_COLLECTIONS
 from serve_warm._records import record
 from serve_warm._redaction import excerpt
 from serve_warm._seats import (
@@ -122,9 +121,8 @@ class _Run:
     """Variables that are set only for the imports."""
     paths_here: list[str] = field(default_factory=list)
     """Entries that `sys.path` has only for the imports."""
-    pause: ExitStack = field(default_factory=ExitStack)
-    """The pause of garbage collection, until the imports end or `_give_up` is called. Collections
-    took a third of the CPU time of importing torch, transformers and Ray Serve."""
+    thresholds: tuple[int, int, int] | None = None
+    """Thresholds of garbage collection before the imports. During the imports, it is turned off."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Guards the two flags below."""
     is_through: bool = False
@@ -248,9 +246,8 @@ def _import(current: _Run, names: Sequence[str]) -> EarlyImports | None:
     # NVML instead (torch 2.11 to 2.13, torch/cuda/__init__.py).
     with (
         _unless_set(current, "PYTORCH_NVML_BASED_CUDA_CHECK", "1"),
-        current.pause,
+        _without_garbage_collection(current),
     ):
-        current.pause.enter_context(NO_COLLECTIONS)
         raised = []
         for name in names:
             if current.is_given_up:
@@ -425,7 +422,7 @@ def _give_up(current: _Run) -> bool:
     for name in tuple(current.set_here):
         _unset(current, name)
     _remove_paths(current)
-    current.pause.close()
+    _collect_again(current)
     _settle(early)
     return True
 
@@ -488,6 +485,27 @@ def _remove_paths(current: _Run) -> None:
     for path in paths:
         with suppress(ValueError):  # an import has removed it
             sys.path.remove(path)
+
+
+@contextmanager
+def _without_garbage_collection(current: _Run) -> Iterator[None]:
+    """Turn off garbage collection until the block ends or `_give_up` is called.
+
+    Full collections visit all objects of earlier imports. Such collections took a third of the CPU
+    time of importing torch, transformers and Ray Serve. This function sets the threshold to 0. It
+    does not call `gc.disable()`, because then a `gc.disable()` call by the app would go unnoticed.
+    """
+    current.thresholds = gc.get_threshold()
+    gc.set_threshold(0)
+    try:
+        yield
+    finally:
+        _collect_again(current)
+
+
+def _collect_again(current: _Run) -> None:
+    if current.thresholds is not None and gc.get_threshold()[0] == 0:
+        gc.set_threshold(*current.thresholds)  # an app may have set its own
 
 
 def _lower_priority() -> dict[int, int]:

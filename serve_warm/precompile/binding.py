@@ -7,13 +7,14 @@ A binding is valid until the callable changes or other entries are loaded.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
-from serve_warm._garbage_collection import NO_COLLECTIONS
 from serve_warm._records import record
 from serve_warm.precompile import call_signature
 from serve_warm.precompile.call_signature import Signature
@@ -169,8 +170,7 @@ class Binder:
         watched = entries or table.of_other_structures(unit)
         watch = None
         if watched:
-            # Collections took 15 % of the time (ResNet-152, 8,600 facts).
-            with NO_COLLECTIONS:
+            with _NO_COLLECTIONS:
                 watch = FactWatch(self._callee, [e.facts for e in watched], clock=table.clock)
         return _judge(
             Binding(
@@ -192,6 +192,36 @@ class Binder:
             for tables in self.binding.states.values():
                 for table in tables:
                     table.clear()
+
+
+class _Pause(contextlib.AbstractContextManager[None]):
+    """In the block, no thread collects garbage automatically. Several threads may be in the block.
+
+    A watch on a large model creates about ten objects per fact, and almost no garbage. Collections
+    took 15 % of the time (ResNet-152, 8,600 facts). This does not call `gc.disable()`, because then
+    a `gc.disable()` call by the app would go unnoticed.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._blocks = 0
+        self._thresholds = gc.get_threshold()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._blocks == 0:
+                self._thresholds = gc.get_threshold()
+                gc.set_threshold(0)
+            self._blocks += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._blocks -= 1
+            if self._blocks == 0 and gc.get_threshold()[0] == 0:  # an app may have set its own
+                gc.set_threshold(*self._thresholds)
+
+
+_NO_COLLECTIONS = _Pause()
 
 
 def _has_all(binding: Binding) -> bool:

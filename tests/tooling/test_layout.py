@@ -34,7 +34,7 @@ PACKAGE = Path(serve_warm.__file__).parent
 # Modules directly under `serve_warm`, from the bottom up. Each module may import only from earlier
 # rows, and every package may import all of them.
 ROOT = (
-    ("_package", "_redaction", "_daemon_threads", "_garbage_collection", "_records", "node"),
+    ("_package", "_redaction", "_daemon_threads", "_records", "node"),
     ("_spans", "errors"),
     ("_private_folders", "_store_address"),
     ("_seats",),
@@ -74,7 +74,6 @@ LIGHT = {
     *(
         "_redaction",
         "_daemon_threads",
-        "_garbage_collection",
         "errors",
         "report",
         "_private_folders",
