@@ -87,7 +87,8 @@ class Facts:
             ValueError, TypeError, LookupError: the data has another form.
         """
         steps = tuple((int(s[0]), str(s[1]), s[2]) for s in plain["steps"])
-        found = tuple((int(f[0]), str(f[1]), f[2]) for f in plain["facts"])
+        equal: dict[str, Any] = {}
+        found = tuple((int(f[0]), str(f[1]), _shared(f[2], equal)) for f in plain["facts"])
         rows = range(len(steps))
         if any(start not in range(-1, row) for row, (start, _, _) in enumerate(steps)):
             raise ValueError("one of the steps does not start from an earlier step")
@@ -204,6 +205,11 @@ class Facts:
 
         marked = tuple((row, mark(row, kind), value) for row, kind, value in self.facts)
         return Facts(steps=self.steps, facts=marked)
+
+
+def _shared(value: Any, equal: dict[str, Any]) -> Any:
+    """Return an equal value from `equal`. Thousands of facts say that a module has no hooks."""
+    return equal.setdefault(repr(value), value) if isinstance(value, list) else value
 
 
 @record(kw_only=True)

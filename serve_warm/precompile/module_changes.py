@@ -14,6 +14,7 @@ Sources whose kind is in `SLOW_KINDS` are also compared during calls, but at mos
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -51,14 +52,6 @@ class FactWatch:
         self._facts = Facts(steps=tuple(merged.steps), facts=tuple(merged.facts))
         self._objects: list[Any] = [Missing("not looked at")] * len(merged.steps)
         self._broken: list[Why | None] = [None] * len(merged.facts)
-        self._children: list[list[int]] = [[] for _ in merged.steps]
-        for row, (start, _, _) in enumerate(merged.steps):
-            if start >= 0:
-                self._children[start].append(row)
-        self._facts_at: list[list[int]] = [[] for _ in merged.steps]
-        for number, (row, kind, value) in enumerate(merged.facts):
-            for each in (row, *(others_of(kind, value) if kind in RELATIONS else ())):
-                self._facts_at[each].append(number)
         self._class_names: dict[type, str] = {}
         self._torn: tuple[set[int], set[int]] = (set(), set())
         """Rows and facts that must be read again, because of a change during the last refresh."""
@@ -69,6 +62,23 @@ class FactWatch:
         self.readers: dict[Any, Any] = {}
         """Functions that read the inputs of libraries until the next refresh (`library_inputs`)."""
         self._look_and_compile(set(range(len(merged.steps))), set(range(len(merged.facts))))
+
+    @functools.cached_property
+    def _children(self) -> dict[int, list[int]]:
+        """The rows that start from each row. Made at the first change: a start needs none of it."""
+        children: dict[int, list[int]] = {}
+        for row, (start, _, _) in enumerate(self._merged.steps):
+            children.setdefault(start, []).append(row)
+        return children
+
+    @functools.cached_property
+    def _facts_at(self) -> dict[int, list[int]]:
+        """The facts about each row. Made at the first change."""
+        facts_at: dict[int, list[int]] = {}
+        for number, (row, kind, value) in enumerate(self._merged.facts):
+            for each in (row, *(others_of(kind, value) if kind in RELATIONS else ())):
+                facts_at.setdefault(each, []).append(number)
+        return facts_at
 
     def size(self) -> tuple[int, int]:
         """Return the number of facts, and the number of dicts from which the facts were read."""
@@ -97,8 +107,9 @@ class FactWatch:
                 self._class_names.clear()
             if source.kind == "class":
                 self._sources.forget_methods()
-            rows.update(user for user in source.users if user >= 0)
-            facts.update(~user for user in source.users if user < 0)
+            users = source.users()
+            rows.update(user for user in users if user >= 0)
+            facts.update(~user for user in users if user < 0)
         self._look_and_compile(rows, facts)
 
     def _look_and_compile(self, rows: set[int], facts: set[int]) -> None:
@@ -115,15 +126,16 @@ class FactWatch:
         Returns the rows and facts that were read.
         """
         dirty, judged = set(rows), set(facts)
+        is_all = len(dirty) == len(self._objects) and len(judged) == len(self._broken)
         for row in range(len(self._objects)) if dirty else ():
             if row not in dirty:
                 continue
             before = self._objects[row]
             now = self._walk(row)
             self._objects[row] = without_tensor(now)
-            if now is not before:
-                dirty.update(self._children[row])
-                judged.update(self._facts_at[row])
+            if now is not before and not is_all:
+                dirty.update(self._children.get(row, ()))
+                judged.update(self._facts_at.get(row, ()))
         for number in sorted(judged):
             self._broken[number] = self._judge(number)
         self._sources.drop_orphans()

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import gc
 import os
 import sys
+import tracemalloc
 import types
 import weakref
 from types import SimpleNamespace
@@ -60,7 +62,7 @@ class Layer(nn.Module):
 
 
 class Config:
-    pass
+    rate: int
 
 
 class OtherConfig:
@@ -516,6 +518,34 @@ def test_weights_that_were_replaced_are_not_kept(layer: Any):
 
     assert gone() is None
     assert not watch.unchanged()
+
+
+def test_thousands_of_changes_need_no_memory(layer: Any):
+    """A model whose parts are exchanged keeps neither the old parts nor notes about them."""
+    layer.config = Config()
+    layer.config.rate = 2
+    watch = watch_of(layer, "callee.config.rate", "CONSTANT_MATCH")
+
+    def exchange(times: int) -> int:
+        for _ in range(times):
+            layer.config = copy.copy(layer.config)
+            watch.refresh()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        grown = -exchange(100) + exchange(3000)
+    finally:
+        tracemalloc.stop()
+    gone = weakref.ref(layer.config)
+    layer.config = copy.copy(layer.config)
+    watch.refresh()
+    gc.collect()
+
+    assert grown < 20_000
+    assert gone() is None
+    assert (watch.why_broken(0), watch.unchanged()) == ("", True)
 
 
 def test_a_failing_property_breaks_a_fact_and_raises_nothing():
