@@ -19,7 +19,6 @@ import ast
 import contextlib
 import copy
 import dataclasses
-import hashlib
 import math
 import re
 from collections import OrderedDict
@@ -147,7 +146,6 @@ class _Library:
     def finish(self, callee: Any, run: _Run) -> aot_compile.Made:
         """Open the library, compare it with the run, and return it."""
         data, plan = self.graph.compile()(), run.plan
-        plan["sha256"] = hashlib.sha256(data).hexdigest()
         # In a private folder, so that no other user can replace the file before it is opened.
         with _private_folders.temporary_folder() as folder:
             path = folder / "library.so"

@@ -171,7 +171,7 @@ class EntryTable:
             with _mode(entry.state):
                 if entry.level == 2:
                     return aot_load.load(self._intact(entry.file), entry.references, entry.plan)
-                # Opening executes the file, so it is verified first.
+                # Opening executes the file and checks nothing, so its digest is checked first.
                 self._intact(entry.file)
                 return self._load_library(self._library_path(entry.file), entry.plan)
         except NoEntry as error:

@@ -25,10 +25,9 @@ class Plan(TypedDict, total=False):
     """Whether the code depends on state that the callable creates on its first calls."""
     settings: dict[str, Any]
     """At level 2: Inductor settings for loading the entry, if any."""
-    sha256: str
-    """Digest of the library. This key and all keys below exist only at level 3."""
     inputs: list[dict[str, Any]]
-    """Where each input comes from, and its properties at the build (`aoti_library.Input`)."""
+    """Where each input comes from, and its properties at the build (`aoti_library.Input`). This key
+    and all keys below exist only at level 3."""
     outputs: int
     result: list[Any]
     """How the result is built from the outputs."""

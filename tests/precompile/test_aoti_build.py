@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 import json
 import subprocess
@@ -22,6 +23,8 @@ from packaging.version import Version
 
 from processes import HERE
 from serve_warm.precompile import aot_compile, aoti_build, aoti_cpp, aoti_library, call_signature
+from serve_warm.precompile.call_signature import Dynamic, Signature
+from serve_warm.precompile.entries import Entry, EntryTable, file_name
 from serve_warm.precompile.facts import NoEntry
 
 if TYPE_CHECKING:
@@ -419,12 +422,9 @@ def test_many_threads_call_one_library(perceptron):
 def test_a_library_that_cannot_be_opened_is_no_entry(perceptron, tmp_path):
     """A file that is no library, a plan of another kind and a class that is gone are reasons."""
     path = written(perceptron.made, tmp_path)
-    damaged = tmp_path / "damaged.so"
-    damaged.write_bytes(perceptron.made.data[:1000])
     plan = dict(perceptron.made.plan)
 
     for file, other in (
-        (damaged, plan),
         (tmp_path / "missing.so", plan),
         (path, {}),
         (path, {**plan, "outputs": 3}),
@@ -436,6 +436,39 @@ def test_a_library_that_cannot_be_opened_is_no_entry(perceptron, tmp_path):
     ):
         with pytest.raises(NoEntry):
             aoti_library.load(file, other)
+
+
+@pytest.mark.slow
+def test_a_library_is_read_and_hashed_once(perceptron, tmp_path, monkeypatch):
+    """A large library takes a millisecond per megabyte, and a start waits for it."""
+    made = perceptron.made
+    name = file_name(made.data, "library")
+    (tmp_path / name).write_bytes(made.data)
+    table = EntryTable({}, {})
+    table.folder = tmp_path
+    entry = Entry(
+        signature=Signature(structure="", tensors=()),
+        state={"inference_mode": "off"},
+        facts=made.facts,
+        sources={},
+        references={},
+        dynamic=Dynamic(conditions=()),
+        file=name,
+        error=0.0,
+        level=3,
+        plan=made.plan,
+    )
+    hashed = []
+    sha256 = hashlib.sha256
+    monkeypatch.setattr(hashlib, "sha256", lambda data: hashed.append(len(data)) or sha256(data))
+
+    fn = table.function(entry)
+
+    torch.testing.assert_close(
+        run(fn, perceptron.model, perceptron.x)["y"],
+        run(lambda m, x: m(x), perceptron.model, perceptron.x)["y"],
+    )
+    assert hashed == [len(made.data)]
 
 
 def decorated(forward):
