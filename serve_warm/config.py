@@ -120,8 +120,8 @@ class WarmupConfig(BaseModel):
     replica as degraded. With `fail` the replica does not become ready."""
 
     after_ready: Literal["count", "forbid"] = "count"
-    """What to do about a compile after READY. `count` counts and logs the compile. `forbid` answers
-    the request with HTTP 503 instead."""
+    """What to do about a compile after READY. `count` counts and logs the compile. `forbid` does
+    not compile, and answers the request with HTTP 503."""
 
     parity: str = "off"
     """Share of calls after READY that are compared with eager execution. `1/1000` compares one in a
@@ -191,8 +191,9 @@ class WarmupConfig(BaseModel):
 
     seats: Seats = Seats()
     """Workers that have finished their imports, and that this deployment keeps for its next
-    replicas. The environment variable contains JSON: `SERVE_WARM_SEATS='{"count": 1}'`. If a source
-    does not set a field, the value of the previous source applies."""
+    replicas. The environment variable contains JSON: `SERVE_WARM_SEATS='{"count": 1}'`. Fields
+    that the YAML does not set keep their values from the environment variable. Fields that neither
+    of the two sets keep their values from the code."""
 
     @field_validator("artifact")
     @classmethod

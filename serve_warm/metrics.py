@@ -139,7 +139,7 @@ METRICS = (
         kind="gauge",
         while_alive=True,
         says_ready=((),),
-        help="1 if the replica is proven warm, or if a policy lets it serve. 0 if it is hung.",
+        help="1 if the replica is proven warm, or a policy lets it serve anyway. 0 if it is hung.",
         read=_one(lambda r: r.stage is Stage.READY),
     ),
     Metric(
@@ -149,8 +149,8 @@ METRICS = (
         absent_after=True,
         says_ready=((),),
         help=(
-            "1 if a ready replica was late, has unproven inputs or an incomplete artifact, or "
-            "withdrew entries."
+            "1 if a ready replica missed its deadline, has unproven inputs or an incomplete "
+            "artifact, or withdrew entries."
         ),
         read=_one(lambda r: r.stage is Stage.READY and bool(r.degraded)),
     ),
@@ -272,13 +272,13 @@ METRICS = (
     Metric(
         name="serve_warm_parity_failures",
         kind="counter",
-        help="Entries withdrawn because their results differ from eager. Should stay at 0.",
+        help="Entries withdrawn: their results differ from eager execution. Should stay at 0.",
         read=_one(lambda r: r.parity.failed if r.parity is not None else 0),
     ),
     Metric(
         name="serve_warm_parity_worst_error",
         kind="gauge",
-        help="Largest accepted difference from eager, relative to the largest eager value.",
+        help="Largest accepted difference from eager results, relative to the largest eager value.",
         read=_one(lambda r: r.parity.worst_error if r.parity is not None else None),
     ),
     Metric(

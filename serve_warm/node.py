@@ -1437,7 +1437,7 @@ NODE_METRICS = {
     "serve_warm_node_excused": (
         "gauge",
         (),
-        "Unready replicas that are not counted yet, because they were added to a warm node.",
+        "Unready replicas that /readyz ignores, because they were added to a warm node.",
     ),
     "serve_warm_replica_alive": (
         "gauge",
@@ -2346,8 +2346,8 @@ DEPLOYMENT_HELP = (
     "Check only this deployment, named [APP#]NAME. Each given deployment must be warm. Repeatable."
 )
 HOST_IP_HELP = (
-    "Address of the kubelet (status.hostIP). Some connections are reserved for the kubelet and "
-    "this machine. Repeatable. Commas can separate several addresses."
+    "Address of the kubelet (status.hostIP). The server reserves some of its connections for this "
+    "address and for this machine. Repeatable. Commas can separate several addresses."
 )
 LATCH_HELP = "Count a warm node as unready when a replica is added, until that replica is warm."
 

@@ -395,8 +395,8 @@ FLEET = Row(
             title="Starts that could not use a seat, by reason",
             description=(
                 "Starts that did not use a seat although seats were configured. The first start "
-                "on a node has no seat yet, so this panel leaves out first starts. Every other "
-                "reason is a problem to fix."
+                "on a node has no seat yet, so this panel leaves out first starts. Every reason "
+                "in this panel is a problem to fix."
             ),
             unit="short",
             empty="no problem has been counted, or no seats are configured",

@@ -397,8 +397,8 @@ max by ({WHO}) (
         burns(6, "6h", "30m"),
         f"{OF}: in the last 6 hours, {{{{ $value | humanizePercentage }}}} of starts were too slow "
         "or failed",
-        "Both this share and the share over the last 30 minutes are more than 6 times as large as "
-        f"the objective allows. {SLO}.",
+        "The share of starts that were too slow or failed is more than 6 times as large as the "
+        f"objective allows, both over the last 6 hours and over the last 30 minutes. {SLO}.",
     ),
     alert(
         "ServeWarmStartBudgetBurnsSlowly",
@@ -406,8 +406,8 @@ max by ({WHO}) (
         burns(1, "3d", "6h"),
         f"{OF}: in the last 3 days, {{{{ $value | humanizePercentage }}}} of starts were too slow "
         "or failed",
-        "Both this share and the share over the last 6 hours are larger than the objective "
-        f"allows. {SLO}.",
+        "The share of starts that were too slow or failed is larger than the objective allows, "
+        f"both over the last 3 days and over the last 6 hours. {SLO}.",
     ),
     alert(
         "ServeWarmSeatsUnusable",

@@ -287,7 +287,7 @@ def of_another_gpu(considered: Considered) -> str:
     for mismatch in considered.mismatches:
         if mismatch.factor == "gpu":
             built, here = (named.get(side, side) for side in (mismatch.artifact, mismatch.here))
-            return f"it was built on {built}, not on {here}"
+            return f"the artifact was built on {built}, not on {here}"
     return ""
 
 

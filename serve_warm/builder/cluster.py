@@ -284,7 +284,10 @@ def refuse_missing_module(text: str, deployment: str, *, on: Cluster) -> None:
         return
     hint = "install it where the replicas run, or add it to runtime_env: {pip: [...]}"
     if on.place == "address" and on.working_dir is None:
-        hint = "pass --working-dir . to make Ray copy this folder, with APP's code, to the nodes"
+        hint = (
+            "pass --working-dir . to make Ray copy the current folder, which has APP's code, to "
+            "the nodes"
+        )
     raise BuildFailed(
         f"{deployment} did not become ready: its replica cannot import the module {missing[1]!r}",
         hint=hint,

@@ -199,6 +199,6 @@ def _about(error: OSError) -> str:
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return text
     return (
-        f"{text}\nhint: free some disk space, or point TMPDIR at another folder: parts are "
-        f"unpacked in {tempfile.gettempdir()}"
+        f"{text}\nhint: free some disk space in {tempfile.gettempdir()}, where artifacts are "
+        "unpacked, or point TMPDIR at another folder"
     )

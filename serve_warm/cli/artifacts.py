@@ -156,7 +156,8 @@ def nothing_there(opened: Store, store: str, deployment: str | None) -> str:
     if deployment is not None:
         known = catalog.deployments(opened)
         text += f" for {deployment!r}"
-        question = did_you_mean(deployment, known) or (known and f"it has {', '.join(known)}")
+        there = f"the store has artifacts for {', '.join(known)}"
+        question = did_you_mean(deployment, known) or (known and there)
         text += f": {question}" if question else ""
     return screen.show_line(text)
 
@@ -201,7 +202,7 @@ if_published = click.option(
     type=click.Choice(["refuse", "supersede"]),
     default="refuse",
     show_default=True,
-    help="What to do if the target already has this variant with other content.",
+    help="What to do if the target already has an artifact's variant with other content.",
 )
 
 

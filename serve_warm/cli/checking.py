@@ -21,8 +21,8 @@ from serve_warm.errors import ServeWarmError
 @click.argument("app")
 @click.option(
     "--store",
-    help="Store that serve-warm build will publish to. The command reports if the app's settings "
-    "name another store.",
+    help="Store that serve-warm build will publish to. The command reports a problem if the "
+    "app's settings name another store.",
 )
 @click.option("--deployment", help="Check only this deployment, which must use WarmupMixin.")
 @click.option(
@@ -37,7 +37,7 @@ def check(*, app: str, store: str | None, deployment: str | None, json_file: Pat
     The command imports the application's module, but does not run any __init__. It checks
     deployment names, keys, settings and the store. It also checks the targets and sizes of inputs,
     as far as the source shows them. The exit code is 0 without problems, 1 with problems, and 2 if
-    the application cannot be imported or read. Warnings do not count.
+    the application cannot be imported or read. Warnings do not change the exit code.
     """
     start = time.perf_counter()
     with _CannotTell():

@@ -193,7 +193,7 @@ def _show(deployment: str, compared: Sequence[_Compared], *, where: str, show_al
         if taken.by_replica:
             verdict = (
                 f"{taken.statement} fits {where}, but the command did not compare "
-                f"{_name_uncompared(taken)} of the replica, so the start can still be a miss"
+                f"{_name_uncompared(taken)} of the replica, so the verdict can still be a miss"
             )
     click.echo(f"{screen.show_line(deployment)}: {screen.show_line(verdict)}")
     for item in compared:

@@ -111,7 +111,8 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
     "--if-published",
     "on_taken",
     type=click.Choice(["refuse", "keep", "supersede"]),
-    help="With --unsigned: what to do if the variant is already published; default: refuse.",
+    help="With --unsigned: what to do if an artifact's variant is already published; default: "
+    "refuse.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 def sign(
@@ -134,9 +135,9 @@ def sign(
     vouch for their content. If an artifact is skipped, the exit code is 3.
 
     With --unsigned, sign adds the first signature to artifacts that were built without a signature.
-    Before that, the command checks the parts. It loads nothing, so the model's code never runs in a
-    process that has the key. An unsigned artifact can contain false claims, so pass the deployment
-    and the origin as options.
+    Before it signs, the command checks the parts. It loads nothing, so the model's code never runs
+    in a process that has the key. An unsigned artifact can contain false claims, so pass the
+    deployment and the origin as options.
     """
     if not unsigned and (target or on_taken or source_commit or image or builder):
         raise click.UsageError(

@@ -459,7 +459,7 @@ def _of_figures(
         event=_sentence(
             [
                 "" if ended else why,
-                "degraded: its report says why" if one("degraded") else "",
+                "degraded: see the replica's report" if one("degraded") else "",
                 *_after_ready(figures, last=""),
                 *_refusals(figures),
             ]
@@ -478,7 +478,7 @@ def _condition(stage: str, heartbeat_s: float | None, *, believed: bool) -> tupl
     if late or (stage == "READY" and not believed):
         return "stale", "its process exists, but is hung or stopped"
     if stage == "FAILED":
-        return "failed", "its log says why"
+        return "failed", "see the replica's log"
     if stage == "READY":
         return "warm", ""
     return "warming", "" if stage else "it has started, but has not written its state yet"

@@ -114,10 +114,10 @@ def prune(
 ) -> None:
     """Remove artifacts from STORE by age, size or version of torch.
 
-    Without a rule, the command removes only parts that no artifact refers to. These parts must be
-    at least a day old, because newer parts might belong to a push that is still running. The
-    command keeps artifacts that this user's replicas on this machine use, and artifacts in --in-use
-    files. It cannot see replicas on other machines.
+    Without --older-than, --max-size and --torch-before, the command removes only parts that no
+    artifact refers to. These parts must be at least a day old, because newer parts might belong to
+    a push that is still running. The command keeps artifacts that this user's replicas on this
+    machine use, and artifacts in --in-use files. It cannot see replicas on other machines.
     """
     if keep_newest is not None and older_than is None and max_size is None:
         raise click.UsageError(

@@ -66,8 +66,9 @@ working_dir_option = click.option(
     "--unsigned",
     is_flag=True,
     help=(
-        "Publish an unsigned artifact to a folder. The key signs only the copy for the round trip. "
-        "Sign the artifact later with serve-warm sign --unsigned."
+        "Publish an unsigned artifact to a folder. The key signs only a temporary copy, which a "
+        "fresh replica loads to prove the artifact. Sign the artifact later with serve-warm sign "
+        "--unsigned."
     ),
 )
 @click.option(
@@ -99,9 +100,9 @@ working_dir_option = click.option(
     type=click.Choice(["refuse", "keep", "supersede"]),
     default="refuse",
     show_default=True,
-    help="What to do if the store already has this variant. refuse: fail. keep: prove the "
-    "published artifact instead. supersede: publish the new artifact as well; replicas then "
-    "use the new artifact.",
+    help="What to do if the store already has this variant. refuse: fail. keep: publish nothing, "
+    "and prove the published artifact. supersede: publish the new artifact as well; replicas "
+    "then use the new artifact.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 def build(

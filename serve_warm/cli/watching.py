@@ -183,10 +183,11 @@ def remarks(now: Look, which: Which) -> list[str]:
         said.append(WORDS_ELSEWHERE)
     if young:
         its = "its page does" if len(young) == 1 else "their pages do"
-        what, was = ("replica", "it was") if len(young) == 1 else ("replicas", "they were")
+        it, was = ("it", "was") if len(young) == 1 else ("they", "were")
+        what = "replica" if len(young) == 1 else "replicas"
         said.append(
-            f"{len(young)} more {what} ended before {was} ready, and {its} not say when: use --all "
-            f"to show the {what}"
+            f"{len(young)} more {what} ended before {it} {was} ready, and {its} not show when {it} "
+            f"ended: use --all to show the {what}"
         )
     return said
 

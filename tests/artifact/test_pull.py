@@ -982,10 +982,13 @@ def test_one_statement_that_cannot_be_read_does_not_hinder_another():
 @pytest.mark.parametrize(
     ("built_on", "said"),
     [
-        ("NVIDIA A100", "it was built on NVIDIA A100, not on NVIDIA H200; build an artifact on"),
+        (
+            "NVIDIA A100",
+            "the artifact was built on NVIDIA A100, not on NVIDIA H200; build an artifact on",
+        ),
         (
             "none",
-            "it was built on a machine without a GPU, not on NVIDIA H200; build an artifact on",
+            "the artifact was built on a machine without a GPU, not on NVIDIA H200; build an",
         ),
     ],
 )

@@ -273,7 +273,7 @@ def test_diff_says_on_which_gpu_it_was_built(run, source, described):
 
     assert ended.code == 3
     assert (
-        "it was built on NVIDIA A100 sm_80 108 SMs 80 GiB, "
+        "the artifact was built on NVIDIA A100 sm_80 108 SMs 80 GiB, "
         "not on NVIDIA H200 sm_90 132 SMs 140 GiB\n"
     ) in ended.out
 
@@ -355,7 +355,7 @@ def test_what_the_replica_sets_does_not_count_here(run, source, described):
     assert [alone.code, elsewhere.code, with_app.code] == [0, 0, 3]
     assert alone.out.splitlines()[0] == (
         f"Embedder: {statement} fits this machine, but the command did not compare threads "
-        f"(num_cpus) and {len(app) - 1} more factors of the replica, so the start can still "
+        f"(num_cpus) and {len(app) - 1} more factors of the replica, so the verdict can still "
         "be a miss"
     )
     assert f"{len(machine)} equal, {len(app)} set by the replica, created" in alone.out

@@ -138,7 +138,9 @@ def test_a_mistyped_deployment_is_asked_for(run, source, command):
     far = run(command, source.root, "--deployment", "Embedder")
 
     assert "has no artifacts for 'scorer': did you mean 'Scorer'?\n" in near.err
-    assert "has no artifacts for 'Embedder': it has Ranker, Scorer\n" in far.err
+    assert (
+        "has no artifacts for 'Embedder': the store has artifacts for Ranker, Scorer\n" in far.err
+    )
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])

@@ -80,7 +80,7 @@ DIED = "Traceback ...\nModuleNotFoundError: No module named 'app'\n"
 @pytest.mark.parametrize(
     ("place", "working_dir", "hint"),
     [
-        ("address", None, "pass --working-dir . to make Ray copy this folder"),
+        ("address", None, "pass --working-dir . to make Ray copy the current folder"),
         ("address", "gcs://code.zip", "install it where the replicas run"),
         ("here", None, "install it where the replicas run"),
     ],

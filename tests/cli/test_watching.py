@@ -237,8 +237,8 @@ def test_what_a_page_leaves_out_is_said(run, directory, replica, pages, options)
     )
     assert by_file.err == ""
     assert by_page.err == words + (
-        "1 more replica ended before it was ready, and its page does not say when: use --all to "
-        "show the replica\n"
+        "1 more replica ended before it was ready, and its page does not show when it ended: "
+        "use --all to show the replica\n"
     )
     assert "r2: FAILED, ended" in with_ended.out
     assert with_ended.err == words
@@ -286,7 +286,7 @@ def test_pages_count_what_happened_in_traffic(directory, replica):
     [seen] = observed.of_page(page_of(directory), source="x").replicas
 
     assert seen.event == (
-        "degraded: its report says why; after ready: 1 compiles, 2 captures, "
+        "degraded: see the replica's report; after ready: 1 compiles, 2 captures, "
         "6 graphs skipped, 7 kernels built, 8 autotuned, 4 fallbacks to eager, 5 refused; "
         "its artifact was refused: untrusted"
     )

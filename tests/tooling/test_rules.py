@@ -898,9 +898,9 @@ TEXTS = {
         8,
         "shop#Ranker: in the last 6 hours, 40% of starts were too slow or failed",
         (
-            "Both this share and the share over the last 30 minutes are more than 6 times as "
-            "large as the objective allows. Objective: at least 0.95 of all starts must reach "
-            "READY within 60 s of the replica's creation."
+            "The share of starts that were too slow or failed is more than 6 times as large as the "
+            "objective allows, both over the last 6 hours and over the last 30 minutes. Objective: "
+            "at least 0.95 of all starts must reach READY within 60 s of the replica's creation."
         ),
     ),
     "ServeWarmSeatsUnusable": (
