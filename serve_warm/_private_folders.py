@@ -52,8 +52,8 @@ may not have locked it yet."""
 LOCK_NAME = "owner.lock"
 LAST_BASE = Path(node.LAST_BASE)
 ELSEWHERE = (
-    "For replicas and for probes, set TMPDIR to a folder that only this user can write to; or set "
-    "SERVE_WARM_STATE_DIR and SERVE_WARM_NODE_CACHE_DIR to such folders"
+    "For replicas and for probes, set TMPDIR, or both SERVE_WARM_STATE_DIR and "
+    "SERVE_WARM_NODE_CACHE_DIR, to folders that only this user can write to"
 )
 MAX_LINKS = 40
 """Largest number of links on one path, as in Linux."""
@@ -388,7 +388,7 @@ def _claim(among: Sequence[node.Place] | None) -> node.Place:
         _log_once(
             logging.INFO,
             f"{choice.place.folder} is used instead of {among[0].folder} for this user's folders: "
-            + (wrong or "running replicas have their state in it"),
+            + (wrong or f"running replicas have their state in {choice.place.folder}"),
         )
     return choice.place
 

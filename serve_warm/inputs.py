@@ -317,7 +317,8 @@ def shape_grid(
         raise InputError("shape_grid got both make= and fields=", hint="pass only one of them")
     is_http = isinstance(target, str) and HTTP_TARGET.fullmatch(target) is not None
     if make is None and is_http:
-        raise InputError(f"{target!r} needs make=", hint='make=lambda length: {"json": {...}}')
+        needed = f"shape_grid needs make= for the request {target!r}"
+        raise InputError(needed, hint='for example make=lambda length: {"json": {...}}')
     if make is None and fields is None:
         dimensions = tuple(axis for axis in buckets if axis != concurrency)
         fields = {name: Field(axes=dimensions) for name in _list_required(target)}
@@ -419,7 +420,7 @@ def sort_by_size(declared: Any, *, of: str) -> list[Input]:
     wrong = [item for item in inputs if not isinstance(item, Input)]
     if wrong:
         raise InputError(
-            f"{of}.warmup_inputs() returned a {type(wrong[0]).__name__} among its inputs",
+            f"an item of {of}.warmup_inputs() is a {type(wrong[0]).__name__}, not an Input",
             hint="wrap calls as Input(target=self.method, args=(...)), or use shape_grid",
         )
     return sorted(_uniquely_named(inputs), key=lambda item: -item.size)

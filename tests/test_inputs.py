@@ -309,8 +309,8 @@ def test_a_grid_over_its_budget_is_an_error_and_not_cut():
             "pass the name of an axis",
         ),
         (EMBEDDER.embed, {"make": dict, "fields": {}}, "got both make= and fields=", "only one"),
-        ("POST /embed", {}, "'POST /embed' needs make=", "make=lambda"),
-        ("POST /embed", {"fields": {}}, "'POST /embed' needs make=", "make=lambda"),
+        ("POST /embed", {}, "needs make= for the request 'POST /embed'", "make=lambda"),
+        ("POST /embed", {"fields": {}}, "needs make= for the request 'POST /embed'", "make=lambda"),
         ("embed", {}, "cannot find out the arguments of 'embed'", "make= or fields="),
         (EMBEDDER.ping, {}, "'ping' requires no arguments", "make= or fields="),
         (
@@ -392,8 +392,8 @@ def test_names_become_unique():
             "Embedder.warmup_inputs() returned no inputs",
             "`enabled: false` in user_config.warmup",
         ),
-        ([EMBEDDER.embed], "returned a method among its inputs", "Input(target=self.method"),
-        ({"target": "embed"}, "returned a str among its inputs", "or use shape_grid"),
+        ([EMBEDDER.embed], "is a method, not an Input", "Input(target=self.method"),
+        ({"target": "embed"}, "is a str, not an Input", "or use shape_grid"),
     ],
 )
 def test_declarations_that_are_none_are_refused(declared: Any, message: str, hint: str):

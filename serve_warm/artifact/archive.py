@@ -126,7 +126,9 @@ def check_directory(raw: BinaryIO) -> None:
 
 
 def _check_private(target: Path) -> None:
-    _private_folders.check_private(target, "the folder to unpack into", advice="or use a new one")
+    _private_folders.check_private(
+        target, "the folder to unpack into", advice="or use a new folder"
+    )
     if any(target.iterdir()):
         raise ArtifactRefused(
             f"{target} is not empty",

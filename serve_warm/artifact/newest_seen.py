@@ -98,7 +98,7 @@ class NewestSeen:
         trusted if other users could have removed or written the mark, or created its folder.
         """
         if self.was_removed(variant):
-            what = "the rollback mark of the newest artifact was removed: %s"
+            what = "the rollback mark (this node's record of the newest artifact) was removed: %s"
             logger.warning(what, self.folder / variant.file_name)
             return None
         try:
@@ -109,8 +109,8 @@ class NewestSeen:
             return ""
         except (OSError, ValueError, ArtifactRefused) as error:
             logger.warning(
-                "cannot read the rollback mark, so this start cannot detect a rollback to an "
-                "older artifact: %s",
+                "cannot read the rollback mark (this node's record of the newest artifact), so "
+                "this start cannot detect a rollback to an older artifact: %s",
                 error,
             )
             return None
@@ -138,8 +138,8 @@ class NewestSeen:
                 os.close(folder)
         except (OSError, ArtifactRefused) as error:
             logger.warning(
-                "cannot write the rollback mark, so later starts cannot detect a rollback to an "
-                "older artifact: %s",
+                "cannot write the rollback mark (this node's record of the newest artifact), so "
+                "later starts cannot detect a rollback to an older artifact: %s",
                 error,
             )
 

@@ -185,7 +185,7 @@ class Application:
             raise ConfigError(
                 f"{self.target}: no deployment named {deployment!r} uses WarmupMixin",
                 hint=" ".join(
-                    [*_guess(deployment, classes), f"deployments that use it: {list(classes)}"]
+                    [*_guess(deployment, classes), f"deployments with WarmupMixin: {list(classes)}"]
                 ),
             )
         sizes = {
@@ -208,7 +208,7 @@ class Application:
         return ConfigError(
             f"{self.target} has options for {', '.join(map(repr, names))}, but the application "
             "has no such deployment",
-            hint=" ".join([*asked, f"its deployments: {sorted(self.deployments)}"]),
+            hint=" ".join([*asked, f"the application's deployments: {sorted(self.deployments)}"]),
         )
 
     def _num_cpus(self, deployment: str) -> float:
@@ -339,7 +339,7 @@ def _import_bound(config: Mapping[str, Any]) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"import_path {config['import_path']!r} cannot be imported: {error}",
-            hint="run this in the folder where you would run `serve run`",
+            hint="run this command in the folder where you would run `serve run`",
         ) from error
     args = config.get("args") or {}
     try:

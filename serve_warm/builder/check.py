@@ -169,7 +169,7 @@ def _check_names(application: Application, deployment: str | None) -> Checked:
         Problem(
             where=f"{application.target}: deployments.{name}",
             what="the application has no deployment of this name, so Serve refuses the application",
-            fix=did_you_mean(name, known) or f"its deployments: {', '.join(known)}",
+            fix=did_you_mean(name, known) or f"the application's deployments: {', '.join(known)}",
         )
         for name in sorted(application.overrides.keys() - application.deployments.keys())
     ]
@@ -187,7 +187,7 @@ def _check_names(application: Application, deployment: str | None) -> Checked:
                 where=f"--deployment {deployment}",
                 what="no deployment of this name uses WarmupMixin",
                 fix=did_you_mean(deployment, warming)
-                or f"deployments that use it: {', '.join(warming)}",
+                or f"deployments with WarmupMixin: {', '.join(warming)}",
             )
         )
     return Checked(problems=tuple(problems), warnings=tuple(_unread_settings(application)))
@@ -266,7 +266,8 @@ def check_store(
         )
     empty = Problem(
         where=where,
-        what=f"the store has no artifact for {deployment!r}, so its replicas compile at each start",
+        what=f"the store has no artifact for {deployment!r}, so the replicas of this "
+        "deployment compile at each start",
         fix=f"serve-warm build {application.target} --store {uri}",
     )
     return checked + Checked(warnings=(empty,))

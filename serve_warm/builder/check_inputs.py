@@ -54,9 +54,9 @@ def check_inputs(application: Application, name: str) -> Checked:
                     where=where,
                     what=f"the input makes {declared.concurrency} calls at once, but "
                     f"max_ongoing_requests of the deployment is {most}: Serve never sends more "
-                    "calls at the same time",
+                    f"than {most} calls at the same time",
                     fix=f"set max_ongoing_requests: {declared.concurrency} for {name}, or "
-                    f"declare at most {most}",
+                    f"declare a concurrency of at most {most}",
                 )
             )
     return Checked(problems=tuple(problems), warnings=tuple(warnings))
@@ -106,7 +106,7 @@ def _check_thread(cls: type, declared: DeclaredInput, where: str) -> Iterator[Pr
         what=f"{name!r} is a sync method: Serve runs each request of a sync handler in "
         "a new thread, and concurrent calls can make a compiled model compile again",
         fix="make the handler async, or call the model with `await self.on_model_thread(...)`; "
-        "ignore this if an async handler calls the method",
+        "ignore this warning if an async handler calls the method",
     )
 
 

@@ -169,11 +169,11 @@ def accept(report: Mapping[str, Any], *, level: int = 1, without_compiler: bool 
     if covered["proven"] != covered["expected"] or not covered["expected"]:
         problems.append(f"it proved {covered['proven']} of {covered['expected']} inputs")
     parity = report.get("parity") or {}
-    problems += [f"it withdrew {failure}" for failure in parity.get("failures", ())]
+    problems += [f"it withdrew the entry for {failure}" for failure in parity.get("failures", ())]
     if level > 1 and not any(use["level"] == level for use in report["entries"]):
         why = next(
             (use["reason"] for use in report["entries"] if use["reason"]),
-            "no input makes such a call",
+            "no input makes a call that can run at this level",
         )
         problems.append(f"no call ran at level {level} ({why})")
     if without_compiler:

@@ -154,4 +154,4 @@ def _clear(staged: Store) -> None:
             staged.delete(key)
     except StoreError as error:
         # Only warn, because replicas do not read the remaining files.
-        logger.warning("the staged copy could not be removed: %s", error.message)
+        logger.warning("the copy for the round trip could not be removed: %s", error.message)

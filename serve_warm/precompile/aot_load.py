@@ -144,8 +144,9 @@ KNOWN = (
         re.compile(r"[Dd]ata-dependent (branching|expression)"),
         "data-dependent branching",
         (
-            "Compile the parts before and after it separately, with serve_warm.compile; or choose "
-            "between the branches with torch.where, torch.cond or a number that the caller passes"
+            "Compile the parts before and after the branch separately, with serve_warm.compile; or "
+            "choose between the branches with torch.where, torch.cond or a number that the caller "
+            "passes"
         ),
     ),
     (

@@ -90,9 +90,9 @@ class CallEvidence:
         if name in beside:
             return (
                 "makes no compiled call that serve_warm can distinguish from calls of other "
-                "threads. Either the threads of these calls also make compiled calls between "
-                "replays, or a second replay of this input made no compiled call. Call the model "
-                "with `await self.on_model_thread(self.model, ...)`"
+                "threads. Either those other threads also make compiled calls between replays, or "
+                "a second replay of this input made no compiled call. Call the model with `await "
+                "self.on_model_thread(self.model, ...)`"
             )
         if name in self.called_before:
             return (

@@ -106,7 +106,7 @@ class InputCalls:
         elif error is not None:
             raise error
         elif not change.quiet:
-            why = f"was not quiet: {describe_counts(change)}"
+            why = f"still needed compile work: {describe_counts(change)}"
             if change.compiles:  # compiles by any thread; the name shows which function compiled
                 why += f"; {describe_last(self._seen)}"
         if why:

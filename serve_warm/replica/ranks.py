@@ -101,7 +101,7 @@ class Ranks:
                     self._check(rank, what, pulses)
                 if time.monotonic() - began > timeout_s:
                     raise RankFailed(
-                        f"rank {missing[0]} of {self.size} did not answer about {what} within "
+                        f"rank {missing[0]} of {self.size} did not answer at step {what!r} within "
                         f"{timeout_s:.0f} s",
                         hint=(
                             "see the log or report of that rank; raise deadline_s if it needs "
@@ -115,8 +115,8 @@ class Ranks:
         for rank, (theirs, _) in enumerate(answers):
             if theirs != what:
                 raise RankFailed(
-                    f"rank {self.rank} of {self.size} has reached {what}, but rank {rank} has "
-                    f"reached {theirs}",
+                    f"rank {self.rank} of {self.size} is at step {what!r}, but rank {rank} is at "
+                    f"step {theirs!r}",
                     hint="all ranks need the same inputs and the same warm-up settings",
                 )
         return [answer for _, answer in answers]
@@ -132,7 +132,7 @@ class Ranks:
         if count and pulses.silent_s(rank, count) > self._silent_s:
             raise RankFailed(
                 f"rank {rank} of {self.size} has sent no pulse for {self._silent_s:.0f} s, and has "
-                f"not answered rank {self.rank} about {what}",
+                f"not answered rank {self.rank} at step {what!r}",
                 hint="the process of that rank has ended or is hung: see its log",
             )
 
@@ -221,7 +221,7 @@ def _translate() -> Iterator[None]:
         yield
     except RuntimeError as error:  # torch.distributed.DistError and its predecessor
         raise RankFailed(
-            f"the store of the process group does not answer: {first_line(str(error), 200)}",
+            f"torch's store for the process group does not answer: {first_line(str(error), 200)}",
             hint=(
                 "the process that hosts this store, usually rank 0, has ended: see the log of "
                 "that process"

@@ -98,7 +98,7 @@ class Replay:
             f"after {self._max_passes} passes over {len(self.progress.inputs)} inputs, the model "
             f"still compiles ({what})",
             hint="look for inputs that change from call to call (Python numbers, strides, new "
-            f"shapes); the last reason was: {describe_last(self._seen) or 'none given'}",
+            f"shapes); the last compile was: {describe_last(self._seen) or 'none'}",
             stage=Stage.REPLAYING.value,
         )
 

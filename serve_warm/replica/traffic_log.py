@@ -102,8 +102,8 @@ class TrafficLog:
                     f"hit a race condition in Dynamo's lookup: {KEEP_ON_ONE_THREAD}"
                 )
             return (
-                "the input is declared and proven, but a value changed after the proof; do not "
-                "change this value, which the reason of the compile names"
+                "the input is declared and proven, but a value changed after the proof; the reason "
+                "in this line names the value: do not change it"
             )
         # Call `suggest` only if a line is written, because it inspects the current request.
         declare = f"declare this input in warmup_inputs(), or pad to a bucket: {suggest(event)}"

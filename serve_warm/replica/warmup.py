@@ -453,7 +453,7 @@ class Proof:
         not_tried = ""
         if rest:
             sizes = ", ".join(map(str, sorted({item.concurrency for item in rest})))
-            not_tried = f"not tried, to save time: undeclared batches of {sizes} requests"
+            not_tried = f"to save time, warm-up did not try undeclared batches of {sizes} requests"
             logger.info("%s", not_tried)
         if not found:
             return

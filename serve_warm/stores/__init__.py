@@ -146,7 +146,8 @@ def open_store(uri: str) -> Store:
     if name and ("?" in rest or "#" in rest or "@" in host):
         raise ConfigError(
             f"{name}:// addresses must not contain a query, a fragment or a user",
-            hint="remove it: serve_warm reads credentials only from the environment or the machine",
+            hint="remove this part of the address: serve_warm reads credentials only from the "
+            "environment or the machine",
         )
     check_scheme(uri)
     if not name:

@@ -412,7 +412,7 @@ class HubStore:
             raise StoreError(
                 f"{self.uri}: the Hub accepted a commit with {key!r}, but the commit does not "
                 "contain the object",
-                hint="check whether the .gitignore of the repository excludes it",
+                hint="check whether the .gitignore of the repository excludes the object",
                 key=key,
             )
 

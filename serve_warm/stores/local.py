@@ -227,8 +227,8 @@ class _LinkError(OSError):
 def _hint(verb: str, error: OSError) -> str:
     if isinstance(error, _LinkError):
         return (
-            "only the path of the store's root may contain links: open the folder that the link "
-            "points to"
+            "only the path of the store's root may contain links: use the address of the folder "
+            "that the link points to"
         )
     if isinstance(error, _ReadOnlyError):
         return "use Linux, macOS or WSL, or a store in a bucket"

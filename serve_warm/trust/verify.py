@@ -170,8 +170,8 @@ def check_age_and_denied(
             "according to this machine's clock",
             reason="expired",
             hint=(
-                "correct the clock of this machine or of the build machine; if the build machine "
-                "was wrong, build and push again"
+                "correct the clock of this machine or of the build machine; if the build machine's "
+                "clock was wrong, build and push again"
             ),
         )
     if age_s > trust.age_limit_s:

@@ -274,7 +274,9 @@ def test_an_unknown_deployment_is_refused(written, example, way):
     error = refusal(written(example) if way == "yaml" else APP, deployment="Embedder")
 
     assert error.message.endswith(": no deployment named 'Embedder' uses WarmupMixin")
-    assert error.hint == "did you mean 'TextEmbedder'? deployments that use it: ['TextEmbedder']"
+    assert (
+        error.hint == "did you mean 'TextEmbedder'? deployments with WarmupMixin: ['TextEmbedder']"
+    )
 
 
 def test_options_for_an_unknown_deployment_are_refused(written, example):
@@ -290,7 +292,9 @@ def test_options_for_an_unknown_deployment_are_refused(written, example):
         f"{path} has options for 'Reranker', 'TextEmbeder', but the application has no "
         "such deployment"
     )
-    assert error.hint == "did you mean 'TextEmbedder'? its deployments: ['TextEmbedder']"
+    assert (
+        error.hint == "did you mean 'TextEmbedder'? the application's deployments: ['TextEmbedder']"
+    )
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ app = Scorer.bind()
         (
             "shape_grid(self.score, self.buckets, concurrency='batch')",
             "max_ongoing_requests of the deployment is 5",
-            "max_ongoing_requests: 8 for Scorer, or declare at most 5",
+            "max_ongoing_requests: 8 for Scorer, or declare a concurrency of at most 5",
         ),
     ],
 )

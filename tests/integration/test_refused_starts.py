@@ -24,7 +24,7 @@ BAD_INPUTS = {
         "BadInputs.warmup_inputs() returned no inputs",
         "hint: declare at least one",
     ),
-    "wrong type": ("returned a Tensor among its inputs", "hint: wrap calls as Input("),
+    "wrong type": ("is a Tensor, not an Input", "hint: wrap calls as Input("),
     "unknown target": (
         "has the target 'embedd', but BadInputs has no such",
         "did you mean",

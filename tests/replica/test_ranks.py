@@ -90,7 +90,9 @@ def test_ranks_that_are_out_of_step_fail():
     )
 
     assert all(isinstance(error, RankFailed) for error in errors)
-    assert errors[0].message == "rank 0 of 2 has reached pass 2, but rank 1 has reached the proof"
+    assert errors[0].message == (
+        "rank 0 of 2 is at step 'pass 2', but rank 1 is at step 'the proof'"
+    )
 
 
 def test_a_failure_is_told_with_the_rank_where_it_began():
@@ -114,7 +116,7 @@ def test_a_rank_that_says_nothing_is_named():
     [error] = together(first.agree("its artifact", 1, timeout_s=0.05))
 
     assert isinstance(error, RankFailed)
-    assert "rank 1 of 2 did not answer about its artifact" in error.message
+    assert "rank 1 of 2 did not answer at step 'its artifact'" in error.message
 
 
 def test_a_rank_without_a_pulse_is_gone():
@@ -195,7 +197,7 @@ def test_an_input_is_proven_on_all_ranks_or_on_none(starts: dict[str, list[dict[
     assert (first["passes"], second["passes"]) == (4, 4)
     assert first["covered"] == second["covered"] == {"expected": 2, "proven": 0}
     why = second["inputs"][0]["note"]
-    assert why.startswith("was not quiet: 1 compiles; double (compiled.py:")
+    assert why.startswith("still needed compile work: 1 compiles; double (compiled.py:")
     assert first["inputs"][0]["note"] == f"rank 1: {why}"
     assert first["degraded"]
     assert second["degraded"]

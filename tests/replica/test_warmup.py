@@ -481,7 +481,7 @@ def test_a_slow_model_is_not_called_with_every_batch_size(caplog: pytest.LogCapt
 
     assert [name for name in replica.calls if name != "batch of 4"] == ["embed as a batch of 1"]
     assert (report.warnings, report.covered.proven) == ((), 1)
-    assert "not tried, to save time: undeclared batches of 2, 3 requests" in caplog.text
+    assert "to save time, warm-up did not try undeclared batches of 2, 3 requests" in caplog.text
 
 
 def test_looking_for_gaps_makes_no_kinds_of_calls(tmp_path: Path, caplog: pytest.LogCaptureFixture):
