@@ -48,8 +48,8 @@ class CallEvidence:
         """Compiled calls of each input in the last pass before the proof."""
         self.began_a_task = False
         """Whether a task of the last pass is still running, such as the task of `@serve.batch`.
-        Such a task keeps the mark of the replay that began it, so its later calls cannot be
-        assigned to another replay."""
+        Such a task keeps the mark of the replay that began the task. So calls that the task makes
+        later cannot be assigned to another replay."""
         self.of_proof: dict[str, Replayed] = {}
         """Compiled calls by input, in the last proof pass."""
         self._idle: list[set[int]] = []
@@ -57,7 +57,7 @@ class CallEvidence:
         empty if there was no idle time."""
 
     async def require_calls(self) -> None:
-        """Mark inputs as not proven if they made no compiled call in the proof.
+        """Mark inputs as not proven if their replays made no compiled call in the proof.
 
         An app without compiled functions does not need compiled calls. Ranks count as one app: a
         call on any rank counts for the input.
@@ -129,7 +129,7 @@ class CallEvidence:
         return min(max(slowest_s, IDLE_S[0]), IDLE_S[1], max(0.0, self._deadline.left()))
 
     def _find_confirmed(self, beside: set[str]) -> set[str]:
-        """Return the inputs whose calls stopped during the idle time and then resumed."""
+        """Return those of `beside` whose calls stopped during the idle time and then resumed."""
         if not self._idle:
             return set()
         [idle] = self._idle
@@ -148,8 +148,8 @@ class CallEvidence:
         """Return the names of inputs whose calls stop during idle time and then resume.
 
         Pool threads, a thread that reads a queue, and the `@serve.batch` task are not marked as
-        part of a replay. If they work for a replay, their calls stop when the replay ends, and
-        resume with the next replay.
+        part of a replay. If a thread or task of these kinds works for a replay, its calls stop when
+        the replay ends, and resume with the next replay.
         """
         slowest_s = max(self._progress.steady_s.get(item.name, 0.0) for item in doubtful)
         idle_s = self._idle_s(slowest_s)

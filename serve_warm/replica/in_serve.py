@@ -6,8 +6,8 @@ After `__init__`, the start of the app's lifespan and `servable_object`, Serve c
 `reconfigure(user_config, rank)` and waits for the call without a time limit. The warm-up runs in
 this call, before any router knows the replica and before the first health check. Serve makes the
 call even without a `user_config`, because the hook has the parameter `rank`. The hook is an
-attribute of the *instance*. So the class keeps the order of its bases and the user's own
-`reconfigure`, including the `super()` calls in that method.
+attribute of the *instance*. So the class keeps two things: the order of its bases, and the user's
+own `reconfigure` with the `super()` calls in it.
 
 `ReplicaContext._deployment_config` is private (seen in Ray 2.60). This attribute already holds the
 user_config before Serve calls `reconfigure`.
@@ -437,7 +437,7 @@ class ShownState:
             self.heartbeat = self._heartbeat(directory)
 
     def watch_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start to show in the state file when this event loop last ran."""
+        """From now on, show in the state file the time at which this event loop last ran."""
         self._loop, self._loop_ran_s = loop, node.boot_s()
 
     def observer(self) -> Callable[[Report], None]:

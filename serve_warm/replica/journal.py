@@ -56,10 +56,10 @@ LOG_PREFIX = "warmup_"
 """Prefix of the fields that serve_warm adds to log records. Other packages also add fields."""
 
 LATE = "late: "
-"""Prefix of the reason that a replica is degraded, if the replica missed its deadline."""
+"""If a replica is degraded because it missed its deadline, the reason begins with this prefix."""
 
 SIZES_OF_A_GRAPH = 8
-"""If one graph has more sizes than this, torch also warns (2.13:
+"""If one graph has more than this number of sizes, serve_warm warns, as torch does (2.13:
 `cudagraph_dynamic_shape_warn_limit`)."""
 
 
@@ -88,7 +88,7 @@ class Journal:
         self.artifact: ArtifactUse | None = None
         """How the start used the configured artifact."""
         self.fingerprint: Fingerprint | None = None
-        """The fingerprint that artifacts are compared with. It is read before any pull."""
+        """The fingerprint that artifacts are compared with. The start reads it before any pull."""
         self.inputs: Sequence[Input] = ()
         """The inputs to replay, in order; known once the start has begun."""
         self.progress = Progress()
@@ -306,8 +306,8 @@ class Journal:
     def log_compile(self, event: CompileEvent, suggest: Callable[[CompileEvent], str]) -> None:
         """Log a compile in traffic, at a limited rate.
 
-        The watch counts the compile. `suggest` returns an input that, if declared, would have
-        prevented the compile.
+        Counting the compile is the task of `compiler.watch`, not of this method. `suggest` returns
+        an input that, if declared, would have prevented the compile.
         """
         self.traffic_log.log(
             event, proven_on=self.progress.threads, suggest=suggest, fields=self.log_fields
@@ -317,8 +317,8 @@ class Journal:
         """Return the extra fields of a log record; Serve's JSON logs show them as fields.
 
         Serve itself adds the deployment and the replica, but adds the application only during
-        requests. All field names have serve_warm's prefix, because a user's record factory can add
-        fields, and `logging` raises an error if the record already has a field with the same name.
+        requests. All field names have serve_warm's prefix, because a user's record factory can also
+        add fields. If a record already has a field with the same name, `logging` raises an error.
         """
         about = {
             "event": event,
@@ -490,7 +490,7 @@ def torch_version() -> dict[str, str]:
 
 
 def cpu_seconds() -> float:
-    """Return the CPU seconds of this process and of the child processes that it has waited for."""
+    """Return the CPU seconds of this process, and of its child processes that it has waited for."""
     import resource
 
     own = resource.getrusage(resource.RUSAGE_SELF)

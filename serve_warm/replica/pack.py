@@ -47,9 +47,9 @@ async def pack(
     """Return the raw parts of an artifact and the build facts for its manifest.
 
     If `serve_warm.compile` was used, this replays the inputs again and makes an entry for each kind
-    of call. `report` is the report made at the proof; `new_replay` returns a replay of the same
-    inputs. Works only once per process, because torch cannot fully load the bytes that a second
-    save produces. `say` is called with a description of each step.
+    of call. `report` is the report from the time of the proof; `new_replay` returns a replay of the
+    same inputs. Works only once per process, because torch cannot fully load the bytes that a
+    second save produces. `say` is called with a description of each step.
     """
     facts = dict(build_facts(report))
     if has_profile:

@@ -7,9 +7,9 @@ effort: if the work is unfinished, has failed or is no longer wanted, the start 
 the beginning. Prefetching does not weaken trust. The same code checks signatures and digests with
 the same keys, and nothing is loaded before the start accepts the artifact.
 
-Downloading, hashing, decompressing and writing release the GIL, so this work runs in parallel with
+Downloading, hashing, decompressing and writing release the GIL, so these steps run in parallel with
 `__init__`. Imports are Python code, so imports run in parallel only while `__init__` waits, or
-reads and copies weights in C++. If `__init__` also runs Python code, imports and `__init__` take
+reads and copies weights in C++. While `__init__` runs Python code, imports and `__init__` take
 turns, which saves no time.
 
 Prefetching never queries CUDA devices before user code does. The first query fixes the device list,
@@ -78,9 +78,9 @@ LOOK_S = 2.0
 usually answers in milliseconds. If the store does not answer, the import begins."""
 
 NOT_YET_KNOWN = frozenset({"compile_arguments"})
-"""Factors that `__init__` sets. Other factors are read before `__init__`. If `__init__` changes one
-of the other factors (threads, the default dtype), another variant fits, and the fetched variant is
-discarded."""
+"""Fingerprint factors that `__init__` sets. All other factors are read before `__init__`. If
+`__init__` changes one of the other factors (threads, the default dtype), another variant fits, and
+the fetched variant is discarded."""
 
 
 @record(frozen=True, kw_only=True)
@@ -285,8 +285,9 @@ class Prefetch:
     ) -> Taken | None:
         """Wait for the artifact. Return the artifact if a pull of `wanted` would still choose it.
 
-        To check this, serve_warm chooses again among the statements, using all fingerprint factors,
-        the deny list and the age. Returns None in every other case, including a timeout.
+        To check this, serve_warm chooses again among the statements that were read, using all
+        fingerprint factors, the deny list and the age. Returns None in every other case, including
+        a timeout.
         """
         is_there, asked = self._taken.done(), time.perf_counter()
         try:
@@ -330,7 +331,7 @@ class Prefetch:
             self._timeline.add(COMPILER, began_boot_s, ended_boot_s)
 
     def _will_compile(self) -> bool:
-        """Whether torch is imported and will need Dynamo, to compile or to load code."""
+        """Whether torch is imported and this start will need Dynamo, to compile or to load code."""
         if "torch" not in sys.modules:
             return False
         # torch.compile imports Dynamo. An app that uses neither torch.compile nor

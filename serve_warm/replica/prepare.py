@@ -166,7 +166,7 @@ class Preparation:
             self._journal.warn(str(error))
 
     def _refuse_shared_code(self) -> None:
-        """Raise an error if a build could pack code that another process put in its folder."""
+        """Raise an error if the folder that a build packs might have code from another process."""
         if self._config.headers != "own":
             return
         what = "the folder that a build compiles in"

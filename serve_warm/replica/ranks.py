@@ -9,7 +9,7 @@ than the others, the other ranks wait. So each decision of a start uses the answ
 To agree, ranks use the store of the process group that user code created, instead of collectives.
 The store needs no GPU, does not interfere with the model's collectives, and shows which rank has
 not answered. A rank that fails writes its error to the store. The other ranks also notice if a rank
-ends without a message.
+ends without writing an error.
 
 This module uses a private torch function: `distributed_c10d._get_default_store` (seen in 2.13).
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/distributed/distributed_c10d.py
@@ -122,7 +122,7 @@ class Ranks:
         return [answer for _, answer in answers]
 
     def _check(self, rank: int, what: str, pulses: _Pulses) -> None:
-        """Raise `RankFailed` if a rank has failed, or has ended without a message."""
+        """Raise `RankFailed` if a rank has failed, or has ended without writing an error."""
         if self._has_said(rank, "failed"):
             raise RankFailed(
                 self._read_answer(rank, "failed"), hint="see the log and report of that rank"

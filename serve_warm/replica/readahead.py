@@ -25,8 +25,8 @@ from serve_warm.replica.timeline import Timeline
 logger = logging.getLogger(__name__)
 
 WINDOW_BYTES = 128 << 10
-"""Bytes in one request. For one request, Linux reads at most the device's readahead window, by
-default 128 KiB (`force_page_cache_ra` in mm/readahead.c, seen in 6.8)."""
+"""Bytes that one call of `Ask` requests. For one request, Linux reads at most the device's
+readahead window, by default 128 KiB (`force_page_cache_ra` in mm/readahead.c, seen in 6.8)."""
 
 SHARE = 2
 """Readahead fills at most 1/SHARE of the free memory."""

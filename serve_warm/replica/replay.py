@@ -4,8 +4,8 @@
 
 serve_warm cannot know in advance how many runs code needs until it is warm. Even with an Inductor
 cache hit, code is traced once. A CUDA graph needs three calls, and code with a graph break needs
-more. So all inputs are replayed, pass after pass, until no count changes during a whole pass. Then
-one more pass runs with compiling forbidden.
+more. So all inputs are replayed, pass after pass, until a whole pass is quiet: no compile, build,
+autotuning run, capture or fallback to eager. Then one more pass runs with compiling forbidden.
 
 Ranks that compute together make the same passes. The passes continue until one pass is quiet on all
 ranks. An input counts as proven only if all ranks have proven it.
@@ -40,7 +40,7 @@ Repeating a proof is useful, because a concurrent call can fail by chance, throu
 in Dynamo's lookup."""
 
 TRIALS_S = 0.5
-"""Seconds that calls with undeclared batch sizes may take, if a pass is shorter."""
+"""Total seconds that calls with undeclared batch sizes may take, unless a pass takes longer."""
 
 
 class Replay:
@@ -178,8 +178,9 @@ class Replay:
         """Replay `items` with compiling forbidden; return those that would compile, and the rest.
 
         The rest are items that were not replayed, to save time: replays that do not compile may
-        together take as long as a pass, or `TRIALS_S`. Replays that would compile do not count,
-        because they end as soon as they reach the compiled code.
+        together take as long as a pass or `TRIALS_S`, whichever is longer. The time of replays that
+        would compile does not count, because such replays end as soon as they reach the compiled
+        code.
 
         The items are not declared inputs, so the result does not affect whether the declared inputs
         are proven.

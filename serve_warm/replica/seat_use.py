@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A replica's start on a seat: the settings to apply first, and whether the seat was used.
 
-While a seat imports modules (`serve_warm.preload`), some settings are not known yet, such as the
-number of threads that Ray sets for a replica. `take` applies these settings, so that the start is
-like a start without a seat. If a setting can no longer be applied, the report says why the seat was
-not used. The exception is the thread count of OpenBLAS: the seat is used, and the report has a
-note. A worker that is still importing does not need this module.
+A seat is a Ray worker that imports modules in advance (`serve_warm.preload`). During these imports,
+some settings are not known yet, such as the number of threads that Ray sets for a replica. `take`
+applies these settings, so that the start is like a start without a seat. If a setting can no longer
+be applied, the report says why the seat was not used. The exception is the thread count of
+OpenBLAS: the seat is used, and the report has a note. This module is needed only after the imports
+of a seat.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def _set_threads(early: EarlyImports, environ: Mapping[str, str]) -> str:
 
 
 def _has_openblas() -> bool:
-    """Return whether OpenBLAS is loaded. numpy uses it, and torch cannot set its thread count."""
+    """Return whether OpenBLAS, which numpy uses, is loaded. torch cannot set OpenBLAS's threads."""
     return "openblas" in Path("/proc/self/maps").read_text()
 
 

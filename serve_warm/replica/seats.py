@@ -2,17 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seats for the next replicas: a serving replica asks its raylet for workers in advance.
 
-Ray has no public API for this. All private Ray names used here are in `Raylet`, each with the file
-and version in which the name was seen. If a name is missing, no seats are kept, and starts work as
-they do without seats.
+Ray has no public API to ask for workers. All private Ray names used here are in `Raylet`, each with
+the file and version in which the name was seen. If a name is missing, no seats are kept, and starts
+work as they do without seats.
 
 `PrestartWorkers` always starts new workers, however many workers already exist
 (HandlePrestartWorkers in src/ray/raylet/node_manager.cc). Ray gives a replica a worker that has the
 same runtime_env, and that belongs to the same job or to no job. A seat belongs to no job, because
 Ray ends a job's idle workers when the job's driver has exited, but replicas outlive their driver.
 After a worker's keep-alive time, Ray ends the worker if the node has more idle workers than free
-CPUs (TryKillingIdleWorkers in src/ray/raylet/worker_pool.cc). So a keeper counts seats by the files
-that the seats write.
+CPUs (TryKillingIdleWorkers in src/ray/raylet/worker_pool.cc). So a `SeatKeeper` counts seats by the
+files that the seats write.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PERIOD_S = 1.0
 
 RENEW_S = 60.0
 """A seat is replaced this many seconds before its keep-alive time ends, but not before two thirds
-of that time have passed."""
+of its keep-alive time have passed."""
 
 TAKEN_PAUSE_S = 5.0
 """Seconds to wait before replacing a taken seat. The imports of the next seat would slow down the
@@ -67,10 +67,10 @@ STARTING_LIMIT_S = 15.0
 two cores."""
 
 LIMIT_OF_LOSSES = 5
-"""After this many losses in a row, the keeper requests no more seats."""
+"""After losing this many seats in a row, a `SeatKeeper` requests no more seats."""
 
 PAUSE_S = 2.0
-"""Seconds to wait after the first loss. The wait doubles with each further loss."""
+"""Seconds to wait after the first lost seat. The wait doubles with each further loss in a row."""
 
 RPC_LIMIT_S = 10.0
 
@@ -235,8 +235,8 @@ OF_REPLICAS = ("ray.serve._private.replica", "ray.serve._private.controller")
 def imports_of_seat(settings: Seats, loaded: Iterable[str]) -> tuple[str, ...]:
     """Return the modules that a seat imports, given the modules that a serving replica has loaded.
 
-    The app's modules come first. If they change settings and then import torch, the seat must also
-    change these settings before it imports torch.
+    The app's modules come first. If the app's modules change settings before they import torch, the
+    seat must do the same.
     """
     names = set(loaded)
     wanted = [*settings.imports]
@@ -330,7 +330,7 @@ class SeatKeeper:
     def look(self) -> None:
         """Count the seats once, and request missing seats. Does nothing after a problem.
 
-        A folder that cannot be read or written counts as a loss.
+        A folder that cannot be read or written counts as a lost seat.
         """
         if self._problem or self._clock() < self._errors_until_s:
             return
@@ -364,7 +364,7 @@ class SeatKeeper:
             self._ask(many)
 
     def _waits_for_a_start(self) -> bool:
-        """Return whether to wait before requesting seats: a worker of this runtime_env is starting.
+        """Return whether a worker of this runtime_env is starting, so that seats must wait.
 
         Ray starts a worker for a replica that finds no seat. If Ray started a seat's worker at the
         same time, the replica could take the seat's ticket and import at low priority. The other

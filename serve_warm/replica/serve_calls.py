@@ -33,11 +33,11 @@ from serve_warm.inputs import Input, suggest_input
 from serve_warm.report import CompileEvent
 
 KEPT_BYTES = 1 << 16
-"""Maximum bytes of an error answer that are kept. Fewer are shown, but the whole kept text is
-redacted before it is cut."""
+"""Maximum bytes of an error answer that are kept. Fewer bytes are shown, but all kept bytes are
+redacted before the text is cut for display."""
 
 LARGEST_BATCH = 32
-"""Largest batch size considered outside Serve, where nothing limits batches."""
+"""Largest batch size that is considered outside Serve, where no setting limits batches."""
 
 
 class CompileForbidden(DeploymentUnavailableError):
@@ -76,7 +76,7 @@ class ServeCalls:
         """Return the user's declared inputs.
 
         Raises:
-            InputError: the user's `warmup_inputs` raised the exception that the text names.
+            InputError: the user's `warmup_inputs` raised an exception, which the error text names.
         """
 
         async def declare() -> Any:
@@ -275,8 +275,8 @@ async def call_like_serve(
     """Call a user's method where Serve would call it: on this loop, or in a worker thread.
 
     Serve's rule (`UserCallableWrapper._call_func_or_gen`): a function that is neither a coroutine
-    function nor an async generator function runs in an anyio worker thread. A generator runs in
-    that thread until it ends.
+    function nor an async generator function runs in an anyio worker thread. A generator runs to its
+    end in that thread.
     """
     is_sync = (inspect.isfunction(written) or inspect.ismethod(written)) and not (
         inspect.iscoroutinefunction(written) or inspect.isasyncgenfunction(written)

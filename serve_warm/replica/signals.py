@@ -4,10 +4,10 @@
 
 If a signal handler raises an exception, the call itself has not failed.
 
-Code from an artifact can also raise KeyboardInterrupt and SystemExit, but must not end a replica
-that way. Python runs signal handlers only on the main thread, and an exception raised by a handler
-looks as if the interrupted code had raised it. So during a call on the main thread, each handler is
-wrapped to record that the handler ran.
+Code from an artifact can also raise KeyboardInterrupt and SystemExit, but these exceptions must not
+end a replica. Python runs signal handlers only on the main thread, and an exception raised by a
+handler looks as if the interrupted code had raised it. So during a call on the main thread, each
+handler is wrapped to record that the handler ran.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class CompileCaches:
         return self.begin()
 
     def begin(self) -> Path:
-        """Make torch's caches use a new directory, unless already done, and return the directory.
+        """Make torch's caches use a new directory, unless they do so already; return the directory.
 
         In Serve, this is called before the user's `__init__`, which might compile something.
         Outside Serve, the start calls this.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Calls the targets of inputs in the same way as traffic, within deadlines, and notes progress."""
+"""Timed calls of input targets, made in the same way as traffic, with deadlines and progress."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Progress:
     threads: set[int] = field(default_factory=set)
     """Native ids of the threads that made compiled calls in the proof pass."""
     has_compiled: bool = True
-    """Whether this process has compiled functions, as far as the proof has shown."""
+    """Whether compiled functions exist in this process, as far as the proof has shown."""
 
     def results(self) -> tuple[InputResult, ...]:
         """Return one record for each input, in replay order."""
@@ -133,7 +133,7 @@ class TimedCalls:
         return next(late, None)
 
     def require_time(self, item: Input, seconds: float) -> None:
-        """Raise `WarmupTimeout` if a replay was late, but blocked the loop that would cancel it."""
+        """Raise `WarmupTimeout` if a late replay was not cancelled, because it blocked the loop."""
         if seconds > self._input_limit_s:
             raise self._timeout(item, self._input_limit_s)
         if self._deadline.left() < 0:

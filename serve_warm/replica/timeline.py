@@ -28,7 +28,7 @@ def spans_before(created_boot_s: float, *, seat: bool = False) -> tuple[Span, ..
 
     `process` lasts until Ray makes the process an actor. Then `imports` begins. If Ray's thread is
     not found, `process` and `imports` are returned as one part. With `seat`, `process` is left out,
-    because it ended before the replica's start.
+    because that phase ended before the replica's start.
     """
     began_s = _began_s(Path("/proc/self"))
     actor = next((t for t in threading.enumerate() if t.name == ACTOR_THREAD), None)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log lines about compiles in traffic, at a limited rate and with advice.
 
-The watch counts all compiles. A compile in traffic has one of three causes: an undeclared input, a
-call on a thread other than the model's, or a change since the proof.
+The watch (`compiler.watch`) counts all compiles. A compile in traffic has one of three causes: an
+undeclared input, a call on a thread other than the model's, or a change since the proof.
 """
 
 from __future__ import annotations
