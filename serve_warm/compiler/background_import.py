@@ -3,12 +3,12 @@
 """Background imports that take turns with imports of other threads.
 
 Python locks each module separately, and some modules import one another. If two threads start to
-import such a group, each with a different module first, they deadlock. Python detects the deadlock,
-and one of the threads gets an error or a half-loaded module. The modules of torch's compiler are
-such a group. In a test, 24 calls of `torch.compile` were made while another thread imported the
-compiler, and 7 of them failed (torch 2.13, Python 3.11). So a thread that imports a new module
-first waits for the background thread, and only then takes the module's lock. The background thread
-waits until no other thread is importing.
+import such a group, each with a different module first, the threads deadlock. Python detects the
+deadlock, and one of the threads gets an error or a half-loaded module. The modules of torch's
+compiler are such a group. In a test, 24 calls of `torch.compile` were made while another thread
+imported the compiler, and 7 of them failed (torch 2.13, Python 3.11). So a thread that imports a
+new module first waits for the background thread, and only then takes the module's lock. The
+background thread waits until no other thread is importing.
 
 A waiting thread might hold another lock that the background thread needs. For example,
 `logging.config.dictConfig` imports handlers while it holds logging's lock, and each
@@ -17,10 +17,11 @@ progress.
 
 One kind of deadlock is still possible, as it is between any two Python threads. A thread waits
 forever if it imports the same module as the background thread while holding a lock that the
-background thread needs. A child process also waits forever if it imports that module and its parent
-forked while a thread held such a lock.
+background thread needs. A child process also waits forever if it imports that module after a fork
+during which a thread held such a lock.
 
-`when_imported` lets a caller act on a module as soon as the module is loaded, without importing it.
+`when_imported` does not import a module, but calls a function as soon as another import has loaded
+the module.
 
 This module uses private names of Python, which are the same from 3.10 to 3.14.
 `importlib._bootstrap._find_and_load` runs for each import of a module that is not loaded yet.
@@ -50,9 +51,9 @@ burst, a background import would save nothing, because imports share the GIL."""
 POLL_S = 0.02
 STUCK_S = 10.0
 """Seconds that an import waits for the background thread to reach its next module. After that, the
-import continues, because the background thread may need a lock that the waiting thread holds. The
-slowest of torch's modules took 0.7 s (torch 2.13, on a machine whose load was four times its number
-of cores)."""
+waiting import continues, because the background thread may need a lock that the waiting thread
+holds. The slowest of torch's modules took 0.7 s (torch 2.13, on a machine whose load was four times
+its number of cores)."""
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
 """The two halves of torch's compiler."""
 LOGGING_S = 0.25
@@ -225,9 +226,9 @@ def when_imported(name: str, call: Callable[[ModuleType], object]) -> None:
 class _AfterImport:
     """An import finder that never finds a module itself, but reports modules that others find.
 
-    The import of a module for which no call waits costs only one more dict lookup. The finder has
-    no lock, because a fork could leave a lock locked forever. Each change to `_known` is one atomic
-    step, and `_waiting` changes only under the module's lock.
+    If no call waits for a module, the module's import costs only one more dict lookup. The finder
+    has no lock, because a fork could leave a lock locked forever. Each change to `_known` is one
+    atomic step, and `_waiting` changes only under the module's lock.
     """
 
     def __init__(self) -> None:
@@ -328,7 +329,7 @@ class Importer:
 
     def __init__(self) -> None:
         self.place = ""
-        """Empty if Dynamo is not imported, or was imported before `watch`."""
+        """Empty if Dynamo is not imported, or was imported before `watch` was called."""
 
     def watch(self) -> None:
         """From now on, note who imports Dynamo."""

@@ -31,10 +31,10 @@ def defer_precompiled_headers() -> None:
     """Make torch precompile its C++ headers when a compiler runs, not when a kernel is loaded.
 
     In every process, Inductor preprocesses two headers and precompiles them into the user's folder
-    under the temp directory. Inductor does so before checking whether the kernel's library exists.
-    On a fresh node, this costs 5 s of g++, even if the artifact has all kernels (torch 2.13,
-    `_precompile_header` of codecache.py). Only the compiler's command line uses the path of the
-    header. So a placeholder replaces the path until a compiler runs.
+    under the temp directory. Inductor does both before it checks whether the kernel's library
+    exists. On a fresh node, both steps take 5 s of g++, even if the artifact has all kernels (torch
+    2.13, `_precompile_header` of codecache.py). Only the compiler's command line uses the path of
+    the header. So a placeholder replaces the path until a compiler runs.
     """
     when_imported("torch._inductor.codecache", _defer_headers)
 
@@ -70,9 +70,9 @@ def keep_headers_private(whose: Literal["shared", "own"] = "shared") -> None:
 
     With `own`, the folder is new, so other processes of this user cannot have written to it either.
 
-    By default, torch uses a folder with a known name under the temp directory, whatever the cache
-    settings say. torch does not check who created that folder. Code from these headers goes into
-    every kernel (torch 2.13, `_HEADER_DIR` of codecache.py).
+    Without this call, torch uses a folder with a known name under the temp directory, whatever the
+    cache settings say. torch does not check who created that folder. Code from these headers goes
+    into every kernel (torch 2.13, `_HEADER_DIR` of codecache.py).
     """
     move = _move_headers_to_own if whose == "own" else _move_headers
     when_imported("torch._inductor.codecache", move)
@@ -161,9 +161,9 @@ def load_torch_bytes(raw: bytes) -> bool:
 def forget_compiled() -> None:
     """Make torch recompile everything that this process has compiled or loaded.
 
-    No file is changed. Inductor keeps loaded kernels in memory, keyed by their source. So without
-    this call, Inductor would reuse a broken kernel even after the cache directory has changed.
-    `clear_caches` is private (2.13), and was earlier named `clear_inductor_caches`.
+    No file is changed. Inductor keeps loaded kernels in memory, by the source of each kernel. So
+    without this call, Inductor would reuse a broken kernel even after the cache directory has
+    changed. `clear_caches` is private (2.13), and was earlier named `clear_inductor_caches`.
     """
     if "torch._dynamo" not in sys.modules:
         return

@@ -50,8 +50,8 @@ def compile_arguments(owner: Any) -> dict[str, str]:
     """Return, by attribute name, the compile arguments of each compiled attribute of `owner`.
 
     This finds compiled attributes and modules compiled in place, but does not find compiled
-    functions elsewhere. The arguments of such functions are still part of torch's own cache keys.
-    If those arguments differ, torch later reports a cache miss, without naming the argument.
+    functions elsewhere. But torch's own cache keys contain the arguments of such functions. If one
+    of these arguments differs, torch later reports a cache miss, without naming the argument.
     """
     found = {}
     for name, value in vars(owner).items():
@@ -70,15 +70,15 @@ FOREIGN = {"torch", "ray", "serve_warm"}
 
 
 LOOKED_AT = 20_000
-"""Maximum number of objects that `reaches_compiled` looks at. Looking at this many takes some tens
-of milliseconds."""
+"""Maximum number of objects that `reaches_compiled` looks at. Looking at this many objects takes
+some tens of milliseconds."""
 
 
 def reaches_compiled(owner: Any) -> bool:
     """Return whether the user's object refers to compiled code, without running the object's code.
 
-    This looks at attributes and their contents, and at the globals that methods use. Unused imports
-    do not count, because a router might share its module with a model.
+    The search covers attributes and their contents, and the globals that methods use. Unused
+    imports do not count, because a router might share its module with a model.
     """
     if "torch" not in sys.modules:
         return False

@@ -25,8 +25,8 @@ from serve_warm.errors import CompilerMissing, ConfigError
 def require_compiler(environ: Mapping[str, str]) -> None:
     """Raise `CompilerMissing` unless a C++ compiler can be run.
 
-    On CPU, Inductor needs a compiler even if every kernel is in the cache. On a CUDA machine, only
-    CPU kernels need a compiler, so this function does not require a compiler there.
+    On CPU, Inductor needs a compiler even if every kernel is in the cache. On a CUDA machine, this
+    function requires no compiler, because only CPU kernels need one there.
     """
     import torch
 
@@ -138,8 +138,8 @@ def force_setting(config: ModuleType, name: str, *, value: object) -> None:
     """Set a torch setting as an environment variable would, overriding every other value.
 
     Since 2.12, an assignment to a setting is valid in only one context, and requests run in other
-    contexts. The vector width has no environment variable. Both settings are part of torch's cache
-    keys.
+    contexts. The vector width has no environment variable. Both settings in `PINNED` are part of
+    torch's cache keys.
     """
     entry: Any = getattr(config, "_config", {}).get(name)
     if not hasattr(entry, "env_value_force"):

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """CUDA graphs: counting and timing of captures, and reasons for skips.
 
-Graphs cannot be cached, so every process captures its own. Inductor's graph trees need two calls to
-a function: the first runs eagerly in the memory pool of the graphs, and the second is captured. The
-eager run compiles nothing. serve_warm counts the eager run anyway, because later calls launch a
-graph instead. Libraries (level 3) do not use graph trees: `aoti_graphs` captures their graphs.
+Graphs cannot be cached, so every process captures its own graphs. Inductor's graph trees need two
+calls to a function: the first runs eagerly in the memory pool of the graphs, and the second is
+captured. The eager run compiles nothing. But serve_warm counts the eager run, because later calls
+launch a graph instead of running eagerly. Libraries (level 3) do not use graph trees: `aoti_graphs`
+captures their graphs.
 
 A capture fails if it runs out of memory or meets an operation that cannot be captured. Without
 serve_warm, torch then raises an error in every later call to the function. serve_warm instead
@@ -110,9 +111,9 @@ _one_at_a_time = threading.RLock()
 def alone() -> Iterator[None]:
     """Prevent captures in other threads, because they could break a capture in this thread.
 
-    From 2.13 on, torch's graph trees have their own lock for this, and take serve_warm's lock after
-    their own lock (`_hook_trees`). A capture that began before the trees were imported holds only
-    serve_warm's lock.
+    From 2.13 on, torch's graph trees have their own lock for this purpose, and take serve_warm's
+    lock after their own lock (`_hook_trees`). A capture that began before the trees were imported
+    holds only serve_warm's lock.
     """
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     theirs = getattr(trees, "graph_capture_lock", None) or contextlib.nullcontext()
@@ -436,7 +437,7 @@ def _hook_threads(trees: ModuleType) -> None:
 def _why_here(captured_by: Mapping[int, str]) -> str:
     """Return a text that names the threads of earlier captures, if this thread made none.
 
-    Return an empty string if this thread has captured before, or if no thread has.
+    Return an empty string if this thread has captured before, or if no thread has captured yet.
     """
     if not captured_by or threading.get_native_id() in captured_by:
         return ""

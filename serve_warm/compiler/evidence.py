@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evidence that an input reached compiled code: the compiled calls during each replay.
 
-A replay proves an input if the replay calls compiled code and no code is compiled. Without such a
-call, nothing is proven. For example, a handler that returns early or returns a cached answer
-compiles nothing in the replay, but the first real request would compile.
+A replay proves an input if the replay calls compiled code and no code is compiled. Without a
+compiled call, nothing is proven. For example, a handler that returns early or returns a cached
+answer compiles nothing in the replay, but the first real request would compile.
 
 A replay marks its context (`contextvars`). Tasks, `asyncio.to_thread`, AnyIO's threads and the
 model thread copy the context, so their calls carry the mark. Thread pools, threads that read a
@@ -74,8 +74,8 @@ class CompiledCalls:
 
 
 current: CompiledCalls | None = None
-"""The current recorder of compiled calls, if any. Each compiled call reads it, so it is a module
-attribute, which is fast to read."""
+"""The current recorder of compiled calls, if any. Each compiled call reads this attribute. A module
+attribute is fast to read."""
 
 
 @contextlib.contextmanager

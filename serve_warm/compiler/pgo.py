@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch's profile of dynamic sizes, and the names under which a later process finds the profile.
 
-With `dynamic=None`, torch compiles a static graph for the first shape. At the second shape, it
-compiles a graph for all shapes. Its profile (profile-guided optimization, `torch._dynamo.pgo`)
+With `dynamic=None`, torch compiles a static graph for the first shape. At the second shape, torch
+compiles a graph for all shapes. torch's profile (profile-guided optimization, `torch._dynamo.pgo`)
 remembers which sizes changed, so that the next process immediately compiles the graph for all
 shapes. The profile is a file in the cache directory, so it is part of the artifact. torch reads and
 writes this file only if the job has an id. torch finds the entry of a function only if both

@@ -9,10 +9,10 @@ binaries on disk.
 Autotuning measures how fast several alternatives are, in this process or in a helper process. At a
 kernel's first launch, torch measures the kernel's configurations. With `max-autotune`, torch also
 measures the templates of a matrix product during the compile. Autotuning results are stored in
-files too. Inductor always stores its results. Triton 3.3 and later store results if a setting is
-on; this module turns that setting on. So the cache directory contains Inductor's and Triton's
-results. torch's own counters are not usable: when torch loads a graph from a cache, the counters
-count the build's autotuning again (`counter_deltas`).
+files too. Inductor always stores its results. Triton 3.3 and later store their results only if a
+setting is on; this module turns on that setting. So the cache directory contains Inductor's and
+Triton's results. torch's own counters are not usable: when torch loads a graph from a cache, the
+counters count the build's autotuning again (`counter_deltas`).
 
 Private names used here (seen in torch 2.11, 2.13 and 2.15 with Triton 3.6): Inductor's
 `CachingAutotuner` with `bench`, `recheck_autotune_cache`, `save_cache_hook`, `launchers` and the
@@ -70,9 +70,9 @@ def use_ptxas_of_torch() -> None:
     Call this before user code can launch a Triton kernel.
 
     Triton's cache keys contain the assembler's version, which each process reads only once. torch
-    switches to its own assembler in each worker. In this process, torch does not switch until just
-    before its first build. If Triton was used earlier, this process does not find the workers'
-    kernels, and builds them again (`_set_triton_ptxas_path`, 2.11 to 2.15).
+    switches to its own assembler in each worker. In this process, torch switches only just before
+    its first build. If Triton was used before that, this process does not find the workers'
+    kernels, and builds these kernels again (`_set_triton_ptxas_path`, 2.11 to 2.15).
     """
     when_imported("triton", _point_at_ptxas)
 
@@ -191,12 +191,12 @@ def _keep_descended(tuner: Any, found: Sequence[Any], reload_kernel: Callable[[]
 
 
 def _keep_measured(tuner: Any, heuristics: ModuleType, reload_kernel: Callable[[], Any]) -> None:
-    """Use the stored best configuration if torch would otherwise measure all of them again.
+    """Use the stored best configuration if torch would otherwise measure all configurations again.
 
     After building a reduction that needs many registers, torch adds a configuration with half the
     block size (`_dynamic_scale_rblock`). The saved graph does not contain this configuration. torch
-    2.11 does not find it again: torch halves the block size of another configuration and
-    measures it. torch 2.13 finds the configuration.
+    2.11 does not find this configuration again: it halves the block size of another configuration
+    and measures the result. torch 2.13 finds the configuration.
     """
     kept = heuristics.AutotuneCache.create(tuner.inductor_meta, tuner.filename, "")
     best = kept._read() if kept is not None else None
@@ -282,8 +282,9 @@ def _hook_triton(note: Callable[[CompileEvent], None], autotuner: ModuleType) ->
 class _Kept:
     """Replaces `cache_results` on every `Autotuner`, so that Triton stores all results.
 
-    The replacement is set on the class, because most instances already exist: importing a kernel's
-    module creates the instance. Triton's interpreter does not autotune, because it has no device.
+    The replacement is set on the class, because most instances already exist at this time:
+    importing a kernel's module creates the kernel's instance. Triton's interpreter does not
+    autotune, because it has no device.
     """
 
     def __init__(self, knobs: Any) -> None:

@@ -5,7 +5,7 @@
 One hook is enough to see every compile. For each call of a compiled function,
 `torch._dynamo.eval_frame._callback_from_stance` returns the callback that runs if no compiled
 variant matches (private; seen in torch 2.13.0). The hook wraps that callback. So serve_warm's
-Python code runs only when torch is about to compile; all other calls pay one extra function call
+Python code runs only when torch is about to compile; every other call costs one extra function call
 (about 1 µs). https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/eval_frame.py
 
 A start at level 3 imports neither Dynamo nor Inductor. So each hook is installed when its target
@@ -77,7 +77,7 @@ class Watch:
         """Whether `forbid()`, not user code, set torch's stance to `fail_on_recompile`."""
         self.on_event: Callable[[CompileEvent], None] | None = None
         self.forbidden: Callable[[CompileEvent], BaseException] | None = None
-        """If set, serve_warm does not compile, but raises the exception that this function
+        """If set, serve_warm prevents each compile, and raises the exception that this function
         returns."""
 
     def counts(self) -> Counts:
@@ -342,8 +342,8 @@ def _makes_object(cmd_line: str) -> bool:
 def unwatched_compiles() -> int:
     """Return how many frames this process compiled before the watch began.
 
-    To get the number for a period, call this before and after the period, and subtract. If Dynamo
-    is not imported, nothing was compiled, so this function does not import Dynamo.
+    To get the number for a period, call this function before and after the period, and subtract. If
+    Dynamo is not imported, nothing was compiled, so this function does not import Dynamo.
     """
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is None:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles one function ahead of time for one input. Only for builds; a start uses `aot_load`.
+"""Ahead-of-time compiles of one function for one input. For builds; a start uses `aot_load`.
 
 `torch.compile(f, fullgraph=True).aot_compile(...)` returns one graph, the bytecode around the
 graph, and a guard check. The result can be pickled, except for its guards. This module returns the
@@ -42,12 +42,12 @@ class Made:
     """Code for one call: the bytes for an artifact, and the function to call now."""
 
     fn: Callable[..., Any]
-    """Function that takes the callee, then the tensors. It raises `NoEntry`, before it computes
-    anything, if a tensor that its graph reads (weights included) is not like the tensor in the
-    first run."""
+    """Function that takes the callee, then the tensors. If a tensor that the graph reads (weights
+    included) is not like the tensor in the first run, the function raises `NoEntry` before it
+    computes anything."""
     data: bytes
     """A torch pickle, or at level 3 a shared library. Both are code, so load them only after
-    verification. They hold no weights."""
+    verification. Neither contains weights."""
     references: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """The objects that `load` needs in addition to a pickle. Maps the name of a global in compiled
     code to the module and qualified name of the global's value."""
@@ -136,9 +136,9 @@ def _restarting(
 ) -> tuple[Captured, bool]:
     """Return the result of `_capture`; capture again if torch requests a new trace.
 
-    torch can request a new trace while it compiles the graph. torch.compile then traces again. In
-    torch 2.11 to 2.13, ahead-of-time compilation ignores such requests, because it compiles the
-    graph only after tracing.
+    torch can request a new trace while it compiles the graph. torch.compile fulfills such a
+    request. In torch 2.11 to 2.13, ahead-of-time compilation ignores such requests, because it
+    compiles the graph only after tracing has ended.
     """
     from torch._dynamo.exc import RestartAnalysis
 
@@ -238,7 +238,7 @@ CAPTURES = "triton.cudagraphs"
 
 
 def _settings_at_load(arguments: Mapping[str, Any]) -> Plan:
-    """Return the CUDA-graph setting if it is on, because an entry does not store the setting.
+    """Return the CUDA-graph setting if it is on; an entry itself does not store this setting.
 
     torch (2.11 to 2.13) reads this setting each time it assembles a loaded entry
     (`_functorch/_aot_autograd/aot_autograd_result.py`).

@@ -105,7 +105,7 @@ def file_digest(module: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Return torch's long error text as one line: what, why, where in user code, and a fix."""
+    """Return torch's long error text as one line: failure, cause, place in user code, and fix."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     where, code = _place(lines)
     for pattern, what, action in KNOWN:

@@ -4,8 +4,8 @@
 
 At level 2, the bytecode around the graph assigns these attributes. A library has no such bytecode.
 So the plan maps attributes of modules to outputs, and each call assigns the outputs to these
-attributes. A forward that changes anything else, such as the items of an existing list, gets no
-library.
+attributes. If a forward changes anything except attributes of modules, such as the items of an
+existing list, the call gets no library.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class Assigned:
         return found
 
     def refuse_shared(self, values: Sequence[Any], returned: Any) -> None:
-        """Raise `NoEntry` for an assigned list that existed before the run or has two names.
+        """Raise `NoEntry` for an assigned list that existed before the run or is used twice.
 
-        A library cannot reproduce such a list, because each of its calls makes new lists.
+        A library cannot reproduce such a list, because each call of a library makes new lists.
         """
         known = set(map(id, self._before))
         self._before = []

@@ -5,7 +5,7 @@
 The capture is the same as at level 2, so a library depends on the same facts as an entry. Instead
 of Dynamo's bytecode around the graph, a library has a plan. The plan is data that says where each
 input comes from and how the result is built from the outputs. Calls that a plan cannot describe are
-refused, for example if the forward returns an object of a class that cannot be rebuilt, or changes
+refused. For example, the forward may return an object of a class that cannot be rebuilt, or change
 objects other than tensors and module attributes.
 
 Weights are inputs of the graph, not constants, so libraries contain no weights
@@ -237,7 +237,7 @@ class _Graph:
         return callable_once(self._run_eagerly)
 
     def compile(self) -> Callable[[], bytes]:
-        """Start compiling the graph, once; the returned function waits for the C++ compiler."""
+        """Start one compile of the graph; the returned function waits for the C++ compiler."""
         if self._library is None:
             self._library = aoti_cpp.compile_library(self._generate, compiler=self._compiler)
         return self._library
@@ -310,7 +310,7 @@ class _Graph:
         return {**plan, **self._on_a_gpu(inputs)}
 
     def _on_a_gpu(self, inputs: Sequence[Input]) -> Plan:
-        """Return a plan's keys for a GPU: the device, and why the library is not captured."""
+        """Return a plan's keys for a GPU: the device, and why the code cannot be captured."""
         if self._device == "cpu":
             return {}
         if not self._captures:
@@ -360,7 +360,7 @@ class _Graph:
                 raise NoEntry(f"the {place.kind} {where} is not the tensor that its graph takes")
 
     def refuse_other_aliases(self, native: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
-        """Raise `NoEntry` if the outputs share memory in another way than the eager outputs."""
+        """Raise `NoEntry` if the outputs do not share memory as the eager outputs do."""
         copies = copy_tensors(self._inputs, inference=False)
         with self._same_random_numbers():
             outputs = native(copies)
@@ -376,7 +376,7 @@ class _Graph:
     def refuse_other_result(
         self, function: aoti_library.Function, tensors: Sequence[Any], returned: Any
     ) -> None:
-        """Raise `NoEntry` if the plan's result differs from eager's for the same tensors."""
+        """Raise `NoEntry` if the plan's result differs from the eager result for equal tensors."""
         given = (self._outputs, self._inputs, tensors)
         places = self.assigned.places(_path_of_module)
         for (_, name, make), (_, _, value) in zip(function.assigns, places, strict=True):
@@ -390,7 +390,7 @@ class _Graph:
 
 @contextlib.contextmanager
 def _without_foreign() -> Iterator[None]:
-    """Make torch replace operators that lack a C interface with equivalent ones (2.13)."""
+    """Make torch replace operators that lack a C interface with equivalent operators (2.13)."""
     from torch._inductor import decomposition
 
     table: Any = decomposition.select_decomp_table()  # a dict that torch keeps
@@ -513,7 +513,7 @@ STEP_OF = {
     "object.__getattribute__": "own",
     **dict.fromkeys(("dict.__getitem__", "list.__getitem__", "tuple.__getitem__"), "item"),
 }
-"""Maps functions in Dynamo's expressions to the kinds of steps that replace calls of them."""
+"""Maps each function in Dynamo's expressions to the kind of step that replaces its calls."""
 
 
 def _differ(left: Any, right: Any) -> bool:

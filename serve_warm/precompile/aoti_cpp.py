@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Changes the C++ code of libraries, and runs the C++ compiler in the background.
+"""Changes to the C++ code of libraries, and runs of the C++ compiler in the background.
 
 The C++ compiler takes most of a library's build time (7 of 11 CPU seconds for a MiniLM). Only one
-thread can trace at a time. But the compiler is a separate process, so it can run while torch traces
-the next graph. serve_warm records the command lines that torch would run, and lets torch continue
-as if each command had finished.
+thread can trace at a time. But the compiler is a separate process, so the compiler can run while
+torch traces the next graph. serve_warm records the command lines that torch would run, and lets
+torch continue as if each command had finished.
 
 Seen in torch 2.13:
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codecache.py
@@ -103,7 +103,7 @@ def _note_commands() -> Iterator[Commands]:
 
 @contextlib.contextmanager
 def _wrap_compiler(during: Any) -> Iterator[None]:
-    """In the block, compile libraries whose failed calls print nothing to stderr.
+    """Make libraries that are compiled in the block print nothing to stderr if a call fails.
 
     Otherwise, each failed call prints 25 lines. A caller cannot suppress these lines, because the
     file descriptor belongs to the whole process. The printing code is in the C interface, whose
@@ -143,7 +143,7 @@ CPP_RUNTIMES = b"libstdc++.", b"libc++."
 def _refuse_another_runtime(data: bytes) -> None:
     """Raise `NoEntry` if a library has a statically linked C++ runtime.
 
-    The library's locales then differ from the process's locales. torch's code in the library
+    The locales of such a library differ from the process's locales. torch's code in the library
     immediately uses a regular expression, which crashes the process (2.11, `parse_device_str` of
     model_base.h).
     """

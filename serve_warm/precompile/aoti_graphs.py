@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs for libraries (level 3). serve_warm captures them, because Inductor does not.
+"""CUDA graphs for libraries (level 3), which serve_warm captures because Inductor does not.
 
 As in torch's graph trees, each thread captures its own graphs, and each call copies its tensors to
 the addresses that the graph reads. Unlike in torch's graph trees, a call returns a copy of the
@@ -246,7 +246,7 @@ class Graphed:
         return launch
 
     def _never(self, reason: str) -> Run:
-        """Return the code, and stop capturing in this thread: captures of all sizes would fail."""
+        """Return the code, and stop capturing in this thread, because every capture would fail."""
         cuda_graphs.note_skip(reason)
         vars(self._local)["never"] = reason
         return self._code

@@ -48,11 +48,11 @@ def tensor_check(
 
 
 WATCHES_DICTS = sys.version_info >= (3, 12)
-"""Whether torch watches dicts, because Python does not number their versions any more.
+"""Whether torch watches dicts: from 3.12 on, Python no longer numbers the versions of dicts.
 
-torch then misses one kind of change: CPython fills an empty dict from another dict with an event of
-its own (`PyDict_EVENT_CLONED`), which torch ignores. So versions here also say whether a dict is
-empty.
+torch's watch misses one kind of change. If an empty dict is filled from another dict, CPython
+reports a separate event (`PyDict_EVENT_CLONED`), which torch ignores. So the versions in this
+module also say whether a dict is empty.
 """
 
 
@@ -79,12 +79,13 @@ def empty_ones(
 
 
 class DictChanges:
-    """Says in one step whether any dict has changed whose version was ever read.
+    """Says in one step whether any dict with a version that was ever read has changed.
 
     From Python 3.12 on, torch watches each dict whose version it has read, and numbers the changes
     of all such dicts in one sequence. A new dict gets the next number. So if the version of a new
-    dict follows the version of the new dict before it, no watched dict has changed in between. The
-    exception is an empty dict that is filled from another dict (`WATCHES_DICTS`). Takes 0.2 µs.
+    dict directly follows the version of the previous new dict, no watched dict has changed between
+    the two. The exception is an empty dict that is filled from another dict (`WATCHES_DICTS`).
+    Takes 0.2 µs.
     """
 
     def __init__(self, read: Callable[[dict[Any, Any]], int]) -> None:
@@ -95,10 +96,10 @@ class DictChanges:
         self._number = -1
 
     def number(self) -> int:
-        """Return a number that equals an earlier one only if no dict has changed since then.
+        """Return a number that equals an earlier number only if no dict has changed since.
 
-        Any thread may call this. If several do at the same time, the number can be new although no
-        dict has changed.
+        Any thread may call this. If several threads call this at the same time, the number can be
+        new although no dict has changed.
         """
         version = self._read({})
         if version == self._version + 1:
@@ -115,7 +116,7 @@ class DictChanges:
 def count_changes(
     read: Callable[[dict[Any, Any]], int], *, watches: bool = WATCHES_DICTS
 ) -> Callable[[], int] | None:
-    """Return `DictChanges.number`; None if torch does not number changes in this way.
+    """Return `DictChanges.number`; None if torch does not number changes of dicts in sequence.
 
     `read` returns torch's version of a dict.
     """

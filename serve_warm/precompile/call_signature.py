@@ -43,8 +43,8 @@ class Signature:
     """A kind of call: all properties of the arguments that compiled code depends on."""
 
     structure: str
-    """The arguments as source code. Tensors are written as t0, t1 and so on, and everything else as
-    it is."""
+    """The arguments as source code. Tensors are written as t0, t1 and so on. All other values are
+    written unchanged."""
     tensors: tuple[str, ...]
     """Metadata of each tensor."""
 
@@ -261,7 +261,7 @@ def _name(key: Any, known: Collection[tuple[type, Any]]) -> Any:
 
 NAMES_KEPT = 1024
 _names: set[str] = set()
-"""Argument names that passed the check for names. Repeating the check would cost 1 µs per call."""
+"""Argument names that passed `is_name`. Repeating this check would cost 1 µs per call."""
 
 
 _NAME = re.compile(r"(?<![\w.'])[A-Za-z_]\w*")

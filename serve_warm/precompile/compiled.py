@@ -91,7 +91,7 @@ def compile_regions(
 
     Raises:
         ConfigError: no block repeats, or a named class is missing; the text lists the classes. Also
-            raised for CUDA graphs on a machine with a GPU: single blocks cannot use them.
+            raised for CUDA graphs on a machine with a GPU: single blocks cannot use CUDA graphs.
     """
     if level != 2:
         raise ConfigError(
@@ -321,7 +321,7 @@ class LightModule(torch.nn.Module):
 
 
 class _WhenCalled:
-    """Delays torch.compile, which imports Dynamo, until its result is needed."""
+    """Delays the call of torch.compile, which imports Dynamo, until the result is needed."""
 
     def __init__(self, target: Any, arguments: Mapping[str, Any]) -> None:
         self.target = target

@@ -6,8 +6,8 @@ Facts about such a dict contain the keys, not the index of each key in the dict.
 
 If some keys of a dict are not plain constants, or the dict is an instance of a dict subclass,
 Dynamo guards the number and order of all keys. A registry, such as the one in transformers, grows
-with each class that a process uses, in any order. If a trace only looked up keys, the trace depends
-only on the values under these keys.
+with each class that a process uses, in any order. But if a trace only looked up keys, the trace
+depends only on the values under these keys.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Lookups:
     keys: list[Any] = field(default_factory=list)
     """Keys that were looked up, found or not."""
     is_read_otherwise: bool = False
-    """Whether the trace read more: the number of keys, their order, or a key that is not a
-    constant."""
+    """Whether the trace read more than looked-up keys: the number of keys, the order of keys, or a
+    key that is not a constant."""
 
 
 LOOKS_UP = (
@@ -64,8 +64,8 @@ def noting_lookups(
 
     `found` maps a dict's path to the reads of the dict. A read of a dict's items by methods other
     than `LOOKS_UP` counts as a read of the whole dict. Entry code that gets an item by the index of
-    its key also counts as such a read. `path_of` returns the path of a source. If a key on this
-    path has no usable repr, `path_of` adds the key to its second argument.
+    its key also counts as such a read. `path_of` returns the path of a Dynamo source. If a key on
+    this path has no usable repr, `path_of` adds the key to its second argument.
     """
     from torch._dynamo import source as sources
     from torch._dynamo.variables import dicts

@@ -3,8 +3,8 @@
 """Code from tensor subclasses that runs while torch traces a graph below Dynamo.
 
 Dynamo reports the files of the code that it traces, and guards the globals that this code reads.
-Dynamo does neither for the hooks of a tensor subclass, which torch calls while it is tracing a
-graph's operators. The operators that these hooks call are in the graph, so this module turns the
+For the hooks of a tensor subclass, Dynamo does neither. torch calls these hooks while it is tracing
+a graph's operators. The operators that these hooks call are in the graph, so this module turns the
 hooks' code and globals into facts.
 """
 

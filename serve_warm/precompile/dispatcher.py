@@ -48,12 +48,12 @@ CALLS_KEPT = 256
 """Number of different calls that a dispatcher records. Later calls are still counted."""
 
 HITS_KEPT = 2048
-"""Number of kinds of calls that are found by key. Above this number, the oldest kind is
+"""Maximum number of kinds of calls that are found by key. Above this number, the oldest kind is
 forgotten."""
 
 NOT_ANSWERED = (NoEntry, LookupError, AttributeError, LibraryFailedCleanly)
-"""Errors raised before an entry computed anything. Either the entry refuses the call, or it cannot
-find an object that it needs, for example because another thread deleted a submodule.
+"""Errors raised before an entry computed anything. Either the entry refuses the call, or an object
+that the entry needs is missing, for example because another thread deleted a submodule.
 A library raises `LibraryFailedCleanly` if it failed without changing anything."""
 
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
@@ -177,7 +177,7 @@ class Dispatcher(HandedOver):
         return self.binder.has(entry)
 
     def withdraw_changed(self, table: EntryTable) -> None:
-        """Withdraw entries that this build made for this callable but that no longer match it."""
+        """Withdraw entries that this build made for this callable and that no longer match it."""
         if self._builder is not None:
             self._builder.withdraw_changed(table)
 
@@ -253,7 +253,7 @@ class Dispatcher(HandedOver):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> tuple[Entry, Callable[..., Any], Sequence[int] | None]:
-        """Return an entry for a call, its code, and the order of its tensors if that differs."""
+        """Return an entry for a call, its code, and its order of tensors if the call's differs."""
         if state["grad_mode"] == "on":
             raise NoEntry("called with grad mode on: use torch.inference_mode()")
         for entry, fn in binding.entries:
@@ -349,7 +349,7 @@ class Dispatcher(HandedOver):
     ) -> Any:
         """Run a call without its entry, because the entry failed.
 
-        Raises the error if it is the call's result.
+        Raises `error` if the entry's graph might have run: then the error is the call's result.
         """
         if isinstance(error, LibraryFailedCleanly):
             # Eager execution raises the error that the user expects, but torch.compile would import

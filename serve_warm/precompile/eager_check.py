@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison of compiled code with eager execution, and its tolerance."""
+"""The comparison of compiled code with eager execution, and the allowed difference."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from serve_warm.precompile.tensor_parts import describe_parts, has_parts, plain_
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 4e-2}
 """Largest difference allowed between a published entry and eager execution, relative to the largest
-value. Reordering float32 sums in 24 layers causes a difference below 1e-5; wrong code causes one
-above 1e-2."""
+value. Reordering float32 sums in 24 layers causes a difference below 1e-5; wrong code causes a
+difference above 1e-2."""
 
 TF32_TOLERANCE = 5e-3
 """The limit for float32 on a GPU that multiplies in TF32, which keeps 10 bits of each factor.
@@ -62,7 +62,7 @@ def difference_in_service(
 
     With `restore`, also compares buffers, and restores the buffers and torch's random state.
     Without `restore`, leaves buffers and random state alone, because other threads might be using
-    them. So pass `restore=False` only for calls that change neither buffers nor random state.
+    both. So pass `restore=False` only for calls that change neither buffers nor random state.
 
     Raises:
         NoEntry: the difference is too large, and two eager runs agree.

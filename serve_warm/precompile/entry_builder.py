@@ -42,7 +42,7 @@ from serve_warm.precompile.unbroken_parts import advise, is_of_trace
 Attempt = TypeVar("Attempt")
 
 ATTEMPTS = 4
-"""Number of model states in which a build tries to make an entry for the same call."""
+"""Maximum number of model states in which a build tries to make an entry for the same call."""
 
 
 ROUNDED = (
@@ -55,7 +55,7 @@ ROUNDED = (
 
 @record(frozen=True, kw_only=True)
 class NewCall:
-    """A call without an entry during a build, and the unit that will contain its entry."""
+    """A call without an entry during a build, and the `Unit` that will contain its entry."""
 
     build: RunningBuild
     unit: Unit
@@ -281,9 +281,9 @@ class EntryBuilder:
         """Return the difference from eager; raise `NoEntry` if the difference is too large.
 
         Also raises `NoEntry` if the call changes Python values on which its graph depends, such as
-        a counter, a growing list or a cached value. At the next call, the graph would be out of
-        date. The check uses eager execution, because compiled code would write the same values at
-        every call. Also raises if the call changes a list or dict argument. An entry makes new
+        a counter, a growing list or a cached value. At the next call, the graph would then be out
+        of date. The check uses eager execution, because compiled code would write the same values
+        at every call. Also raises if the call changes a list or dict argument. An entry makes new
         lists and dicts, so the caller's list or dict would stay unchanged.
         """
 

@@ -3,9 +3,9 @@
 """Checks of loaded entries against eager execution, in the replica that runs the entries.
 
 Facts and guards find known causes of errors. These checks find other errors: a kernel that computes
-wrong results, weights that need more precision than the build's weights, or a missing guard. To
-check a call, the comparison runs on the call's thread and in the call's state. If an entry's result
-differs, the entry is withdrawn, and torch.compile runs its calls.
+wrong results, weights that need more precision than the build's weights, or a missing guard. The
+comparison for a call runs on the call's thread and in the call's state. If an entry's result
+differs, the entry is withdrawn, and torch.compile runs the entry's calls from then on.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class Checks:
             self.phase = Phase.WARMING
 
     def is_done(self) -> bool:
-        """Return whether each callable that ran an entry has a checked entry."""
+        """Return whether at least one entry was checked for each callable that ran an entry."""
         return all(map(self._has_checked, self._list_seen()))
 
     def _list_seen(self) -> list[Dispatcher]:

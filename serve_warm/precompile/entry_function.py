@@ -63,8 +63,8 @@ class _Graph:
         self.writes = writes
         """Whether the graph writes into its inputs. If so, no two inputs may overlap."""
         self.input_ids: frozenset[int] = frozenset()
-        """Ids of the tensors of the last run for which a new check was created. Read these ids
-        directly after that run."""
+        """Ids of the tensors in the last run that created a new check. Read these ids directly
+        after that run."""
         self._known: list[tuple[str, ...]] = []
         self._checks: tuple[Callable[..., bool], ...] = ()
         self._apart = ApartInMemory()
@@ -141,10 +141,10 @@ def inputs_of(fn: Callable[..., Any]) -> frozenset[int]:
 def may_run_again(fn: Callable[..., Any], error: BaseException) -> bool:
     """Return whether a call in which an entry raised an error may run again with other code.
 
-    Before a graph runs, the bytecode around it looks up modules and attributes, which might no
-    longer exist. Other code can then run the call. An error in the graph itself is the call's
-    result. If a graph writes into its inputs, other code must not run the call, because the graph
-    might have written before the error.
+    Before a graph runs, the bytecode around it looks up modules and attributes. If one of these no
+    longer exists, other code can run the call. An error in the graph itself is the call's result.
+    If a graph writes into its inputs, other code must not run the call, because the graph might
+    have written before the error.
     """
     if writes(fn):
         return False
@@ -172,7 +172,7 @@ def _of_tensors(check: Callable[..., bool], *, dynamic: bool, whole: Whole) -> C
 
 
 MOST_ADDRESSES = 64
-"""Number of address sets that one graph remembers, for example for modules that share its code."""
+"""Number of address sets that one graph remembers, for example for modules that share the graph."""
 
 Addresses = tuple[int, ...]
 """The address of the first element of each tensor, in the order of the tensors."""
@@ -198,8 +198,8 @@ class ApartInMemory:
         self.has_fixed_sizes = True
         self._found: set[Addresses] = set()
         self._latest: Addresses = ()
-        """The latest addresses without overlap. Most calls have the same ones, and comparing them
-        takes less time than hashing them."""
+        """The latest addresses without overlap. Most calls have the same addresses, and comparing
+        addresses takes less time than hashing them."""
 
     def check(self, args: Sequence[Any]) -> Addresses | None:
         """Raise `NoEntry` if two tensors share memory; return the addresses if they were read."""

@@ -587,7 +587,7 @@ def _find_hidden(
 
 
 def _refuse_unsteady(collected: Facts, callee: Any) -> None:
-    """Raise `NoEntry` if a fact does not hold even though nothing has changed since it was made."""
+    """Raise `NoEntry` if a fact fails although nothing has changed since the fact was made."""
     objects = collected.objects(callee)
     for fact in collected.facts:
         try:

@@ -53,7 +53,7 @@ class KeptCalls:
     def __init__(self, checks: Checks, lock: threading.Lock) -> None:
         self._checks = checks
         self._lock = lock
-        """Protects the checks, because any thread may use them."""
+        """Protects the checks, because any thread may use the checks."""
 
     def keep(
         self,
@@ -102,7 +102,7 @@ class KeptCalls:
         return next((each.kept.thread for each in self.waiting() if each.kept is not None), None)
 
     def check_one(self) -> None:
-        """Check one call that this thread has made."""
+        """Check one kept call that this thread made."""
         here = threading.get_native_id()
         for check in self.waiting():
             kept = check.kept

@@ -3,9 +3,9 @@
 """Reads the inputs of a library: the arguments of a call, and the weights of its callee.
 
 A library holds no weights, so each call reads them from the modules of the callee. A callable has
-hundreds of weights, and most calls find the same modules. So after a first walk through the
-modules, later calls read the dicts that hold the weights, as long as the callable's watch says that
-no module was replaced.
+hundreds of weights, and most calls find the same modules. So only the first call walks through the
+modules. As long as the callable's watch says that no module was replaced, later calls read the
+dicts that hold the weights.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Watched(Protocol):
 
     unchanged: Callable[[], bool]
     readers: dict[Any, Read]
-    """The readers of libraries. The watch replaces this dict after each change, so that no reader
-    keeps replaced modules alive."""
+    """The readers of libraries. After each change, the watch puts a new dict here, so that no
+    reader keeps replaced modules alive."""
 
     def covers(self, mapping: Mapping[Any, Any]) -> bool:
         """Return whether `unchanged` returns False after any change of this dict."""

@@ -38,7 +38,7 @@ def find_named(module: str, name: str) -> Any:
     """Return the object with this qualified name.
 
     Raises:
-        AttributeError: it does not exist.
+        AttributeError: the object does not exist.
     """
     try:
         return resolve(module, name)
@@ -139,8 +139,8 @@ def is_own(found: Any) -> bool:
     """Return whether a callable or class belongs to torch, Python or serve_warm.
 
     The fingerprint covers torch and Python. A function's globals must belong to these packages too,
-    because the name of its module can be misleading. `functools.wraps` gives user code the module
-    of the wrapped function, and gives a torch decorator the user's module.
+    because the name of a function's module can be misleading. `functools.wraps` gives user code the
+    module of the wrapped function, and gives a torch decorator the user's module.
     """
     if isinstance(found, property):
         found = found.fget

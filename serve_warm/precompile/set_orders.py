@@ -77,8 +77,8 @@ class Orders:
 def arrangements(sets: int, largest: int) -> Iterator[Arrange]:
     """Yield functions that arrange the sets of a call in other orders.
 
-    With the original order, any two items of a set occur in both orders. For any two sets, one of
-    the functions reverses only one of them.
+    Counting the original order too, any two items of a set occur in both orders. For any two sets,
+    one of the functions reverses only one of the two sets.
     """
     yield lambda items, _: items[::-1]
     for bit in range((sets - 1).bit_length()):

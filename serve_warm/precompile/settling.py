@@ -3,7 +3,7 @@
 """State that a model creates on its first calls, such as a table or hooks.
 
 A graph depends on this state, which a new model has not created yet. So a build runs *settling
-calls* eagerly until another call changes nothing, and then traces again. The build marks entries
+calls* eagerly until one more call changes nothing, and then traces again. The build marks entries
 that depend on such state, and a start makes the same calls before it uses these entries
 (`settling_calls`).
 """

@@ -3,9 +3,9 @@
 """The settling calls of a start, in which a new model creates the state that entries depend on.
 
 A settling call comes from user code, but runs eagerly instead of through an entry. So no call runs
-twice, and random numbers and counters are the same as without serve_warm. The replay of the
-declared inputs makes these calls, and is repeated until no call is a settling call. The build marks
-the entries that need settling calls (`settling`).
+twice, and random numbers and counters are the same as without serve_warm. Settling calls are part
+of the replay of the declared inputs, which is repeated until no call is a settling call. The build
+marks the entries that need settling calls (`settling`).
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def all_guarded(begin_set: Callable[[Any, Any], None]) -> Iterator[Unguarded]:
 def _put_back(owner: Any, name: str) -> Callable[[], None]:
     """Return a function that restores an attribute to its current state.
 
-    If only a base class defines the attribute now, the function deletes it from `owner`.
+    If only a base class defines the attribute now, the function deletes the attribute from `owner`.
     """
     if name in vars(owner):
         return functools.partial(setattr, owner, name, vars(owner)[name])
@@ -138,7 +138,7 @@ def _noting_same_objects(found: Unguarded) -> Replacements:
     """Record objects that have two names, of which only one is global.
 
     For such objects, Dynamo guards only the first name. Dynamo guards the second name too if both
-    names are global, or if neither is (2.11 to 2.15).
+    names are global, or if neither name is (2.11 to 2.15).
     """
     from torch._dynamo.variables import builder
 
@@ -406,8 +406,8 @@ def _ends_as_it_was(effects: Any, variable: Any) -> bool:
 def _holds_others(effects: Any, variable: Any) -> bool:
     """Return whether an object's contents other than attributes changed, such as list items.
 
-    Up to 2.14, the variable has a method for this, with different names in 2.11 and 2.13. In 2.15,
-    there is a flag.
+    Up to 2.14, Dynamo's variable has a method for this check, with different names in 2.11 and
+    2.13. In 2.15, the variable has a flag.
     """
     for name in ("is_base_vt_modified", "is_underlying_vt_modified"):
         modified = getattr(variable, name, None)
