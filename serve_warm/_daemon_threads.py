@@ -3,8 +3,8 @@
 """Daemon threads that return their results as futures.
 
 At exit, a process waits for the threads of a pool, but not for daemon threads. For example, if
-threads of a pool read a store that hangs, the process stays alive after the replica failed to
-start.
+threads of a pool read a store that hangs, the process stays alive even after the replica has failed
+to start.
 """
 
 from __future__ import annotations

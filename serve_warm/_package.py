@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 __version__ = "0.1.0"
-"""The build of the wheel reads this version too."""
+"""The version of this package, which the build of the wheel also reads."""
 
 PACKAGE = "serve_warm"
 """The `__module__` of public classes and functions. An artifact's entries identify an object of
@@ -20,7 +20,7 @@ AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])
 
 
 def public(found: AnyCallable) -> AnyCallable:
-    """Set the `__module__` of a class or function to the package, so that pickles survive a move.
+    """Set the `__module__` of a class or function to the package, so pickles survive code moves.
 
     Class annotations are replaced by the objects that the annotations name. Otherwise
     `typing.get_type_hints` and pydantic would look for these names in the package.

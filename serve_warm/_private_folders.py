@@ -124,8 +124,8 @@ def judged(path: Path, status: os.stat_result, *, of: Leaf, user: int) -> Proble
 def file_problems(file: Path, *, opened: int) -> tuple[Problem, ...]:
     """Return all problems that let other users change this file; `opened` is its descriptor.
 
-    Links are followed, and the path of each link is checked. A read-only mount is safe with any
-    mode, because Kubernetes mounts a ConfigMap with mode 0777.
+    Links are followed, and the path of each link is checked. A read-only mount counts as safe with
+    any mode. This rule is needed, because Kubernetes mounts a ConfigMap with mode 0777.
 
     Raises:
         OSError: the file no longer exists.
@@ -494,7 +494,8 @@ def create_file(path: Path, data: bytes, *, mode: int) -> None:
     """Write a new file with exactly this mode, independent of the umask. Never overwrites a file.
 
     The file gets its name when it is complete. On a file system without hard links, the file gets
-    its name before its content, so a reader can see a partial file, and a crash can leave it.
+    its name before its content. So a reader can see a partial file, and a crash can leave a partial
+    file behind.
 
     Raises:
         FileExistsError: the name is taken.

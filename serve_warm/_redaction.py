@@ -173,8 +173,8 @@ def tainted(error: BaseException) -> Tainted:
 def describe_error(error: BaseException) -> str:
     """Return the type and first line of an exception, redacted: `KeyError: 'no such weights'`.
 
-    If Ray passed on the exception from another replica, this function describes the exception's
-    cause instead, because Ray's own text begins with a traceback.
+    If the exception is Ray's wrapper for an exception in another replica, this function describes
+    the cause instead, because Ray's own text begins with a traceback.
     """
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException) and isinstance(error, type(cause)):

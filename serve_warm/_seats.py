@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The records of seats, and the folder in which a node's replicas and workers exchange them.
+"""The records of seats, and the folder where a node's replicas and workers exchange the records.
 
 A replica that asks Ray for a worker leaves a ticket in the folder. The worker takes the ticket, and
 writes its progress to a file. The folder is private to the user, because a ticket names modules to
@@ -46,8 +46,8 @@ KEPT_S = 86400.0
 """Seconds without a write after which a folder is removed, unless one of its seats is alive."""
 
 TICKET_S = 60.0
-"""Seconds after which a ticket expires. If its worker has written no file by then, the worker
-counts as lost."""
+"""Seconds after which a ticket expires. If the worker that the ticket is for has written no file by
+then, the worker counts as lost."""
 
 LIMIT_S = 60.0
 """Default limit in seconds for the imports of a seat."""
@@ -121,8 +121,8 @@ class Seat:
 
     pid: int
     start_ticks: int
-    """Time at which the process began, in clock ticks since boot. It identifies the process,
-    because pids are reused."""
+    """Time at which the process began, in clock ticks since boot. Because pids are reused, this
+    time is needed to identify the process."""
     state: State
     deployment: str
     """The deployment that asked for the seat, as `application#deployment`."""
@@ -186,11 +186,11 @@ class SeatFolder:
         """Take a ticket that no other worker has taken. Return its name and the request.
 
         Also removes tickets with another schema, and tickets older than `TICKET_S`. The replicas
-        that left these tickets have ended.
+        that wrote such tickets have ended.
 
         Raises:
             OSError: the folder or the ticket cannot be read.
-            ValueError: the ticket is broken. It is removed.
+            ValueError: the ticket is broken. The ticket is removed.
             ArtifactRefused: other users could change files in the folder.
         """
         if not self.path.is_dir():
@@ -242,7 +242,7 @@ class SeatFolder:
 
 
 def _read_ticket(name: str, data: bytes) -> Wanted | None:
-    """Return the request; None if it has another schema. Raises ValueError."""
+    """Return the request; None if the ticket has another schema. Raises ValueError."""
     said = json.loads(data)
     try:
         if said.pop("schema", None) != SCHEMA:

@@ -83,7 +83,7 @@ def describe(spans: Sequence[Span]) -> str:
     ...           Span(name="imports", began_boot_s=8.5, seconds=2.0)])
     ' 3.5 s after its process began: process 1.5, imports 2.0'
 
-    The work of other threads comes last. The text says how many of its seconds overlapped
+    The work of other threads comes last. The text says how many seconds of this work overlapped
     `__init__`.
     """
     if all(span.beside for span in spans):
@@ -108,7 +108,7 @@ def describe(spans: Sequence[Span]) -> str:
 
 
 def _describe_beside(spans: Sequence[Span]) -> str:
-    """Return the work of other threads, and how many of its seconds overlapped `__init__`."""
+    """Return text about the work of other threads, and its seconds that overlapped `__init__`."""
     init = next((span for span in spans if span.name == "__init__"), None)
     seconds: dict[str, tuple[float, float]] = {}
     for span in spans:

@@ -26,14 +26,14 @@ class NodeCollector:
         REGISTRY.register(NodeCollector("/run/serve_warm/state"))
 
     Use the collector in a process that outlives the replicas and runs as the same user. `state_dir`
-    is the folder with the replicas' state files. It defaults to the replicas' own default folder.
+    is the folder with the replicas' state files, by default the replicas' own default folder.
 
     The collector does not check the raylet and the proxy, so `serve_warm_node_ready` only reports
     whether the replicas are warm under `policy`. Each collection also includes replicas that ended
     since the last collection, because the files of ended replicas are kept for `node.SWEEP_S`
     seconds. If the directory cannot be read or is not trusted, the metrics show a failed check, and
-    no exception is raised. `clock` returns the current time in seconds. It must be the clock that
-    replicas use for heartbeats.
+    no exception is raised. `clock` returns the current time in seconds, by the clock that replicas
+    use for heartbeats.
     """
 
     def __init__(

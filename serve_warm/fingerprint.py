@@ -36,7 +36,7 @@ NONE = "none"
 """The value of a factor if the machine has no GPU, no Triton or no compiler."""
 
 UNKNOWN = "unknown"
-"""The value of a factor that could not be read. It matches no value, not even itself."""
+"""The value of a factor that could not be read. This value matches no value, not even itself."""
 
 NOT_NEEDED = "not needed"
 """The value of `compiler` if all compiled code is in libraries (level 3). Such an artifact fits
@@ -63,7 +63,7 @@ https://gitlab.com/x86-psABIs/x86-64-ABI
 """
 
 _WORD_LISTS = frozenset({"cpu_isa", "torch_environment", "compile_arguments"})
-"""Factors whose value is a list of words. For long lists, only the difference is shown."""
+"""Factors whose value is a list of words. Of long lists, only the words that differ are shown."""
 
 
 PATHS = frozenset({"python_include", "python_lib", "torch_install"})
@@ -198,14 +198,14 @@ def read_machine(
     a comparison shows why no artifact fits.
 
     With `cpu="portable"`, every machine that has all of `PORTABLE_ISA` gets the same CPU factors.
-    Any other machine keeps its own factors, so no portable artifact fits it.
+    Any other machine keeps its own factors, so no portable artifact fits that machine.
 
     `device` is the index of the GPU in use, by default the calling thread's GPU. Every machine
     with an NVIDIA driver has at least one of the paths in `driver`.
 
     This function reads `ATEN_CPU_CAPABILITY`, `CUDA_VISIBLE_DEVICES`, `CXX` and `PATH` from
-    `environ`. It reads properties of CUDA devices only if torch can use CUDA. The call takes a few
-    milliseconds, and runs `g++ --version` once per process.
+    `environ`. This function reads properties of CUDA devices only if torch can use CUDA. The call
+    takes a few milliseconds, and runs `g++ --version` once per process.
 
     Raises:
         ImportError: torch is not installed, and `on_no_torch` is `raise`.
@@ -277,8 +277,8 @@ def read_app(
     """Return the factors that the application sets; imports torch.
 
     Grad mode, inference mode and autocast are set per thread. So call this function on the serving
-    thread, with the modes that are set while it serves. `compile_arguments` are `torch.compile`'s
-    arguments, as text.
+    thread, with the modes that are set while this thread serves. `compile_arguments` are
+    `torch.compile`'s arguments, as text.
     """
     import torch
 
@@ -369,9 +369,9 @@ def lacking(isa: str) -> tuple[str, ...]:
 def portable_factors(isa: str, capability: str) -> tuple[str, str]:
     """Return the values of the factors `cpu_isa` and `cpu_capability` for `cpu="portable"`.
 
-    `isa` and `capability` are the values for `cpu="native"`. A CPU that lacks one of the extensions
-    keeps these values. So such a CPU matches neither a portable artifact nor a CPU that lacks other
-    extensions.
+    `isa` and `capability` are the values for `cpu="native"`. A CPU that lacks one of the
+    `PORTABLE_ISA` extensions keeps these values. So such a CPU matches neither a portable artifact
+    nor a CPU that lacks other extensions.
     """
     if lacking(isa):
         return isa, capability
@@ -504,8 +504,8 @@ def why_no_gpu(environ: Mapping[str, str], *, driver: Sequence[Path] = NVIDIA) -
 
     Empty if torch can use the GPU, if there is no GPU, or if torch has no CUDA. Also empty if
     `environ` hides all GPUs, because CUDA reports an outdated driver even if no GPU is visible.
-    Also empty if no `driver` path exists: an image can contain driver libraries or stubs, and CUDA
-    reports an error for them on a machine without a driver.
+    Also empty if no `driver` path exists: a container image can contain driver libraries or stubs,
+    and CUDA reports an error for these libraries on a machine without a driver.
 
     `is_available()` reports its reason only once per process, as a warning. So this function
     initializes CUDA again to get the reason.

@@ -85,7 +85,7 @@ class Buckets(Mapping[str, tuple[int, ...]]):
         """Return, for each axis in `sizes`, the smallest bucket that the size fits into.
 
         Raises:
-            InputError: an axis is unknown, or a size is larger than its largest bucket.
+            InputError: an axis is unknown, or a size is larger than the axis's largest bucket.
         """
         fitted = {}
         for axis, size in sizes.items():
@@ -136,8 +136,8 @@ class Input:
     """Raw body of an HTTP request that is not JSON."""
     headers: Mapping[str, str] = field(default_factory=dict)
     concurrency: int = 1
-    """How many copies of this call run at once. With `@serve.batch`, they form a batch of this
-    size."""
+    """How many copies of this call run at once. With `@serve.batch`, the copies form a batch of
+    this size."""
     model_id: str = ""
     """Multiplexed model id of the request."""
     name: str = ""
@@ -239,7 +239,7 @@ class Field:
     dtype: str = "int64"
     low: float = 1
     high: float = 1
-    """1 is the default, because every vocabulary has the token id 1, and a mask of ones masks
+    """The default is 1, because every vocabulary has the token id 1, and a mask of ones masks
     nothing."""
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ This file runs without the rest of the package: `python -I -S node.py probe`, or
 runs every few seconds, so it must import very few modules. Some modules are slow to import (`json`,
 `socket`, `argparse`, `typing`, `contextlib`). Only code that a probe does not run imports them.
 Several processes compare times. These times come from CLOCK_BOOTTIME, because nobody can set this
-clock, and it keeps running during suspend.
+clock, and because this clock keeps running during suspend.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ SWEEP_S = 600.0
 """Seconds for which a dead replica's files are kept, so that its last metrics can be exported."""
 
 RAYLET = "http://127.0.0.1:52365/api/healthz"
-"""Health URL of Ray's agent on each node, which checks the raylet. It needs no token."""
+"""Health URL of Ray's agent on each node. The agent checks the raylet. The URL needs no token."""
 PROXY = "http://127.0.0.1:8000/-/healthz"
 CHECK_LIMIT_S = 0.5
 GRACE_S = 0.5
@@ -129,8 +129,8 @@ class StateFile:
     returns the current time in seconds, for heartbeats.
 
     Raises:
-        PermissionError: another user owns the directory, can write to it, or can write to a folder
-            above it and so replace it. Then that user's files would look like state files.
+        PermissionError: another user owns the directory, can write to the directory, or can replace
+            it by writing to a folder above it. Then that user's files would look like state files.
         OSError: the directory cannot be made, is full or read-only, or its file system has no
             locks.
     """
@@ -166,7 +166,7 @@ class StateFile:
         Raises:
             OSError: the state cannot be written. On a full disk, the heartbeat is still written. On
                 a read-only disk, the heartbeat is not written either. But the replica still holds
-                its lock, so it counts as stale, not dead.
+                its lock, so the replica counts as stale, not dead.
         """
         now = self._clock()
         if facts.get("stage") != self._stage[0]:
@@ -332,7 +332,7 @@ def _take(lock: int) -> None:
 def call_in_children(release: Callable[[], None]) -> None:
     """Call `release` in forked children.
 
-    Without this call, a child would keep an inherited lock after the lock's owner has ended.
+    Without this call, a child would still hold an inherited lock after the lock's owner has ended.
 
     `release` must be a method. The method's object is not kept alive.
     """
@@ -516,9 +516,9 @@ class Parsed(NamedTuple):
     """A state that a call to `look` has read, and that the next call can reuse.
 
     A replica writes a heartbeat to its lock, and then the same heartbeat to its state. While both
-    heartbeats are equal, there is no newer state. The metadata of the state file is not enough to
-    prove this: after two renames within one clock tick, the first inode can be in use again. But
-    the metadata is compared too, to detect changes by other processes.
+    heartbeats are equal, there is no newer state. The metadata of the state file alone cannot prove
+    that there is no newer state: after two renames within one clock tick, the first inode can be in
+    use again. But the metadata is compared too, to detect changes by other processes.
     """
 
     heartbeat_s: float
@@ -678,7 +678,7 @@ def _is_held(lock: int) -> bool:
 def _current(
     stem: str, folder: int, heartbeat_s: float, parsed: dict[str, Parsed]
 ) -> tuple[dict[str, Any] | None, str]:
-    """Return the same as `_state`, but do not read the file again if the heartbeat has not changed.
+    """Return the result of `_state`; read the file again only if the heartbeat has changed.
 
     `heartbeat_s` is the heartbeat that was just read from the lock.
     """
@@ -865,11 +865,11 @@ def _not_private(directory: str, found: Sequence[tuple[str, str]]) -> Permission
 
 
 def _check_above(directory: str) -> None:
-    """Check that this user could create a missing directory, and that it would be private.
+    """Check that this user could create a missing directory as a private directory.
 
     Raises:
-        PermissionError: as for StateFile. Then no replica can write state files there, so missing
-            files do not prove that no replica exists.
+        PermissionError: as for StateFile. In this case no replica can write state files there, so
+            replicas may exist even if there are no files.
     """
     above = _existing(directory)
     try:
@@ -904,8 +904,8 @@ def _faults(
 ) -> Iterator[tuple[str, str]]:
     """Yield each weakness that lets others change a directory's content, and the fix for it.
 
-    `own` is the status of the directory, which this user must own. If `own` is None, `directory`
-    counts as a parent folder. Root may own a parent folder, and all users may write to a sticky
+    `own` is the status of the directory, which this user must own. If `own` is None, `directory` is
+    checked as a parent folder. Root may own a parent folder, and all users may write to a sticky
     parent folder.
 
     Raises:
@@ -941,8 +941,8 @@ def _faults(
 
 
 _names_of_users: dict[int, str] = {}
-"""A cache of the results of `with_name`, by user id. A server needs them every second, and a lookup
-in a directory service can be slow."""
+"""A cache of the results of `with_name`, by user id. A server needs these texts every second, and a
+lookup in a directory service can be slow."""
 
 
 def with_name(user: int) -> str:
@@ -977,8 +977,8 @@ class Choice(NamedTuple):
 
     place: Place
     passed: tuple[str, ...]
-    """Reasons why earlier places cannot be used. If no place can be used, these are the reasons for
-    all places."""
+    """Reasons why the places before the chosen place cannot be used. If no place can be used, the
+    reasons for all places."""
     usable: bool
 
 
@@ -1178,8 +1178,8 @@ def warmth(replicas: Sequence[Replica], policy: Policy) -> tuple[list[str], tupl
     """Return the reasons why a node with these replicas is not warm, and the excused replicas.
 
     The latch excuses replicas that were added to a warm node. A node has been warm if, at some
-    time, all live replicas that had begun by then were ready. The latch stores nothing, so it also
-    works after a server restart, and in a probe, which is a new process each time.
+    time, all live replicas that had begun by then were ready. The latch stores nothing. So it also
+    works after a server restart, and in a probe, although each probe is a new process.
     """
     alive = [r for r in replicas if r.condition != "dead"]
     groups = {name: [r for r in alive if _is_of(name, r)] for name in policy.deployments}
@@ -1913,7 +1913,7 @@ class Server:
     def metrics(self, *, kind: str = TEXT) -> str:
         """Return all current metrics in the given format, `TEXT` or `OPENMETRICS`.
 
-        Requests that arrive while a page is being built share the next page.
+        All requests that arrive while a page is being built share one page, which is built next.
         """
         asked_s = time.monotonic()
         health = self._health_now()
@@ -2015,7 +2015,7 @@ def _format(accept: str) -> str:
 
 
 def _weight(text: str) -> float:
-    """Parse a q-value; 0 if it is malformed."""
+    """Parse a q-value; return 0 if the text is malformed."""
     try:
         weight = float(text)
     except ValueError:
@@ -2031,7 +2031,7 @@ class _Client:
     def __init__(self, peer: str, since_s: float, end_s: float) -> None:
         self.peer = peer
         self.answered = False
-        """Whether the last request has been answered and no new one has begun."""
+        """Whether the last request has been answered and no new request has begun."""
         self.since_s = since_s
         self.end_s = end_s
 
@@ -2039,11 +2039,11 @@ class _Client:
 class _Clients:
     """The open connections of a server, with limits on their number and time.
 
-    If there are too many connections, a new connection replaces an old one, so that many clients
-    cannot block a probe. The server drops the oldest slow client, or, if no client is slow, the
-    client that has been idle longest. Each address has a limit: if the new client's address has too
-    many connections, the server drops another connection from this address. Some connections are
-    reserved for `trusted` addresses, and trusted clients are dropped last.
+    If there are too many connections, a new connection replaces an old connection, so that many
+    clients cannot block a probe. The server drops the oldest slow client, or, if no client is slow,
+    the client that has been idle longest. Each address has a limit: if the new client's address has
+    too many connections, the server drops another connection from this address. Some connections
+    are reserved for `trusted` addresses, and trusted clients are dropped last.
 
     `request_s` is the time limit for a request, in seconds. `clock` measures this time.
     """

@@ -122,14 +122,14 @@ class _Run:
     paths_here: list[str] = field(default_factory=list)
     """Entries that `sys.path` has only for the imports."""
     thresholds: tuple[int, int, int] | None = None
-    """Thresholds of garbage collection before the imports. During the imports, it is turned off."""
+    """Thresholds of garbage collection before the imports. The imports run without collection."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Guards the two flags below."""
     is_through: bool = False
     """Whether the last import has ended."""
     is_given_up: bool = False
-    """Whether the hook returned before the imports ended. If so, the importing thread changes
-    nothing any more."""
+    """Whether the hook returned before the imports ended. If True, the importing thread makes no
+    more changes."""
 
 
 _bootstrap: Any = sys.modules["_frozen_importlib"]
@@ -524,8 +524,8 @@ def _lower_priority() -> dict[int, int]:
 def _restore_priority(before: Mapping[int, int]) -> int:
     """Reset the priorities of this process's threads.
 
-    Returns the number of other threads that still have a low priority. If the system allows it,
-    this thread's priority is reset too, because on a busy machine a thread with a low priority can
+    Returns the number of other threads that still have a low priority. If the system allows a
+    reset, this thread's priority is reset too. On a busy machine, a thread with a low priority can
     take a long time to end.
     """
     me, normal = threading.get_native_id(), before.get(os.getpid(), 0)
@@ -594,5 +594,5 @@ def has_hook() -> bool:
 
 
 def early_imports() -> EarlyImports | None:
-    """Return the imports from before this process became a replica; None if there were none."""
+    """Return the imports from before this process became a replica; None without such imports."""
     return _early

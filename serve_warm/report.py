@@ -262,7 +262,7 @@ class EntryUse(Bounded):
     """The reason why the level is not higher."""
     calls: int = 0
     """Number of calls. At level 1, every call counts. At other levels, only calls that needed a
-    lookup count; their repetitions do not count."""
+    lookup count; repetitions of these calls do not count."""
 
 
 class ParityResult(str, Enum):
@@ -366,8 +366,8 @@ class Report(Bounded):
     replica: str = ""
     stage: Stage = Stage.PENDING
     verdict: Verdict | None = None
-    """None until the verdict is known. A start that fails earlier has no verdict, unless no
-    artifact is configured."""
+    """None until the verdict is known. A start that fails earlier has a verdict only if no artifact
+    is configured."""
     degraded: tuple[str, ...] = ()
     """The reasons why a ready replica is degraded; empty if the replica is not degraded."""
     covered: Coverage = field(default_factory=Coverage)
@@ -402,7 +402,7 @@ class Report(Bounded):
     imported."""
     compiler_imported_by: str = ""
     """The module and line that imported Dynamo, outside torch. Empty if Dynamo is not imported, or
-    was imported before the deployment's object was created, as by the app's module."""
+    was imported before the deployment's object was created, for example by the app's module."""
     nothing_compiles: bool = False
     """True if this process has no compiled code and no input made a compiled call."""
     fingerprint: dict[str, dict[str, str]] | None = None
@@ -438,7 +438,7 @@ class Report(Bounded):
 
     @property
     def traced(self) -> Traced:
-        """Whether Dynamo traced none, some or all of the compiled calls. Cache hits count too."""
+        """Whether Dynamo traced none, some or all compiled calls. Cache hits count as traced."""
         if not self.warmup.compiles:
             return "none"
         return "some" if any(use.level > 1 for use in self.entries) else "all"

@@ -199,8 +199,8 @@ class ImageGenerator(WarmupMixin):
     ) -> torch.Tensor:
         """Return the noise that the transformer predicts for a batch, with guidance applied.
 
-        One call contains each image twice: with its class, and without a class. The difference
-        shows the effect of the class, and `guidance` multiplies this effect.
+        One call contains each image twice: once with the image's class, and once without a class.
+        The difference shows the effect of the class, and `guidance` multiplies this effect.
         """
         both = torch.cat([latents, latents])
         # Use a tensor: an int would be a constant of the graph, and each step would be compiled.

@@ -15,7 +15,7 @@ RATE = 16_000
 SampleFormat = Literal["int16", "float32"]
 SAMPLE_BYTES: dict[SampleFormat, int] = {"int16": 2, "float32": 4}
 FILES = {b"RIFF": "a WAV file", b"OggS": "an Ogg file", b"fLaC": "a FLAC file", b"ID3": "an MP3"}
-"""First bytes of file formats with a header."""
+"""First bytes of file formats with a header, which are refused."""
 
 
 class BadRecordingError(ValueError):

@@ -93,7 +93,7 @@ def load_weights(name: str) -> tuple[Any, WhisperFeatureExtractor, Decode]:
 
 
 class Chunk:
-    """A part of a recording, and the queue of tokens that the model generates for it."""
+    """A part of a recording, and the queue of tokens that the model generates for this part."""
 
     def __init__(self, samples: torch.Tensor, *, limit: int) -> None:
         self.samples, self.limit = samples, limit
@@ -107,7 +107,7 @@ class Chunk:
         self._loop.call_soon_threadsafe(self._made.put_nowait, token)
 
     def finish(self, batch: asyncio.Future[None]) -> None:
-        """Deliver the exception of this chunk's batch, or None if it has none."""
+        """Deliver the exception of this chunk's batch, or None if the batch has no exception."""
         self._made.put_nowait(None if batch.cancelled() else batch.exception())
 
     async def next(self) -> int | None:

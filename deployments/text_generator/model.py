@@ -56,7 +56,8 @@ def compiled(model: Decoder, *, mode: str | None = None) -> Decoder:
     """Return the decoder with compiled blocks, or with whole compiled steps if `mode` is set.
 
     With compiled blocks, one block is compiled, and all layers use its code. But with CUDA graphs,
-    each layer would then be a graph with its own launch. A whole step is one graph and one launch.
+    each compiled block would be a graph with its own launch. A compiled whole step is one graph
+    with one launch.
     """
     if mode is None:
         return serve_warm.compile_regions(model, dynamic=False)
@@ -120,7 +121,7 @@ class Decoder(nn.Module):
         """Add a token to each slot, and return the next logits in shape (slots, vocabulary).
 
         Both arguments have shape (slots,). Each token is written into the cache at its position,
-        and attends to all positions up to its own.
+        and attends to all positions up to and including its own position.
         """
         everywhere = torch.arange(self.shape.max_length, device=tokens.device)
         seen = everywhere <= positions[:, None, None, None]
@@ -145,7 +146,8 @@ class Decoder(nn.Module):
 class Block(nn.Module):
     """Attention and a feed-forward part, each after a norm and with a residual connection.
 
-    A block does not know its layer, so all blocks can use the code that is compiled for one.
+    A block does not know its layer's number, so all blocks can use the code that is compiled for
+    one block.
     """
 
     keys: torch.Tensor

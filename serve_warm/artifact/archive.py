@@ -173,8 +173,8 @@ class _Headers(io.RawIOBase):
     """A view of an archive that lets tarfile read only small headers within the file.
 
     Without this view, tarfile trusts every header. If a header claims a long name, tarfile
-    allocates that many bytes (Python 3.14.8 reads in pieces instead). If a header claims a size,
-    tarfile seeks to the offset that the size implies, even outside the file.
+    allocates as many bytes as the header claims (Python 3.14.8 reads in pieces instead). If a
+    header claims a size, tarfile seeks to the offset that the size implies, even outside the file.
     """
 
     def __init__(self, raw: BinaryIO) -> None:

@@ -4,9 +4,9 @@
 
     blobs/sha256/<hex>                              one part, as it is stored
 
-A blob's size is checked before the blob is downloaded, and its digest before the blob is unpacked.
-Pieces of a blob arrive in any order and are hashed on arrival. Reading the whole blob again to hash
-it would take as long as a download over a fast network.
+A blob's size is checked before the blob is downloaded. A blob's digest is checked before the blob
+is unpacked. Pieces of a blob arrive in any order and are hashed on arrival. Hashing a blob later
+would mean reading it again, which would take as long as a download over a fast network.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ def _decompress(part: Part, stored: BinaryIO) -> Iterator[bytes]:
 
 
 def receive_unnamed(digest: str, size_bytes: int, fill: Callable[[Sink], None]) -> BinaryIO:
-    """Run `receive` on an unnamed temporary file, and return this file. The caller closes it.
+    """Run `receive` on an unnamed temporary file, and return the file, which the caller closes.
 
     Raises:
         As `receive`.
@@ -260,7 +260,8 @@ def receive(file: BinaryIO, digest: str, size_bytes: int, fill: Callable[[Sink],
     Raises:
         ArtifactRefused: `digest_mismatch`.
         StoreError: `fill` wrote too few or too many bytes, or raised StoreError itself.
-        OSError: the file cannot be written, even if `fill` raised another error for this reason.
+        OSError: the file cannot be written. This is raised even if `fill` raised another error for
+            this reason.
     """
     landing = _Landing(file.fileno(), size_bytes)
     try:
@@ -302,8 +303,9 @@ class _Landing:
         self._early: dict[int, int] = {}
         self.hashed_bytes = 0
         self.received_bytes = 0
-        """Number of received bytes. The bytes of a repeated piece count twice. So the count exceeds
-        the blob's size, and the blob is refused: a repeated piece could overwrite hashed bytes."""
+        """Number of received bytes. The bytes of a repeated piece count twice. So after a
+        repetition the count exceeds the blob's size, and the blob is refused: a repeated piece
+        could overwrite hashed bytes."""
         self.failure: OSError | None = None
         """Why the file could not be written or read back."""
 

@@ -105,8 +105,8 @@ def check(
 
     The checks cover signature, age, sizes, digests and contents.
 
-    The checks are the same as in a pull, but cover artifacts for any machine. Every part is
-    downloaded and unpacked into an unnamed file. No part is loaded or kept.
+    The checks are the same as in a pull, except that artifacts for any machine are checked. Every
+    part is downloaded and unpacked into an unnamed file. No part is loaded or kept.
 
     Raises:
         StoreError: the store could not be read.

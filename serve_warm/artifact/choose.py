@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The choice of an artifact for a machine and app, and why other artifacts were not chosen.
 
-This module chooses a statement that is trusted and fits. If there are several, it chooses the one
-with the latest signed creation time. A trace records why every other statement was not chosen.
-Reports and errors show this trace. This module does not read stores.
+This module chooses a statement that is trusted and fits. If there are several such statements, it
+chooses the statement with the latest signed creation time. A trace records why every other
+statement was not chosen. Reports and errors show this trace. This module does not read stores.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from serve_warm.trust import Trust
 logger = logging.getLogger(__name__)
 
 SHOWN_VARIANTS = 5
-"""Number of variants that an error lists if none fits. The trace of the error lists all
+"""Number of variants that an error lists if no variant fits. The error's trace lists all
 variants."""
 
 
@@ -38,7 +38,7 @@ class Considered:
     accepted: bool
     """Whether the statement is trusted and fits. The newest accepted statement is chosen."""
     reason: str
-    """`fits`, `fingerprint` (built for another machine or app), `gone` (pruned while reading),
+    """`fits`, `fingerprint` (built for another machine or app), `gone` (pruned before it was read),
     `unreadable` (the store could not read it), or a reason of ArtifactRefused."""
     message: str = ""
     """The reason in words. Empty if `mismatches` explains the reason."""

@@ -3,10 +3,10 @@
 """The manifest of an artifact: its parts with digests, in one statement that can be signed.
 
 A part is a blob of bytes, compressed with zstd. The manifest lists the parts with the digests of
-their stored and raw bytes. It also names the deployment, the machine and the app that the parts
-were built for. A serialized manifest is an in-toto statement (https://in-toto.io/Statement/v1)
-whose subjects are the stored parts. One statement covers all parts, so parts of two artifacts
-cannot be mixed.
+their stored and raw bytes. The manifest also names the deployment, the machine and the app that the
+parts were built for. A serialized manifest is an in-toto statement
+(https://in-toto.io/Statement/v1) whose subjects are the stored parts. One statement covers all
+parts, so parts of two artifacts cannot be mixed.
 
     part           raw bytes
     cache          a tar of the cache directory: torch's entries and the built kernels
@@ -77,7 +77,7 @@ PROVENANCE = "provenance"
 """Name of a fact: the origin of the artifact, with the fields `policy.FACTS`."""
 
 _ANY_BYTES = 1 << 50
-"""No real part is this large, so a statement with this size or more counts as malformed."""
+"""No real part is this large, so a part of this size or more makes a statement malformed."""
 
 _HEX_64 = re.compile(r"[0-9a-f]{64}")
 _PART_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")

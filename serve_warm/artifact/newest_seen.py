@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rollback marks: for each variant, the newest artifact that a node has used.
 
-A signature proves that an artifact is good, not that it is the latest. Anyone who can write to a
-store can delete the newest statement, and replicas would then use an older artifact. So each start
-that accepts an artifact writes the artifact's signed creation time to a small file, the mark. There
-is one mark for each store, deployment and fingerprint. The marks are in a private folder next to
-the node cache.
+A signature proves that an artifact is good, not that it is the latest. If someone with write access
+to a store deletes the newest statement, replicas would use an older artifact. So each start that
+accepts an artifact writes the artifact's signed creation time to a small file, the mark. There is
+one mark for each store, deployment and fingerprint. The marks are in a private folder next to the
+node cache.
 
 A new node has no marks, and accepts any artifact. A node whose mark was removed must not look like
 a new node. So each mark has a record, an empty file among the blobs of the node cache. A new node
@@ -158,7 +158,7 @@ class NewestSeen:
         """Create or touch the record of a mark in the node cache, if the node cache exists.
 
         The node cache removes records that have been unused for a long time. By then, the marks
-        that belong to these records are no longer needed either.
+        that belong to these records are no longer needed.
         """
         with suppress(FileNotFoundError):
             _private_folders.check_private(self.node_cache, "the node cache")

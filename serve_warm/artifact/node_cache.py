@@ -3,8 +3,8 @@
 """The node cache: blobs named by their digest, downloaded once for all replicas of a node.
 
 The folder is private to one user, because anyone with write access could change what is loaded. The
-cache opens the folder once and uses only that descriptor, so nobody can swap the folder later. The
-content is still not trusted: each process hashes a blob again before using it. A blob's file is
+cache opens the folder once and uses only that descriptor, so nobody can swap the folder later. But
+the content is not trusted: each process hashes a blob again before using the blob. A blob's file is
 always complete, because a killed download leaves only a temporary file.
 
 Readers keep their blobs open, so removing a blob never breaks a reader.
@@ -207,8 +207,8 @@ class NodeCache:
     def _lock_blob(self, digest: str) -> Iterator[None]:
         """Lock a blob for this node, or continue without the lock after `self.wait_s`.
 
-        The lock only avoids a second download. Files are complete even without the lock, because
-        each file gets its name by a rename.
+        The only purpose of the lock is to avoid a second download. Files are complete even without
+        the lock, because each file gets its name by a rename.
         """
         try:
             descriptor = self._open(f"{digest}{_LOCK}", os.O_RDWR | os.O_CREAT)

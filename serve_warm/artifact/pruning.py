@@ -23,8 +23,8 @@ from serve_warm.trust.envelope import Envelope, parse_json
 logger = logging.getLogger(__name__)
 
 GRACE_S = 86400.0
-"""A blob that no statement names is kept for this many seconds, because a push writes its statement
-last."""
+"""A blob that no statement names is kept for this many seconds, because a push writes blobs before
+the statement that names them."""
 
 DELETED_AT_ONCE = 50
 """Number of blobs to delete before the statements are listed again, because a new statement can
@@ -81,7 +81,7 @@ class Pruned:
     in_use: tuple[str, ...]
     """Statements that the rules select, but that are kept because they are in use."""
     unreadable: tuple[str, ...]
-    """Statements that this release cannot read. They are kept, with all blobs that they name."""
+    """Statements that this release cannot read. These are kept, with all blobs that they name."""
 
 
 @record(frozen=True, kw_only=True)
@@ -110,10 +110,10 @@ def prune(
 
     `in_use` has the keys of statements that replicas use; these statements are always kept.
     Statements are removed before blobs, so that a reader never finds a statement without its blobs.
-    A blob is removed only if no remaining statement names it. Also, a removed statement must have
-    named the blob, or the blob must be at least a day old. Signatures are not checked: anyone with
-    permission to delete from the store can prune it. So artifacts signed with a withdrawn key can
-    be removed too.
+    A blob is removed only if no remaining statement names it, and only if a removed statement named
+    the blob or the blob is at least a day old. Signatures are not checked: anyone with permission
+    to delete from the store can prune it. So artifacts signed with a withdrawn key can be removed
+    too.
 
     Raises:
         ConfigError: the store has blobs but no statement, so it may not be a serve_warm store.
@@ -153,7 +153,7 @@ def prune(
 
 
 def _entries(store: Store, keys: Iterable[str]) -> tuple[list[_Entry], list[str], set[str] | None]:
-    """Return entries, keys of unreadable statements, and their blobs (None if unknown)."""
+    """Return entries, and the keys and blobs (None if unknown) of unreadable statements."""
     entries, unreadable = [], []
     foreign: set[str] | None = set()
     for key in keys:
@@ -176,7 +176,7 @@ def _entries(store: Store, keys: Iterable[str]) -> tuple[list[_Entry], list[str]
 
 
 def _subjects(payload: bytes) -> set[str] | None:
-    """Return the blobs that a statement of any format names; None if they cannot be found."""
+    """Return the blobs that a statement of any format names; None if the blobs cannot be found."""
     try:
         digests = [subject["digest"]["sha256"] for subject in parse_json(payload)["subject"]]
     except (ValueError, KeyError, TypeError):

@@ -3,10 +3,10 @@
 """The pull of an artifact from a store: what is checked, and in which order.
 
 `pull` reads the statements of the deployment and records an outcome for each. It chooses a
-statement that is trusted and fits; if there are several, the one with the latest signed creation
-time. In a store with very many statements, `pull` reads only statements that could be chosen
-(`reading_order`). Nothing from a store is trusted before its signature is checked, and nothing is
-unpacked before its digest is checked.
+statement that is trusted and fits. If there are several such statements, it chooses the statement
+with the latest signed creation time. In a store with very many statements, `pull` reads only
+statements that could be chosen (`reading_order`). Nothing from a store is trusted before its
+signature is checked, and nothing is unpacked before its digest is checked.
 
 A pull has three steps. `find_fitting` reads and verifies statements, `choose` picks one for this
 machine and app, and `take` fetches and unpacks the artifact. The steps are separate functions
@@ -230,7 +230,8 @@ def find_fitting(
     the fingerprint is not known yet, `fingerprint` is None.
 
     Raises:
-        StoreError: as for `find`. Also raised at the next page or answer after `given_up` was set.
+        StoreError: as for `find`. StoreError is also raised at the next page or answer after
+            `given_up` was set.
     """
     began = time.perf_counter()
     source = _TimedReader(store, given_up)
@@ -284,8 +285,8 @@ def confirm(
     """Return `pulled` if a full choice among the found statements picks the same artifact.
 
     Return None otherwise, without logging, because the next pull reports the reason. Also return
-    None if unread statements might be newer. The next pull knows the fingerprint, so it knows which
-    statements to read first.
+    None if unread statements might be newer. The next pull knows the fingerprint, and therefore
+    knows which statements to read first.
     """
     if not found.is_complete:
         return None

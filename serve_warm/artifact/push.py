@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OnTaken = Literal["refuse", "supersede"]
-"""Action if the variant is already published with different content. `refuse` raises an error.
+"""What to do if the variant is already published with different content. `refuse` raises an error.
 `supersede` also publishes the new artifact, and replicas use it because it is newer."""
 
 
@@ -253,8 +253,9 @@ def sign(
 
     Use this function to rotate keys: if an artifact has signatures by the old and by the new key,
     each reader finds a key that it trusts. Parts do not change. Artifacts that `trust` does not
-    accept are skipped, because a signature vouches for the whole artifact. So junk in a store
-    cannot block a rotation. Artifacts that already have signatures by these keys do not change.
+    accept are skipped, because a signature vouches for the whole artifact. Because such artifacts
+    are skipped, junk in a store cannot block a rotation. Artifacts that already have signatures by
+    these keys do not change.
 
     Raises:
         ArtifactNotFound: the store has no artifacts to sign.
@@ -319,8 +320,8 @@ def copy(
 ) -> Done:
     """Copy signed artifacts unchanged. The result has the keys of their statements.
 
-    With a `deployment`, copies only artifacts of this deployment. Copies only the newest artifact
-    of each variant, with all its signatures. Every artifact is checked first: signature, statement,
+    With a `deployment`, copies only artifacts of this deployment. Of each variant, copies only the
+    newest artifact, with all its signatures. Every artifact is checked first: signature, statement,
     sizes, digests, unpacking. An artifact is skipped if `trust` refuses it, or if its parts do not
     match its statement.
 
@@ -373,7 +374,8 @@ def _all_vouched(
     """Return the trusted statements, all other envelopes, and why these envelopes are refused.
 
     A refused envelope has no reason in the result if another envelope of the same artifact is
-    trusted. Such an envelope is from before a key rotation, or someone with write access added it.
+    trusted. Such a refused envelope is from before a key rotation, or was added by someone with
+    write access.
 
     Raises:
         ArtifactNotFound: there are no statements.

@@ -5,11 +5,11 @@
 Anyone with write access to a store can add any number of statements under any names. So the
 number of listed and read statements is limited. A store of ordinary size is read in full. In a
 larger store, statements whose name contains the fingerprint of this machine and app are read first.
-Reading alternates between the newest and the oldest. So junk that is added later cannot delay the
-oldest statements, and junk that was added earlier cannot delay the newest.
+Reading alternates between the newest and the oldest statements. So junk that is added later cannot
+delay the oldest statements, and junk that was added earlier cannot delay the newest.
 
 Reading ends early if no unread statement can be chosen. Statements are signed before they are
-stored. So a statement that was stored before the best statement was signed is older than the best
+stored. So if a statement was stored before the best statement was signed, it is older than the best
 statement.
 """
 
@@ -31,7 +31,7 @@ from serve_warm.artifact.statements import (
 from serve_warm.stores import Listed
 
 MAX_KEYS = 20_000
-"""Maximum number of objects in one listing. Statements that come later are only looked up by
+"""Maximum number of objects in one listing. Statements after this limit are only looked up by
 name."""
 
 MAX_PAGES = 1_000
@@ -117,7 +117,7 @@ class ReadingOrder:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the best statement is final: unread statements, if any, cannot be newer."""
+        """Whether the best statement is final, because no unread statement can be newer."""
         return self._is_settled() or (self._is_listed and not self.left)
 
     def take(self, most: int) -> list[str]:

@@ -33,8 +33,8 @@ VARIANT = re.compile(
 """Pattern for the end of a statement's key. The first release marked rebuilds with 16 hex
 digits."""
 READERS = 8
-"""Number of concurrent reads. Reading a statement costs a round trip, and each variant has a
-statement."""
+"""Number of concurrent reads. Statements are read concurrently, because each statement costs a
+round trip, and each variant has a statement."""
 
 Read = bytes | StoreError | ArtifactRefused
 """The bytes of a statement in a store, or the error from reading the statement."""
@@ -57,7 +57,7 @@ def is_statement(key: str) -> bool:
 
 
 def statements_of(deployment: str) -> str:
-    """Return the key prefix of a deployment's statements. It is readable and unique."""
+    """Return the readable and unique key prefix of a deployment's statements."""
     name = urllib.parse.quote(deployment, safe="", errors="surrogatepass")
     # Names in a key must not begin with a dot, and quoting keeps dots. No other name gives %2E.
     name = f"%2E{name[1:]}" if name.startswith(".") else name

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OfPublished = OnTaken | Literal["keep"]
-"""Action if the store already has the variant. `keep` does nothing if this machine trusts the
+"""What to do if the store already has the variant. `keep` does nothing if this machine trusts the
 published variant. If older rules made the entries of the published variant, `keep` supersedes the
 variant, because no current replica runs these entries.
 """
@@ -74,10 +74,10 @@ def sign_unsigned(
     Anyone who can write to `source` controls the signed content, but not its deployment or origin.
     Artifacts of another `deployment` are skipped, and `provenance` replaces the origin that the
     build recorded. The limits of `trust` apply. If `trust` has keys, it must accept the new
-    statement in `target`. So if the fleet would refuse an artifact, this function raises an
-    error first.
-    Statements that already have a signature are skipped. It is no error if `source` has no
-    artifact, because the build of an app that compiles nothing makes no artifact.
+    statement in `target`. So if replicas with these keys would refuse an artifact, this function
+    raises an error first.
+    Statements that already have a signature are skipped. If `source` has no artifact, no error is
+    raised, because the build of an app that compiles nothing makes no artifact.
 
     Raises:
         ArtifactNotFound: the source has artifacts, but all of them are already signed.
@@ -155,7 +155,7 @@ def _read_gang(
 
 
 def _explain_gang(fingerprints: Sequence[Fingerprint]) -> str:
-    """Return the reason why these fingerprints do not form one complete gang; empty if they do."""
+    """Return why these fingerprints do not form one complete gang; empty if they form one."""
     claims = [each.app.get("rank", "") for each in fingerprints]
     if len(claims) <= 1 and not any(claims):
         return ""
@@ -168,7 +168,7 @@ def _explain_gang(fingerprints: Sequence[Fingerprint]) -> str:
 
 
 def _explain_ranks(claims: Sequence[str]) -> str:
-    """Return what is wrong with the claims; empty if they name each rank of one gang once."""
+    """Return what is wrong with the ranks; empty if `claims` has each rank of one gang once."""
     if without := claims.count(""):
         return f"{without} artifacts have no rank" if without > 1 else "one artifact has no rank"
     ranks = []
@@ -255,8 +255,8 @@ def _compare(
 ) -> Literal["none", "current", "supersede"]:
     """Compare the trusted artifacts of this variant in the store with a new artifact.
 
-    Return `none` if the store has no such artifact, `supersede` if every such artifact has entries
-    made by older rules, and `current` otherwise.
+    Return `none` if the store has no trusted artifact of this variant, `supersede` if older rules
+    made the entries of every such artifact, and `current` otherwise.
     """
     found = []
     for key in find_published(target, manifest.deployment, manifest.fingerprint):

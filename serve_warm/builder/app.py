@@ -164,9 +164,9 @@ class Application:
         Without a name, the only deployment with WarmupMixin is selected.
 
         Raises:
-            ConfigError: the named deployment does not use WarmupMixin, no name is given and not
-                exactly one deployment uses it, or the YAML has options for a deployment that does
-                not exist.
+            ConfigError: the named deployment does not use WarmupMixin; no name is given, and none
+                or several of the deployments use WarmupMixin; or the YAML has options for a
+                deployment that does not exist.
         """
         unknown = sorted(self.overrides.keys() - self.deployments.keys())
         if unknown:

@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The build of an artifact, for which the deployment itself runs on Ray.
+"""The build of an artifact. For a build, the deployment itself runs on Ray.
 
 Ray sets a replica's thread count from `num_cpus`, and the thread count is in torch's cache keys. So
 an artifact that was built outside a replica would not fit any replica. The build starts the
 deployment with the deployment's own options. A replica warms up until all inputs are proven, and
 then packs its caches. Before publication, a second, fresh replica must load the artifact and reach
 the same proof without running a compiler. If the artifact has ahead-of-time entries or libraries,
-more fresh replicas prove them too.
+more fresh replicas prove these entries and libraries.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ def build(
 ) -> Built | NothingToBuild:
     """Build, prove, sign and publish the artifact of one deployment, or of each rank of its gang.
 
-    Nothing is published unless a second, fresh replica loads the artifact, proves every input and
-    runs no compiler. `cpu` overrides the setting `cpu` of the deployment. Replicas that load the
-    artifact must use the same value.
+    The artifact is published only if a second, fresh replica loads the artifact, proves every input
+    and runs no compiler. `cpu` overrides the setting `cpu` of the deployment. Replicas that load
+    the artifact must use the same value.
 
     Raises:
         AlreadyPublished: the store already has the variant, and `destination` does not allow
-            another artifact of it.
+            another artifact of this variant.
         BuildFailed: a replica or a round trip failed, or an artifact built as portable is not
             portable.
         ConfigError: this machine has no objdump for a portable artifact, the round trip would not

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @record(frozen=True, kw_only=True)
 class NothingToBuild:
-    """The result of a build if the replica compiles nothing, and so needs no artifact."""
+    """The result of a build if the replica needs no artifact, because it compiles nothing."""
 
     warnings: tuple[str, ...]
     """The warnings of the replicas, without duplicates."""

@@ -210,7 +210,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def deployed(self, app: App, settings: Mapping[str, Any]) -> Iterator[str]:
-        """Deploy `app` under a new name and route, yield the name, and delete it afterwards.
+        """Deploy `app` under a new name and route, yield the name, and delete the app afterwards.
 
         This does not wait for the deployment, and does not change other applications on the
         cluster.
@@ -394,9 +394,9 @@ def _connect(address: str | None, num_cpus: float, working_dir: Path | None) -> 
 class _RayFailure(contextlib.AbstractContextManager["_RayFailure"]):
     """Raises ConfigError with one sentence if Ray or Serve does not start.
 
-    This is not an `except` clause, because Ray also raises plain Exception (seen in 2.60: "The
-    current node timed out during startup"). Subclasses of Exception that Ray does not raise must
-    propagate, but `except Exception` would catch them too.
+    This class is used instead of an `except` clause, because Ray also raises plain Exception (seen
+    in 2.60: "The current node timed out during startup"). Subclasses of Exception that Ray does not
+    raise must propagate, but `except Exception` would catch them too.
     """
 
     def __init__(self, what: str, place: str) -> None:
@@ -424,7 +424,7 @@ def _sigterm_as_exit() -> Iterator[Callable[[], None]]:
     """Yield a function that makes SIGTERM raise SystemExit; restore the old handler at the end.
 
     Call the function again after `ray.init`, because `ray.init` installs its own handlers (seen in
-    2.60). They exit with code 15 or print a C++ stack.
+    2.60). Ray's handlers exit with code 15 or print a C++ stack.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The proof that the kernels of a portable artifact need no AVX-512.
 
-Compiler flags are not a proof: they do not apply to assembler code in a header, and a flag in `CXX`
-can override them. So `objdump`, which comes with every compiler, disassembles all machine code that
-was built.
+Compiler flags are not a proof: such flags do not apply to assembler code in a header, and a flag in
+`CXX` can override them. So `objdump`, which comes with every compiler, disassembles all machine
+code that was built.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The destination of a build, and what happens if it already has the variant."""
+"""The destination of a build, and what happens if the destination already has the variant."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Destination:
     def refuse_early(self, app: App) -> Look:
         """Return a function that raises if a starting replica has an already published variant.
 
-        The function raises before the start compiles anything. It does nothing unless
+        The function raises before the start compiles anything. The function acts only if
         `if_published` is `refuse`.
         """
         if self.if_published != "refuse":
@@ -68,9 +68,9 @@ class Destination:
     def decide(self, app: App, manifests: Sequence[Manifest], notice: Progress) -> OfPublished:
         """Return what to do with the new variants. A gang has one variant for each rank.
 
-        The result is `supersede` if replicas can no longer run the published entries. It is
-        `refuse` if no variant is published yet. So if another writer publishes one first, the push
-        fails.
+        The result is `supersede` if replicas can no longer run the published entries. If no variant
+        is published yet, the result is `refuse`, so that the push fails if another writer publishes
+        a variant first.
 
         Raises:
             AlreadyPublished: a variant is published, and `if_published` does not allow it.
@@ -100,7 +100,8 @@ class Destination:
     def _is_outdated(self, app: App, fingerprints: Sequence[Fingerprint]) -> bool:
         """Return whether all published variants have entries that replicas no longer run.
 
-        The entries were made under older `RULES`. Nothing is lost if new artifacts supersede them.
+        The entries were made under older `RULES`. Nothing is lost if new artifacts supersede these
+        variants.
         """
         published = {
             statement

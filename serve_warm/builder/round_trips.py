@@ -62,10 +62,10 @@ def prove(
 ) -> list[dict[str, Any]]:
     """Start fresh replicas with `settings`, and return the reports of the last trip.
 
-    Trips run in parallel: a trip starts once all running trips have their resources and enough
-    resources remain free. So a trip never waits for resources that another trip holds. A gang runs
-    alone, because the code of its ranks may use a fixed port. `took` is called with the label and
-    the wall seconds of each trip.
+    Trips run in parallel: a trip starts as soon as all running trips have been given their
+    resources and the remaining free resources are enough for the trip. So a trip never waits for
+    resources that another trip holds. A gang runs alone, because the code of its ranks may use a
+    fixed port. `took` is called with the label and the wall seconds of each trip.
 
     Raises:
         BuildFailed: a replica was not fully warm. The text begins with the label of the trip. The

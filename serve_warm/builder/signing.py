@@ -50,7 +50,7 @@ BY_USER_KEY = Signing()
 
 
 def check_place(destination: Destination, signing: Signing) -> None:
-    """Raise if the artifact is to stay unsigned, but `destination` accepts only signed ones.
+    """Raise if the artifact is to stay unsigned, but `destination` accepts only signed artifacts.
 
     Raises:
         ConfigError: the store is not a folder, or `if_published` is `keep`.
@@ -129,9 +129,9 @@ def check_key(
 def staging(store: Store, beside: Beside) -> Iterator[str]:
     """Yield a store that only the replicas of the round trip read.
 
-    With `temporary`, the store is a temporary folder on this machine. Otherwise, the store is
-    inside the artifact's own store, under keys that no artifact uses. The second location is needed
-    if other nodes must read the copy, or if the key is trusted only for some stores.
+    With `temporary`, the store is a temporary folder on this machine. With `store`, the store is
+    inside the artifact's own store, under keys that no artifact uses. This location is needed if
+    other nodes must read the copy, or if the key is trusted only for some stores.
     """
     if beside == "temporary":
         with tempfile.TemporaryDirectory(prefix=_STAGING) as temporary:

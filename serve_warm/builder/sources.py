@@ -64,7 +64,7 @@ def _describe(routes: Sequence[Any]) -> Iterator[str]:
 
 
 def modules_without_compile(cls: type) -> list[str]:
-    """Return the names of the user's modules that a class uses, if none of them compiles.
+    """Return the names of the user's modules that a class uses, if none of the modules compiles.
 
     A module counts as compiling if a name in its source, other than `re.compile`, contains
     "compile". The list is empty if a module compiles, or if the source of a module cannot be read.

@@ -313,7 +313,7 @@ class _Watched:
 
 
 class _Counted:
-    """A file that reports the number of bytes read so far. Stores read it in pieces."""
+    """A file that reports the number of bytes read so far. Stores read such a file in pieces."""
 
     def __init__(self, file: BinaryIO, what: str, total: int, progress: Progress) -> None:
         self._file = file

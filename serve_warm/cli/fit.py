@@ -23,8 +23,8 @@ from serve_warm.trust.envelope import parse_json
 from serve_warm.trust.files import load_trust
 
 BY_REPLICA = "set by the replica"
-"""Text instead of the value of an app factor, such as the thread count, if no app is known. Only a
-replica knows these values."""
+"""Text that is shown instead of the value of an app factor, such as the thread count, if no app is
+known. Only a replica knows the values of app factors."""
 
 
 @click.command()
@@ -114,7 +114,7 @@ class _Compared:
         return self.considered.statement
 
     def newest(self) -> tuple[str, str]:
-        """Return the sort key for the age; a pull loads the newest matching artifact."""
+        """Return a sort key by age, because a pull loads the newest matching artifact."""
         return self.considered.created, self.statement
 
     def nearest(self) -> tuple[bool, bool, int]:

@@ -57,15 +57,15 @@ class Observed:
     levels: dict[str, int] = field(default_factory=dict)
     """Number of kinds of calls by level; empty if nothing uses `serve_warm.compile`."""
     inputs_done: int | None = None
-    """Inputs replayed in the current or last pass."""
+    """Number of inputs replayed in the current or last pass."""
     inputs_expected: int | None = None
     stage_s: float | None = None
     """Seconds since the stage began."""
     heartbeat_s: float | None = None
     """Seconds since the replica last wrote its state."""
     elapsed_s: float | None = None
-    """Seconds from the replica's creation, just before `__init__`, until READY or FAILED. Before
-    these stages, until now."""
+    """Seconds from the replica's creation, just before `__init__`, until READY or FAILED, or until
+    now if neither stage is reached."""
     deadline_s: float | None = None
     """Limit in seconds from the end of `__init__` to READY."""
     graph_pool_bytes: int | None = None
@@ -230,7 +230,7 @@ def _of_replica(replica: node.Replica, now: float, source: str) -> Observed:
 
 READY_SECONDS = ("serve_warm_ready_seconds", "")
 ELAPSED_SECONDS = ("serve_warm_start_elapsed_seconds", "")
-"""Both times count from just before the replica's `__init__`, when no state file exists yet."""
+"""Both metrics count from just before the replica's `__init__`, before a state file exists."""
 
 
 def _elapsed_s(replica: node.Replica, stage: str, now: float) -> float | None:
@@ -413,7 +413,7 @@ def of_page(text: str, *, source: str) -> Look:
 
 
 OWN_LABELS = ("stage", "verdict", "reason", "condition", "device", "traced", "level")
-"""The labels that the rows of one metric differ in. Ray adds other labels, which identify the
+"""The labels by which the rows of one metric differ. Ray adds other labels, which identify the
 sender."""
 
 

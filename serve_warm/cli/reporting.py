@@ -24,7 +24,7 @@ from serve_warm.report import LEVELS, settle
 
 @record(frozen=True, kw_only=True)
 class Start:
-    """One start of one replica, read from its state file or from the replica."""
+    """One start of one replica, read from the replica's state file or from the replica itself."""
 
     application: str
     deployment: str
@@ -255,7 +255,7 @@ def as_trace(starts: Sequence[Start]) -> dict[str, Any]:
     """Return a trace for Chrome and Perfetto, in which each start is a process with two tracks.
 
     The second track shows the work of other threads. All starts of a node share one clock, so the
-    trace shows which replica waited for which other replica.
+    trace shows which replicas waited for which other replicas.
     """
     spans = [span for start in starts for span in start.spans]
     zero = min((span.began_boot_s for span in spans), default=0.0)

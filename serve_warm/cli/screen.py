@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Output of the commands: bars and a clock in a terminal, lines in a log, JSON for programs.
 
-Anyone could have written an untrusted statement. So show texts from such a statement only with
+Anyone could have written an untrusted statement. So show texts from untrusted statements only with
 `show_line` or a table of this module.
 """
 
@@ -203,7 +203,7 @@ def show_line(text: str) -> str:
 
 
 def levels(entries: Any) -> list[str]:
-    """Return lines that count the kinds of calls at each level, and a line for each reason.
+    """Return lines that count the kinds of calls at each level, and one line for each reason.
 
     `entries` comes from a report or a manifest. The result is empty for data that another release
     wrote in another form.

@@ -170,7 +170,8 @@ def _import_to_build(app: str) -> Application:
     """Import the app with fresh folders for torch's caches, which the app's replicas use too.
 
     The app might compile code while it is being imported. All processes of a user share torch's
-    default folder. If the build used that folder, it could run and sign code from another process.
+    default folder. If the build used the default folder, the build could run and sign code from
+    another process.
     """
     from serve_warm.builder.app import load_application
 
@@ -235,9 +236,9 @@ def _check_first(
 ) -> None:
     """Raise ConfigError if `check` finds problems in the application; print the warnings.
 
-    If the replicas use another store than the build, this is only a warning, because a build may
-    publish to a store that replicas do not read. A build with --unsigned always does so, and gets
-    no warning.
+    If the replicas use a store other than the build's, only a warning is printed. A build may
+    publish to a store that replicas do not read. A build with --unsigned always publishes to such a
+    store, and prints no warning.
     """
     from serve_warm.builder import check
 

@@ -285,8 +285,9 @@ def notes(each: Observed) -> list[str]:
 
 
 ASK_STORE = {"miss": "diff", "refused": "verify"}
-"""For each verdict, the command that explains it. No command explains a partial hit: `diff` would
-only say that the artifact fits. The replica itself reports what was compiled."""
+"""For each verdict, the command that explains the verdict. No command explains a partial hit,
+because `diff` would only say that the artifact fits. The replica itself reports what was
+compiled."""
 
 
 def _told_of_store(each: Observed) -> str:

@@ -73,7 +73,7 @@ class _DecoderCalled(Exception):
 
 
 class _Instead(nn.Module):
-    """Stand-in for a decoder: a call raises `_DecoderCalled`. All attributes are the decoder's."""
+    """Stand-in for a decoder: has the decoder's attributes, but a call raises `_DecoderCalled`."""
 
     def __init__(self, decoder: Any) -> None:
         super().__init__()

@@ -3,9 +3,9 @@
 """A `transformers` model whose `generate` runs compiled steps and refuses some options.
 
 The served model is an instance of a subclass of the original model's class. The served model shares
-the original model's modules and weights but has its own attributes, so `generate` does not change
-any attribute that entries depend on. As in the original model, `generate` chooses tokens and
-decides when to stop. Only the calls to the model go to compiled steps.
+the original model's modules and weights. But the served model has its own attributes, so `generate`
+does not change any attribute that entries depend on. As in the original model, `generate` chooses
+tokens and decides when to stop. Only the calls to the model go to compiled steps.
 """
 
 from __future__ import annotations
@@ -395,7 +395,7 @@ def _to_bucket(rows: Rows, states: torch.Tensor, length: int) -> torch.Tensor:
 def _padded(states: torch.Tensor, length: int) -> torch.Tensor:
     """Return states, padded or cut to a length.
 
-    Masks hide the added positions. Only padding is cut off.
+    Masks hide the added positions. If states are cut, only padding is lost.
     """
     return torch.nn.functional.pad(states, (0, 0, 0, length - states.shape[1]))
 

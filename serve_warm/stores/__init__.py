@@ -82,8 +82,8 @@ class Store(Protocol):
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
         """Yield the keys that `list` returns, one page at a time, in any order.
 
-        The store requests a page only when it is needed, so callers can stop early. A page can be
-        empty. If possible, the store does not list the keys that sort before `prefix`.
+        The store requests each page only when the caller needs it, so callers can stop early. A
+        page can be empty. If possible, the store does not list the keys that sort before `prefix`.
         """
 
     def head(self, key: str) -> Object:
@@ -94,7 +94,7 @@ class Store(Protocol):
         """
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
-        """Return the bytes of an object, of which at most `max_bytes` + 1 are read.
+        """Return the bytes of an object, after reading at most `max_bytes` + 1 bytes.
 
         Raises:
             ObjectNotFound: the store has no object under this key.
@@ -118,7 +118,7 @@ class Store(Protocol):
         If `source` is a file, it is read from offset 0.
 
         Raises:
-            ObjectExists: the key already holds other bytes. They are not replaced.
+            ObjectExists: the key already holds other bytes, which are not replaced.
         """
 
     def delete(self, key: str) -> None:
@@ -200,7 +200,7 @@ class MissingFolder:
 
 
 def find_missing_folder(store: Store, *, holding: str = "") -> MissingFolder | None:
-    """Return the details if `store` is a folder store without its folder, else None.
+    """Return details if `store` is a folder store whose folder does not exist, else None.
 
     Only folders that contain `holding` are suggested.
     """

@@ -21,7 +21,7 @@ DENIED = (
     *("InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthorizationHeaderMalformed"),
     *("AuthenticationFailed", "InvalidAuthenticationInfo", "InvalidIdentityToken"),
 )
-"""Error codes that mean that permission is missing. Some of them come with status 400."""
+"""Error codes that mean that permission is missing. Some of these codes come with status 400."""
 
 TRANSIENT = (408, 429, 500, 502, 503, 504)
 
@@ -84,7 +84,7 @@ _ENDPOINTS: dict[BucketScheme, tuple[str, ...]] = {
     "gs": (),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
-"""Environment variables that select another server than the provider's. The first variable that is
+"""Environment variables that select a server other than the provider's. The first variable that is
 set wins."""
 
 

@@ -5,8 +5,8 @@
 A branch can move between reads. So the first read and each `list` resolve the revision to a commit,
 and later reads use this commit. After a write through this store, reads use the new commit. Call
 `list` again to see changes by other writers. Before each write, the store checks the newest commit,
-and uses it as the parent of the new commit. If several writers commit at once, the Hub accepts one
-commit. The other writers check again and retry.
+and uses this commit as the parent of the new commit. If several writers commit at once, the Hub
+accepts one commit. The other writers check again and retry.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ commit again."""
 
 
 _SLOWEST_UPLOAD = 256 * 1024
-"""In bytes per second. A slower upload times out."""
+"""Speed in bytes per second. A slower upload times out."""
 
 
 @record(kw_only=True)
@@ -130,7 +130,7 @@ class HubStore:
     revision: str = "main"
     """The branch, tag or commit (40 hex digits) to use. Tags and commits are read-only."""
     prefix: str = ""
-    """The folder of the repository in which the store is; empty if the store is the whole
+    """The folder of the repository that contains the store; empty if the store is the whole
     repository."""
     silence_s: float = 60.0
     _pin: _Pin = field(default_factory=_Pin, repr=False, compare=False)

@@ -55,8 +55,8 @@ class LocalStore:
     On Windows, where folders cannot be opened, a store is read-only. Links below the root are
     followed only for reading, and links to folders are not listed. Nothing is created or deleted
     through a link. Otherwise, anyone with write access to the store could use a link to change any
-    file of this user. Reading through links is harmless, because callers check the content. It is
-    also necessary, because mounted Kubernetes volumes consist of links.
+    file of this user. Reading through links is harmless, because callers check the content. Reading
+    through links is also necessary, because mounted Kubernetes volumes consist of links.
     """
 
     root: Path

@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 ONE_GET_BYTES = 32 << 20
 """Size in bytes of the largest object that is downloaded with one GET. For such objects, several
-ranged GETs would lose more time in round trips than they save."""
+ranged GETs would lose more time in round trips than they would save."""
 
 PART_BYTES = 8 << 20
 """Size in bytes of one ranged GET of a larger object. One S3 connection needs about 0.1 s for this
@@ -75,8 +75,8 @@ time.
 """
 
 PARTS_AT_ONCE = 8
-"""Number of connections of one download. Each connection holds about two pieces in memory, not
-whole parts."""
+"""Number of connections of one download. Each connection holds only about two pieces of its part in
+memory."""
 
 ONE_PUT_BYTES = 64 << 20
 """Size in bytes of the largest object that is uploaded with one PUT, which can be conditional.
@@ -98,8 +98,8 @@ WHOLE_REQUEST_FACTOR = 6
 total, a download of 32 MiB needs at least 0.6 MB/s, and eight parts at once need 1.1 MB/s."""
 
 SLOWEST_UPLOAD = 256 << 10
-"""In bytes per second. The timeout of an upload is longer than that of other requests. The extra
-time is the number of bytes sent at once, divided by this speed."""
+"""Speed in bytes per second. The timeout of an upload is longer than the timeout of other requests.
+The extra time is the number of bytes sent at once, divided by this speed."""
 
 CONFLICT_TRIES = 5
 """Maximum number of attempts to do a conditional PUT while another writer's PUT is undecided."""
@@ -292,8 +292,8 @@ class ObjectStore:
         which obstore cannot make conditional. If two such uploads begin at once, both succeed, and
         the bytes of the last upload remain. So keys of objects above this size must be derived from
         the content. Some stores ignore the condition (Ceph 16 in versioned buckets, some gateways).
-        For these stores, the same applies to objects of any size. Checks before and after such
-        writes make a conflict unlikely, but not impossible.
+        In these stores, competing writes of objects of any size can both succeed. Checks before and
+        after such writes make a conflict unlikely, but not impossible.
 
         An interrupted upload is never visible. The uploaded parts can remain, and be billed, until
         one of the bucket's lifecycle rules removes them.
@@ -517,7 +517,8 @@ class _Failure(AbstractContextManager["_Failure"]):
     This is not an `except` block for two reasons. First, an error raised in an `except` block keeps
     the original error as its context, and error trackers show the original text. Second, a panic in
     obstore's native code raises a `BaseException` that is not an `Exception`, and no module exports
-    its class. For example, a line break at the end of an access key can cause a panic.
+    the class of this exception. For example, a line break at the end of an access key can cause a
+    panic.
     """
 
     error: BaseException

@@ -85,7 +85,7 @@ class Envelope:
         return Signature(key_id=item.get("keyid", ""), value=_base64(item.get("sig"), what="sig"))
 
     def signers(self, keys: Iterable[TrustedKey]) -> tuple[TrustedKey, ...]:
-        """Return those of `keys` that signed this payload, each once."""
+        """Return the keys in `keys` that signed this payload, each once."""
         message = _pae(self.payload)
         return tuple(
             key
@@ -105,7 +105,7 @@ def _base64(text: Any, *, what: str) -> bytes:
 
 
 def _pae(payload: bytes) -> bytes:
-    """Return DSSE's pre-authentication encoding, which combines the type and the bytes to sign."""
+    """Return DSSE's pre-authentication encoding: the type and the payload, as the bytes to sign."""
     return b"DSSEv1 %d %s %d %s" % (
         len(PAYLOAD_TYPE),
         PAYLOAD_TYPE.encode(),

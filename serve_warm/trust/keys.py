@@ -122,8 +122,8 @@ class TrustedKey:
 def _read_plain(pem: bytes) -> bytes | None:
     """Return the key in a plain PEM block; None if only `cryptography` can read the block.
 
-    The readers of `cryptography` read all formats, but importing them would add 5 ms to every
-    start.
+    The readers of `cryptography` read all formats, but importing these readers would add 5 ms to
+    every start.
     """
     found = re.fullmatch(PEM, pem)
     der = base64.b64decode(found[1]) if found is not None else b""

@@ -5,10 +5,10 @@
 A compile-cache artifact is a program: torch unpickles the artifact, executes its sources and loads
 its libraries. The content does not show whether an artifact is harmful, so serve_warm only checks
 who made the bytes. A statement is trusted in three cases: it is signed with a trusted Ed25519 key;
-its exact digest is pinned; or its store is named in `unsigned_ok`. The last case logs a warning.
-Without any configuration, no artifact is trusted. A key can be limited to some deployments and
-stores. A policy can also have a deny-list, an age limit, required facts and the refusal of
-rollbacks. These limits apply to trusted artifacts too, and no setting overrides them.
+its exact digest is pinned; or its store is named in `unsigned_ok`. In the last case, serve_warm
+logs a warning. Without any configuration, no artifact is trusted. A key can be limited to some
+deployments and stores. A policy can also have a deny-list, an age limit, required facts and the
+refusal of rollbacks. These limits apply to trusted artifacts too, and no setting overrides them.
 
 `serve_warm.trust.files` reads the same settings from files, and `serve_warm.trust.verify` applies
 policies. In code, combine policies with `|`:
@@ -48,7 +48,7 @@ _HUB_COMMIT = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+@[0-9a-f]{40}")
 
 @record(frozen=True, kw_only=True)
 class UnsignedOk:
-    """A store whose artifacts are all trusted, regardless of who wrote them."""
+    """A store whose artifacts are all trusted, regardless of who wrote the artifacts."""
 
     store: str
     """The exact address of the store, as the store reports it. A Hub address includes the full
@@ -91,7 +91,7 @@ class Trust:
     require: frozenset[tuple[str, str]] = frozenset()
     """Pairs of a name in `FACTS` and a pattern. The artifact's fact must match the pattern."""
     rollback: Literal["warn", "refuse"] = "warn"
-    """Action if an artifact is older than another artifact that this node has already used."""
+    """What to do if an artifact is older than another artifact that this node has already used."""
 
     def __post_init__(self) -> None:
         for label, digests in (("pinned", self.pinned), ("denied", self.denied)):
@@ -188,10 +188,10 @@ def signed_by(
     """Return a policy that trusts artifacts signed by any of `keys`.
 
     Each key is a `TrustedKey` or a PEM public key. PEM keys are trusted only for the given
-    `deployments` and `stores`. Without them, PEM keys are trusted for everything. In `deployments`
-    and `stores`, `*` matches any characters. The policy refuses artifacts that are older than
-    `max_age_s` seconds (default: a year). The policy also refuses statements and parts whose digest
-    is in `denied`, in the form `sha256:<64 hex digits>`.
+    `deployments` and `stores`. Without `deployments` and `stores`, PEM keys are trusted for
+    everything. In `deployments` and `stores`, `*` matches any characters. The policy refuses
+    artifacts that are older than `max_age_s` seconds (default: a year). The policy also refuses
+    statements and parts whose digest is in `denied`, in the form `sha256:<64 hex digits>`.
 
     Raises:
         ConfigError: no key is given, or a key, digest or age is invalid.

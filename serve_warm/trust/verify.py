@@ -41,8 +41,8 @@ class Verified:
 
     payload: bytes = field(repr=False)
     how: Literal["signature", "pin", "unsigned_ok"]
-    """Why the payload may be parsed. If several reasons apply, this is the first of them in the
-    order above, so a signed payload never counts as unsigned."""
+    """Why the payload may be parsed. If several reasons apply, this is the first in the order of
+    the `Literal`, so a signed payload never counts as unsigned."""
     signers: tuple[str, ...] = ()
     """Names of the trusted keys that signed the payload; empty unless `how` is `signature`."""
 
