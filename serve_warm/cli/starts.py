@@ -352,8 +352,21 @@ def _describe_seconds(report: Mapping[str, Any]) -> str:
     type=click.Choice(["cold", "torch_bytes", "warm"]),
     help="Mode to measure; repeatable. Default: all three modes.",
 )
-@click.option("--repeats", default=1, show_default=True, type=click.IntRange(1))
-@click.option("--requests", "request_count", default=60, show_default=True, type=click.IntRange(2))
+@click.option(
+    "--repeats",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Starts to measure for each mode.",
+)
+@click.option(
+    "--requests",
+    "request_count",
+    default=60,
+    show_default=True,
+    type=click.IntRange(2),
+    help="Requests to time after each start.",
+)
 def bench(
     *,
     app: str,

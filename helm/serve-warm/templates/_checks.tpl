@@ -375,9 +375,9 @@
 {{- $problems = append $problems "warmup.artifact: the chart sets this value, together with the mounts and the trust files; set artifact.store" -}}
 {{- end -}}
 {{- if and (hasKey .Values.warmup "pull_deadline_s") (ge (float64 .Values.warmup.pull_deadline_s) (float64 .Values.warmup.deadline_s)) -}}
-{{- $problems = append $problems (printf "warmup.pull_deadline_s: if the store is down, %v leaves no time to compile before warmup.deadline_s, %v; lower it" .Values.warmup.pull_deadline_s .Values.warmup.deadline_s) -}}
+{{- $problems = append $problems (printf "warmup.pull_deadline_s: if the store is down, %v leaves no time to compile before warmup.deadline_s, %v; lower warmup.pull_deadline_s" .Values.warmup.pull_deadline_s .Values.warmup.deadline_s) -}}
 {{- else if and $found (not (hasKey .Values.warmup "pull_deadline_s")) (le (float64 .Values.warmup.deadline_s) 120.0) -}}
-{{- $problems = append $problems (printf "warmup.deadline_s: %v is not above 120, the seconds that a start may wait for a store that is down; raise it, or set warmup.pull_deadline_s" .Values.warmup.deadline_s) -}}
+{{- $problems = append $problems (printf "warmup.deadline_s: %v is not above 120, the seconds that a start may wait for a store that is down; raise warmup.deadline_s, or set warmup.pull_deadline_s" .Values.warmup.deadline_s) -}}
 {{- end -}}
 {{- toYaml $problems -}}
 {{- end -}}
@@ -594,7 +594,7 @@
 {{- $problems = append $problems (printf "upgrade.options: the upgrade type %s has no options; leave them out, or set upgrade.type: NewClusterWithIncrementalUpgrade" $upgrade.type) -}}
 {{- end -}}
 {{- if and $incremental $upgrade.options (gt (float64 $upgrade.options.stepSizePercent) (float64 (hasKey $upgrade.options "maxSurgePercent" | ternary $upgrade.options.maxSurgePercent 100))) -}}
-{{- $problems = append $problems "upgrade.options.stepSizePercent: KubeRay refuses a value above maxSurgePercent; lower it" -}}
+{{- $problems = append $problems "upgrade.options.stepSizePercent: KubeRay refuses a value above maxSurgePercent; lower stepSizePercent" -}}
 {{- end -}}
 {{- toYaml $problems -}}
 {{- end -}}
@@ -695,7 +695,7 @@
 {{- if and $least $most -}}
 {{- $problems = append $problems "podDisruptionBudget.minAvailable: Kubernetes accepts only one of minAvailable and maxUnavailable; set one to null" -}}
 {{- else if and $least (not (hasSuffix "%" $least)) (ge (int $least) (int $workers)) -}}
-{{- $problems = append $problems (printf "podDisruptionBudget.minAvailable: %s of %d worker pods allows no eviction, so no node could ever be drained; lower it, or add workers" $least $workers) -}}
+{{- $problems = append $problems (printf "podDisruptionBudget.minAvailable: %s of %d worker pods allows no eviction, so no node could ever be drained; lower podDisruptionBudget.minAvailable, or add workers" $least $workers) -}}
 {{- else if or (eq $least "100%") (has $most (list "0" "0%")) -}}
 {{- $problems = append $problems "podDisruptionBudget.maxUnavailable: no pod may be evicted, so no node could ever be drained; set 1 or more" -}}
 {{- end -}}
@@ -720,7 +720,7 @@
 {{- $problems = append $problems "monitoring.prometheusRule.enabled: this copy of the chart has no rules/serve-warm.tpl.yaml; use a complete copy" -}}
 {{- end -}}
 {{- if gt (float64 .Values.alerts.startSloSeconds) (float64 .Values.warmup.deadline_s) -}}
-{{- $problems = append $problems (printf "alerts.startSloSeconds: %v is above warmup.deadline_s, %v, so no start could miss the objective; lower it" .Values.alerts.startSloSeconds .Values.warmup.deadline_s) -}}
+{{- $problems = append $problems (printf "alerts.startSloSeconds: %v is above warmup.deadline_s, %v, so no start could miss the objective; lower alerts.startSloSeconds" .Values.alerts.startSloSeconds .Values.warmup.deadline_s) -}}
 {{- end -}}
 {{- end -}}
 {{- if and $monitoring.dashboards.enabled (not (.Files.Glob "dashboards/*.json")) -}}
