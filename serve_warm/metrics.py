@@ -320,7 +320,7 @@ METRICS = (
     Metric(
         name="serve_warm_tunings",
         kind="gauge",
-        help="Triton kernels and templates autotuned in warm-up. 0 if the artifact has all results.",
+        help="Triton kernels and templates autotuned in warm-up. 0 if the artifact has all.",
         read=_one(lambda r: r.warmup.tunings),
     ),
     Metric(

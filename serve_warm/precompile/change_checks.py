@@ -46,9 +46,9 @@ one from then on."""
 class _Groups:
     """Sources grouped by how they are compared."""
 
-    of_dict: dict[int, list[Source]] = field(default_factory=dict)
+    of_dict: dict[int, list[Source]] | None = None
     """The items and keys of each dict, by the dict's id. These sources are read only after the
-    dict's version changes."""
+    dict's version changes. None until the first such change, because a start needs none of it."""
     of_class: set[int] = field(default_factory=set)
     """Ids of the dicts of classes. Of such a dict, only the version is compared."""
     others: list[Source] = field(default_factory=list)
@@ -96,7 +96,7 @@ class ChangeChecks:
         self._hot |= moved
         quiet = set(moved)
         changed = []
-        in_moved = [each for key in moved for each in self._groups.of_dict.get(key, ())]
+        in_moved = self._sources_in(moved) if moved else []
         for source in (*self._groups.others, *slow, *in_moved):
             now = source.read()
             if source.is_still(now):
@@ -129,6 +129,16 @@ class ChangeChecks:
                 moved.add(key)
                 held[key] = (place, now)
         return moved
+
+    def _sources_in(self, places: set[int]) -> list[Source]:
+        """Return the items and keys of the dicts with these ids."""
+        found = self._groups.of_dict
+        if found is None:
+            found = self._groups.of_dict = {}
+            for source in self._sources.by_key.values():
+                if source.kind in ("item", "keys"):
+                    found.setdefault(source.base_id, []).append(source)
+        return [each for place in places for each in found.get(place, ())]
 
     def build_question(self) -> Callable[[], bool]:
         """Return a function that checks whether all sources still have their known values.
@@ -165,42 +175,43 @@ class ChangeChecks:
 
     def _group(self) -> None:
         self._sources.is_stale = False
-        dicts: dict[int, tuple[Any, int]] = {}
         kinds: dict[str, list[Source]] = {}
         found = self._groups = _Groups()
-        versions, noise = self._sources.versions, self._noise
+        noise = self._noise
         for source in self._sources.by_key.values():
             kind, base = source.kind, source.base
             if kind == "item" or kind == "keys":  # noqa: PLR1714 - takes half the time
-                key = id(base)
-                dicts[key] = versions[key]
-                if noise and self._is_noisy(base):
+                if (noise and self._is_noisy(base)) or (
+                    kind == "keys" and is_ordered(base) and len(source.value) > 1
+                ):
                     found.others.append(source)
                     kinds.setdefault(kind, []).append(source)
-                    continue
-                if kind == "keys" and is_ordered(base) and len(source.value) > 1:
-                    found.others.append(source)
-                    kinds.setdefault("keys", []).append(source)
-                found.of_dict.setdefault(key, []).append(source)
             elif kind == "class":
                 found.others.append(source)
-                for place in class_dicts(base):
-                    found.of_class.add(id(place))
-                    dicts[id(place)] = versions[id(place)]
+                found.of_class.update(map(id, class_dicts(base)))
             elif kind in SLOW_KINDS:
                 found.slow.append(source)
             else:
                 found.others.append(source)
                 kinds.setdefault(kind, []).append(source)
-        self._sources.versions = dicts
-        # A new dict may have the address of a deleted one.
-        self._noise = {key: count for key, count in self._noise.items() if key in dicts}
-        self._hot &= dicts.keys()
+        if self._sources.has_dropped:
+            self._forget_dicts()
         if "attribute" in kinds:
             found.checks.append(_same_attributes(kinds.pop("attribute")))
         if "tensor" in kinds:
             found.checks.append(_same_tensors([source.base for source in kinds.pop("tensor")]))
         found.checks += [_same_source(source) for sources in kinds.values() for source in sources]
+
+    def _forget_dicts(self) -> None:
+        """Forget the dicts that no source is in any more."""
+        self._sources.has_dropped = False
+        used = set(self._groups.of_class)
+        used |= {s.base_id for s in self._sources.by_key.values() if s.kind in ("item", "keys")}
+        versions = self._sources.versions
+        self._sources.versions = {key: held for key, held in versions.items() if key in used}
+        # A new dict may have the address of a deleted one.
+        self._noise = {key: count for key, count in self._noise.items() if key in used}
+        self._hot &= used
 
     def _is_noisy(self, place: Any) -> bool:
         return id(place) not in self._groups.of_class and self._noise.get(id(place), 0) > NOISE

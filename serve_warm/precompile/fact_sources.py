@@ -50,24 +50,26 @@ class Methods:
 class Source:
     """One source from which rows or facts were read, and its value at that time."""
 
-    __slots__ = ("base", "kind", "more_users", "name", "user", "value")
+    __slots__ = ("base", "base_id", "kind", "more_users", "name", "user", "value")
 
-    def __init__(self, kind: str, base: Any, name: Any) -> None:
+    def __init__(self, kind: str, base: Any, name: Any, base_id: int, user: int) -> None:
         self.kind = kind
         self.base = base
+        self.base_id = base_id
+        """The id of `base`. An audit hook, as `filelock` has one, makes `id` slow."""
         self.name = name
         self.value: Any = None
-        self.user: int | None = None
-        """A row or fact that uses this source: a row as its index, a fact as `~index`."""
+        self.user: int | None = user
+        """A user of this source: a row by its index, or the facts about a row by `~index`."""
         self.more_users: set[int] | None = None
         """The other users, for one source in seven. A set takes 216 bytes."""
 
     def users(self) -> list[int]:
-        """Return the rows and facts that use this source."""
+        """Return all users of this source."""
         return [*([] if self.user is None else [self.user]), *(self.more_users or ())]
 
     def is_used(self) -> bool:
-        """Return whether a row or a fact uses this source."""
+        """Return whether this source has a user."""
         return self.user is not None or bool(self.more_users)
 
     def add(self, user: int) -> bool:
@@ -197,6 +199,8 @@ class Sources:
         self.by_key: dict[Any, Source] = {}
         self.versions: dict[int, tuple[Any, int]] = {}
         """Each dict and its version, by the dict's id."""
+        self.has_dropped = False
+        """Whether sources were dropped since they were grouped, so that dicts may be left over."""
         self.is_stale = True
         """Whether sources were added or dropped since they were grouped."""
         self._log: list[Source | None] = []
@@ -222,11 +226,11 @@ class Sources:
         for key, source in self._orphans.items():
             if not source.is_used():
                 del self.by_key[key]
-                self.is_stale = True
+                self.is_stale = self.has_dropped = True
         self._orphans.clear()
 
     def begin(self, user: int) -> None:
-        """Begin to record sources for a row or a fact, and forget its earlier sources."""
+        """Begin to record the sources of a user, and forget the user's earlier sources."""
         self._user = user
         self._log.append(None)
         if user in self._first:
@@ -239,7 +243,7 @@ class Sources:
         while (source := log[index]) is not None:
             source.drop(user)
             if not source.is_used():
-                self._orphans[_key(source.kind, source.base, source.name)] = source
+                self._orphans[_key(source.kind, source.base_id, source.name)] = source
             log[index] = None  # the log must not keep a replaced module alive
             index += 1
         self._gone += index + 1 - first
@@ -254,19 +258,19 @@ class Sources:
             self._log += log[index : end + 1]
 
     def _note(self, kind: str, base: Any, name: Any = None) -> Source:
-        key = (kind, id(base), name) if type(name) is str else _key(kind, base, name)
+        base_id = id(base)
+        key = (kind, base_id, name) if type(name) is str else _key(kind, base_id, name)
         source = self.by_key.get(key)
         if source is None:
             # Read versions before values, so that the next call notices a change made in between.
             if kind == "item" or kind == "keys":  # noqa: PLR1714 - takes half the time
-                self._version(base)
+                self._version(base, base_id)
             elif kind == "class":
                 for place in class_dicts(base):
-                    self._version(place)
-            source = self.by_key[key] = Source(kind, base, name)
+                    self._version(place, id(place))
+            source = self.by_key[key] = Source(kind, base, name, base_id, self._user)
             source.remember(source.read())
             self.is_stale = True
-            source.user = self._user
             self._log.append(source)
             return source
         if not source.is_used():
@@ -277,8 +281,7 @@ class Sources:
             self._log.append(source)
         return source
 
-    def _version(self, place: Any) -> None:
-        key = id(place)
+    def _version(self, place: Any, key: int) -> None:
         if key not in self.versions:
             self.versions[key] = (place, dict_version(place))
 
@@ -460,11 +463,11 @@ class Sources:
                 self._note("attribute", cell, "cell_contents")
 
 
-def _key(kind: str, base: Any, name: Any) -> Any:
+def _key(kind: str, base_id: int, name: Any) -> Any:
     if type(name) is str or name is None:
-        return (kind, id(base), name)
+        return (kind, base_id, name)
     # 1, True and 1.0 are equal as dict keys, but must be three different names here.
-    return (kind, id(base), type(name), repr(name) if type(name) is float else name)
+    return (kind, base_id, type(name), repr(name) if type(name) is float else name)
 
 
 def is_ordered(mapping: Any) -> bool:

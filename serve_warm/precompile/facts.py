@@ -224,6 +224,12 @@ class Merged:
     @classmethod
     def of(cls, tables: Sequence[Facts]) -> Merged:
         """Merge tables, dropping duplicate rows and duplicate facts."""
+        if all(table is tables[0] for table in tables[1:]):  # as for most models
+            numbers = list(range(len(tables[0].facts))) if tables else []
+            steps, facts_of_one = (tables[0].steps, tables[0].facts) if tables else ((), ())
+            return cls(
+                steps=list(steps), facts=list(facts_of_one), of_table=[numbers] * len(tables)
+            )
         merged = cls()
         rows: dict[Any, int] = {}
         facts: dict[Any, int] = {}

@@ -15,8 +15,9 @@ Sources whose kind is in `SLOW_KINDS` are also compared during calls, but at mos
 from __future__ import annotations
 
 import functools
+import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from serve_warm.precompile.change_checks import ChangeChecks, never
@@ -54,18 +55,20 @@ class FactWatch:
         self._broken: list[Why | None] = [None] * len(merged.facts)
         self._class_names: dict[type, str] = {}
         self._torn: tuple[set[int], set[int]] = (set(), set())
-        """Rows and facts that must be read again, because of a change during the last refresh."""
+        """Rows to read again, and rows whose facts must be judged again, because of a change during
+        the last refresh."""
         self._sources = Sources()
         self._checks = ChangeChecks(self._sources, clock=clock)
         self.unchanged: Callable[[], bool] = lambda: False
         """Returns whether everything is unchanged since the last refresh; takes a few µs."""
         self.readers: dict[Any, Any] = {}
         """Functions that read the inputs of libraries until the next refresh (`library_inputs`)."""
-        self._look_and_compile(set(range(len(merged.steps))), set(range(len(merged.facts))))
+        every = set(range(len(merged.steps)))
+        self._look_and_compile(every, every)
 
     @functools.cached_property
     def _children(self) -> dict[int, list[int]]:
-        """The rows that start from each row. Made at the first change: a start needs none of it."""
+        """The rows that start from each row. A start does not need them, so a change makes them."""
         children: dict[int, list[int]] = {}
         for row, (start, _, _) in enumerate(self._merged.steps):
             children.setdefault(start, []).append(row)
@@ -73,12 +76,20 @@ class FactWatch:
 
     @functools.cached_property
     def _facts_at(self) -> dict[int, list[int]]:
-        """The facts about each row. Made at the first change."""
+        """The numbers of the facts about each row."""
         facts_at: dict[int, list[int]] = {}
-        for number, (row, kind, value) in enumerate(self._merged.facts):
-            for each in (row, *(others_of(kind, value) if kind in RELATIONS else ())):
-                facts_at.setdefault(each, []).append(number)
+        for number, (row, _, _) in enumerate(self._merged.facts):
+            facts_at.setdefault(row, []).append(number)
         return facts_at
+
+    @functools.cached_property
+    def _related(self) -> dict[int, list[int]]:
+        """For each row, the rows that a relation compares with it."""
+        related: dict[int, list[int]] = {}
+        for row, kind, value in self._merged.facts:
+            for each in others_of(kind, value) if kind in RELATIONS else ():
+                related.setdefault(each, []).append(row)
+        return related
 
     def size(self) -> tuple[int, int]:
         """Return the number of facts, and the number of dicts from which the facts were read."""
@@ -101,7 +112,7 @@ class FactWatch:
     def refresh(self) -> None:
         """Reread everything that changed since the last refresh."""
         self.readers = {}
-        rows, facts = set(self._torn[0]), set(self._torn[1])
+        rows, judged = set(self._torn[0]), set(self._torn[1])
         for source in self._checks.find_changed():
             if source.kind in ("code", "class"):
                 self._class_names.clear()
@@ -109,24 +120,25 @@ class FactWatch:
                 self._sources.forget_methods()
             users = source.users()
             rows.update(user for user in users if user >= 0)
-            facts.update(~user for user in users if user < 0)
-        self._look_and_compile(rows, facts)
+            judged.update(~user for user in users if user < 0)
+        self._look_and_compile(rows, judged)
 
-    def _look_and_compile(self, rows: set[int], facts: set[int]) -> None:
-        looked = self._look(rows, facts) if rows or facts else (rows, facts)
+    def _look_and_compile(self, rows: set[int], judged: set[int]) -> None:
+        looked = self._look(rows, judged) if rows or judged else (rows, judged)
         self.unchanged = self._checks.build_question()
         # Another thread may change a value after it was read and before the fact is judged, and
         # then restore it. So facts of such a refresh are judged again.
         is_torn = self.unchanged is never
         self._torn = looked if is_torn else (set(), set())
 
-    def _look(self, rows: set[int], facts: set[int]) -> tuple[set[int], set[int]]:
-        """Reread these rows and the rows that start from changed rows; check their facts again.
+    def _look(self, rows: set[int], judged: set[int]) -> tuple[set[int], set[int]]:
+        """Reread `rows` and the rows that start from changed rows, and judge the facts about rows.
 
-        Returns the rows and facts that were read.
+        Judges the facts about changed rows and about the rows in `judged`. Returns the rows that
+        were read, and those whose facts were judged.
         """
-        dirty, judged = set(rows), set(facts)
-        is_all = len(dirty) == len(self._objects) and len(judged) == len(self._broken)
+        dirty, judged = set(rows), set(judged)
+        is_all = len(dirty) == len(judged) == len(self._objects)
         for row in range(len(self._objects)) if dirty else ():
             if row not in dirty:
                 continue
@@ -135,11 +147,25 @@ class FactWatch:
             self._objects[row] = without_tensor(now)
             if now is not before and not is_all:
                 dirty.update(self._children.get(row, ()))
-                judged.update(self._facts_at.get(row, ()))
-        for number in sorted(judged):
-            self._broken[number] = self._judge(number)
+                judged.update((row, *self._related.get(row, ())))
+        for row, numbers in self._by_row() if is_all else self._of_rows(judged):
+            self._judge(row, numbers)
         self._sources.drop_orphans()
         return dirty, judged
+
+    def _by_row(self) -> Iterable[tuple[int, Iterable[int]]]:
+        """Yield each row that facts are about, and the numbers of these facts."""
+        facts = self._merged.facts
+
+        def row_of(number: int) -> int:
+            return facts[number][0]
+
+        return itertools.groupby(sorted(range(len(facts)), key=row_of), row_of)
+
+    def _of_rows(self, rows: set[int]) -> Iterable[tuple[int, Iterable[int]]]:
+        """Yield each of these rows that facts are about, and the numbers of these facts."""
+        facts_at = self._facts_at
+        return ((row, facts_at[row]) for row in sorted(rows) if row in facts_at)
 
     def _object(self, row: int) -> Any:
         kept = self._objects[row]
@@ -172,24 +198,28 @@ class FactWatch:
             dict_behind(base) if step in ("item", "nth", "nth_key") else base, step, argument
         )
 
-    def _judge(self, number: int) -> Why | None:
-        fact = row, kind, value = self._merged.facts[number]
-        self._sources.begin(~number)
+    def _judge(self, row: int, numbers: Iterable[int]) -> None:
+        """Judge the facts with these numbers, which are about one row."""
+        self._sources.begin(~row)
         found = self._object(row)
-        if kind not in RELATIONS and not isinstance(found, Missing):
-            try:  # noqa: SIM105 - `suppress` takes four times as long
-                self._sources.note_fact(found, fact)
-            except UNREADABLE:
-                pass  # then the fact does not hold
-            if kind == "type":
-                return self._judge_class(fact, type(found))
-        rows = (row, *others_of(kind, value)) if kind in RELATIONS else ()
-        return self._facts.find_broken(fact, {row: found, **{r: self._object(r) for r in rows}})
+        is_missing = isinstance(found, Missing)
+        for number in numbers:
+            fact = _, kind, value = self._merged.facts[number]
+            objects = {row: found}
+            if kind in RELATIONS:
+                objects.update((other, self._object(other)) for other in others_of(kind, value))
+            elif not is_missing:
+                try:  # noqa: SIM105 - `suppress` takes four times as long
+                    self._sources.note_fact(found, fact)
+                except UNREADABLE:
+                    pass  # then the fact does not hold
+                if kind == "type" and self._class_name(type(found)) == value:
+                    self._broken[number] = None
+                    continue
+            self._broken[number] = self._facts.find_broken(fact, objects)
 
-    def _judge_class(self, fact: tuple[int, str, Any], found: type) -> Why | None:
+    def _class_name(self, kind: type) -> str:
         # Most facts are of this kind, and most objects belong to a few classes.
-        if found not in self._class_names:
-            self._class_names[found] = name_of_class(found)
-        if self._class_names[found] == fact[2]:
-            return None
-        return self._facts.find_broken(fact, {fact[0]: self._object(fact[0])})
+        if kind not in self._class_names:
+            self._class_names[kind] = name_of_class(kind)
+        return self._class_names[kind]
