@@ -50,12 +50,12 @@ class Seats(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     count: int = Field(default=0, ge=0, le=64)
-    """Number of seats that the deployment keeps on each node with one of its replicas. 0 means no
-    seats."""
+    """Number of seats that the deployment keeps on each node that runs one of its replicas. 0 means
+    no seats."""
 
     imports: tuple[str, ...] = ()
     """Modules of the app that a seat imports, in order. After them, the seat imports torch,
-    serve_warm and the modules that the levels in use need."""
+    serve_warm and the modules that are needed for the levels in use."""
 
     keep_alive_s: float = Field(default=900.0, ge=10)
     """Seconds for which Ray keeps an unused seat. serve_warm requests a new seat before this time
@@ -97,8 +97,8 @@ class WarmupConfig(BaseModel):
     )
     """Parts of an artifact to load. `cache` is the cache directory with the built kernels.
     `precompiled` holds the entries of level 2, which need the kernels in `cache`. `exported` holds
-    the libraries of level 3, which do not need the other parts. Parts that an artifact does not
-    contain are skipped. `torch_bytes` is the result of `torch.compiler.save_cache_artifacts()`. It
+    the libraries of level 3, which do not need the other parts. A part is skipped if the artifact
+    does not contain it. `torch_bytes` is the result of `torch.compiler.save_cache_artifacts()`. It
     is only for comparison, because on a CPU torch compiles every kernel again from these bytes."""
 
     on_missing: Literal["compile", "fail"] = "compile"
@@ -143,13 +143,13 @@ class WarmupConfig(BaseModel):
 
     cpu: Literal["native", "portable"] = "native"
     """CPU to compile for. `native` is this CPU. `portable` means every CPU with AVX2 (x86-64-v3),
-    so that one artifact fits a fleet of mixed CPUs. The build and the replicas must use the same
-    value. torch 2.11 cannot compile portable kernels."""
+    so one artifact fits a fleet of mixed CPUs. The build and the replicas must use the same value.
+    torch 2.11 cannot compile portable kernels."""
 
     pgo: Literal["off", "on"] = "off"
     """Whether the part `cache` contains torch's profile of dynamic sizes. With the profile, a
-    replica compiles the dynamic graph immediately, without a static graph before it. The setting
-    affects `dynamic=None` at level 1. Set it to `on` for the build and for the replicas.
+    replica compiles the dynamic graph immediately, without first compiling a static graph. The
+    setting affects `dynamic=None` at level 1. Set it to `on` for the build and for the replicas.
     Replicas with `off` can load the artifact too."""
 
     max_passes: int = Field(default=8, ge=2)
@@ -181,19 +181,19 @@ class WarmupConfig(BaseModel):
     separate paths with commas."""
 
     headers: Literal["shared", "own"] = "shared"
-    """Precompiled C++ headers that a compile uses. With `shared`, a compile uses headers that any
-    process of this user made. With `own`, this process makes the headers, which takes up to 6 s. A
-    build sets `own`, because every kernel contains code from the headers, and a build must not sign
-    code that an earlier process made."""
+    """Precompiled C++ headers that a compile uses. With `shared`, a compile uses headers that may
+    come from any process of this user. With `own`, this process makes the headers, which takes up
+    to 6 s. A build sets `own`, because every kernel contains code from the headers, and a build
+    must not sign code that an earlier process made."""
 
     state_dir: str | None = None
     """Folder for the state file of this replica. The default is `<tmp>/serve_warm-<uid>/state`."""
 
     seats: Seats = Seats()
     """Workers that have finished their imports, and that this deployment keeps for its next
-    replicas. The environment variable contains JSON: `SERVE_WARM_SEATS='{"count": 1}'`. Fields
-    that the YAML does not set keep their values from the environment variable. Fields that neither
-    of the two sets keep their values from the code."""
+    replicas. The environment variable contains JSON: `SERVE_WARM_SEATS='{"count": 1}'`. Fields that
+    are missing from the YAML keep their values from the environment variable. Fields that are
+    missing from both keep their values from the code."""
 
     @field_validator("artifact")
     @classmethod
@@ -357,6 +357,6 @@ def point_torch_caches_at(directory: Path) -> None:
 
 
 def point_triton_at_ptxas(ptxas: Path) -> None:
-    """Make Triton use `ptxas` from now on, if this file exists and the user chose no other."""
+    """Make Triton use `ptxas` from now on, if this file exists and the user chose no other file."""
     if "TRITON_PTXAS_PATH" not in os.environ and os.access(ptxas, os.X_OK):
         os.environ["TRITON_PTXAS_PATH"] = str(ptxas)

@@ -75,7 +75,7 @@ def _rebuild(cls: type[_Error], fields: dict[str, Any]) -> _Error:
 
 
 def reword(error: _Error, message: str, *, hint: str) -> _Error:
-    """Return a copy of `error` with the same facts, but another message and hint."""
+    """Return a copy of `error` with the same facts, but with this message and hint."""
     fields = {**error.__dict__, "message": redact(message), "hint": redact(hint)}
     copy = _rebuild(type(error), fields)
     copy.__cause__ = error.__cause__
@@ -157,7 +157,7 @@ class ObjectExists(StoreError):
 
     def __init__(self, key: str, *, store: str) -> None:
         super().__init__(
-            f"{store}: {key!r} already exists with other content",
+            f"{store}: {key!r} already exists, but its content differs from the new content",
             hint="stores never overwrite objects: publish under another prefix, or prune first",
             key=key,
             store=store,

@@ -272,7 +272,7 @@ METRICS = (
     Metric(
         name="serve_warm_parity_failures",
         kind="counter",
-        help="Entries withdrawn: their results differ from eager execution. Should stay at 0.",
+        help="Entries withdrawn because they differ from eager execution. Should stay at 0.",
         read=_one(lambda r: r.parity.failed if r.parity is not None else 0),
     ),
     Metric(
@@ -320,7 +320,7 @@ METRICS = (
     Metric(
         name="serve_warm_tunings",
         kind="gauge",
-        help="Triton kernels and templates autotuned in warm-up. 0 if the artifact has all.",
+        help="Triton kernels and templates autotuned in warm-up. 0 if an artifact has all results.",
         read=_one(lambda r: r.warmup.tunings),
     ),
     Metric(

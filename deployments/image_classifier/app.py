@@ -105,8 +105,8 @@ class ImageClassifier(WarmupMixin):
         image = await request.body()
         if len(image) != IMAGE_BYTES:
             return Response(
-                f"An image is {IMAGE_BYTES} bytes ({SIDE}×{SIDE} RGB pixels, a byte each), "
-                f"and this body has {len(image)}.\n",
+                f"An image has {IMAGE_BYTES} bytes ({SIDE}×{SIDE} RGB pixels, a byte per color), "
+                f"but this body has {len(image)}.\n",
                 status_code=400,
                 media_type="text/plain",
             )

@@ -51,7 +51,8 @@ class Settings(BaseModel):
     and wide."""
     layers: int = 6
     heads: int = 6
-    """Numbers of blocks and attention heads, for random weights. A DiT-S/2 has twice the blocks."""
+    """Numbers of blocks and attention heads, for random weights. A DiT-S/2 has twice as many
+    blocks."""
     channels: tuple[int, ...] = (32, 32, 64, 64)
     """Channels of the four stages of a VAE with random weights."""
 
@@ -66,7 +67,7 @@ class ImageRequest(BaseModel):
 
 
 def load_models(settings: Settings) -> tuple[Any, Any, Any]:
-    """Return the transformer and the VAE, in evaluation mode on the device, and the scheduler."""
+    """Return the transformer and the VAE (on the device, in evaluation mode), and the scheduler."""
     from diffusers import AutoencoderKL, DDIMScheduler, DiTTransformer2DModel
 
     if settings.weights is None:

@@ -15,7 +15,7 @@ RATE = 16_000
 SampleFormat = Literal["int16", "float32"]
 SAMPLE_BYTES: dict[SampleFormat, int] = {"int16": 2, "float32": 4}
 FILES = {b"RIFF": "a WAV file", b"OggS": "an Ogg file", b"fLaC": "a FLAC file", b"ID3": "an MP3"}
-"""First bytes of file formats with a header, which are refused."""
+"""First bytes of the file formats that have a header. Such files are refused."""
 
 
 class BadRecordingError(ValueError):
@@ -37,7 +37,7 @@ class Recording:
     """Longest recording, in seconds."""
 
     async def chunks(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[torch.Tensor]:
-        """Yield the samples of each chunk, from -1 to 1, as soon as the chunk is complete.
+        """Yield the samples of each chunk, as numbers from -1 to 1, once the chunk is complete.
 
         Raises:
             BadRecordingError: the recording is empty, too long, not raw samples, or ends inside a
@@ -82,7 +82,7 @@ class Recording:
         """Return the samples as float32.
 
         Raises:
-            BadRecordingError: a sample is outside -1 to 1, so the samples have another format.
+            BadRecordingError: a sample is outside -1 to 1, so the samples are not float32.
         """
         # A copy, because torch keeps the memory that it is given.
         raw = torch.frombuffer(bytearray(data), dtype=getattr(torch, self.format))
@@ -90,8 +90,8 @@ class Recording:
             return raw / 32_768
         if not bool((raw.abs() <= 1).all()):
             raise BadRecordingError(
-                "A sample of float32 is a number from -1 to 1, but this recording has others: if "
-                "its samples are int16, send format=int16."
+                "A float32 sample is a number from -1 to 1, but some samples of this recording are "
+                "not: if the samples are int16, send format=int16."
             )
         return raw
 

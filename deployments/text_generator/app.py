@@ -85,8 +85,8 @@ def problem(request: Prompt) -> str:
         return f"max_new_tokens is at least 1, but here it is {count}."
     if length + count > SHAPE.max_length:
         return (
-            f"The cache holds {SHAPE.max_length} tokens of a sequence, but this one would have "
-            f"{length + count}: {length} in the prompt and {count} new ones."
+            f"The cache holds {SHAPE.max_length} tokens of a sequence, but this sequence would "
+            f"have {length + count}: {length} in the prompt and {count} new ones."
         )
     return ""
 

@@ -53,11 +53,11 @@ def load_model(shape: Shape | None = None, *, device: str = "cpu") -> Decoder:
 
 
 def compiled(model: Decoder, *, mode: str | None = None) -> Decoder:
-    """Return the decoder with compiled blocks, or with whole compiled steps if `mode` is set.
+    """Return the decoder with compiled blocks, or with each whole step compiled if `mode` is set.
 
     With compiled blocks, one block is compiled, and all layers use its code. But with CUDA graphs,
-    each compiled block would be a graph with its own launch. A compiled whole step is one graph
-    with one launch.
+    each compiled block would be a graph with its own launch. A step that is compiled as a whole is
+    one graph with one launch.
     """
     if mode is None:
         return serve_warm.compile_regions(model, dynamic=False)

@@ -31,7 +31,7 @@ variants."""
 
 @record(frozen=True, kw_only=True)
 class Considered:
-    """A statement that was considered, whether it was accepted, and the reason."""
+    """The decision about one statement: whether it was accepted, and the reason."""
 
     statement: str
     """The key of the statement in the store."""
@@ -50,7 +50,9 @@ class Considered:
 
     def describe(self, mismatch: Mismatch) -> str:
         """Return a mismatch in words, with a note if both paths lead to the same folder."""
-        same = " (the same folder by another path)" if mismatch.factor in self.same_folders else ""
+        same = (
+            " (both paths lead to the same folder)" if mismatch.factor in self.same_folders else ""
+        )
         return f"{mismatch}{same}"
 
     def __str__(self) -> str:
@@ -228,7 +230,7 @@ def raise_none_fits(
     `left` is the number of unread statements.
 
     Raises:
-        StoreError: a statement that was not read might fit.
+        StoreError: an unread statement might fit.
         ArtifactRefused: a statement was refused.
         ArtifactNotFound: no statement exists, or none fits; `trace` gives the reason for each
             statement.
@@ -282,7 +284,7 @@ def say_why_none(candidates: Sequence[Candidate]) -> str:
 
 
 def of_another_gpu(considered: Considered) -> str:
-    """Return a sentence that names the variant's and this machine's GPU; empty if both match."""
+    """Return a sentence that names the variant's and this machine's GPU; empty if they match."""
     named = {NONE: "a machine without a GPU", UNKNOWN: "a GPU that torch cannot use", None: NONE}
     for mismatch in considered.mismatches:
         if mismatch.factor == "gpu":

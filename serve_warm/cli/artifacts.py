@@ -202,7 +202,7 @@ if_published = click.option(
     type=click.Choice(["refuse", "supersede"]),
     default="refuse",
     show_default=True,
-    help="What to do if the target already has an artifact's variant with other content.",
+    help="What to do if the target already has the same variant with different content.",
 )
 
 

@@ -238,7 +238,7 @@ def _row(mismatch: Mismatch, same_folders: Collection[str]) -> tuple[str, str, s
         return mismatch.factor, artifact, here
     sides = (mismatch.artifact, mismatch.here)
     artifact, here = ("without it" if side is None else side for side in sides)
-    note = " (the same folder by another path)" if mismatch.factor in same_folders else ""
+    note = " (both paths lead to the same folder)" if mismatch.factor in same_folders else ""
     return mismatch.factor, artifact, f"{here}{note}"
 
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replicas as seen from outside: in this node's state files, and on pages of metrics.
 
-Both sources give records of the same type. A field that a source does not have is None or empty,
-never a guess. A metrics page contains only numbers, and Ray's page has no heartbeat.
+Both sources give records of the same type. If a source does not have a field, the field is None or
+empty, never a guess. A metrics page contains only numbers, and Ray's page has no heartbeat.
 """
 
 from __future__ import annotations
@@ -472,7 +472,7 @@ def _condition(stage: str, heartbeat_s: float | None, *, believed: bool) -> tupl
     """Return the condition and the problem of a running replica, as `node.look` does.
 
     `believed` is False if the page does not count a READY replica as ready. The server of the page
-    might use another limit than `node.STALE_S`.
+    might use a limit other than `node.STALE_S`.
     """
     late = heartbeat_s is not None and heartbeat_s > node.STALE_S
     if late or (stage == "READY" and not believed):

@@ -172,7 +172,7 @@ def of_cluster(address: str) -> list[Start]:
 def _start(names: tuple[str, str, str], said: Mapping[str, Any], *, ended: bool = False) -> Start:
     """Return a start from a state file or a report.
 
-    Fields that an older release did not write are empty.
+    If an older release did not write a field, the field is empty.
     """
     artifact = said.get("artifact")
     reason = artifact.get("reason", "") if isinstance(artifact, dict) else said.get("reason", "")

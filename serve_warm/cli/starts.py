@@ -325,7 +325,7 @@ def _own_seconds(report: Mapping[str, Any]) -> float:
 
 
 def _describe_seconds(report: Mapping[str, Any]) -> str:
-    """Return a text with the seconds until the proof, and the waits for other deployments."""
+    """Return a text: the seconds until the proof, and the seconds of waiting for deployments."""
     waits = _waits(report)
     waited_s = sum(span["seconds"] for span in waits)
     names = ", ".join(dict.fromkeys(span["name"] for span in waits))
@@ -357,7 +357,7 @@ def _describe_seconds(report: Mapping[str, Any]) -> str:
     default=1,
     show_default=True,
     type=click.IntRange(1),
-    help="Starts to measure for each mode.",
+    help="Number of starts to measure for each mode.",
 )
 @click.option(
     "--requests",
@@ -365,7 +365,7 @@ def _describe_seconds(report: Mapping[str, Any]) -> str:
     default=60,
     show_default=True,
     type=click.IntRange(2),
-    help="Requests to time after each start.",
+    help="Number of requests to time after each start.",
 )
 def bench(
     *,
@@ -418,7 +418,7 @@ SERVES = ("ray", "starlette", "fastapi", "uvicorn")
 
 
 def need_ray(command: str) -> None:
-    """Raise if a package that a command needs is missing.
+    """Raise if a command needs a package that is missing.
 
     Raises:
         MissingPackage: `ray[serve]` or `torch` is not installed.

@@ -90,7 +90,9 @@ class Assigned:
         self._before = []
         for each in (container for value in values for container in _containers(value)):
             if type(each) is not list or id(each) in known:
-                raise NoEntry("it assigns a dict, a set, or a list that is also used elsewhere")
+                raise NoEntry(
+                    "it assigns a dict or a set, or it assigns a list that is also used elsewhere"
+                )
             known.add(id(each))
         if known & set(map(id, _containers(returned))) and values:
             raise NoEntry("it assigns a list that it returns")

@@ -59,8 +59,8 @@ Expected = tuple[str, Any]
 
 
 Why = Callable[[], str]
-"""Says why a fact does not hold. The text is made only when it is needed, because it takes 0.1 ms:
-it must not contain a secret."""
+"""Says why a fact does not hold. The text is made only when it is needed: removing secrets from it
+takes 0.1 ms."""
 
 
 class NoEntry(Exception):
@@ -208,7 +208,7 @@ class Facts:
 
 
 def _shared(value: Any, equal: dict[str, Any]) -> Any:
-    """Return an equal value from `equal`. Thousands of facts say that a module has no hooks."""
+    """Return an equal value from `equal`: thousands of facts say that a module has no hooks."""
     return equal.setdefault(repr(value), value) if isinstance(value, list) else value
 
 
@@ -508,7 +508,7 @@ def _describe_change(kind: str, now: Any, was: Any) -> str:
 
 def _describe_hooks(now: Sequence[Any], was: Sequence[Any]) -> str:
     after, before = (sum(map(len, tables)) for tables in (now, was))
-    moved = "has its hooks in another order or place, or calls them in another way"
+    moved = "has its hooks in a new order or place, or calls them in a new way"
     return moved if after == before else f"has {after} hooks, but had {before}"
 
 

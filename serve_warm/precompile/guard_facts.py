@@ -69,9 +69,9 @@ CHECKED_ELSEWHERE = {
     "DETERMINISTIC_ALGORITHMS": (PROCESS, "checked at each call, like all process state"),
     "GLOBAL_STATE": (PROCESS, "checked at each call, like all state of thread and process"),
     "TORCH_FUNCTION_STATE": (PROCESS, "checked at each call; if a mode is on, torch.compile runs"),
-    "DEFAULT_DEVICE": (PROCESS, "a default device sets a mode, so torch.compile runs the call"),
-    "FUNCTORCH_STACK_MATCH": (PROCESS, "checked at each call; in a transform, it runs eagerly"),
-    "DUAL_LEVEL": (PROCESS, "checked at each call; with forward-mode, it runs eagerly"),
+    "DEFAULT_DEVICE": (PROCESS, "while one is set, a mode is on: torch.compile runs the call"),
+    "FUNCTORCH_STACK_MATCH": (PROCESS, "checked at each call, which runs eagerly in a transform"),
+    "DUAL_LEVEL": (PROCESS, "checked at each call, which runs eagerly in forward mode"),
     "AUTOGRAD_SAVED_TENSORS_HOOKS": (PROCESS, "hooks for backward: entries run without gradients"),
     "SHAPE_ENV": (PROCESS, "becomes the entry's conditions, which are checked at each call"),
     "STORAGE_OVERLAPPING": (PROCESS, "checked at each call, if the graph writes to its inputs"),
@@ -128,7 +128,7 @@ FACTS = {
 """Kind of fact by kind of guard."""
 
 OF_INLINED_MODULES = (f"G['__import_{PACKAGE}_dot_", "G['__import_torch_dot__dynamo_dot_polyfills")
-"""Prefixes of guards on globals of code that Dynamo inlines but that is not the app's."""
+"""Prefixes of guards on globals of inlined code that does not belong to the app."""
 
 OF_PYTHON = ("__dict__", "__closure__")
 """Attributes that always belong to one object only."""
@@ -276,7 +276,7 @@ def collect(
 
     `names` has the module and qualified name of each object in the globals, by alias; `scopes` has
     the ids of dicts of globals. `marked` returns a key of `OPAQUE` if a mark keeps Dynamo from
-    tracing a function. `results` has calls whose result is in the graph: function, arguments,
+    tracing a function. `results` has the calls whose result is in the graph: function, arguments,
     result. `lookups` has the reads of each dict, by path. `globals_read` has unguarded values, by
     module and name. Each fact holds for `callee` now.
 
@@ -455,7 +455,7 @@ def _is_of_parts(guard: Guard, whole: Mapping[str, Any]) -> bool:
 
 
 def _is_one_of_many(value: Any) -> bool:
-    """Return whether there can be other objects like this one, so that its identity matters."""
+    """Return whether there can be other objects like this one. Then its identity matters."""
     if isinstance(value, (list, dict, set)):
         return True
     if isinstance(value, (torch.Tensor, type, types.ModuleType)):
@@ -464,7 +464,7 @@ def _is_one_of_many(value: Any) -> bool:
 
 
 def _on_paths(table: _Table, callee: Any) -> dict[int, Any]:
-    """Return each object on a path, guarded or not, if it might have another name too."""
+    """Return each object on a path, guarded or not, if it might have a second name."""
     found = Facts(steps=tuple(table.steps)).objects(callee)
     return {
         row: value
@@ -596,5 +596,5 @@ def _refuse_unsteady(collected: Facts, callee: Any) -> None:
             why = str(error)
         if why:
             missing = isinstance(objects[fact[0]], Missing)
-            how = "cannot be found again" if missing else "has another value at each read"
+            how = "cannot be found again" if missing else "gives a new value at each read"
             raise NoEntry(f"{collected.path(fact[0])}, which {how}: {_show(why)}")

@@ -40,9 +40,9 @@ missing."""
 CREDENTIALS: dict[BucketScheme, str] = {
     "s3": "give the process AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role (web "
     "identity, pod identity, instance); renew expired credentials",
-    "gs": "give the process GOOGLE_APPLICATION_CREDENTIALS, or a service account of the machine",
-    "az": "give the process AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or an "
-    "identity of the machine",
+    "gs": "give the process GOOGLE_APPLICATION_CREDENTIALS, or an attached service account",
+    "az": "give the process AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or a "
+    "managed identity",
 }
 
 VARIABLES: dict[BucketScheme, str] = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}

@@ -275,7 +275,9 @@ def test_one_folder_by_two_paths_is_called_one(store: MemoryStore, tmp_path: Pat
     with pytest.raises(ArtifactNotFound) as caught:
         pull_here(store, here=with_torch_in(here))
 
-    assert f"artifact {built}, here {here} (the same folder by another path)" in str(caught.value)
+    assert f"artifact {built}, here {here} (both paths lead to the same folder)" in str(
+        caught.value
+    )
     assert f"Start Ray from the path that the artifact was built from: {built}" in caught.value.hint
 
 

@@ -141,8 +141,8 @@ def test_a_body_of_another_size_is_a_bad_request(size):
 
     assert response.status_code == 400
     assert bytes(response.body).decode() == (
-        f"An image is {IMAGE_BYTES} bytes (128×128 RGB pixels, a byte each), "
-        f"and this body has {size}.\n"
+        f"An image has {IMAGE_BYTES} bytes (128×128 RGB pixels, a byte per color), "
+        f"but this body has {size}.\n"
     )
 
 

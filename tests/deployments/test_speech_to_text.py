@@ -397,8 +397,8 @@ def save_pretrained(folder: Any) -> None:
             "format=float32",
             400,
             (
-                "A sample of float32 is a number from -1 to 1, but this recording has others: if "
-                "its samples are int16, send format=int16."
+                "A float32 sample is a number from -1 to 1, but some samples of this recording are "
+                "not: if the samples are int16, send format=int16."
             ),
         ),
         (

@@ -365,7 +365,7 @@ def test_a_call_that_fails_gives_its_slot_back(slots, model):
         (
             Prompt(prompt=[1] * 100, max_new_tokens=157),
             (
-                "The cache holds 256 tokens of a sequence, but this one would have 257: "
+                "The cache holds 256 tokens of a sequence, but this sequence would have 257: "
                 "100 in the prompt and 157 new ones."
             ),
         ),

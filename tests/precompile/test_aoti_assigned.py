@@ -108,11 +108,11 @@ class OwnDict(Assigning):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (OldList, "it assigns a dict, a set, or a list that is also used elsewhere"),
+        (OldList, "it assigns a dict or a set, or it assigns a list that is also used elsewhere"),
         (Appending, "which a library cannot do"),
         (Returning, "it assigns a list that it returns"),
-        (Twice, "it assigns a dict, a set, or a list that is also used elsewhere"),
-        (OwnDict, "it assigns a dict, a set, or a list that is also used elsewhere"),
+        (Twice, "it assigns a dict or a set, or it assigns a list that is also used elsewhere"),
+        (OwnDict, "it assigns a dict or a set, or it assigns a list that is also used elsewhere"),
     ],
 )
 @torch.inference_mode()
