@@ -594,5 +594,5 @@ def has_hook() -> bool:
 
 
 def early_imports() -> EarlyImports | None:
-    """Return the imports from before this process became a replica; None without such imports."""
+    """Return the imports that ran before this process became a replica; None without any."""
     return _early

@@ -17,8 +17,8 @@ progress.
 
 One kind of deadlock is still possible, as it is between any two Python threads. A thread waits
 forever if it imports the same module as the background thread while holding a lock that the
-background thread needs. A child process also waits forever if it imports that module after a fork
-during which a thread held such a lock.
+background thread needs. A child process also waits forever if it imports that module, and a thread
+held such a lock at the fork.
 
 `when_imported` does not import a module, but calls a function as soon as another import has loaded
 the module.
@@ -212,11 +212,11 @@ def when_imported(name: str, call: Callable[[ModuleType], object]) -> None:
     """Call `call(module)` once, as soon as any thread has imported the module.
 
     If the module is loaded, `call` runs at once. If another thread is importing the module,
-    `when_imported` first waits for that import. Otherwise the importing thread makes the call,
-    before any code can use the module. After a failed import, `call` does not run until an import
-    succeeds. An exception in `call` makes the import fail. If an equal call was passed before for
-    the same module, the new call does not run. If the calling thread itself is importing the
-    module, a new thread makes the call after the import.
+    `when_imported` first waits for that import. Otherwise the thread that later imports the module
+    makes the call, before any code can use the module. After a failed import, `call` does not run
+    until an import succeeds. An exception in `call` makes the import fail. If an equal call was
+    passed before for the same module, the new call does not run. If the calling thread itself is
+    importing the module, a new thread makes the call after the import.
 
         when_imported("torch._dynamo", lambda dynamo: print(dynamo.__file__))
     """
@@ -224,7 +224,7 @@ def when_imported(name: str, call: Callable[[ModuleType], object]) -> None:
 
 
 class _AfterImport:
-    """An import finder that never finds a module itself, but reports modules that others find.
+    """An import finder that never finds a module itself, but reports what other finders find.
 
     If no call waits for a module, the module's import costs only one more dict lookup. The finder
     has no lock, because a fork could leave a lock locked forever. Each change to `_known` is one

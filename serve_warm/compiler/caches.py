@@ -127,8 +127,8 @@ def _own_header_directory() -> Path:
 def save_torch_bytes() -> bytes:
     """Return torch's own cache artifacts of this process; empty bytes if there are none.
 
-    Call this once per process. If the process compiles more and saves again, loading the second
-    save loses the entries of the first (torch 2.13 to 2.15).
+    Call this once per process. If the process compiles more and saves again, the entries of the
+    first save are lost when the second save is loaded (torch 2.13 to 2.15).
     """
     import torch
     import torch._dynamo  # saving fails before Dynamo is imported

@@ -36,7 +36,7 @@ class HandedOver(abc.ABC):
 
 
 def _find_dispatcher(value: Any) -> HandedOver | None:
-    """Return the dispatcher of a callable, which can be the callable itself, or `None`."""
+    """Return a callable's dispatcher (this can be the callable itself), or `None` without one."""
     if isinstance(value, HandedOver):
         return value
     # Compare the type, because `functools.wraps` copies all attributes to a wrapper in user code.
@@ -49,9 +49,9 @@ def _find_dispatcher(value: Any) -> HandedOver | None:
 def compile_arguments(owner: Any) -> dict[str, str]:
     """Return, by attribute name, the compile arguments of each compiled attribute of `owner`.
 
-    This finds compiled attributes and modules compiled in place, but does not find compiled
-    functions elsewhere. But torch's own cache keys contain the arguments of such functions. If one
-    of these arguments differs, torch later reports a cache miss, without naming the argument.
+    This finds compiled attributes and modules compiled in place, but no compiled functions
+    elsewhere. The arguments of such functions are still in torch's own cache keys. If one of these
+    arguments differs, torch later reports a cache miss, without naming the argument.
     """
     found = {}
     for name, value in vars(owner).items():
@@ -71,7 +71,7 @@ FOREIGN = {"torch", "ray", "serve_warm"}
 
 LOOKED_AT = 20_000
 """Maximum number of objects that `reaches_compiled` looks at. Looking at this many objects takes
-some tens of milliseconds."""
+tens of milliseconds."""
 
 
 def reaches_compiled(owner: Any) -> bool:
@@ -122,7 +122,7 @@ def _list_held(value: Any) -> list[Any]:
 
 
 def _list_used(function: Any) -> list[Any]:
-    """Return the globals that a function's code names, and the contents of its closure."""
+    """Return the globals that occur in a function's code, and the contents of its closure."""
     if _is_foreign(function):
         return []
     used = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]

@@ -122,10 +122,10 @@ def alone() -> Iterator[None]:
 
 
 def _manager_without_some(manager_class: Any) -> type:
-    """Return a class for graph managers in which a capture failed.
+    """Return the class that a graph manager gets once one of its captures has failed.
 
-    The class runs a function without a graph if the function's capture failed. A subclass is used
-    so that launches by other managers cost nothing extra.
+    The class runs a function without a graph if the capture of this function failed. A subclass is
+    used so that launches by other managers cost nothing extra.
     """
 
     class WithoutSome(manager_class):  # type: ignore[misc]
@@ -534,7 +534,7 @@ def pool_bytes() -> Mapping[tuple[int, str], int]:
     """Return the bytes that each graph memory pool of this process holds, by device and pool.
 
     A pool keeps its bytes even if no graph is running, and no other allocation can use these bytes.
-    The result includes pools that user code made with `torch.cuda.MemPool`. The call takes some ms
+    The result includes pools that user code made with `torch.cuda.MemPool`. The call takes a few ms
     and does not query the device. Returns an empty mapping if CUDA was never used, or if torch does
     not use its native allocator.
     """

@@ -80,7 +80,7 @@ attribute is fast to read."""
 
 @contextlib.contextmanager
 def note_calls() -> Iterator[CompiledCalls]:
-    """Note the calls to compiled functions in the block, and which replay made each call."""
+    """Note each call to a compiled function in the block, with the replay that made the call."""
     global current  # noqa: PLW0603 - process-wide, like the hooks that read it
     calls = current = CompiledCalls()
     try:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The proof: a stance of torch under which compiles raise and eager fallbacks are counted.
+"""The proof: a stance of torch that forbids every compile, and a count of eager fallbacks.
 
 `torch.compiler.set_stance` is public. Dynamo's handling of code that has reached its recompile
 limit is private. The names `_FrameExecStrategy` and `set_code_exec_strategy` were seen in torch
@@ -88,7 +88,7 @@ def falls_counted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _look_at_fallen_again() -> Iterator[None]:
-    """Send calls to code that reached its recompile limit through Dynamo again, to count them."""
+    """If code reached its recompile limit, let Dynamo see its calls again, to count them."""
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
     def treat_fallen(action: _FrameAction) -> None:

@@ -375,4 +375,4 @@ class Built:
 
 
 SETTLED_NS = 2_000_000_000
-"""A folder can contain an unfinished kernel until this long after the folder's last change."""
+"""A folder can contain an unfinished kernel until this many nanoseconds after its last change."""

@@ -22,7 +22,7 @@ from serve_warm.generation.steps import CallForm, LayerShape
 SLIDING = ("sliding_attention",)
 FULL = ("full_attention",)
 MASKS = {"sdpa": True, "eager": False}
-"""Attention implementations that take a mask, each with whether its mask is boolean."""
+"""Attention implementations that take a mask. The value says whether the mask is boolean."""
 
 
 @record(frozen=True, kw_only=True)

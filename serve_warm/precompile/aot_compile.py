@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Ahead-of-time compiles of one function for one input. For builds; a start uses `aot_load`.
+"""Ahead-of-time compilation of one function for one input. For builds; starts use `aot_load`.
 
 `torch.compile(f, fullgraph=True).aot_compile(...)` returns one graph, the bytecode around the
 graph, and a guard check. The result can be pickled, except for its guards. This module returns the
@@ -136,9 +136,9 @@ def _restarting(
 ) -> tuple[Captured, bool]:
     """Return the result of `_capture`; capture again if torch requests a new trace.
 
-    torch can request a new trace while it compiles the graph. torch.compile fulfills such a
-    request. In torch 2.11 to 2.13, ahead-of-time compilation ignores such requests, because it
-    compiles the graph only after tracing has ended.
+    torch can request a new trace while it compiles the graph. torch.compile then makes a new trace.
+    In torch 2.11 to 2.13, ahead-of-time compilation ignores such requests, because it compiles the
+    graph only after tracing has ended.
     """
     from torch._dynamo.exc import RestartAnalysis
 
@@ -157,7 +157,7 @@ def _capture(
     arguments: Mapping[str, Any],
     orders: set_orders.Orders,
 ) -> tuple[Captured, bool]:
-    """Return the graph, and whether all code of the graph's tensor subclasses is known."""
+    """Return the graph, and True if all code of the graph's tensor subclasses is known."""
     guards: list[Guard] = []
     conditions: list[str] = []
 

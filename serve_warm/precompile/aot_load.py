@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads the code that `aot_compile` made.
 
-This module is separate, so that a start does not import code that only builds need.
+This module is separate, so that a start does not import code that is needed only for builds.
 
 Seen in torch 2.13 (2.11 needs `enable_aot_compile`, which this module sets):
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/aot_compile.py

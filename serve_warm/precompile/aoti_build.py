@@ -48,7 +48,7 @@ SMALL = {
     "aot_inductor.enable_frame_pointer": False,
 }
 """Settings that keep a library small: 0.3 MB without tables for profilers, 1.5 MB with them.
-Settings that this version of torch does not have are skipped; 2.11 has neither of the two."""
+Settings are skipped if this version of torch does not have them; 2.11 has neither of the two."""
 
 DEVICES = ("cpu", "cuda")
 """Kinds of devices that a library supports. All inputs of a library are on one device."""
@@ -72,7 +72,7 @@ def make(
 
 
 class LibraryBuild:
-    """A library whose C++ is still compiling. A later call of the same kind finishes the build."""
+    """A library whose C++ is still being compiled. A later call of the same kind finishes it."""
 
     def __init__(
         self,
@@ -310,7 +310,7 @@ class _Graph:
         return {**plan, **self._on_a_gpu(inputs)}
 
     def _on_a_gpu(self, inputs: Sequence[Input]) -> Plan:
-        """Return a plan's keys for a GPU: the device, and why the code cannot be captured."""
+        """Return a plan's keys for a GPU: the device, and the reason against a capture, if any."""
         if self._device == "cpu":
             return {}
         if not self._captures:
@@ -433,7 +433,7 @@ def _aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[str]:
 
 
 def _sharing(where: str) -> str:
-    """Return in words which tensor shares an output's memory; `where` comes from `_aliases`."""
+    """Describe which tensor shares an output's memory; `where` comes from `_aliases`."""
     none = "shares no memory with an input or an earlier output"
     return f"shares memory with {where}" if where else none
 

@@ -103,7 +103,7 @@ def _note_commands() -> Iterator[Commands]:
 
 @contextlib.contextmanager
 def _wrap_compiler(during: Any) -> Iterator[None]:
-    """Make libraries that are compiled in the block print nothing to stderr if a call fails.
+    """Keep libraries that are compiled in the block from printing to stderr if a call fails.
 
     Otherwise, each failed call prints 25 lines. A caller cannot suppress these lines, because the
     file descriptor belongs to the whole process. The printing code is in the C interface, whose
@@ -164,8 +164,8 @@ class Commands:
         self._open = contextlib.ExitStack()
         self._folder = self._open.enter_context(_private_folders.temporary_folder())
         self._places: dict[str, str] = {}
-        """Maps each path that torch names to a path in a private folder. torch removes objects
-        from its own folder as soon as torch assumes that the objects are linked."""
+        """Maps each path that torch names to a path in a private folder. torch removes objects from
+        its own folder as soon as it assumes that they are linked."""
         self._lines: list[list[str]] = []
         self.has_begun = False
         self._library = ""
@@ -195,7 +195,7 @@ class Commands:
                 self._places[word] = str(shutil.copyfile(word, place))
 
     def begin(self, returned: str) -> Future[bytes]:
-        """Run the commands in a thread. The future returns the library that torch would have made.
+        """Run the commands in a thread; return a future of the library that torch would have made.
 
         `returned` is the path that torch reports for the library.
 

@@ -308,8 +308,8 @@ def _make_room(kept: dict[Key, _Kept], key: Key) -> None:
 
     Frees the least recently launched graph of the same weights, or a graph whose weights moved.
 
-    A valid graph of another module is never freed. Otherwise, with more modules than allowed
-    graphs, each call might free a graph that a later call needs.
+    A valid graph of another module is never freed. Otherwise, if there are more modules than
+    allowed graphs, each call might free a graph that is needed for a later call.
     """
     own = [other for other in kept if other[1] == key[1]]
     if len(own) >= MOST_CAPTURES:

@@ -28,7 +28,7 @@ FP32_PRECISIONS = (
 def tensor_check(
     tensors: Sequence[Any], *, free: Mapping[int, Free] | None = None
 ) -> Callable[..., bool]:
-    """Return a function that checks whether compiled code treats other tensors the same as these.
+    """Return a function that checks whether compiled code treats given tensors the same as these.
 
     Compares type, dtype, device, sizes, strides, `requires_grad` and dispatch keys (inference mode,
     autocast, functorch). The check fails if a tensor is passed twice. Runs in C++: 0.2 µs for two
@@ -73,13 +73,13 @@ def dict_versions(dicts: Sequence[dict[Any, Any]]) -> list[int]:
 def empty_ones(
     dicts: Sequence[dict[Any, Any]], versions: Sequence[int]
 ) -> tuple[dict[Any, Any], ...]:
-    """Return the dicts that were empty when these versions were read, and that torch watches."""
+    """Return the dicts that torch watches and that were empty when these versions were read."""
     pairs = zip(dicts, versions, strict=True)
     return tuple(each for each, version in pairs if WATCHES_DICTS and version % 2)
 
 
 class DictChanges:
-    """Says in one step whether any dict with a version that was ever read has changed.
+    """Says in one step whether any dict has changed, among the dicts whose version was read.
 
     From Python 3.12 on, torch watches each dict whose version it has read, and numbers the changes
     of all such dicts in one sequence. A new dict gets the next number. So if the version of a new

@@ -143,7 +143,7 @@ def find_form(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> tuple[Entry, Code, Sequence[Any]] | None:
-    """Return an entry for another form of a call, the entry's code, and the tensors in its order.
+    """Return an entry for another form of a call, its code, and the tensors in the entry's order.
 
     The code is the second value of the pair in `entries`. This function does not run the code.
     """

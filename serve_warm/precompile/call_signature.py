@@ -281,8 +281,8 @@ class Dynamic:
     """The dynamic sizes of compiled code, and the conditions on them."""
 
     conditions: tuple[str, ...]
-    """Python expressions in which `L` maps names to tensors. Dynamo found these conditions on the
-    sizes in the graph."""
+    """Conditions that Dynamo found for the sizes in the graph: Python expressions in which `L` maps
+    names to tensors."""
 
     def __post_init__(self) -> None:
         for condition in self.conditions:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The check at each call whether the sources of the recorded facts have changed.
+"""The check that runs at each call: whether the sources of the recorded facts have changed.
 
 Most sources are dicts. From Python 3.12 on, one number says whether any of them changed
 (`DictChanges`). Otherwise, or after a change of any watched dict, their versions are compared.
@@ -52,8 +52,8 @@ class _Groups:
     of_class: set[int] = field(default_factory=set)
     """Ids of the dicts of classes. Of such a dict, only the version is compared."""
     others: list[Source] = field(default_factory=list)
-    """Sources that `find_changed` always reads: all except slow sources and sources that the
-    version of a dict covers."""
+    """Sources that `find_changed` always reads: all except slow sources and sources that are
+    covered by the version of a dict."""
     slow: list[Source] = field(default_factory=list)
     checks: list[Callable[[], bool]] = field(default_factory=list)
     """Checks that run at each call, for all sources except dicts and slow sources."""
@@ -277,7 +277,7 @@ def _same_dicts(
 ) -> Callable[[], bool]:
     """Return a function that checks whether all these dicts are still unchanged.
 
-    `number` is `DictChanges.number`. While it returns the same, no dict has to be looked at.
+    `number` is `DictChanges.number`. While it returns the same number, no dict has to be looked at.
     """
     versions = dict_versions(dicts)
     empty = empty_ones(dicts, versions)

@@ -16,7 +16,7 @@ NAMES = ("__module__", "__name__", "__qualname__")
 
 
 def reading_names() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    """Turn the names of torch's classes into constants, like the names of other classes.
+    """Turn the names of torch's classes into constants, as Dynamo does for other classes.
 
     The class itself has a guard. Yields a Dynamo class, the name of one of its methods, and the
     method's replacement for 2.13.

@@ -3,10 +3,10 @@
 """`serve_warm.compile` and `compile_regions`, and the objects that they return.
 
 Both functions put a dispatcher in front of torch.compile's result. If a loaded artifact has an
-entry for a call, the call runs this entry, without Dynamo or its guards (level 2). torch.compile
-runs all other calls (level 1). The report counts and names the level-1 calls; these calls are not
-errors. With `level=3`, an entry is a library made by AOTInductor, and Dynamo and Inductor are
-imported only if a call needs level 1.
+entry for a call, this entry answers the call, without Dynamo or its guards (level 2). torch.compile
+runs all other calls (level 1). The report lists the level-1 calls with their number; these calls
+are not errors. With `level=3`, an entry is a library made by AOTInductor, and Dynamo and Inductor
+are imported only if a call needs level 1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from serve_warm.precompile.session import LIBRARY_LEVEL
 def compile(  # noqa: A001 - as in torch
     target: Any = None, /, *, level: int = 2, **arguments: Any
 ) -> Any:
-    """Return `target` compiled by torch.compile; a loaded artifact runs the calls that it covers.
+    """Return `target` compiled by torch.compile; calls that an artifact covers use its entries.
 
     Takes the same arguments as torch.compile and returns the same kind of object: a module for a
     module, a function for a function, and a decorator if there is no target.
@@ -40,7 +40,7 @@ def compile(  # noqa: A001 - as in torch
 
     `serve-warm build` makes one entry for each kind of call that the declared inputs make. Shapes
     are static unless `dynamic=True`. Entries need `torch.inference_mode()` or `no_grad()`,
-    Inductor, and a graph without breaks. The report names every call that does not meet these
+    Inductor, and a graph without breaks. The report lists every call that does not meet these
     conditions.
 
     With `level=3`, entries are libraries made by AOTInductor. If every call has a library, a start

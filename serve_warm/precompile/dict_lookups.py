@@ -34,8 +34,8 @@ class Lookups:
     keys: list[Any] = field(default_factory=list)
     """Keys that were looked up, found or not."""
     is_read_otherwise: bool = False
-    """Whether the trace read more than looked-up keys: the number of keys, the order of keys, or a
-    key that is not a constant."""
+    """Whether the trace also read something else: the number of keys, the order of keys, or a key
+    that is not a constant."""
 
 
 LOOKS_UP = (
@@ -95,7 +95,7 @@ def noting_lookups(
 
 
 def _noting_reads(allowed: Collection[Any], note: Callable[[Any], Lookups]) -> property:
-    """Return a replacement for the `items` of Dynamo's dicts that records reads by other code."""
+    """Return a replacement for `items` of Dynamo's dicts; it notes reads by disallowed code."""
 
     def read(variable: Any) -> Any:
         if sys._getframe(1).f_code not in allowed:

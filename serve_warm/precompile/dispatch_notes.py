@@ -4,8 +4,8 @@
 
 Dynamo reports the files of the code that it traces, and guards the globals that this code reads.
 For the hooks of a tensor subclass, Dynamo does neither. torch calls these hooks while it is tracing
-a graph's operators. The operators that these hooks call are in the graph, so this module turns the
-hooks' code and globals into facts.
+a graph's operators. The graph contains the operators that these hooks call, so this module turns
+the hooks' code and globals into facts.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _plain(space: dict[str, Any], name: str) -> dict[tuple[str, str], Any]:
 
 
 def noting_dispatch(found: Dispatched) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    """Yield replacements that record which functions the hooks of tensor subclasses run."""
+    """Yield replacements that record which functions run in the hooks of tensor subclasses."""
     for kind in dict.fromkeys(_subclasses(torch.Tensor)):
         for name, hook in _hooks_of(kind):
             yield kind, name, classmethod(_noting(hook, found))  # type: ignore[misc]

@@ -52,9 +52,9 @@ HITS_KEPT = 2048
 forgotten."""
 
 NOT_ANSWERED = (NoEntry, LookupError, AttributeError, LibraryFailedCleanly)
-"""Errors raised before an entry computed anything. Either the entry refuses the call, or an object
-that the entry needs is missing, for example because another thread deleted a submodule.
-A library raises `LibraryFailedCleanly` if it failed without changing anything."""
+"""Errors raised before an entry computed anything. Either the entry refuses the call, or the entry
+needs an object that is missing, for example because another thread deleted a submodule. A library
+raises `LibraryFailedCleanly` if it failed without changing anything."""
 
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
@@ -253,7 +253,7 @@ class Dispatcher(HandedOver):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> tuple[Entry, Callable[..., Any], Sequence[int] | None]:
-        """Return an entry for a call, its code, and its order of tensors if the call's differs."""
+        """Return an entry for a call, its code, and the entry's order of tensors if it differs."""
         if state["grad_mode"] == "on":
             raise NoEntry("called with grad mode on: use torch.inference_mode()")
         for entry, fn in binding.entries:

@@ -245,7 +245,7 @@ class EntryTable:
             return self.units.setdefault(new.key, new)
 
     def of_other_structures(self, unit: Unit) -> list[Entry]:
-        """Return entries that were made for the same callable, but with another structure."""
+        """Return entries for callables of the same name and arguments, but of another structure."""
         kind = (unit.name, unit.arguments)
         with self._lock:
             units = list(self.units.values())
@@ -376,7 +376,7 @@ def read_parts(
     clock: Callable[[], float] = time.monotonic,
     load_library: LoadLibrary | None = None,
 ) -> tuple[EntryTable, list[str]]:
-    """Return the entries in the folders of an artifact's parts, and why some were not read.
+    """Return the entries in the folders of an artifact's parts, and the reasons for unread ones.
 
     `already` has the tables of folders that were already read. `clock` and `load_library` are the
     same as for `EntryTable`.
@@ -451,8 +451,7 @@ def plain_values(callee: Any) -> str:
 def tree(callee: Any) -> list[str]:
     """Return a line for each module of the callee, with its path and its class.
 
-    Everything else that compiled code depends on is covered by the entries' facts, which are
-    watched.
+    The entries' facts, which are watched, cover everything else that compiled code depends on.
     """
     root = module_of(callee)
     if root is None:

@@ -270,7 +270,7 @@ class EntryBuilder:
     def _try_pickle(
         self, call: NewCall, arguments: Mapping[str, Any]
     ) -> tuple[aot_compile.Made, float, Mapping[str, Sequence[str]]]:
-        """Return a call's pickle, its difference from eager, and what the call changes."""
+        """Return a call's pickle, its difference from eager, and the call's changes."""
         with side_effects() as changes:
             made = aot_compile.make(call.function, self._callee, call.tensors, arguments)
         return made, self._error(call.function, made, call.tensors), changes
@@ -307,9 +307,9 @@ class EntryBuilder:
     def withdraw_changed(self, table: EntryTable) -> None:
         """Withdraw this builder's entries that no longer fit the callable.
 
-        An entry no longer fits if another kind of call, another callable or the handler changed the
-        callable. The same change would happen in a replica. An entry that ran another call in the
-        build stays, because the model returned to the entry's state.
+        An entry no longer fits if the callable was changed by a call of another kind, by another
+        callable or by the handler. The same change would happen in a replica. An entry is kept if
+        it ran another call in the build, because the model returned to the entry's state.
         """
         with self._lock:
             made, self._made = self._made, []

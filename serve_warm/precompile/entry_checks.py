@@ -39,11 +39,11 @@ logger = logging.getLogger(__name__)
 
 ONCE: Final = "once"
 """Key in an entry's plan. The value is the reason why the entry's calls may not run twice, or an
-empty string if they may. A plan from an older build does not have this key; calls of such an entry
-may not run twice."""
+empty string if they may. A plan from an older build does not have this key; calls of its entry may
+not run twice."""
 
 FAILURES_KEPT = 20
-"""Number of withdrawn entries that a report names."""
+"""Maximum number of withdrawn entries that a report lists."""
 
 
 class Phase(Enum):

@@ -62,7 +62,7 @@ class Source:
         self.user: int | None = user
         """A user of this source: a row by its index, or the facts about a row by `~index`."""
         self.more_users: set[int] | None = None
-        """The other users, for one source in seven. A set takes 216 bytes."""
+        """The other users; only one source in seven has any. A set takes 216 bytes."""
 
     def users(self) -> list[int]:
         """Return all users of this source."""
@@ -212,8 +212,8 @@ class Sources:
         self._gone = 0
         """Number of items of the log that belong to no user any more."""
         self._orphans: dict[Any, Source] = {}
-        """Sources that no row or fact uses. A row or a fact may use them again before the current
-        comparison ends."""
+        """Sources without a user. A row or a fact may use them again before the current comparison
+        ends."""
         self._methods: dict[type, Methods] = {}
         self._user = 0
 

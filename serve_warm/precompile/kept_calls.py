@@ -32,7 +32,7 @@ IDLE_S = 1.0
 """A replica is idle after this many seconds without a call of its entries."""
 
 BUSY_S = 60.0
-"""Seconds after which the next request checks an entry whose kept call is still waiting."""
+"""If a kept call has waited for this many seconds, the next request checks the call's entry."""
 
 
 @record(frozen=True, kw_only=True)

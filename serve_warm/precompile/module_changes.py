@@ -68,7 +68,7 @@ class FactWatch:
 
     @functools.cached_property
     def _children(self) -> dict[int, list[int]]:
-        """The rows that start from each row. A start does not need them, so a change makes them."""
+        """The rows that start from each row, computed at the first change."""
         children: dict[int, list[int]] = {}
         for row, (start, _, _) in enumerate(self._merged.steps):
             children.setdefault(start, []).append(row)

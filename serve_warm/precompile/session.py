@@ -72,7 +72,7 @@ class Session:
 
         Executes code from the folders, which must have been verified. Folders with libraries must
         exist until the process ends. Returns, as text, the reasons why entries were not loaded. The
-        text leaves out entries that do not match, because the report names the calls of such
+        text leaves out entries that do not match, because the report lists the calls of such
         entries. `already` has the tables of folders that were already read. `clock` and
         `load_library` are the same as for `EntryTable`.
         """
@@ -138,8 +138,8 @@ class Session:
     def building(self, *, make_library: MakeLibrary | None = None) -> Iterator[RunningBuild]:
         """Make an entry for each call in the block, where possible, and yield the build.
 
-        The new entries run the calls. Compiles use Inductor's caches, so code that level 1 has
-        compiled is not compiled again. `make_library` is the same as for `RunningBuild`.
+        The new entries run the calls. Each compile uses Inductor's caches, so code that was
+        compiled at level 1 is not compiled again. `make_library` is the same as for `RunningBuild`.
         """
         from serve_warm.precompile.running_build import RunningBuild
 

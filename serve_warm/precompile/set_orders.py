@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from serve_warm.precompile.aot_compile import Captured
 
 Arrange = Callable[[Sequence[Any], int], Sequence[Any]]
-"""Returns the items of a set in another order. The number identifies the set within the call."""
+"""Returns the items of a set in a new order. The number identifies the set within the call."""
 
 
 class Orders:
@@ -75,7 +75,7 @@ class Orders:
 
 
 def arrangements(sets: int, largest: int) -> Iterator[Arrange]:
-    """Yield functions that arrange the sets of a call in other orders.
+    """Yield functions, each of which puts the sets of a call into new orders.
 
     Counting the original order too, any two items of a set occur in both orders. For any two sets,
     one of the functions reverses only one of the two sets.
@@ -165,7 +165,7 @@ class _Backend:
         self._in_order: list[str] = []
 
     def take(self, graph: Any, inputs: Sequence[Any], **_: Any) -> Any:
-        """Receive a graph from Dynamo, and read the graph's form that has no in-place changes."""
+        """Receive a graph from Dynamo, and read its form without in-place changes."""
         from torch._functorch import config
         from torch._functorch._aot_autograd.utils import make_boxed_compiler
         from torch._functorch.aot_autograd import aot_module_simplified

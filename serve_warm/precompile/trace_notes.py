@@ -50,7 +50,7 @@ Replacements = Iterator[tuple[Any, str, Callable[..., Any]]]
 
 @contextlib.contextmanager
 def all_guarded(begin_set: Callable[[Any, Any], None]) -> Iterator[Unguarded]:
-    """Make Dynamo guard or report dependencies that can change but that Dynamo ignores (2.13).
+    """Make Dynamo guard or report dependencies that it ignores although they can change (2.13).
 
     Before each iteration over a set in a trace, `begin_set` is called with the set and the tracer.
     """
@@ -107,9 +107,9 @@ def _guarding_keys() -> Replacements:
 
 
 def _noting_tensors(found: Unguarded) -> Replacements:
-    """Record reads of a weight's `requires_grad`, which a tensor's fact does not include.
+    """Record each read of a weight's `requires_grad`, which a tensor's fact does not include.
 
-    Also record reads of a tensor's storage, because checks do not include the storage's size.
+    Also record each read of a tensor's storage, because checks do not include the storage's size.
     """
     from torch._dynamo.variables import tensor
 
@@ -233,7 +233,7 @@ DEPENDS_ON_ORDER = (
 
 
 def _noting_hashes(found: Unguarded) -> Replacements:
-    """Record calls of `hash` or `id` in a forward, because their results differ between processes.
+    """Record each call of `hash` or `id` in a forward: the results differ between processes.
 
     Only `inspect.unwrap` is allowed: torch runs this function if a forward sets a buffer, and the
     function only compares ids. Other code in torch and Python can use the user's values, as in
@@ -271,7 +271,7 @@ def _has_steady_hash(argument: Any) -> bool:
 
 
 def _noting_functions(found: Unguarded) -> Replacements:
-    """Record results of `assume_constant_result`, and guard values read from the module `os`."""
+    """Record the results of `assume_constant_result`, and guard the values read from `os`."""
     from torch._dynamo import symbolic_convert
     from torch._dynamo.variables import functions
 
@@ -294,7 +294,7 @@ def _noting_functions(found: Unguarded) -> Replacements:
 
 STEPS = 64
 """Largest number of steps of a recurrent layer in a graph. Each step has separate code, so
-compiling some hundred steps takes minutes."""
+compiling a few hundred steps takes minutes."""
 
 
 def _limiting_steps(found: Unguarded) -> Replacements:
@@ -404,7 +404,7 @@ def _ends_as_it_was(effects: Any, variable: Any) -> bool:
 
 
 def _holds_others(effects: Any, variable: Any) -> bool:
-    """Return whether an object's contents other than attributes changed, such as list items.
+    """Return whether an object changed in something other than attributes, such as list items.
 
     Up to 2.14, Dynamo's variable has a method for this check, with different names in 2.11 and
     2.13. In 2.15, the variable has a flag.
