@@ -89,8 +89,8 @@ class Counts:
     """Compiles of frames whose earlier compiled code had a failed guard. `compiles` includes these
     compiles."""
     eager_falls: int = 0
-    """Frames that reached the recompile limit, so that Dynamo now runs them eagerly. In the proof,
-    each frame counts once for every input that uses the frame."""
+    """Frames that reached the recompile limit. Dynamo now runs them eagerly. In the proof, each
+    frame counts once for every input that uses the frame."""
     captures: int = 0
     """CUDA graphs captured, by torch or by user code."""
     eager_runs: int = 0
@@ -202,7 +202,7 @@ class DeviceMemory:
     """Memory that torch's allocator holds on a GPU for this process; excludes CUDA's context."""
 
     device: str
-    """`cuda:` and its index in this process."""
+    """`cuda:` and the GPU's index in this process."""
     reserved_bytes: int
     """Reserved bytes: tensors, graph pools, and free memory that is kept for later tensors."""
     reserved_peak_bytes: int
@@ -287,7 +287,7 @@ class Parity(Bounded):
     """Entries that were compared with eager execution, or cannot be compared. `entries` includes
     these entries."""
     results: dict[str, int] = field(default_factory=dict)
-    """Checks by `ParityResult`."""
+    """Number of checks by `ParityResult`."""
     failed: int = 0
     """Entries that differed and were withdrawn."""
     failures: tuple[str, ...] = ()

@@ -107,9 +107,9 @@ class CallEvidence:
     async def stand_idle(self) -> None:
         """Record the threads that make compiled calls between the last pass and the proof.
 
-        This waits only if the last pass shows that other threads might make the compiled calls in
-        the proof. The two passes, and the idle time between them, show whether a call belongs to a
-        replay or comes from a thread that works independently of replays. So no extra pass is
+        This waits only if the last pass shows that the compiled calls in the proof might come from
+        other threads. The two passes, and the idle time between them, show whether a call belongs
+        to a replay or comes from a thread that works independently of replays. So no extra pass is
         needed.
         """
         self._idle = []
@@ -129,7 +129,7 @@ class CallEvidence:
         return min(max(slowest_s, IDLE_S[0]), IDLE_S[1], max(0.0, self._deadline.left()))
 
     def _find_confirmed(self, beside: set[str]) -> set[str]:
-        """Return those of `beside` whose calls stopped during the idle time and then resumed."""
+        """Return the inputs in `beside` whose calls stopped in the idle time and then resumed."""
         if not self._idle:
             return set()
         [idle] = self._idle

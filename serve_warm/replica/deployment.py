@@ -110,8 +110,8 @@ class WarmupMixin:
 
         The thread lives as long as the replica, so later calls can use everything that torch stores
         per thread (CUDA graphs, grad mode, autocast). Calls run one at a time, so two calls cannot
-        race in Dynamo's lookup. Each call adds about 0.1 ms. Outputs that CUDA graphs own are
-        cloned, because the next call would overwrite the originals.
+        race in Dynamo's lookup. Each call adds about 0.1 ms. If CUDA graphs own the outputs, the
+        outputs are cloned, because the next call would overwrite the originals.
 
         Set `torch.inference_mode()` and similar modes inside `fn`, because such modes belong to a
         thread. Modes set around the `await` do not affect the model thread.

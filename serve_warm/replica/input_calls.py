@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class InputCalls:
-    """Replays one input at a time, counts compiles with `seen`, and records results in `progress`.
+    """Replays one input at a time. `seen` counts the compiles, and `progress` gets the results.
 
     If there are several ranks, all must answer before `deadline`.
     """

@@ -373,7 +373,7 @@ class _Preparing:
 
 
 class _Warming(_Preparing):
-    """The period in which compiles count for the warm-up."""
+    """The period in which each compile counts for the warm-up."""
 
     def __init__(self) -> None:
         self.since = watch_process().counts()
@@ -388,7 +388,7 @@ class _Warming(_Preparing):
 
 @record(kw_only=True)
 class _Serving:
-    """The period in which compiles count for traffic."""
+    """The period in which each compile counts for traffic."""
 
     since: Counts
     warmup: Counts

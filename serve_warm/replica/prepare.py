@@ -214,7 +214,7 @@ class Preparation:
     async def _plan_together(
         self, inputs: Sequence[Input], ranks: Ranks, deadline: Deadline
     ) -> None:
-        """Check that all ranks replay the same inputs the same number of times."""
+        """Check that all ranks agree on the inputs, on `max_passes` and on `on_uncovered`."""
         if ranks.size > 1 and self._config.after_ready == "forbid":
             raise ConfigError(
                 "`after_ready: forbid` does not work with ranks that compute together: if one rank "

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The replay of the declared inputs until nothing compiles, and the proof.
 
-serve_warm cannot know in advance how many runs code needs until it is warm. Even with an Inductor
+serve_warm cannot know in advance how often code must run until it is warm. Even with an Inductor
 cache hit, code is traced once. A CUDA graph needs three calls, and code with a graph break needs
 more. So all inputs are replayed, pass after pass, until a whole pass is quiet: no compile, build,
 autotuning run, capture or fallback to eager. Then one more pass runs with compiling forbidden.
@@ -44,7 +44,7 @@ TRIALS_S = 0.5
 
 
 class Replay:
-    """Replays `inputs` with `call`, counts compiles with `seen`, calls `changed` on progress."""
+    """Replays `inputs` with `call`; `seen` counts the compiles, `changed` is called on progress."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Replay:
     async def until_quiet(self) -> None:
         """Replay all inputs until a whole pass has no compile, no capture and no settling call.
 
-        An entry that needs settling calls runs for the first time in the pass after these calls.
+        If an entry depends on settling calls, it runs for the first time in the next pass.
 
         Raises:
             ReplayFailed: an input raised an exception, or all inputs ran out of memory.
@@ -175,12 +175,11 @@ class Replay:
         await self._prove_together()
 
     async def find_compiling(self, items: Sequence[Input]) -> tuple[list[Input], list[Input]]:
-        """Replay `items` with compiling forbidden; return those that would compile, and the rest.
+        """Replay `items` with compiling forbidden; return what would compile and what is untried.
 
-        The rest are items that were not replayed, to save time: replays that do not compile may
-        together take as long as a pass or `TRIALS_S`, whichever is longer. The time of replays that
-        would compile does not count, because such replays end as soon as they reach the compiled
-        code.
+        To save time, some items may not be tried: the replays that do not compile may together take
+        as long as a pass or `TRIALS_S`, whichever is longer. The time of replays that would compile
+        does not count, because such replays end as soon as they reach the compiled code.
 
         The items are not declared inputs, so the result does not affect whether the declared inputs
         are proven.

@@ -3,8 +3,8 @@
 """Seats for the next replicas: a serving replica asks its raylet for workers in advance.
 
 Ray has no public API to ask for workers. All private Ray names used here are in `Raylet`, each with
-the file and version in which the name was seen. If a name is missing, no seats are kept, and starts
-work as they do without seats.
+the file and version in which the name was seen. If a name is missing, no seats are kept, and each
+start works as it does without seats.
 
 `PrestartWorkers` always starts new workers, however many workers already exist
 (HandlePrestartWorkers in src/ray/raylet/node_manager.cc). Ray gives a replica a worker that has the
@@ -364,7 +364,7 @@ class SeatKeeper:
             self._ask(many)
 
     def _waits_for_a_start(self) -> bool:
-        """Return whether a worker of this runtime_env is starting, so that seats must wait.
+        """Return whether a worker of this runtime_env is starting. If so, seats must wait.
 
         Ray starts a worker for a replica that finds no seat. If Ray started a seat's worker at the
         same time, the replica could take the seat's ticket and import at low priority. The other

@@ -195,8 +195,8 @@ class Warmup:
     def become_ready(self) -> Report:
         """Enter READY after the proof, once, and return the report.
 
-        Compiles from now on count for traffic. Compiles between the proof and this call count for
-        the warm-up.
+        From now on, each compile counts for traffic. Until this call, each compile counts for the
+        warm-up.
         """
         journal = self.journal
         if journal.stage is Stage.READY:
@@ -542,7 +542,7 @@ class Proof:
 
 
 FEW_OBJECTS = 50_000
-"""If no more objects than this are frozen, no app has frozen its imports: `import torch` alone
+"""If at most this many objects are frozen, no app has frozen its imports: `import torch` alone
 leaves over 150,000 objects. CPython 3.12 begins with 375 frozen objects."""
 
 
@@ -550,9 +550,10 @@ leaves over 150,000 objects. CPython 3.12 begins with 375 frozen objects."""
 def _startup_objects_frozen() -> Iterator[None]:
     """In the block, exclude existing objects of imports and weights from garbage collection.
 
-    Loading entries and tracing create up to millions of objects, and each full collection visits
-    all of torch's objects. Without this exclusion, collections take 15 to 20 % of a warm replay
-    (MiniLM, six inputs, torch 2.13). Serve itself freezes such objects permanently after the start.
+    Tracing and the loading of entries create up to millions of objects, and each full collection
+    visits all of torch's objects. Without this exclusion, collections take 15 to 20 % of a warm
+    replay (MiniLM, six inputs, torch 2.13). Serve itself freezes such objects permanently after the
+    start.
     """
     early = early_imports()
     # The second question takes 0.1 µs for each frozen object, so a seat does not ask it.
