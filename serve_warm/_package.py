@@ -20,7 +20,7 @@ AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])
 
 
 def public(found: AnyCallable) -> AnyCallable:
-    """Set the `__module__` of a class or function to the package, so pickles survive code moves.
+    """Set the `__module__` of a class or function to the package, so its pickles survive a move.
 
     Class annotations are replaced by the objects that the annotations name. Otherwise
     `typing.get_type_hints` and pydantic would look for these names in the package.

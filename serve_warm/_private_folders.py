@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Private folders: where they are, and checks that no other user of this machine can change them.
+"""Private folders: their locations, and the checks that no other user can change them.
 
 A folder is only as private as the folders above it: a user who can rename a parent folder can
 replace the folder. So the check covers the whole path from the root down. Each folder on the path

@@ -25,7 +25,7 @@ else:
     def record(*, kw_only: bool, frozen: bool = False) -> Any:
         """Turn a class into a dataclass, as `dataclasses.dataclass` with the same arguments does.
 
-        Methods that the class itself defines stay. On a frozen record, setting or deleting an
+        Methods that the class itself defines are kept. On a frozen record, setting or deleting an
         attribute raises `FrozenInstanceError`.
         """
         shared = {"__repr__": _text, "__eq__": _equals}

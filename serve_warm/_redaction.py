@@ -89,7 +89,7 @@ _SECRETS: tuple[tuple[str, re.RegexFlag, str], ...] = (
     ),
 )
 """Pattern, flags and replacement. `re` compiles a pattern at its first use and caches it. Compiling
-all patterns would cost each start 2 ms, and few starts hide anything."""
+all patterns would cost each start 2 ms, but most starts hide nothing."""
 
 
 _VARIABLE = re.compile(
@@ -104,7 +104,8 @@ AWS_SESSION_TOKEN and AZURE_STORAGE_CONNECTION_STRING. A variable whose name end
 holds a path instead."""
 
 SHORTEST_VALUE = 8
-"""Smallest number of characters of a credential. A shorter value may be an ordinary word."""
+"""A value with fewer characters does not count as a credential, because it may be an ordinary
+word."""
 
 
 def redact(text: str) -> str:
@@ -270,8 +271,8 @@ _ESCAPE = re.compile(r"\\(?:x..|u.{4}|U.{8}|N\{[^}]*\}|[0-7]{1,3}|.)")
 def hide_texts(source: str) -> str:
     """Return Python source, or a torch guard, with each string replaced by its type and length.
 
-    Strings that name code are kept: subscripts and dict keys that pass `is_name`, and the names
-    that torch puts in quotes (files, functions, classes, tensors).
+    Strings that are names in code are kept: subscripts and dict keys that pass `is_name`, and the
+    names that torch puts in quotes (files, functions, classes, tensors).
 
     >>> hide_texts("self._modules['encoder'].user == 'a@b.c'")
     "self._modules['encoder'].user == str[5]"

@@ -43,7 +43,7 @@ Miss = Literal[
 MISSES: tuple[Miss, ...] = get_args(Miss)
 
 KEPT_S = 86400.0
-"""Seconds without a write after which a folder is removed, unless one of its seats is alive."""
+"""A folder without a write for this many seconds is removed, unless one of its seats is alive."""
 
 TICKET_S = 60.0
 """Seconds after which a ticket expires. If the worker that the ticket is for has written no file by

@@ -108,7 +108,7 @@ def describe(spans: Sequence[Span]) -> str:
 
 
 def _describe_beside(spans: Sequence[Span]) -> str:
-    """Return text about the work of other threads, and its seconds that overlapped `__init__`."""
+    """Return text about the work of other threads, with the seconds that overlapped `__init__`."""
     init = next((span for span in spans if span.name == "__init__"), None)
     seconds: dict[str, tuple[float, float]] = {}
     for span in spans:
@@ -133,7 +133,7 @@ def _shared_s(span: Span, other: Span | None) -> float:
 
 
 def _contains(part: Span, span: Span) -> bool:
-    """Return whether a span began within a part, so that the span's seconds count in both."""
+    """Return whether a span began within a part; the span's seconds then count in both."""
     is_other = span.name not in PARTS
     return is_other and 0.0 <= span.began_boot_s - part.began_boot_s < part.seconds
 

@@ -163,9 +163,9 @@ class Fingerprint:
     def compare(self, here: Fingerprint) -> tuple[Mismatch, ...]:
         """Return every factor that differs between this fingerprint (of an artifact) and `here`.
 
-        A factor that only one side has counts as a difference. A factor that this process could not
-        read also counts as a difference. The compiler never counts as a difference if the artifact
-        needs no compiler. Machine factors come before app factors; each group is sorted by name.
+        If only one side has a factor, or this process could not read it, the factor counts as a
+        difference. The compiler never counts as a difference if the artifact needs no compiler.
+        Machine factors come before app factors; each group is sorted by name.
         """
         return tuple(
             Mismatch(group=group, factor=factor, artifact=artifact, here=ours)
@@ -347,9 +347,9 @@ code."""
 def cpu_isa(cpuinfo: str) -> str:
     """Return the instruction set extensions in `/proc/cpuinfo` that generated code can use.
 
-    The names are sorted and separated by spaces. Only extensions that all processors have are
-    included, because a kernel can run on any processor. The result is `unknown` if the text
-    contains no such extension.
+    The names are sorted and separated by spaces. An extension is included only if all processors
+    have it, because a kernel can run on any processor. The result is `unknown` if the text contains
+    no such extension.
     """
     fields = {tuple(line.partition(":")[::2]) for line in cpuinfo.splitlines()}
     processors = [
@@ -470,7 +470,7 @@ def _read_gpu(environ: Mapping[str, str], device: int | None, driver: Sequence[P
 def gpu_in_use() -> int:
     """Return the index of the calling thread's GPU; 0 before CUDA is used.
 
-    Each thread begins with GPU 0 and can switch to another with `torch.cuda.set_device`.
+    Each thread begins with GPU 0 and can switch to another GPU with `torch.cuda.set_device`.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():

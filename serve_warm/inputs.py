@@ -34,7 +34,7 @@ mapping."""
 
 KEY_CHARS = 100
 LONGEST_BITS = 128
-"""A signature shows a whole number with at most this many bits. For a larger number, it shows the
+"""A signature shows whole numbers of up to this many bits. Of a larger number, it shows only the
 number of bits."""
 
 HTTP_ARGUMENTS = frozenset({"json", "body", "headers"})

@@ -81,8 +81,8 @@ RAYLET = "http://127.0.0.1:52365/api/healthz"
 PROXY = "http://127.0.0.1:8000/-/healthz"
 CHECK_LIMIT_S = 0.5
 GRACE_S = 0.5
-"""Extra seconds that a thread has to report its answer, because all cores of the node might be busy
-with compiles."""
+"""Extra seconds that a thread gets for reporting its answer, because all cores of the node might be
+busy with compiles."""
 CHECK_VALID_S = 1.0
 CHECK_PERIOD_S = 0.5
 """Seconds between two checks, short enough that even a slow answer arrives before the previous
@@ -617,7 +617,7 @@ def _replica(
 def _loop_age_s(state: dict[str, Any]) -> float:
     """Return the seconds from the last run of the event loop to the last write of the state.
 
-    The time since that write does not count, because failed writes say nothing about the loop. The
+    The time after that write does not count, because failed writes say nothing about the loop. The
     result is 0 if unknown.
     """
     loop_s, written_s = _number(state, "loop_boot_s"), _number(state, "heartbeat_boot_s")
@@ -1260,7 +1260,7 @@ class Settings(NamedTuple):
         return cls(state_dir, policy, stale_s, urls, () if state_dir else places())
 
     def choice(self) -> tuple[str, tuple[str, ...]]:
-        """Return the current state directory, and why earlier candidates cannot be used."""
+        """Return the current state directory, and the reasons against earlier candidates."""
         if self.state_dir:
             return self.state_dir, ()
         choice = choose_place(self.places)
@@ -1849,7 +1849,7 @@ class Server:
         self._ledger = Ledger(settings.policy.deployments, clock=clock)
         self._ledger_lock = threading.Lock()
         self._pages: dict[str, tuple[float, str]] = {}
-        """The last page of metrics in each format, and the time when building the page began."""
+        """The last page of metrics in each format, and the time at which its building began."""
         self._health_lock = threading.Lock()
         self._health: tuple[float, dict[str, str]] = (-CHECK_VALID_S, {})
         self._parsed: dict[str, Parsed] = {}
@@ -2192,7 +2192,7 @@ REASONS = {
 
 
 def _reply(node: Server, head: bytes) -> tuple[bytes, bool]:
-    """Return the answer to a request, and whether to end the connection after the answer."""
+    """Return the answer to a request, and True if the connection ends after the answer."""
     request = _request(head)
     known = request is not None and request.method in ("GET", "HEAD")
     last = request is None or request.last or not known or node.draining

@@ -91,7 +91,7 @@ def unpack_directory(
 
     Raises:
         ArtifactRefused: `bad_archive`, or `unsafe_directory` for the target.
-        OSError: a write failed. Files that this call has already written stay.
+        OSError: a write failed. Files are kept if this call has already written them.
     """
     _check_private(target)
     for member in _read_members(raw, target, check_wanted):

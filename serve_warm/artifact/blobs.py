@@ -260,8 +260,8 @@ def receive(file: BinaryIO, digest: str, size_bytes: int, fill: Callable[[Sink],
     Raises:
         ArtifactRefused: `digest_mismatch`.
         StoreError: `fill` wrote too few or too many bytes, or raised StoreError itself.
-        OSError: the file cannot be written. This is raised even if `fill` raised another error for
-            this reason.
+        OSError: the file cannot be written. If `fill` reports this as another error, OSError
+            replaces that error.
     """
     landing = _Landing(file.fileno(), size_bytes)
     try:

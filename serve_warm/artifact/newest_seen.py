@@ -95,7 +95,7 @@ class NewestSeen:
         """Return the signed creation time in the mark; empty if no mark was written.
 
         Return None if the mark was removed, cannot be read, or is not trusted. A mark is not
-        trusted if other users could have removed or written the mark, or created its folder.
+        trusted if other users could have removed the mark, written it, or created its folder.
         """
         if self.was_removed(variant):
             what = "the rollback mark (this node's record of the newest artifact) was removed: %s"

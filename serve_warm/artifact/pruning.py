@@ -23,8 +23,8 @@ from serve_warm.trust.envelope import Envelope, parse_json
 logger = logging.getLogger(__name__)
 
 GRACE_S = 86400.0
-"""A blob that no statement names is kept for this many seconds, because a push writes blobs before
-the statement that names them."""
+"""A blob is kept for this many seconds even if no statement names it, because a push writes blobs
+before the statement that names them."""
 
 DELETED_AT_ONCE = 50
 """Number of blobs to delete before the statements are listed again, because a new statement can
@@ -110,10 +110,10 @@ def prune(
 
     `in_use` has the keys of statements that replicas use; these statements are always kept.
     Statements are removed before blobs, so that a reader never finds a statement without its blobs.
-    A blob is removed only if no remaining statement names it, and only if a removed statement named
-    the blob or the blob is at least a day old. Signatures are not checked: anyone with permission
-    to delete from the store can prune it. So artifacts signed with a withdrawn key can be removed
-    too.
+    A blob is removed only if no remaining statement names it. In addition, a removed statement must
+    have named the blob, or the blob must be at least a day old. Signatures are not checked: anyone
+    with permission to delete from the store can prune it. So artifacts signed with a withdrawn key
+    can be removed too.
 
     Raises:
         ConfigError: the store has blobs but no statement, so it may not be a serve_warm store.
@@ -281,7 +281,7 @@ def _delete_unnamed(
 def _without_new(
     store: Store, blobs: Sequence[tuple[str, int]], seen: Collection[str]
 ) -> list[tuple[str, int]]:
-    """Return `blobs` without the blobs of new statements, whose keys are not in `seen`."""
+    """Return `blobs` without the blobs of new statements: those whose keys are not in `seen`."""
     new = [key for key in statement_keys(store, None) if key not in seen]
     entries, _, foreign = _entries(store, new)
     if foreign is None:

@@ -196,7 +196,7 @@ def find(store: Store, *, deployment: str | None, trust: Trust) -> Found:
     """Return all statements of a deployment, or of all deployments, each verified against `trust`.
 
     Raises:
-        StoreError: the store could not be listed. If only one statement cannot be read, no error is
+        StoreError: the store could not be listed. If a listed statement cannot be read, no error is
             raised, and the statement is returned with its error.
     """
     began = time.perf_counter()

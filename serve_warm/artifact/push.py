@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The publication of artifacts in a store: once for each variant, and the statement comes last.
+"""The publication of artifacts in a store: each variant once, and its statement last.
 
     statements/<deployment>/<variant>.dsse.json     the first published artifact
     ...                    /<variant>-g2.dsse.json  an artifact that superseded the first
@@ -157,7 +157,7 @@ def already_published(
     key: str,
     parts: Sequence[Part] | None = None,
 ) -> AlreadyPublished:
-    """Return an AlreadyPublished error for the variant; its message names `parts` that differ."""
+    """Return an AlreadyPublished error for the variant; the message names differing `parts`."""
     what = "it cannot be read"
     try:
         there = Manifest.from_statement(Envelope.parse(read_envelope(store, key)).payload)
@@ -182,7 +182,7 @@ def already_published(
 def _place(
     store: Store, manifest: Manifest, envelope: bytes, on_taken: OnTaken
 ) -> tuple[str, bool]:
-    """Return the key for this statement, and whether its payload is new in the store."""
+    """Return the key for this statement, and True if its payload is new in the store."""
     payload = Envelope.parse(envelope).payload
     taken: list[str] = []
     same: list[str] = []
@@ -252,8 +252,8 @@ def sign(
     """Add signatures by `keys` to a store's artifacts. The result has the new statements' keys.
 
     Use this function to rotate keys: if an artifact has signatures by the old and by the new key,
-    each reader finds a key that it trusts. Parts do not change. Artifacts that `trust` does not
-    accept are skipped, because a signature vouches for the whole artifact. Because such artifacts
+    each reader finds a key that it trusts. Parts do not change. An artifact is skipped if `trust`
+    does not accept it, because a signature vouches for the whole artifact. Because such artifacts
     are skipped, junk in a store cannot block a rotation. Artifacts that already have signatures by
     these keys do not change.
 
@@ -371,11 +371,11 @@ class _Vouched:
 def _all_vouched(
     store: Store, deployment: str | None, trust: Trust
 ) -> tuple[list[_Vouched], set[bytes], list[ArtifactRefused]]:
-    """Return the trusted statements, all other envelopes, and why these envelopes are refused.
+    """Return the trusted statements, all other envelopes, and the reasons for refusing these.
 
     A refused envelope has no reason in the result if another envelope of the same artifact is
-    trusted. Such a refused envelope is from before a key rotation, or was added by someone with
-    write access.
+    trusted. Such an envelope dates from before a key rotation, or was added by someone with write
+    access.
 
     Raises:
         ArtifactNotFound: there are no statements.

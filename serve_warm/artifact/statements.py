@@ -77,7 +77,7 @@ def variant_of(key: str) -> str:
 
 
 def generation(key: str) -> int:
-    """Return the generation of a statement: 1, plus 1 for each statement it superseded."""
+    """Return the generation of a statement: 1, plus 1 for each superseded statement."""
     found = VARIANT.search(key)
     return int(found["generation"] or 1) if found else 1
 

@@ -45,8 +45,8 @@ logger = logging.getLogger(__name__)
 
 OfPublished = OnTaken | Literal["keep"]
 """What to do if the store already has the variant. `keep` does nothing if this machine trusts the
-published variant. If older rules made the entries of the published variant, `keep` supersedes the
-variant, because no current replica runs these entries.
+published variant. If the entries of the published variant were made by older rules, `keep`
+supersedes the variant, because no current replica runs these entries.
 """
 
 
@@ -255,8 +255,8 @@ def _compare(
 ) -> Literal["none", "current", "supersede"]:
     """Compare the trusted artifacts of this variant in the store with a new artifact.
 
-    Return `none` if the store has no trusted artifact of this variant, `supersede` if older rules
-    made the entries of every such artifact, and `current` otherwise.
+    Return `none` if the store has no trusted artifact of this variant, `supersede` if the entries
+    of every such artifact were made by older rules, and `current` otherwise.
     """
     found = []
     for key in find_published(target, manifest.deployment, manifest.fingerprint):

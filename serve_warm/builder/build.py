@@ -7,7 +7,7 @@ an artifact that was built outside a replica would not fit any replica. The buil
 deployment with the deployment's own options. A replica warms up until all inputs are proven, and
 then packs its caches. Before publication, a second, fresh replica must load the artifact and reach
 the same proof without running a compiler. If the artifact has ahead-of-time entries or libraries,
-more fresh replicas prove these entries and libraries.
+other fresh replicas prove these entries and libraries.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def build(
             another artifact of this variant.
         BuildFailed: a replica or a round trip failed, or an artifact built as portable is not
             portable.
-        ConfigError: this machine has no objdump for a portable artifact, the round trip would not
-            trust the artifact, or `destination` does not accept an unsigned artifact.
+        ConfigError: this machine has no objdump for a portable artifact, round-trip replicas would
+            not trust the artifact, or `destination` does not accept an unsigned one.
         StoreError: the store cannot be written to.
     """
     store, work = destination.store, _Work(app, on, _settings(cpu), progress)

@@ -49,7 +49,7 @@ class Built:
     """Number of libraries that were disassembled and found to run on every CPU with AVX2. `None`
     for an artifact that is only for this CPU."""
     trust: str
-    """Lines for a trust.toml that trusts the signer. Empty for a kept artifact and an unsigned one.
+    """Lines that make a trust.toml trust the signer. Empty for a kept or unsigned artifact.
     """
     seconds: Mapping[str, float]
     """Wall-clock seconds that each phase of the build took, in order. `round trips` covers all

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about a deployment's class that need no instance: its routes, and whether it compiles.
+"""Facts about a deployment's class that need no instance: routes, and whether its code compiles.
 
 This module uses a private name of Ray Serve (seen in 2.60): `@serve.ingress` makes a class whose
 `__init__` closes over `frozen_app_or_func`. If that name is missing, the routes are unknown.

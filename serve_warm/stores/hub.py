@@ -3,10 +3,10 @@
 """A Hugging Face Hub model repository as a store, read at one commit.
 
 A branch can move between reads. So the first read and each `list` resolve the revision to a commit,
-and later reads use this commit. After a write through this store, reads use the new commit. Call
-`list` again to see changes by other writers. Before each write, the store checks the newest commit,
-and uses this commit as the parent of the new commit. If several writers commit at once, the Hub
-accepts one commit. The other writers check again and retry.
+which all later reads use. After a write through this store, the new commit is read. Call `list`
+again to see changes by other writers. Before each write, the store checks the newest commit, and
+uses this commit as the parent of the new commit. If several writers commit at once, the Hub accepts
+one commit. The other writers check again and retry.
 """
 
 from __future__ import annotations
@@ -100,15 +100,15 @@ class _Pin:
     writing: threading.Lock = field(default_factory=threading.Lock)
 
     def wrote(self, commit: str) -> None:
-        """Make later reads use `commit`, which this store has just written."""
+        """From now on, read from `commit`, which this store has just written."""
         with self.moving:
             self.commit, self.writes = commit, self.writes + 1
 
     def found(self, commit: str, *, writes: int) -> str:
-        """Make later reads use a resolved commit, unless this store has written in the meantime.
+        """From now on, read from a resolved commit, unless this store has written in the meantime.
 
-        `writes` is the number of writes before the revision was resolved. Return the commit that
-        later reads use.
+        `writes` is the number of writes before the revision was resolved. Return the commit to read
+        from.
         """
         with self.moving:
             if self.commit is None or self.writes == writes:

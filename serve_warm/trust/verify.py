@@ -53,7 +53,7 @@ class Verified:
 
 
 def verify(envelope: bytes, trust: Trust, *, store: str = "") -> Verified:
-    """Return the payload of an envelope, and why `trust` accepts the envelope's origin.
+    """Return the payload of an envelope, and the reason why `trust` accepts its origin.
 
     `store` is the address that the store itself reports, never an address from the envelope. The
     payload might still be denied or too old.
