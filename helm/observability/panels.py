@@ -354,8 +354,8 @@ FLEET = Row(
             title="Elapsed start time, as a share of deadline_s",
             description=(
                 "Time since the creation of each starting replica, as a share of deadline_s. "
-                "The time limit deadline_s begins only at the end of __init__, so a start reaches "
-                "its deadline somewhat above 100 %."
+                "deadline_s counts only from the end of __init__, so the value is somewhat above "
+                "100 % when a start reaches its deadline."
             ),
             unit="percentunit",
             empty="no replica is starting",
@@ -902,8 +902,8 @@ OF_ONE_DEPLOYMENT = Row(
             title="Proven share of inputs",
             description=(
                 "Share of declared inputs that passed the proof, during which compiling is "
-                "forbidden. A line whose name ends in 'done' shows the share that the current or "
-                "last pass has replayed."
+                "forbidden. A line whose name ends in 'done' shows the share of inputs that the "
+                "current or last pass has replayed."
             ),
             unit="percentunit",
             empty="no replica has declared inputs",

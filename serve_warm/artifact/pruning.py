@@ -79,7 +79,7 @@ class Pruned:
     """Keys of the removed blobs, which no statement names any more."""
     freed_bytes: int
     in_use: tuple[str, ...]
-    """Statements that the rules select, but that are kept because they are in use."""
+    """Statements that the rules select for removal, but that stay because they are in use."""
     unreadable: tuple[str, ...]
     """Statements that this release cannot read. These are kept, with all blobs that they name."""
 

@@ -62,9 +62,9 @@ def prove(
 ) -> list[dict[str, Any]]:
     """Start fresh replicas with `settings`, and return the reports of the last trip.
 
-    Trips run in parallel: a trip starts as soon as all running trips have been given their
-    resources and the remaining free resources are enough for the trip. So a trip never waits for
-    resources that another trip holds. A gang runs alone, because the code of its ranks may use a
+    Trips run in parallel. A trip starts when two conditions hold: every running trip has its
+    resources, and enough resources remain free for this one. So a trip never waits for resources
+    that another trip holds. A gang runs alone, because the code of its ranks may use a
     fixed port. `took` is called with the label and the wall seconds of each trip.
 
     Raises:
@@ -169,11 +169,11 @@ def accept(report: Mapping[str, Any], *, level: int = 1, without_compiler: bool 
     if covered["proven"] != covered["expected"] or not covered["expected"]:
         problems.append(f"it proved {covered['proven']} of {covered['expected']} inputs")
     parity = report.get("parity") or {}
-    problems += [f"it withdrew the entry for {failure}" for failure in parity.get("failures", ())]
+    problems += [f"it withdrew an entry: {failure}" for failure in parity.get("failures", ())]
     if level > 1 and not any(use["level"] == level for use in report["entries"]):
         why = next(
             (use["reason"] for use in report["entries"] if use["reason"]),
-            "no input makes a call that can run at this level",
+            "no declared input leads to a call that can run at this level",
         )
         problems.append(f"no call ran at level {level} ({why})")
     if without_compiler:

@@ -229,7 +229,7 @@ DEPENDS_ON_ORDER = (
     "it iterates over a set, whose order differs in each process, and its graph depends on the "
     "order: keep the items in a list, or as keys of a dict"
 )
-"""Reason and advice for a call that has no entry because of a set."""
+"""Why a call has no entry, and what to do, if its code iterates over a Python `set`."""
 
 
 def _noting_hashes(found: Unguarded) -> Replacements:

@@ -155,7 +155,7 @@ class StoreContract:
             assert abs(listed.modified_unix - store.head(KEY).modified_unix) < 1
 
     def test_a_prefix_that_could_lead_elsewhere_has_no_pages(self, store: Store) -> None:
-        """Listing page by page cannot look outside the store."""
+        """The pages of a listing have no objects from outside the store."""
         with pytest.raises(StoreError, match="not a key"):
             list(store.pages("../"))
 

@@ -144,7 +144,7 @@ def _of_level(workload: str, level: int, row: Mapping[str, Any]) -> Iterator[Che
     if level in READY:
         yield Check(
             workload=workload,
-            claim=f"level {level}, ready relative to its floor",
+            claim=f"level {level}, time to READY divided by its floor",
             value=row["ratios"]["ready_to_floor"],
             limit=READY[level],
         )

@@ -84,8 +84,8 @@ def test_each_level_is_held_to_its_own_limits():
     assert found["level 2, overhead relative to cold"].value == pytest.approx(1.2 / 40)
     assert not found["level 2, overhead relative to cold"].held
     assert found["level 3, overhead relative to torch_bytes"].held
-    assert found["level 2, ready relative to its floor"].value == pytest.approx(3.7 / 4)
-    assert "level 1, ready relative to its floor" not in found
+    assert found["level 2, time to READY divided by its floor"].value == pytest.approx(3.7 / 4)
+    assert "level 1, time to READY divided by its floor" not in found
 
 
 def test_the_import_that_was_left_is_told_apart():
