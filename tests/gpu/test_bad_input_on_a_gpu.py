@@ -123,8 +123,8 @@ def test_a_size_whose_capture_fails_is_served_and_the_others_are_captured(operat
     for i, answer in enumerate(answers):
         torch.testing.assert_close(answer, wanted[i % 2])
     assert "its capture failed" in last("skip").reason
-    assert f"[{LARGE}×16]" in last("skip").signature
-    assert f"[{SMALL}×16]" in last("capture").signature
+    assert f"[{LARGE}, 16]" in last("skip").signature
+    assert f"[{SMALL}, 16]" in last("capture").signature
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_memory_that_is_kept_for_later_is_used_for_graphs():
     assert progress.left_out == {}
     assert progress.proven == {"large", "small"}
     captured = [e.signature for e in watch_process().events() if e.kind == "capture"]
-    assert f"[{large.shape[0]}×16]" in captured[-1]
+    assert f"[{large.shape[0]}, 16]" in captured[-1]
 
 
 # --- threads, sizes and models -----------------------------------------------------------------
@@ -300,7 +300,7 @@ def test_another_thread_may_capture_and_is_named():
     )
 
     assert "my-pool_0" in last("capture").reason
-    assert f"[{LARGE}×16]" in last("capture").signature
+    assert f"[{LARGE}, 16]" in last("capture").signature
     for answer in answers:
         torch.testing.assert_close(answer, torch.relu(large + 1) - 1)
 
