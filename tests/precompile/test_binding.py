@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import copy
 import enum
+import gc
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -30,6 +32,7 @@ from models import (  # noqa: F401 - fixtures
 )
 from serve_warm import report
 from serve_warm.compiler.proof import forbid
+from serve_warm.precompile.binding import _Pause
 from serve_warm.precompile.entries import describe_model_change
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica.journal import _build_again
@@ -225,6 +228,41 @@ def test_back_and_forth_is_level_2_again(fresh: tuple[Path, Any]):
 
     assert (away.level, back.level) == (1, 2)
     close(back.value, inner(x(), 1.0))
+
+
+def test_collections_pause_until_the_last_thread_is_done():
+    """Two models bind at one time. The first one that is ready does not end the other's pause."""
+    pause, before = _Pause(), gc.get_threshold()
+    inside, ready = threading.Event(), threading.Event()
+
+    def bind() -> None:
+        with pause:
+            inside.set()
+            ready.wait(60)
+
+    other = threading.Thread(target=bind)
+    other.start()
+    assert inside.wait(60)
+    with pause:
+        both = gc.get_threshold()[0]
+    one = gc.get_threshold()[0]
+    ready.set()
+    other.join()
+
+    assert (both, one) == (0, 0)
+    assert gc.get_threshold() == before
+
+
+def test_a_pause_of_collections_keeps_what_the_app_sets():
+    """An app may set its thresholds while a model binds in another thread."""
+    before = gc.get_threshold()
+    try:
+        with _Pause():
+            gc.set_threshold(500, 5, 5)
+
+        assert gc.get_threshold() == (500, 5, 5)
+    finally:
+        gc.set_threshold(*before)
 
 
 @torch.inference_mode()

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from searched_environment import Searched
 from serve_warm.precompile import change_checks, fact_sources
 from serve_warm.precompile.facts import take
 from serve_warm.precompile.guard_facts import Guard, collect
@@ -475,16 +476,6 @@ def test_entries_of_one_callable_are_told_apart(layer: Any):
 
     assert first == ["callee.rate is int 3, but was int 2", ""]
     assert second == ["", "callee.rate is int 2, but was int 3"]
-
-
-class Searched(dict[str, str]):
-    """Environment variables that count how often all of them are looked through."""
-
-    times = 0
-
-    def __iter__(self) -> Iterator[str]:
-        self.times += 1
-        return super().__iter__()
 
 
 def test_a_change_of_state_makes_no_text(layer: Any, monkeypatch: pytest.MonkeyPatch):

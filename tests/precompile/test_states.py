@@ -8,6 +8,7 @@ Most graphs here are matrix products, for which no C++ is compiled; level 1 runs
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from torch.nn.modules.module import (
 import serve_warm
 from levels import build, eager_below, served, started
 from models import one_watch  # noqa: F401 - a fixture
+from searched_environment import Searched
 from serve_warm.compiler.proof import forbid
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile import change_checks
@@ -115,8 +117,13 @@ def test_a_state_that_can_have_no_entry_costs_the_next_one_nothing(part: nn.Modu
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [(2, 2), (2, 3)], ids=["one structure", "two structures"])
 @torch.inference_mode()
-def test_each_declared_adapter_has_an_entry(ranks: tuple[int, int], tmp_path: Path):
-    """Two states in turn, one of them active when the build ends: no compile, no wrong answer."""
+def test_each_declared_adapter_has_an_entry(
+    ranks: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Two states in turn, one of them active when the build ends: no compile, no wrong answer.
+
+    No text says at each change why the other state's entry does not fit. It would take 0.1 ms.
+    """
     model = serve_warm.compile(Adapted(ranks).eval(), dynamic=False)
 
     def call_with(name: str) -> Any:
@@ -132,17 +139,21 @@ def test_each_declared_adapter_has_an_entry(ranks: tuple[int, int], tmp_path: Pa
         eager.set_adapter(name)
         expected[name] = eager(x())
     wrong = []
+    searched = Searched(os.environ)
 
     with started(tmp_path), forbid():
         before = watch_process().counts()
+        monkeypatch.setattr(os, "environ", searched)
         for number in range(SWITCHES):
             name = ("one", "two")[number % 2]
             if not torch.allclose(call_with(name), expected[name], rtol=1e-5, atol=1e-6):
                 wrong.append((number, name))
+        texts = searched.times
         counts = watch_process().counts() - before
         levels = {use.level for use in model.__dict__["_serve_warm"].uses()}
 
     assert library.refused == {}
+    assert texts == 0
     assert sum(len(unit.entries) for unit in library.units.values()) == 2
     assert not torch.allclose(expected["one"], expected["two"])
     assert wrong == []
