@@ -145,7 +145,7 @@ def test_a_value_that_reads_differently_each_time_stops_the_entry():
             self.count += 1
             return self.count
 
-    with pytest.raises(NoEntry, match="another value at each read"):
+    with pytest.raises(NoEntry, match="a new value at each read"):
         says(Counting(), value_at("callee.value", 1))
 
 
