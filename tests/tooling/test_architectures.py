@@ -33,7 +33,7 @@ def more_rows() -> dict[str, dict[str, Any]]:
     return table(list(MORE))
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_an_architecture_reaches_level_2(rows: dict[str, dict[str, Any]]):
     """A second process loads the entries, compiles nothing, and returns the results of eager."""
     assert_level_2(rows["llama"])
@@ -52,7 +52,7 @@ def assert_level_2(row: dict[str, Any]) -> None:
     assert row["error"] < 1e-5
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_what_has_no_entry_is_named(rows: dict[str, dict[str, Any]]):
     """The caller passes a cache, and no entry supports the class of this cache."""
     row = rows["llama, DynamicCache given"]

@@ -45,7 +45,7 @@ ROWS = {
 """One row of each kind, with the time of its change, and its result at both levels."""
 
 
-@pytest.mark.long
+@pytest.mark.stress
 def test_a_row_of_each_kind_is_judged(tmp_path: Path):
     """Level 1 answers a changed state, and the entry an unchanged state."""
     chosen = {
