@@ -35,7 +35,8 @@ RELOOK_S = 1.0
 SLOW_KINDS = ("type", "dict", "code")
 """Kinds of sources that are compared at most once every `RELOOK_S` seconds. Such sources show that
 an object has a new class or `__dict__` (`module.__class__ = Other`), or that a function has new
-code. Each object has about one source of these kinds, and such changes are rare."""
+code. Each object has about one source of these kinds, and such changes are rare. The bases of
+classes are compared as rarely."""
 
 NOISE = 2
 """If a dict changes more often than this without an effect on facts, its keys are compared one by
@@ -98,12 +99,9 @@ class ChangeChecks:
         changed = []
         in_moved = self._sources_in(moved) if moved else []
         for source in (*self._groups.others, *slow, *in_moved):
-            now = source.read()
-            if source.is_still(now):
+            if not self._sources.reread(source):
                 continue
-            source.remember(now)
             changed.append(source)
-            self._sources.is_stale |= source.is_built_in()
             quiet.discard(id(source.base))
             if source.kind == "class":
                 quiet.difference_update(map(id, class_dicts(source.base)))
@@ -188,6 +186,7 @@ class ChangeChecks:
                     kinds.setdefault(kind, []).append(source)
             elif kind == "class":
                 found.others.append(source)
+                found.slow.append(source)  # no dict changes if the class gets another base
                 found.of_class.update(map(id, class_dicts(base)))
             elif kind in SLOW_KINDS:
                 found.slow.append(source)

@@ -112,6 +112,13 @@ def file_name(data: bytes, prefix: str = PREFIXES[2]) -> str:
     return f"{prefix}_{hashlib.sha256(data).hexdigest()[:32]}"
 
 
+def _intact(name: str, data: bytes | None) -> bytes:
+    """Return the contents of an entry's file, if they match the digest in its name."""
+    if data is None or file_name(data, name.partition("_")[0]) != name:
+        raise NoEntry(f"its file {name} is {'missing' if data is None else 'damaged'}")
+    return data
+
+
 class NotYet(Exception):
     """The library for a call is being compiled, so other code answers the call."""
 
@@ -170,10 +177,12 @@ class EntryTable:
         try:
             with _mode(entry.state):
                 if entry.level == 2:
-                    return aot_load.load(self._intact(entry.file), entry.references, entry.plan)
+                    data = _intact(entry.file, self.files.get(entry.file))
+                    return aot_load.load(data, entry.references, entry.plan)
                 # Opening executes the file and checks nothing, so its digest is checked first.
-                self._intact(entry.file)
-                return self._load_library(self._library_path(entry.file), entry.plan)
+                path = self._library_path(entry.file)
+                _intact(entry.file, path.read_bytes() if path.is_file() else None)
+                return self._load_library(path, entry.plan)
         except NoEntry as error:
             return error
         except BaseException as error:
@@ -188,15 +197,6 @@ class EntryTable:
             self.broken = self.broken or describe_error(error)
             logger.warning("%s cannot be loaded", entry.file, exc_info=loggable(error))
             return NoEntry(f"its code cannot be loaded: {type(error).__name__}")
-
-    def _intact(self, name: str) -> bytes:
-        data = self.files.get(name)
-        if data is None and self.folder is not None:
-            with contextlib.suppress(OSError):
-                data = (self.folder / name).read_bytes()
-        if data is None or file_name(data, name.partition("_")[0]) != name:
-            raise NoEntry(f"its file {name} is {'missing' if data is None else 'damaged'}")
-        return data
 
     def _library_path(self, name: str) -> Path:
         if self.folder is None:  # a build's own libraries are already open

@@ -19,7 +19,7 @@ import torch
 
 from serve_warm.precompile.call_checks import dict_version, dict_versions
 from serve_warm.precompile.facts import HOOKS, UNREADABLE, decode_key
-from serve_warm.precompile.names import describe_tensor, functions_of, under
+from serve_warm.precompile.names import describe_tensor, functions_of, name_of_class, under
 from serve_warm.precompile.tensor_parts import classes_of, is_equal, read_metadata, read_parts
 
 HEAP_TYPE = 1 << 9
@@ -215,11 +215,8 @@ class Sources:
         """Sources without a user. A row or a fact may use them again before the current comparison
         ends."""
         self._methods: dict[type, Methods] = {}
+        self._class_names: dict[type, str] = {}
         self._user = 0
-
-    def forget_methods(self) -> None:
-        """Read the functions of classes again."""
-        self._methods.clear()
 
     def drop_orphans(self) -> None:
         """Forget the sources that nothing has used since the last comparison."""
@@ -274,12 +271,34 @@ class Sources:
             self._log.append(source)
             return source
         if not source.is_used():
-            now = source.read()
-            self.is_stale |= source.is_built_in() and not source.is_still(now)
-            source.remember(now)
+            self.reread(source)
         if source.user != self._user and source.add(self._user):
             self._log.append(source)
         return source
+
+    def reread(self, source: Source) -> bool:
+        """Remember the current value of a source; return whether the value has changed."""
+        now = source.read()
+        if source.is_still(now):
+            return False
+        if source.kind == "class":
+            # The class may have other bases now. Read the versions of their dicts before the value.
+            for place in class_dicts(source.base):
+                self._version(place, id(place))
+            self.has_dropped = True
+            now = source.read()
+        if source.kind in ("class", "code"):
+            self._class_names.clear()
+            self._methods.clear()
+        source.remember(now)
+        self.is_stale |= source.is_built_in()
+        return True
+
+    def class_name(self, kind: type) -> str:
+        """Return the result of `name_of_class`, which takes long. Most objects share a class."""
+        if kind not in self._class_names:
+            self._class_names[kind] = name_of_class(kind)
+        return self._class_names[kind]
 
     def _version(self, place: Any, key: int) -> None:
         if key not in self.versions:
@@ -397,6 +416,8 @@ class Sources:
             self._note_code(found)
 
     def _note_tensor(self, found: Any, kind: str) -> None:
+        if not isinstance(found, torch.Tensor):
+            return  # then the fact does not hold
         # An entry compares its input tensors at each call, but not the code of their classes.
         if kind != "input parts":
             self._note("metadata" if kind == "input parts alone" else kind, found)

@@ -276,9 +276,9 @@ OF_INPUTS = {"tensor": "input", "parts": "input parts"}
 """Maps kinds of facts about tensors to the kinds for tensors that are inputs of the graph."""
 
 
-UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, RuntimeError)
-"""Exceptions raised while reading an object that differs from the object of the build. An empty
-cell raises ValueError, and the code of a property may raise anything."""
+UNREADABLE: tuple[type[Exception], ...] = (Exception,)
+"""Exceptions raised while reading an object that differs from the object of the build. The code of
+a property may raise anything, and this must not end a request that does not use the property."""
 
 
 @dataclass(frozen=True)
@@ -298,7 +298,7 @@ def module(name: str) -> Any:
     """Return the Python module of this name, or `Missing`."""
     try:
         return importlib.import_module(name)
-    except (ImportError, *UNREADABLE) as error:
+    except UNREADABLE as error:
         return Missing(str(error))
 
 

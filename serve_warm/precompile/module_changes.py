@@ -34,7 +34,6 @@ from serve_warm.precompile.facts import (
     others_of,
     take,
 )
-from serve_warm.precompile.names import name_of_class
 
 
 class FactWatch:
@@ -53,7 +52,6 @@ class FactWatch:
         self._facts = Facts(steps=tuple(merged.steps), facts=tuple(merged.facts))
         self._objects: list[Any] = [Missing("not looked at")] * len(merged.steps)
         self._broken: list[Why | None] = [None] * len(merged.facts)
-        self._class_names: dict[type, str] = {}
         self._torn: tuple[set[int], set[int]] = (set(), set())
         """Rows to read again, and rows whose facts must be judged again, because of a change during
         the last refresh."""
@@ -113,11 +111,10 @@ class FactWatch:
         """Reread everything that changed since the last refresh."""
         self.readers = {}
         rows, judged = set(self._torn[0]), set(self._torn[1])
+        # Changes found below are not found again. If an error ends this, look at everything next.
+        every = set(range(len(self._objects)))
+        self._torn = (every, every)
         for source in self._checks.find_changed():
-            if source.kind in ("code", "class"):
-                self._class_names.clear()
-            if source.kind == "class":
-                self._sources.forget_methods()
             users = source.users()
             rows.update(user for user in users if user >= 0)
             judged.update(~user for user in users if user < 0)
@@ -213,13 +210,7 @@ class FactWatch:
                     self._sources.note_fact(found, fact)
                 except UNREADABLE:
                     pass  # then the fact does not hold
-                if kind == "type" and self._class_name(type(found)) == value:
+                if kind == "type" and self._sources.class_name(type(found)) == value:
                     self._broken[number] = None
                     continue
             self._broken[number] = self._facts.find_broken(fact, objects)
-
-    def _class_name(self, kind: type) -> str:
-        # Most facts are of this kind, and most objects belong to a few classes.
-        if kind not in self._class_names:
-            self._class_names[kind] = name_of_class(kind)
-        return self._class_names[kind]

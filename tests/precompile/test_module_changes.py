@@ -9,6 +9,7 @@ import contextlib
 import copy
 import gc
 import os
+import re
 import sys
 import tracemalloc
 import types
@@ -460,6 +461,152 @@ def test_code_that_is_assigned_to_a_method_is_seen_within_a_second(
     assert (noticed, back) == (True, True)
     assert why.startswith("callee.part is ")
     assert watch.why_broken(0) == ""
+
+
+@pytest.mark.parametrize("change", ["code", "method during the look"])
+def test_new_code_is_seen_although_a_hook_came_in_between(change: str):
+    """The look that notices the hook judges the class too, and may not trust an earlier digest."""
+
+    def forward(self: Any, given: Any) -> Any:
+        return given
+
+    kind: Any = type("Hooked", (nn.Module,), {"__module__": __name__, "forward": forward})
+    model, now = kind(), 0.0
+    watch = watch_of(model, "callee", "TYPE_MATCH", clock=lambda: now)
+
+    def replace() -> None:
+        kind.forward = lambda self, given: given + 1
+
+    handle = model.register_forward_hook(print)
+    if change == "code":
+        forward.__code__ = (lambda self, given: given + 1).__code__
+        watch.refresh()
+    else:
+        with at_each_call_of(fact_sources.Sources.begin.__code__, replace):
+            watch.refresh()
+    handle.remove()
+    watch.refresh()
+    now += 10 * change_checks.RELOOK_S
+    if not watch.unchanged():
+        watch.refresh()
+
+    assert re.fullmatch(r"callee is \S+Hooked \w+, but was \S+Hooked \w+", watch.why_broken(0))
+
+
+def test_a_base_that_is_exchanged_is_seen_within_a_second():
+    """No dict changes when a class gets another base."""
+    first, second = (type(f"Of{n}", (nn.Module,), {"size": n}) for n in (4, 5))
+    kind: Any = type("Rebased", (first,), {"__module__": __name__})
+    now = 0.0
+    watch = watch_of(kind(), "callee.size", "CONSTANT_MATCH", clock=lambda: now)
+    before = watch.unchanged()
+
+    kind.__bases__ = (second,)
+    now += 1.1 * change_checks.RELOOK_S
+    noticed = not watch.unchanged()
+    watch.refresh()
+
+    assert before
+    assert noticed
+    assert watch.why_broken(0) == "callee.size is int 5, but was int 4"
+
+
+def test_the_dict_of_a_new_base_is_watched():
+    """A class gets another base, and the new base changes later."""
+    first, second = (type(name, (nn.Module,), {"size": 4}) for name in ("First", "Second"))
+    kind: Any = type("Rebased", (first,), {"__module__": __name__})
+    model = kind()
+    watch = watch_of(model, "callee.size", "CONSTANT_MATCH")
+
+    kind.__bases__ = (second,)
+    model.count = 1
+    watch.refresh()
+    before = watch.unchanged(), watch.why_broken(0)
+    second.size = 5  # type: ignore[attr-defined]
+    noticed = not watch.unchanged()
+    watch.refresh()
+
+    assert before == (True, "")
+    assert noticed
+    assert "size" in watch.why_broken(0)
+
+
+class Odd(Exception):
+    """An error of user code, of no built-in kind."""
+
+
+def test_a_property_that_raises_anything_hides_no_change():
+    """Whatever it raises, the request goes on, and the other change is not forgotten."""
+
+    class Moody:
+        good, rate = True, 2
+
+        @property
+        def mood(self) -> int:
+            if not self.good:
+                raise Odd
+            return 1
+
+    callee = Moody()
+    callee.rate = 2
+    guards = guards_of(callee, **{"callee.mood": "CONSTANT_MATCH", "callee.rate": "CONSTANT_MATCH"})
+    watch = FactWatch(callee, [collect([guard], callee, names={}) for guard in guards])
+
+    callee.rate, callee.good = 3, False
+    watch.refresh()
+
+    assert "mood" in watch.why_broken(0)
+    assert watch.why_broken(1) == "callee.rate is int 3, but was int 2"
+
+
+def test_a_look_that_is_interrupted_is_repeated():
+    """A signal ends the look. What it had noticed before is noticed again."""
+    signals: list[type[BaseException]] = []
+
+    class Slow:
+        rate: int
+
+        @property
+        def mood(self) -> int:
+            if signals:
+                raise signals.pop()
+            return 1
+
+    callee = Slow()
+    callee.rate = 2
+    guards = guards_of(callee, **{"callee.mood": "CONSTANT_MATCH", "callee.rate": "CONSTANT_MATCH"})
+    watch = FactWatch(callee, [collect([guard], callee, names={}) for guard in guards])
+
+    callee.rate = 3
+    signals.append(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        watch.refresh()
+    noticed = not watch.unchanged()
+    watch.refresh()
+
+    assert noticed
+    assert watch.why_broken(1) == "callee.rate is int 3, but was int 2"
+    assert (watch.why_broken(0), watch.unchanged()) == ("", True)
+
+
+def test_a_parameter_that_becomes_none_hides_no_change(layer: Any):
+    """The weight of a layer is removed, and later its config changes."""
+    guards = guards_of(
+        layer,
+        **{"callee._parameters['weight']": "TENSOR_MATCH", "callee.config.rate": "CONSTANT_MATCH"},
+    )
+    watch = FactWatch(layer, [collect([guard], layer, names={}) for guard in guards])
+
+    layer.weight = None
+    watch.refresh()
+    weight = watch.why_broken(0)
+    layer.config.rate = 3
+    noticed = not watch.unchanged()
+    watch.refresh()
+
+    assert "weight" in weight
+    assert noticed
+    assert watch.why_broken(1) == "callee.config.rate is int 3, but was int 2"
 
 
 def test_entries_of_one_callable_are_told_apart(layer: Any):
