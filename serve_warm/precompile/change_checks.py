@@ -58,6 +58,8 @@ class _Groups:
     slow: list[Source] = field(default_factory=list)
     checks: list[Callable[[], bool]] = field(default_factory=list)
     """Checks that run at each call, for all sources except dicts and slow sources."""
+    is_late: bool = False
+    """Whether `checks` were built on values that differ from the remembered ones."""
 
 
 class ChangeChecks:
@@ -167,7 +169,8 @@ class ChangeChecks:
         if [version for _, version in versions.values()] != dict_versions(held):
             self._cold = ([], lambda: True)  # its comparison would use the new values
             return never
-        if not all(check() for check in self._groups.checks):
+        if self._groups.is_late or not all(check() for check in self._groups.checks):
+            self._sources.is_stale |= self._groups.is_late
             return never
         return _all_of(checks, self._groups.slow, self._timer, self._turn)
 
@@ -198,7 +201,10 @@ class ChangeChecks:
         if "attribute" in kinds:
             found.checks.append(_same_attributes(kinds.pop("attribute")))
         if "tensor" in kinds:
-            found.checks.append(_same_tensors([source.base for source in kinds.pop("tensor")]))
+            tensors = kinds.pop("tensor")
+            found.checks.append(_same_tensors([source.base for source in tensors]))
+            # The check compares with the tensors of now, which another thread may have changed.
+            found.is_late = not all(source.is_still(source.read()) for source in tensors)
         found.checks += [_same_source(source) for sources in kinds.values() for source in sources]
 
     def _forget_dicts(self) -> None:

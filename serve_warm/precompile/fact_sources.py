@@ -143,6 +143,9 @@ SCALARS = (bool, int, float, str, bytes, type(None))
 OF_PARTS = ("parts", "metadata")
 """Kinds whose values are about the parts of a tensor."""
 
+OF_CODE = ("class", "code")
+"""Kinds that notice new code, on which the names of classes depend."""
+
 COMPARED = ("class", "code", "length", "tensor")
 """Kinds whose values are compared by equality."""
 
@@ -200,7 +203,7 @@ class Sources:
         self.versions: dict[int, tuple[Any, int]] = {}
         """Each dict and its version, by the dict's id."""
         self.has_dropped = False
-        """Whether sources were dropped since they were grouped, so that dicts may be left over."""
+        """Whether dicts may have no source any more, since the sources were grouped."""
         self.is_stale = True
         """Whether sources were added or dropped since they were grouped."""
         self._log: list[Source | None] = []
@@ -224,12 +227,14 @@ class Sources:
             if not source.is_used():
                 del self.by_key[key]
                 self.is_stale = self.has_dropped = True
+                if source.kind in OF_CODE:  # from now on, nothing notices new code
+                    self._forget_code()
         self._orphans.clear()
 
     def begin(self, user: int) -> None:
         """Begin to record the sources of a user, and forget the user's earlier sources."""
         self._user = user
-        self._log.append(None)
+        self._log.append(None)  # ends the sources of the previous user, which may be this one
         if user in self._first:
             self._forget(user)
         self._first[user] = len(self._log)
@@ -248,7 +253,7 @@ class Sources:
             self._shorten_log()
 
     def _shorten_log(self) -> None:
-        log, self._log, self._gone = self._log, [None], 0
+        log, self._log, self._gone = self._log, [], 0
         for user, index in self._first.items():
             self._first[user] = len(self._log)
             end = log.index(None, index)
@@ -287,12 +292,15 @@ class Sources:
                 self._version(place, id(place))
             self.has_dropped = True
             now = source.read()
-        if source.kind in ("class", "code"):
-            self._class_names.clear()
-            self._methods.clear()
+        if source.kind in OF_CODE:
+            self._forget_code()
         source.remember(now)
         self.is_stale |= source.is_built_in()
         return True
+
+    def _forget_code(self) -> None:
+        self._class_names.clear()
+        self._methods.clear()
 
     def class_name(self, kind: type) -> str:
         """Return the result of `name_of_class`, which takes long. Most objects share a class."""
@@ -387,8 +395,11 @@ class Sources:
             return None  # the attribute is missing until a dict or a class changes
         if found is ABSENT and isinstance(base, torch.nn.Module) and _is_plain_module(kind):
             for table in ("_parameters", "_buffers", "_modules"):
+                self._note("item", own, table)  # deleting an item of a ModuleList replaces it
                 if isinstance(own.get(table), dict):
                     self._note("item", own[table], name)
+                    if name in own[table]:
+                        break  # nn.Module.__getattr__ does not look further
             return None
         return self._note("attribute", base, name)
 
@@ -438,6 +449,7 @@ class Sources:
 
     def _note_hooks(self, found: Any) -> None:
         own = vars(found)
+        self._note("dict", found)
         for name, marks in HOOKS.items():
             table = own.get(name)
             self._note("item", own, name)

@@ -223,7 +223,7 @@ class Merged:
 
     @classmethod
     def of(cls, tables: Sequence[Facts]) -> Merged:
-        """Merge tables, dropping duplicate rows and duplicate facts."""
+        """Merge tables, dropping rows and facts that several tables have."""
         if all(table is tables[0] for table in tables[1:]):  # as for most models
             numbers = list(range(len(tables[0].facts))) if tables else []
             steps, facts_of_one = (tables[0].steps, tables[0].facts) if tables else ((), ())

@@ -55,14 +55,16 @@ class FactWatch:
         self._torn: tuple[set[int], set[int]] = (set(), set())
         """Rows to read again, and rows whose facts must be judged again, because of a change during
         the last refresh."""
+        self._clock = clock
         self._sources = Sources()
         self._checks = ChangeChecks(self._sources, clock=clock)
+        self._is_looking = False
+        """Whether a refresh is running, or an error has ended one."""
         self.unchanged: Callable[[], bool] = lambda: False
         """Returns whether everything is unchanged since the last refresh; takes a few µs."""
         self.readers: dict[Any, Any] = {}
         """Functions that read the inputs of libraries until the next refresh (`library_inputs`)."""
-        every = set(range(len(merged.steps)))
-        self._look_and_compile(every, every)
+        self._look_at_all()
 
     @functools.cached_property
     def _children(self) -> dict[int, list[int]]:
@@ -110,15 +112,30 @@ class FactWatch:
     def refresh(self) -> None:
         """Reread everything that changed since the last refresh."""
         self.readers = {}
+        if self._is_looking:
+            # An error ended the last refresh. It may have remembered values without judging them.
+            self._sources = Sources()
+            self._checks = ChangeChecks(self._sources, clock=self._clock)
+            self._look_at_all()
+            self._is_looking = False
+            return
+        self._is_looking = True
         rows, judged = set(self._torn[0]), set(self._torn[1])
-        # Changes found below are not found again. If an error ends this, look at everything next.
-        every = set(range(len(self._objects)))
-        self._torn = (every, every)
         for source in self._checks.find_changed():
             users = source.users()
             rows.update(user for user in users if user >= 0)
             judged.update(~user for user in users if user < 0)
+            if source.kind == "type":  # attributes of the object may come from its new class
+                for row, found in enumerate(self._objects):
+                    if found is source.base:
+                        rows.update(self._children.get(row, ()))
+                        judged.add(row)
         self._look_and_compile(rows, judged)
+        self._is_looking = False
+
+    def _look_at_all(self) -> None:
+        every = set(range(len(self._objects)))
+        self._look_and_compile(every, every)
 
     def _look_and_compile(self, rows: set[int], judged: set[int]) -> None:
         looked = self._look(rows, judged) if rows or judged else (rows, judged)
@@ -135,7 +152,7 @@ class FactWatch:
         were read, and those whose facts were judged.
         """
         dirty, judged = set(rows), set(judged)
-        is_all = len(dirty) == len(judged) == len(self._objects)
+        is_all = len(dirty) == len(judged) == len(self._objects)  # both have only row numbers
         for row in range(len(self._objects)) if dirty else ():
             if row not in dirty:
                 continue

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import gc
 import os
+import random
 import re
 import sys
 import tracemalloc
@@ -24,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from searched_environment import Searched
 from serve_warm.precompile import change_checks, fact_sources
-from serve_warm.precompile.facts import take
+from serve_warm.precompile.facts import Facts, expect, take
 from serve_warm.precompile.guard_facts import Guard, collect
 from serve_warm.precompile.module_changes import FactWatch
 
@@ -589,6 +590,222 @@ def test_a_look_that_is_interrupted_is_repeated():
     assert (watch.why_broken(0), watch.unchanged()) == ("", True)
 
 
+def test_a_look_that_is_interrupted_leaves_no_old_value():
+    """Two facts read one value. After the interruption it goes back to what it was before."""
+    signals: list[type[BaseException]] = []
+
+    class Slow:
+        rate: int
+
+        @property
+        def mood(self) -> int:
+            if signals:
+                raise signals.pop()
+            return 1
+
+    callee = Slow()
+
+    def table_at(rate: int, **more: str) -> Any:
+        callee.rate = rate
+        paths = {"callee.rate": "CONSTANT_MATCH", "callee.__dict__['rate']": "CONSTANT_MATCH"}
+        return collect(guards_of(callee, **paths, **more), callee, names={})
+
+    tables = [table_at(3), table_at(2, **{"callee.mood": "CONSTANT_MATCH"})]
+    watch = FactWatch(callee, tables)
+    callee.rate = 3
+    signals.append(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        watch.refresh()
+    watch.refresh()
+    at_three = [watch.why_broken(n) for n in (0, 1)]
+    callee.rate = 2
+    noticed = not watch.unchanged()
+    watch.refresh()
+
+    assert at_three == ["", "callee.rate is int 3, but was int 2"]
+    assert noticed
+    assert [watch.why_broken(n) for n in (0, 1)] == ["callee.rate is int 2, but was int 3", ""]
+
+
+class Part(nn.Module):
+    kind = "b"
+
+
+class OtherPart(nn.Module):
+    kind = "b"
+
+
+@pytest.fixture
+def parted() -> Any:
+    """A model with a part whose class, made for this test, may be changed."""
+    model: Any = nn.Module()
+    model.part = type("Own", (Part,), {"__module__": __name__, "forward": lambda self, x: x})()
+    return model
+
+
+def test_code_that_changes_while_its_part_is_away_is_seen(parted: Any):
+    """Nothing watches the class meanwhile, and the part comes back as it was."""
+    part = parted.part
+    watch = watch_of(parted, "callee._modules['part']", "TYPE_MATCH")
+
+    parted.part = OtherPart()
+    watch.refresh()
+    type(part).forward = lambda self, x: x + 1
+    parted.part = part
+    watch.refresh()
+
+    assert re.search(r"Own \w+, but was \S+Own \w+", watch.why_broken(0))
+
+
+def test_attributes_of_an_assigned_class_are_read_again(parted: Any):
+    """They changed while the object was of another class, so nothing was watched."""
+    now, kind = 0.0, type(parted.part)
+    table = watch_of(parted, "callee.part.kind", "CONSTANT_MATCH")._facts
+    typed = watch_of(parted, "callee._modules['part']", "TYPE_MATCH")._facts
+    parted.part.__class__ = OtherPart
+    watch = FactWatch(parted, [table, typed], clock=lambda: now)
+
+    kind.kind = "c"
+    watch.refresh()
+    parted.part.__class__ = kind
+    now += 1.1 * change_checks.RELOOK_S
+    noticed = not watch.unchanged()
+    watch.refresh()
+
+    assert noticed
+    assert "callee.part.kind is str c" in watch.why_broken(0).replace("'", "")
+
+
+def test_a_list_of_modules_that_gets_another_dict_is_read_again(layer: Any):
+    """`del layers[0]` gives a ModuleList another dict. With the part back, all facts hold."""
+    layer.list = nn.ModuleList([nn.ReLU(), nn.Tanh(), nn.Sigmoid()])
+    paths = [f"callee._modules['list']._modules['{n}']" for n in range(3)]
+    guards = guards_of(layer, **dict.fromkeys(paths, "TYPE_MATCH"))
+    watch = FactWatch(layer, [collect(guards, layer, names={})])
+    first = layer.list[0]
+
+    del layer.list[0]
+    watch.refresh()
+    away = watch.why_broken(0)
+    layer.list.insert(0, first)
+    watch.refresh()
+
+    assert away != ""
+    assert (watch.why_broken(0), watch.unchanged()) == ("", True)
+
+
+def test_a_parameter_in_another_dict_of_parameters_is_seen(layer: Any):
+    """The dict is replaced, and an attribute that was missing appears in the new one."""
+    watch = watch_of(layer, "callee", "HASATTR", "extra")
+
+    layer._parameters = dict(layer._parameters)
+    watch.refresh()
+    before = watch.why_broken(0)
+    layer.register_parameter("extra", None)
+    noticed = not watch.unchanged()
+    watch.refresh()
+
+    assert before == ""
+    assert noticed
+    assert watch.why_broken(0) == "callee has attribute extra now".replace("extra", "'extra'")
+
+
+def test_a_hook_in_another_dict_of_a_module_is_seen(layer: Any):
+    """The module gets another `__dict__`, and then a hook. The only fact is about hooks."""
+    now = 0.0
+    facts = Facts(steps=((-1, "root", "callee"),), facts=((0, *expect("hooks", layer, None)),))
+    watch = FactWatch(layer, [facts], clock=lambda: now)
+
+    layer.__dict__ = dict(vars(layer))
+    now += 1.1 * change_checks.RELOOK_S
+    noticed = not watch.unchanged()
+    watch.refresh()
+    layer.register_forward_hook(print)
+    watch.refresh()
+
+    assert noticed
+    assert watch.why_broken(0) == "callee has 1 hooks, but had 0"
+
+
+def test_a_tensor_that_changes_during_a_look_is_looked_at_again(layer: Any):
+    """Another thread changes its data after the fact was judged, before the check is built."""
+    watch = watch_of(layer, "callee._parameters['weight']", "TENSOR_MATCH")
+
+    def swap() -> None:
+        layer.weight.data = torch.ones(3)
+
+    layer.weight = nn.Parameter(torch.ones_like(layer.weight))
+    with at_each_call_of(change_checks._same_tensors.__code__, swap):
+        watch.refresh()
+    noticed = not watch.unchanged()
+    watch.refresh()
+
+    assert noticed
+    assert "float32[3]" in watch.why_broken(0)
+
+
+@pytest.mark.parametrize("path", ["conf", "alias"])
+def test_either_side_of_a_relation_is_watched(path: str):
+    """Two attributes are one object. Whichever is exchanged, the relation is judged again."""
+    model: Any = nn.Module()
+    model.conf = model.alias = Config()
+    guards = guards_of(model, **{"callee.conf": "TYPE_MATCH", "callee.alias": "TYPE_MATCH"})
+    watch = FactWatch(model, [collect(guards, model, names={})])
+    was = getattr(model, path)
+
+    setattr(model, path, copy.copy(was))
+    watch.refresh()
+    apart = watch.why_broken(0)
+    setattr(model, path, was)
+    watch.refresh()
+
+    assert "no longer the same" in apart
+    assert watch.why_broken(0) == ""
+
+
+@pytest.mark.parametrize(("gone", "left"), [("one", "two"), ("two", "one")])
+def test_a_source_outlives_one_of_its_users(gone: str, left: str):
+    """Two objects share a class. One of them is exchanged, and then the class changes."""
+    kind: Any = type("Shared", (), {"kind": "a"})
+    model: Any = nn.Module()
+    model.one, model.two = kind(), kind()
+    guards = guards_of(
+        model, **{f"callee.{name}.kind": "CONSTANT_MATCH" for name in ("one", "two")}
+    )
+    watch = FactWatch(model, [collect([guard], model, names={}) for guard in guards])
+
+    for _ in range(5):
+        setattr(model, gone, Part())
+        watch.refresh()
+    kind.kind = "c"
+    noticed = not watch.unchanged()
+    watch.refresh()
+
+    assert noticed
+    assert watch.why_broken(("one", "two").index(left)) != ""
+
+
+def test_the_last_source_of_each_user_outlives_many_changes(layer: Any):
+    """The notes about all users are shortened from time to time."""
+    layer.list, layer.config = [1, 2], Config()
+    layer.config.rate = 2
+    paths = {"callee.config.rate": "CONSTANT_MATCH", "callee.list": "CONSTANT_MATCH"}
+    watch = FactWatch(layer, [collect(guards_of(layer, **paths), layer, names={})])
+    for _ in range(50):
+        layer.config = copy.copy(layer.config)
+        watch.refresh()
+
+    old = layer.list
+    layer.list = [1, 2]
+    watch.refresh()
+    old.append(3)
+    is_quiet = watch.unchanged()
+    layer.list.append(3)
+
+    assert is_quiet  # the old list is no source any more
+    assert not watch.unchanged()
+
+
 def test_a_parameter_that_becomes_none_hides_no_change(layer: Any):
     """The weight of a layer is removed, and later its config changes."""
     guards = guards_of(
@@ -737,3 +954,54 @@ def test_an_attribute_that_is_not_there_is_no_change(layer: Any):
 
     assert before == (True, True)
     assert not watch.unchanged()
+
+
+UNDONE: dict[str, Callable[[Any], Any]] = {
+    "rate": lambda m: setattr(m, "rate", 2),
+    "config": lambda m: setattr(m, "config", SimpleNamespace(rate=2, deep={"sizes": [1, 2]})),
+    "config swapped": lambda m: vars(m).update(config=m.away, away=m.config),
+    "config copied": lambda m: setattr(m, "config", copy.copy(m.config)),
+    "new parameters": lambda m: setattr(m, "_parameters", dict(m._parameters)),
+    "new dict": lambda m: setattr(m, "__dict__", dict(vars(m))),
+    "class attribute": lambda m: setattr(type(m), "size", 5),
+    "class attribute back": lambda m: setattr(type(m), "size", 4),
+    "method": lambda m: setattr(type(m), "forward", lambda self, given: given + 1),
+    "code": lambda m: setattr(
+        type(m).forward, "__code__", (lambda self, given: given * 2).__code__
+    ),
+    "hook": lambda m: m.register_forward_hook(print),
+    "no hook": lambda m: m._forward_hooks.clear(),
+}
+"""More changes, which bring earlier values back or change what others read."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_facts_are_judged_as_by_a_new_watch_after_any_changes(seed: int):
+    """Random changes in random order. The old watch may not know less than a new one."""
+    choose = random.Random(seed)
+
+    def forward(self: Any, given: Any) -> Any:
+        return given
+
+    kind: Any = type("Any", (Layer,), {"__module__": __name__, "size": 4, "forward": forward})
+    layer, now = kind(), 0.0
+    layer.away = copy.deepcopy(layer.config)
+    places = dict.fromkeys((path, kind) for path, kind, _ in CHANGES.values())
+    tables = [watch_of(layer, *place)._facts for place in places]
+    watch = FactWatch(layer, tables, clock=lambda: now)
+    changes = {**{name: change for name, (_, _, change) in CHANGES.items()}, **UNDONE}
+
+    made: list[str] = []
+    for _ in range(30):
+        made.append(choose.choice(list(changes)))
+        with contextlib.suppress(Exception):  # what is changed may be gone by now
+            changes[made[-1]](layer)
+        if choose.random() < 0.3:
+            continue
+        now += 1.1 * change_checks.RELOOK_S
+        if not watch.unchanged():
+            watch.refresh()
+        new = FactWatch(layer, tables)
+        numbers = range(len(tables))
+        assert [watch.why_broken(n) for n in numbers] == [new.why_broken(n) for n in numbers], made
