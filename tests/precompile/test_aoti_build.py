@@ -439,7 +439,7 @@ def test_a_library_that_cannot_be_opened_is_no_entry(perceptron, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_library_is_read_and_hashed_once(perceptron, tmp_path, monkeypatch):
+def test_a_library_is_hashed_once(perceptron, tmp_path, monkeypatch):
     """A large library takes a millisecond per megabyte, and a start waits for it."""
     made = perceptron.made
     name = file_name(made.data, "library")
