@@ -206,6 +206,9 @@ class Sources:
         """Whether dicts may have no source any more, since the sources were grouped."""
         self.is_stale = True
         """Whether sources were added or dropped since they were grouped."""
+        self.has_surprise = False
+        """Whether the class, the `__dict__` or the code of an object changed since the last
+        comparison. Rows that were read before then may come from the old one."""
         self._log: list[Source | None] = []
         """The sources of each user, in the order of recording; None ends the sources of a user. One
         long list instead of a short one for each of 17,000 users, because each collection of
@@ -275,8 +278,8 @@ class Sources:
             self.is_stale = True
             self._log.append(source)
             return source
-        if not source.is_used():
-            self.reread(source)
+        if not source.is_used() and self.reread(source):
+            self.has_surprise |= source.kind in ("type", "dict", *OF_CODE)
         if source.user != self._user and source.add(self._user):
             self._log.append(source)
         return source

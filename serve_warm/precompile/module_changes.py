@@ -60,6 +60,8 @@ class FactWatch:
         self._checks = ChangeChecks(self._sources, clock=clock)
         self._is_looking = False
         """Whether a refresh is running, or an error has ended one."""
+        self._is_surprised = False
+        """Whether the last look ended in a surprise (`Sources.has_surprise`)."""
         self.unchanged: Callable[[], bool] = lambda: False
         """Returns whether everything is unchanged since the last refresh; takes a few µs."""
         self.readers: dict[Any, Any] = {}
@@ -138,8 +140,14 @@ class FactWatch:
         self._look_and_compile(every, every)
 
     def _look_and_compile(self, rows: set[int], judged: set[int]) -> None:
+        self._sources.has_surprise = False
         looked = self._look(rows, judged) if rows or judged else (rows, judged)
         self.unchanged = self._checks.build_question()
+        # Once, because an object may return another `__dict__` at each read.
+        self._is_surprised = self._sources.has_surprise and not self._is_surprised
+        if self._is_surprised:
+            self.unchanged = never
+            looked = (set(range(len(self._objects))),) * 2
         # Another thread may change a value after it was read and before the fact is judged, and
         # then restore it. So facts of such a refresh are judged again.
         is_torn = self.unchanged is never

@@ -710,6 +710,30 @@ def test_a_parameter_in_another_dict_of_parameters_is_seen(layer: Any):
     assert watch.why_broken(0) == "callee has attribute extra now".replace("extra", "'extra'")
 
 
+class Moving:
+    """Returns another `__dict__` at each read."""
+
+    rate = 2
+    __dict__ = property(lambda self: {"rate": 2})  # type: ignore[assignment]
+
+
+def test_an_object_that_is_new_at_each_look_does_not_cost_a_look_at_each_call(layer: Any):
+    """A look that finds the object changed is repeated, but only once."""
+    layer.moving = Moving()
+    paths = {"callee.moving.rate": "CONSTANT_MATCH", "callee.rate": "CONSTANT_MATCH"}
+    watch = FactWatch(layer, [collect(guards_of(layer, **paths), layer, names={})])
+    quiet = []
+
+    for rate in (3, 2, 3, 2):
+        layer.rate = rate
+        layer.moving = layer.moving
+        watch.refresh()
+        watch.refresh()
+        quiet.append(watch.unchanged())
+
+    assert quiet == [True] * 4
+
+
 def test_a_hook_in_another_dict_of_a_module_is_seen(layer: Any):
     """The module gets another `__dict__`, and then a hook. The only fact is about hooks."""
     now = 0.0
