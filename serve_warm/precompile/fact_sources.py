@@ -207,16 +207,14 @@ class Sources:
         self.is_stale = True
         """Whether sources were added or dropped since they were grouped."""
         self.has_surprise = False
-        """Whether the class, the `__dict__` or the code of an object changed since the last
-        comparison. Rows that were read before then may come from the old one."""
+        """Whether an object got another class, `__dict__` or code since the last comparison."""
         self._log: list[Source | None] = []
-        """The sources of each user, in the order of recording; None ends the sources of a user. One
-        long list instead of a short one for each of 17,000 users, because each collection of
-        garbage visits every list."""
+        """The sources of each user; None ends the sources of a user. One long list instead of
+        10,000 short ones, because each collection of garbage visits every list."""
         self._first: dict[int, int] = {}
         """Where the sources of each user begin in the log."""
         self._gone = 0
-        """Number of items of the log that belong to no user any more."""
+        """Number of items of the log that belong to no user."""
         self._orphans: dict[Any, Source] = {}
         """Sources without a user. A row or a fact may use them again before the current comparison
         ends."""
