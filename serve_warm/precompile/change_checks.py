@@ -27,7 +27,7 @@ from serve_warm.precompile.call_checks import (
     tensor_check,
 )
 from serve_warm.precompile.fact_sources import ABSENT, Source, Sources, class_dicts, is_ordered
-from serve_warm.precompile.facts import UNREADABLE
+from serve_warm.precompile.facts import ANY_ERROR
 
 RELOOK_S = 1.0
 """Maximum number of seconds until a change in a `SLOW_KINDS` source is noticed in traffic."""
@@ -36,7 +36,7 @@ SLOW_KINDS = ("type", "dict", "code")
 """Kinds of sources that are compared at most once every `RELOOK_S` seconds. Such sources show that
 an object has a new class or `__dict__` (`module.__class__ = Other`), or that a function has new
 code. Each object has about one source of these kinds, and such changes are rare. The bases of
-classes are compared as rarely."""
+classes are compared at the same times."""
 
 NOISE = 2
 """If a dict changes more often than this without an effect on facts, its keys are compared one by
@@ -58,8 +58,6 @@ class _Groups:
     slow: list[Source] = field(default_factory=list)
     checks: list[Callable[[], bool]] = field(default_factory=list)
     """Checks that run at each call, for all sources except dicts and slow sources."""
-    is_late: bool = False
-    """Whether `checks` were built on values that differ from the remembered ones."""
 
 
 class ChangeChecks:
@@ -169,13 +167,11 @@ class ChangeChecks:
         if [version for _, version in versions.values()] != dict_versions(held):
             self._cold = ([], lambda: True)  # its comparison would use the new values
             return never
-        if self._groups.is_late or not all(check() for check in self._groups.checks):
-            self._sources.is_stale |= self._groups.is_late
+        if self._sources.is_stale or not all(check() for check in self._groups.checks):
             return never
         return _all_of(checks, self._groups.slow, self._timer, self._turn)
 
     def _group(self) -> None:
-        self._sources.is_stale = False
         kinds: dict[str, list[Source]] = {}
         found = self._groups = _Groups()
         noise = self._noise
@@ -200,11 +196,11 @@ class ChangeChecks:
             self._forget_dicts()
         if "attribute" in kinds:
             found.checks.append(_same_attributes(kinds.pop("attribute")))
-        if "tensor" in kinds:
-            tensors = kinds.pop("tensor")
+        tensors = kinds.pop("tensor", [])
+        if tensors:
             found.checks.append(_same_tensors([source.base for source in tensors]))
-            # The check compares with the tensors of now, which another thread may have changed.
-            found.is_late = not all(source.is_still(source.read()) for source in tensors)
+        # The check compares with the tensors of now, which another thread may have changed.
+        self._sources.is_stale = not all(source.is_still(source.read()) for source in tensors)
         found.checks += [_same_source(source) for sources in kinds.values() for source in sources]
 
     def _forget_dicts(self) -> None:
@@ -334,7 +330,7 @@ def _same_attributes(sources: Sequence[Source]) -> Callable[[], bool]:
         try:
             if not all(map(operator.is_, map(getattr, bases, names, absent), values)):
                 return False
-        except UNREADABLE:
+        except ANY_ERROR:
             return False
         return not others or all(source.is_still(source.read()) for source in others)
 
@@ -343,7 +339,7 @@ def _same_attributes(sources: Sequence[Source]) -> Callable[[], bool]:
 
 def _read_in_c(source: Source) -> Any:
     """Return the attribute, `ABSENT` if it is missing, or `source` if reading it fails."""
-    with contextlib.suppress(*UNREADABLE):
+    with contextlib.suppress(*ANY_ERROR):
         return getattr(source.base, source.name, ABSENT)
     return source  # marks it as unreadable: no source has itself as a value
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from serve_warm._records import record
-from serve_warm.precompile.facts import UNREADABLE, decode_key, encode_key
+from serve_warm.precompile.facts import UNREADABLE, NoEntry, decode_key, encode_key
 
 if TYPE_CHECKING:
     from serve_warm.precompile.guard_facts import Guard
@@ -170,7 +170,7 @@ def _is_named(key: Any) -> bool:
         return False
     try:
         again = decode_key(encode_key(key))
-    except UNREADABLE:
+    except (NoEntry, ImportError, *UNREADABLE):
         return False
     return again is key or (type(again) is type(key) and bool(again == key))
 

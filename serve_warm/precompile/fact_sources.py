@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from serve_warm.precompile.call_checks import dict_version, dict_versions
-from serve_warm.precompile.facts import HOOKS, UNREADABLE, decode_key
+from serve_warm.precompile.facts import ANY_ERROR, HOOKS, decode_key
 from serve_warm.precompile.names import describe_tensor, functions_of, name_of_class, under
 from serve_warm.precompile.tensor_parts import classes_of, is_equal, read_metadata, read_parts
 
@@ -98,7 +98,7 @@ class Source:
         """Return the current value, or `ABSENT` if there is none."""
         try:
             return READ[self.kind](self.base, self.name)
-        except UNREADABLE:
+        except ANY_ERROR:
             return ABSENT
 
     def remember(self, value: Any) -> None:
@@ -209,8 +209,7 @@ class Sources:
         self.has_surprise = False
         """Whether an object got another class, `__dict__` or code since the last comparison."""
         self._log: list[Source | None] = []
-        """The sources of each user; None ends the sources of a user. One long list instead of
-        10,000 short ones, because each collection of garbage visits every list."""
+        """The sources of each user, ended by None. Collections of garbage visit every list."""
         self._first: dict[int, int] = {}
         """Where the sources of each user begin in the log."""
         self._gone = 0
@@ -385,6 +384,7 @@ class Sources:
         if hasattr(type(found), "__set__") or not isinstance(own, dict):
             # Read a property, a slot or an attribute of a C object again at each call.
             return self._note("attribute", base, name)
+        self._note("type", base)
         self._note("class", kind)
         self._note("dict", base)
         self._note("item", own, name)

@@ -132,7 +132,7 @@ class Facts:
             return (lambda: unrelated) if unrelated else None
         try:
             now = expect(kind, found, value)
-        except UNREADABLE as error:
+        except ANY_ERROR as error:
             unreadable = f"{name_of(type(found))}: {error}"
             return lambda: f"{self.path(row)} is a {unreadable}"
         if now != (kind, value):
@@ -224,11 +224,11 @@ class Merged:
     @classmethod
     def of(cls, tables: Sequence[Facts]) -> Merged:
         """Merge tables, dropping rows and facts that several tables have."""
-        if all(table is tables[0] for table in tables[1:]):  # as for most models
-            numbers = list(range(len(tables[0].facts))) if tables else []
-            steps, facts_of_one = (tables[0].steps, tables[0].facts) if tables else ((), ())
+        if len({id(table) for table in tables}) == 1:  # as for most models
+            one = tables[0]
+            numbers = list(range(len(one.facts)))
             return cls(
-                steps=list(steps), facts=list(facts_of_one), of_table=[numbers] * len(tables)
+                steps=list(one.steps), facts=list(one.facts), of_table=[numbers] * len(tables)
             )
         merged = cls()
         rows: dict[Any, int] = {}
@@ -276,9 +276,14 @@ OF_INPUTS = {"tensor": "input", "parts": "input parts"}
 """Maps kinds of facts about tensors to the kinds for tensors that are inputs of the graph."""
 
 
-UNREADABLE: tuple[type[Exception], ...] = (Exception,)
-"""Exceptions raised while reading an object that differs from the object of the build. The code of
-a property may raise anything, and this must not end a request that does not use the property."""
+UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, RuntimeError)
+"""Exceptions raised while reading an object that differs from the object of the build. An empty
+cell raises ValueError."""
+
+
+ANY_ERROR: tuple[type[Exception], ...] = (Exception,)
+"""Exceptions of the model's own code, such as a property. A fact that cannot be read does not hold.
+The error must not end a request, because the request may not use the property."""
 
 
 @dataclass(frozen=True)
@@ -298,7 +303,7 @@ def module(name: str) -> Any:
     """Return the Python module of this name, or `Missing`."""
     try:
         return importlib.import_module(name)
-    except UNREADABLE as error:
+    except (ImportError, *UNREADABLE) as error:
         return Missing(str(error))
 
 
@@ -306,7 +311,7 @@ def take(base: Any, step: str, argument: Any) -> Any:
     """Return the object that one step from `base` reaches, or `Missing` if there is none."""
     try:
         return TAKE[step](base, argument)
-    except UNREADABLE as error:
+    except ANY_ERROR as error:
         return Missing(f"{type(error).__name__}: {error}")
 
 

@@ -23,9 +23,9 @@ from typing import Any
 from serve_warm.precompile.change_checks import ChangeChecks, never
 from serve_warm.precompile.fact_sources import A_TENSOR, Sources, dict_behind, without_tensor
 from serve_warm.precompile.facts import (
+    ANY_ERROR,
     CALLEE,
     RELATIONS,
-    UNREADABLE,
     Facts,
     Merged,
     Missing,
@@ -49,15 +49,13 @@ class FactWatch:
     ) -> None:
         self._callee = callee
         self._merged = merged = Merged.of(tables)
-        self._facts = Facts(steps=tuple(merged.steps), facts=tuple(merged.facts))
+        self._facts = merged.facts_of_all()
         self._objects: list[Any] = [Missing("not looked at")] * len(merged.steps)
         self._broken: list[Why | None] = [None] * len(merged.facts)
         self._torn: tuple[set[int], set[int]] = (set(), set())
         """Rows to read again, and rows whose facts must be judged again, because of a change during
         the last refresh."""
         self._clock = clock
-        self._sources = Sources()
-        self._checks = ChangeChecks(self._sources, clock=clock)
         self._is_looking = False
         """Whether a refresh is running, or an error has ended one."""
         self._is_surprised = False
@@ -66,7 +64,7 @@ class FactWatch:
         """Returns whether everything is unchanged since the last refresh; takes a few µs."""
         self.readers: dict[Any, Any] = {}
         """Functions that read the inputs of libraries until the next refresh (`library_inputs`)."""
-        self._look_at_all()
+        self._begin_anew()
 
     @functools.cached_property
     def _children(self) -> dict[int, list[int]]:
@@ -116,9 +114,7 @@ class FactWatch:
         self.readers = {}
         if self._is_looking:
             # An error ended the last refresh. It may have remembered values without judging them.
-            self._sources = Sources()
-            self._checks = ChangeChecks(self._sources, clock=self._clock)
-            self._look_at_all()
+            self._begin_anew()
             self._is_looking = False
             return
         self._is_looking = True
@@ -127,15 +123,13 @@ class FactWatch:
             users = source.users()
             rows.update(user for user in users if user >= 0)
             judged.update(~user for user in users if user < 0)
-            if source.kind == "type":  # attributes of the object may come from its new class
-                for row, found in enumerate(self._objects):
-                    if found is source.base:
-                        rows.update(self._children.get(row, ()))
-                        judged.add(row)
         self._look_and_compile(rows, judged)
         self._is_looking = False
 
-    def _look_at_all(self) -> None:
+    def _begin_anew(self) -> None:
+        """Look at everything, without values from earlier looks."""
+        self._sources = Sources()
+        self._checks = ChangeChecks(self._sources, clock=self._clock)
         every = set(range(len(self._objects)))
         self._look_and_compile(every, every)
 
@@ -207,7 +201,7 @@ class FactWatch:
     def _step(self, base: Any, step: str, argument: Any) -> Any:
         try:
             source = self._sources.note_step(base, step, argument)
-        except UNREADABLE as error:
+        except ANY_ERROR as error:
             return Missing(f"{type(error).__name__}: {error}")
         # Use the remembered value, since the current one may differ already.
         if source is not None and source.kind == "list":
@@ -233,7 +227,7 @@ class FactWatch:
             elif not is_missing:
                 try:  # noqa: SIM105 - `suppress` takes four times as long
                     self._sources.note_fact(found, fact)
-                except UNREADABLE:
+                except ANY_ERROR:
                     pass  # then the fact does not hold
                 if kind == "type" and self._sources.class_name(type(found)) == value:
                     self._broken[number] = None

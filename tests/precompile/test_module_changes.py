@@ -560,26 +560,30 @@ def test_a_property_that_raises_anything_hides_no_change():
     assert watch.why_broken(1) == "callee.rate is int 3, but was int 2"
 
 
+class Interrupted:
+    """Raises each of its signals once, when its `mood` is read."""
+
+    rate = 1
+
+    def __init__(self) -> None:
+        self.signals: list[type[BaseException]] = []
+
+    @property
+    def mood(self) -> int:
+        if self.signals:
+            raise self.signals.pop()
+        return 1
+
+
 def test_a_look_that_is_interrupted_is_repeated():
     """A signal ends the look. What it had noticed before is noticed again."""
-    signals: list[type[BaseException]] = []
-
-    class Slow:
-        rate: int
-
-        @property
-        def mood(self) -> int:
-            if signals:
-                raise signals.pop()
-            return 1
-
-    callee = Slow()
+    callee = Interrupted()
     callee.rate = 2
     guards = guards_of(callee, **{"callee.mood": "CONSTANT_MATCH", "callee.rate": "CONSTANT_MATCH"})
     watch = FactWatch(callee, [collect([guard], callee, names={}) for guard in guards])
 
     callee.rate = 3
-    signals.append(KeyboardInterrupt)
+    callee.signals.append(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         watch.refresh()
     noticed = not watch.unchanged()
@@ -592,18 +596,7 @@ def test_a_look_that_is_interrupted_is_repeated():
 
 def test_a_look_that_is_interrupted_leaves_no_old_value():
     """Two facts read one value. After the interruption it goes back to what it was before."""
-    signals: list[type[BaseException]] = []
-
-    class Slow:
-        rate: int
-
-        @property
-        def mood(self) -> int:
-            if signals:
-                raise signals.pop()
-            return 1
-
-    callee = Slow()
+    callee = Interrupted()
 
     def table_at(rate: int, **more: str) -> Any:
         callee.rate = rate
@@ -613,7 +606,7 @@ def test_a_look_that_is_interrupted_leaves_no_old_value():
     tables = [table_at(3), table_at(2, **{"callee.mood": "CONSTANT_MATCH"})]
     watch = FactWatch(callee, tables)
     callee.rate = 3
-    signals.append(KeyboardInterrupt)
+    callee.signals.append(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         watch.refresh()
     watch.refresh()
@@ -661,9 +654,8 @@ def test_attributes_of_an_assigned_class_are_read_again(parted: Any):
     """They changed while the object was of another class, so nothing was watched."""
     now, kind = 0.0, type(parted.part)
     table = watch_of(parted, "callee.part.kind", "CONSTANT_MATCH")._facts
-    typed = watch_of(parted, "callee._modules['part']", "TYPE_MATCH")._facts
     parted.part.__class__ = OtherPart
-    watch = FactWatch(parted, [table, typed], clock=lambda: now)
+    watch = FactWatch(parted, [table], clock=lambda: now)
 
     kind.kind = "c"
     watch.refresh()
@@ -673,7 +665,7 @@ def test_attributes_of_an_assigned_class_are_read_again(parted: Any):
     watch.refresh()
 
     assert noticed
-    assert "callee.part.kind is str c" in watch.why_broken(0).replace("'", "")
+    assert watch.why_broken(0) == "callee.part.kind is str 'c', but was str 'b'"
 
 
 def test_a_list_of_modules_that_gets_another_dict_is_read_again(layer: Any):
@@ -707,7 +699,7 @@ def test_a_parameter_in_another_dict_of_parameters_is_seen(layer: Any):
 
     assert before == ""
     assert noticed
-    assert watch.why_broken(0) == "callee has attribute extra now".replace("extra", "'extra'")
+    assert watch.why_broken(0) == "callee has attribute 'extra' now"
 
 
 def test_an_object_that_is_new_at_each_look_does_not_cost_a_look_at_each_call(layer: Any):

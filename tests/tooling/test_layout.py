@@ -96,6 +96,7 @@ BROAD_HANDLERS = {
     "preload": "an error in an import of the app must not end a worker",
     "replica.journal": "an observer must not break a warm-up",
     "precompile.entry_checks": "a check must not break a request",
+    "precompile.facts": "a property of a model must not break a request that does not read it",
     "precompile.entries": "an entry that cannot be loaded must not break a request",
     "generation.slots": "a request that chooses its own tokens must not break others",
     "replica.placement": "an artifact must not break a start",
@@ -216,7 +217,10 @@ def environment_violations(source: str, module: str, *, is_package: bool = False
 
 
 def broad_handlers(source: str) -> list[int]:
-    """Return the lines that catch everything: handlers and `contextlib.suppress`."""
+    """Return the lines that catch everything: handlers, `contextlib.suppress`, and names for both.
+
+    A name for a tuple with a broad class counts once, where it is given.
+    """
     broad = {"Exception", "BaseException", "builtins.Exception", "builtins.BaseException"}
 
     def catches_all(types: list[ast.expr]) -> bool:
@@ -231,6 +235,11 @@ def broad_handlers(source: str) -> list[int]:
             isinstance(node, ast.Call)
             and ast.unparse(node.func).endswith("suppress")
             and catches_all(node.args)
+        )
+        or (
+            isinstance(node, ast.Assign | ast.AnnAssign)
+            and isinstance(node.value, ast.Tuple)
+            and catches_all([node.value])
         )
     ]
 
@@ -331,6 +340,7 @@ def test_the_package_keeps_its_structure(check: Callable[..., Iterator[str]]) ->
         (environment_violations, "trust", "from os import environ", "imports os.environ"),
         (handler_violations, "trust", "try: f()\nexcept Exception: ...", "lines [2], 0 allowed"),
         (handler_violations, "trust", "try: f()\nexcept: ...", "lines [2], 0 allowed"),
+        (handler_violations, "trust", "ANY = (Exception,)", "lines [1], 0 allowed"),
         (handler_violations, "cli", "try: f()\nexcept (OSError, BaseException): ...", "lines [2]"),
         (handler_violations, "cli", "with contextlib.suppress(Exception): f()", "lines [1]"),
         (
