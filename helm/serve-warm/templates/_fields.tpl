@@ -189,7 +189,7 @@ egress: {to: *peer, ports: {port: "", protocol: TCP UDP SCTP, endPort: ""}}
 {{- $problems = append $problems (printf "%s.requests.%s: %s differs from limits.%s, %s, but Kubernetes requires equal values; write the same value in both, or leave the request out" $key $name $request $name $limit) -}}
 {{- end -}}
 {{- else if and $limit $request (gt $asked $most) -}}
-{{- $problems = append $problems (printf "%s.requests.%s: %s is above limits.%s, %s, which Kubernetes refuses; lower it, or raise the limit" $key $name $request $name $limit) -}}
+{{- $problems = append $problems (printf "%s.requests.%s: %s is above limits.%s, %s, which Kubernetes refuses; lower the request, or raise the limit" $key $name $request $name $limit) -}}
 {{- end -}}
 {{- end -}}
 {{- range $index, $claim := .resources.claims -}}

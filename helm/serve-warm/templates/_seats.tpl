@@ -106,9 +106,9 @@
 {{- $params := $group.rayStartParams | default dict -}}
 {{- $said := printf "%s seats need %s bytes of memory" (include "serve-warm.seatCount" $taken) (include "serve-warm.plain" $seats) -}}
 {{- if gt (addf $asked $seats) $limit -}}
-{{- $problems = append $problems (printf "%s.resources.limits.memory: %s in addition to the requests of %s, but the limit is %s; raise it to %s, or lower resources.requests.memory, or warmup.seats.count" $key $said (include "serve-warm.plain" $asked) (include "serve-warm.plain" $limit) (include "serve-warm.plain" (addf $asked $seats))) -}}
+{{- $problems = append $problems (printf "%s.resources.limits.memory: %s in addition to the requests of %s, but the limit is %s; raise the limit to %s, or lower resources.requests.memory, or warmup.seats.count" $key $said (include "serve-warm.plain" $asked) (include "serve-warm.plain" $limit) (include "serve-warm.plain" (addf $asked $seats))) -}}
 {{- else if and (hasKey $params "memory") (gt (addf $params.memory $seats) $limit) -}}
-{{- $problems = append $problems (printf "%s.rayStartParams.memory: %s, and Ray would give %v of the limit of %s to replicas; lower it to %s, or leave it out" $key $said $params.memory (include "serve-warm.plain" $limit) (include "serve-warm.plain" (subf $limit $seats))) -}}
+{{- $problems = append $problems (printf "%s.rayStartParams.memory: %s, and Ray would give %v of the limit of %s to replicas; lower rayStartParams.memory to %s, or leave it out" $key $said $params.memory (include "serve-warm.plain" $limit) (include "serve-warm.plain" (subf $limit $seats))) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
