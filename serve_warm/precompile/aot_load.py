@@ -107,7 +107,7 @@ def file_digest(module: str) -> str:
 def _reason(error: BaseException) -> str:
     """Return torch's long error text as one line: failure, cause, place in user code, and fix."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    where, code = _place(lines)
+    where, code = find_user_code(lines)
     for pattern, what, action in KNOWN:
         if pattern.search(str(error)):
             at = f" at {where}: `{excerpt(code, 100)}`" if where else ""
@@ -121,7 +121,7 @@ def _reason(error: BaseException) -> str:
     return f"{excerpt(text, 300)}{at}{action}"
 
 
-def _place(lines: Sequence[str]) -> tuple[str, str]:
+def find_user_code(lines: Sequence[str]) -> tuple[str, str]:
     """Return the file, line and code of the innermost frame that torch quotes.
 
     If torch quotes frames outside torch, frames in torch are ignored.

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.trace_notes import describe_changes
 
 ASSIGNING = "assigning"
 """The kind given to a result that has assignments. Releases that do not know this kind refuse the
@@ -49,10 +50,16 @@ class Assigned:
         """
         others = [path for path, names in self._changes.items() if not names]
         if others:
-            raise NoEntry(f"it changes {', '.join(others)}, which a library cannot do")
+            raise NoEntry(
+                f"it changes {describe_changes(others)}, which a library cannot do: {ASSIGN}"
+            )
         for source in self._changes:
             if not isinstance(self._owner(path_of(source)), torch.nn.Module):
-                raise NoEntry(f"it changes {source}, and a library can change only modules")
+                changed = describe_changes([source])
+                raise NoEntry(
+                    f"it changes {changed}, and a library can change only attributes of modules: "
+                    f"{ASSIGN}"
+                )
 
     def _owner(self, steps: list[list[Any]]) -> Any:
         owner = self._callee
@@ -77,7 +84,11 @@ class Assigned:
             owner = self._owner(steps)
             for name in names:
                 if not hasattr(owner, name):
-                    raise NoEntry(f"it deletes {source}.{name}, which a library cannot do")
+                    deleted = describe_changes([f"{source}.{name}"])
+                    raise NoEntry(
+                        f"it deletes {deleted}, which a library cannot do: set it to None, or use "
+                        "level 2"
+                    )
                 found.append((steps, name, getattr(owner, name)))
         return found
 
@@ -104,3 +115,7 @@ def _containers(value: Any) -> list[Any]:
     if isinstance(value, list):
         return [value, *(each for item in value for each in _containers(item))]
     return [value] if isinstance(value, (dict, set)) else []
+
+
+ASSIGN = "assign a new object to an attribute of a module instead, or use level 2"
+"""What to do about a change that a library cannot make."""

@@ -250,9 +250,10 @@ class _Graph:
         # use the symbols of these tensors.
         mode = self._fakes[0].fake_mode
         graph = copy.deepcopy(self._graph)  # the compile changes its graph
-        with torch._guards.tracing(torch._guards.TracingContext(mode)), _without_foreign():
+        tracing = torch._guards.tracing(torch._guards.TracingContext(mode))
+        with tracing, _without_foreign(), aoti_cpp.note_lines() as lines:
             path: Any = compile_fx_aot(graph, self._fakes, config_patches=self._settings)
-        aoti_cpp.refuse_foreign(Path(path))
+        aoti_cpp.refuse_foreign(Path(path), lines)
         return str(path)
 
     def forget_run(self) -> None:

@@ -22,14 +22,14 @@ import shlex
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal
 
 from serve_warm import _daemon_threads, _private_folders
 from serve_warm._redaction import describe_error
-from serve_warm.precompile.aot_load import FAILURES
+from serve_warm.precompile.aot_load import FAILURES, find_user_code
 from serve_warm.precompile.facts import NoEntry
 
 logger = logging.getLogger(__name__)
@@ -266,15 +266,44 @@ def _slots() -> threading.BoundedSemaphore:
     return threading.BoundedSemaphore(max(1, config.compile_threads or 1))
 
 
-def refuse_foreign(path: Path) -> None:
-    """Raise `NoEntry` if torch's table of calls shows that a library calls torch's dispatcher."""
+@contextlib.contextmanager
+def note_lines() -> Iterator[Mapping[str, str]]:
+    """Yield the user code of each operator without a C interface that torch finds in the block.
+
+    Maps an operator's name to the file and line that calls the operator.
+    """
+    from torch._inductor.ir import FallbackKernel
+
+    kind: Any = FallbackKernel
+    stock = kind.export_extern_kernel_node
+    places: dict[str, str] = {}
+
+    def export(kernel: Any) -> Any:
+        for trace in kernel.get_stack_traces():
+            place, _ = find_user_code([line.strip() for line in trace.splitlines()])
+            places.setdefault(str(kernel.op_overload.name()), place)
+        return stock(kernel)
+
+    kind.export_extern_kernel_node = export
+    try:
+        yield places
+    finally:
+        kind.export_extern_kernel_node = stock
+
+
+def refuse_foreign(path: Path, places: Mapping[str, str]) -> None:
+    """Raise `NoEntry` if torch's table of calls shows that a library calls torch's dispatcher.
+
+    `places` comes from `note_lines`.
+    """
     table = path.with_suffix(".json")
     if table.exists():
         nodes = json.loads(table.read_text())["nodes"]
         names = sorted({str(node["node"]["target"]) for node in nodes})
         others = USE_LEVEL_2 if all(name.startswith("aten::") for name in names) else USE_OTHERS
         instead = next((do for name, do in INSTEAD.items() if name in names), others)
-        raise NoEntry(f"it calls operators that have no C interface: {', '.join(names)}: {instead}")
+        shown = (f"{name} ({places[name]})" if places.get(name) else name for name in names)
+        raise NoEntry(f"it calls operators that have no C interface: {', '.join(shown)}: {instead}")
 
 
 USE_LEVEL_2 = "use level 2, or real numbers instead of complex numbers"

@@ -36,7 +36,7 @@ from serve_warm.precompile.running_build import PendingEntry, RunningBuild
 from serve_warm.precompile.session import LIBRARY_LEVEL
 from serve_warm.precompile.settling import SETTLES, ChangedByCall, settle, state_of
 from serve_warm.precompile.settling_calls import SettlingCalls
-from serve_warm.precompile.trace_notes import side_effects
+from serve_warm.precompile.trace_notes import describe_changes, side_effects
 from serve_warm.precompile.unbroken_parts import advise, is_of_trace
 
 Attempt = TypeVar("Attempt")
@@ -225,7 +225,7 @@ class EntryBuilder:
             call.build.tell("entry")
             attempt = functools.partial(self._try_pickle, call, arguments)
             made, error, changes = self._settled(call, attempt)
-        once = f"it changes {', '.join(changes)}" if changes else ""
+        once = f"it changes {describe_changes([*changes])}" if changes else ""
         if level == LIBRARY_LEVEL and assigns(made.plan):
             once = "it assigns attributes of the model"
         if not once and (writes(made.fn) if level == 2 else made.plan.get("writes")):

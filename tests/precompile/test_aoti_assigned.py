@@ -85,6 +85,14 @@ class Appending(Assigning):
         return made
 
 
+class InParts(Assigning):
+    def forward(self, given: torch.Tensor) -> Any:
+        made = self.linear(given)
+        for each in (self.part, self.part.inner, self):
+            each.old[0] = made
+        return made
+
+
 class Returning(Assigning):
     def forward(self, given: torch.Tensor) -> Any:
         self.cache = [self.linear(given)]
@@ -109,7 +117,8 @@ class OwnDict(Assigning):
     ("kind", "reason"),
     [
         (OldList, "it assigns a dict or a set, or it assigns a list that is also used elsewhere"),
-        (Appending, "which a library cannot do"),
+        (Appending, "it changes old, which a library cannot do: assign a new object"),
+        (InParts, "it changes part.old, part.inner.old and 1 other, which a library cannot do"),
         (Returning, "it assigns a list that it returns"),
         (Twice, "it assigns a dict or a set, or it assigns a list that is also used elsewhere"),
         (OwnDict, "it assigns a dict or a set, or it assigns a list that is also used elsewhere"),
@@ -121,7 +130,8 @@ def test_what_a_library_cannot_assign_is_at_level_2(
 ):
     """A library would make a new list where eager execution keeps one."""
     model = kind().eval()
-    model.old = [None]
+    model.part.inner = Part()
+    model.old, model.part.old, model.part.inner.old = [None], [None], [None]
     compiled = serve_warm.compile(model, dynamic=False, level=3)
 
     table = build(tmp_path, lambda: compiled(x()), lambda: compiled(x()), level=3)

@@ -807,13 +807,18 @@ def _(x):
 
 @pytest.mark.slow
 def test_an_operator_of_python_is_refused():
-    """An operator without a C interface would be called through torch's own runner."""
+    """An operator without a C interface would be called through torch's own runner.
+
+    The reason names the line that calls the operator.
+    """
 
     class Custom(torch.nn.Module):
         def forward(self, x):
             return twice(x) + 1
 
-    with pytest.raises(NoEntry, match="serve_warm_tests::twice: use torch operators"):
+    line = Custom.forward.__code__.co_firstlineno + 1
+    where = rf"serve_warm_tests::twice \(test_aoti_build.py:{line}\): use torch operators"
+    with pytest.raises(NoEntry, match=where):
         made_of(Custom(), torch.randn(3, 4))
 
 
