@@ -37,8 +37,8 @@ class _HandedOver(AbstractContextManager["_HandedOver"]):
 
     If an exception did not reach the future, the caller that waits for the future would hang. Also,
     `threading.excepthook` would print the exception, with the addresses and headers that a client
-    puts into the message. This class is used instead of an `except` block, because the caller
-    handles the exception.
+    puts into the message. This is a class and not an `except` block, because the exception is
+    handled by the caller, not here.
     """
 
     def __init__(self, future: Future[T]) -> None:

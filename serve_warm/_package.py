@@ -22,7 +22,7 @@ AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])
 def public(found: AnyCallable) -> AnyCallable:
     """Set the `__module__` of a class or function to the package, so its pickles survive a move.
 
-    Class annotations are replaced by the objects that the annotations name. Otherwise
+    Each annotation of a class is replaced by the object that it names. Otherwise
     `typing.get_type_hints` and pydantic would look for these names in the package.
     """
     if isinstance(found, type):

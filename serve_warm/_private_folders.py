@@ -4,8 +4,8 @@
 
 A folder is only as private as the folders above it: a user who can rename a parent folder can
 replace the folder. So the check covers the whole path from the root down. Each folder on the path
-must belong to root or to this user, and others must not be able to write to the folder. A sticky
-folder such as /tmp is an exception, because a user cannot rename another user's files in a sticky
+must belong to root or to this user, and others must not be able to write to the folder. Others may
+write to a sticky folder such as /tmp, because a user cannot rename another user's files in a sticky
 folder. Access control lists (ACLs) need no check: if a file has an ACL, the group bits of the
 file's mode show the largest access that the ACL grants.
 
@@ -14,8 +14,8 @@ A path that is safe from the root down stays safe, because nobody else can chang
 Python shows neither owners nor modes on Windows, so no folder on Windows counts as safe.
 
 This module also writes small files, with a mode that does not depend on the umask. A file gets its
-name only when it is complete on the disk, so a reader never sees a partial file. The exception is
-`create_file` on a file system without hard links.
+name only when it is complete on the disk, so a reader never sees a partial file. The only
+exception to this rule is `create_file` on a file system without hard links.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Problem:
     """One reason why another user could change a file or folder."""
 
     what: str
-    """A sentence without its full stop."""
+    """A sentence without a full stop at its end."""
     fix: str
     """The command that fixes the problem, or advice if no command can."""
 
@@ -212,10 +212,11 @@ class _Step:
     """One component of a path."""
 
     path: Path
-    """The component's own path, below the real path of its parent folder."""
+    """The component's own path. Links in its parent folders are resolved."""
     status: os.stat_result
     last: bool
-    """Whether this is the last component. If it is a link, the steps of its target follow."""
+    """Whether this is the last component. If the component is a link, the steps of the link's
+    target follow."""
 
 
 def _way(path: Path) -> Iterator[_Step]:
@@ -244,7 +245,7 @@ def check_private(folder: Path, what: str, *, opened: int | None = None, advice:
     """Refuse a folder that other users can enter or replace. `advice` is added to the hint.
 
     Raises:
-        ArtifactRefused: `unsafe_directory`, with all problems and their fixes.
+        ArtifactRefused: `unsafe_directory`; the error names all problems and their fixes.
         OSError: the folder is missing.
     """
     found = problems(folder, opened=opened)
@@ -405,8 +406,8 @@ def _log_once(level: int, text: str) -> None:
 def process_folder(base: Path | None = None) -> Path:
     """Return a new folder of mode 0700 that belongs to this process until it ends.
 
-    Most processes are ended by a signal, so no cleanup runs at the end. Instead, each call removes
-    the folders of ended processes from `base`, by default `private_base()`.
+    Most processes end by a signal, so they run no cleanup. Instead, each call removes the folders
+    of ended processes from `base`, by default `private_base()`.
 
     Raises:
         OSError: the folder cannot be made.
@@ -418,7 +419,7 @@ def process_folder(base: Path | None = None) -> Path:
 
 @contextmanager
 def temporary_folder(base: Path | None = None) -> Iterator[Path]:
-    """Yield a private folder of this process, and remove it at the end of the block.
+    """Yield a private folder for this process, and remove it at the end of the block.
 
     If another thread is still writing a file when the block ends, a later sweep removes that file.
 

@@ -104,8 +104,7 @@ AWS_SESSION_TOKEN and AZURE_STORAGE_CONNECTION_STRING. A variable whose name end
 holds a path instead."""
 
 SHORTEST_VALUE = 8
-"""A value with fewer characters does not count as a credential, because it may be an ordinary
-word."""
+"""A value shorter than this does not count as a credential, because it may be an ordinary word."""
 
 
 def redact(text: str) -> str:
@@ -215,10 +214,10 @@ def _find_cause(error: BaseException) -> BaseException | None:
 # Texts of requests ---------------------------------------------------------------------------
 
 SHOWN = 1000
-"""Largest number of characters of a signature, a reason or an event in any output."""
+"""Maximum length in characters of a signature, a reason or an event in any output."""
 
 NAME_CHARS = 40
-"""A key with more characters counts as user text, not as a name in code."""
+"""A key longer than this counts as user text, not as a name in code."""
 
 
 def shorten(text: str, most: int = SHOWN) -> str:
@@ -233,14 +232,14 @@ def shorten(text: str, most: int = SHOWN) -> str:
 def excerpt(text: str, most: int = SHOWN) -> str:
     """Return `text` redacted and then cut to `most` characters.
 
-    Redaction comes first, because redaction cannot recognize part of a secret. Use this function
-    for every text that serve_warm did not write.
+    The text is redacted before it is cut, because redaction cannot recognize part of a secret. Use
+    this function for every text that serve_warm did not write.
     """
     return shorten(redact(text), most)
 
 
 def first_line(text: str, most: int = SHOWN) -> str:
-    """Return the first non-blank line of `text`, or "", redacted and cut as in `excerpt`."""
+    """Return the first non-blank line of `text`, redacted and cut as in `excerpt`; "" if none."""
     return shorten((redact(text).strip().splitlines() or [""])[0], most)
 
 

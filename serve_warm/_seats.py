@@ -46,8 +46,8 @@ KEPT_S = 86400.0
 """A folder without a write for this many seconds is removed, unless one of its seats is alive."""
 
 TICKET_S = 60.0
-"""Seconds after which a ticket expires. If the worker that the ticket is for has written no file by
-then, the worker counts as lost."""
+"""Seconds after which a ticket expires. If the ticket's worker has written no file by then, the
+worker counts as lost."""
 
 LIMIT_S = 60.0
 """Default limit in seconds for the imports of a seat."""
@@ -62,9 +62,9 @@ class SeatUse:
     hit: bool = False
     """Whether the process had finished its imports before Ray turned it into this replica."""
     miss: Miss | Literal[""] = ""
-    """Why the start was not a hit; empty for a hit."""
+    """Why `hit` is false; empty if `hit` is true."""
     note: str = ""
-    """The reason in a sentence. For a hit, a setting that could not be reset."""
+    """The reason in a sentence. If `hit` is true, names a setting that could not be reset."""
     import_s: float = 0.0
     """Wall-clock seconds that the imports took, before the replica existed."""
     waited_s: float = 0.0

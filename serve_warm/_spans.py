@@ -45,7 +45,7 @@ PASSES = ("replaying", "proving", "parity")
 def seconds_by_owner(
     spans: Sequence[Span], stages: Mapping[str, float], ended_boot_s: float
 ) -> dict[str, float]:
-    """Return the seconds of a start by owner, from the first span to `ended_boot_s`.
+    """Return the seconds of a start for each owner, from the first span to `ended_boot_s`.
 
     `stages` maps each stage's name, in lower case, to its seconds. In the result, `weights` is the
     time spent in `__init__`, including the creation of a CUDA context. `passes` is the time spent
@@ -133,7 +133,7 @@ def _shared_s(span: Span, other: Span | None) -> float:
 
 
 def _contains(part: Span, span: Span) -> bool:
-    """Return whether a span began within a part; the span's seconds then count in both."""
+    """Return whether a span began within a part; if so, the span's seconds count in both."""
     is_other = span.name not in PARTS
     return is_other and 0.0 <= span.began_boot_s - part.began_boot_s < part.seconds
 

@@ -95,11 +95,12 @@ class WarmupConfig(BaseModel):
         "precompiled",
         "exported",
     )
-    """Parts of an artifact to load. `cache` is the cache directory with the built kernels.
-    `precompiled` holds the entries of level 2, which need the kernels in `cache`. `exported` holds
-    the libraries of level 3, which do not need the other parts. A part is skipped if the artifact
-    does not contain it. `torch_bytes` is the result of `torch.compiler.save_cache_artifacts()`. It
-    is only for comparison, because on a CPU torch compiles every kernel again from these bytes."""
+    """The parts that a replica loads from an artifact. `cache` is the cache directory with the
+    built kernels. `precompiled` holds the entries of level 2, which need the kernels in `cache`.
+    `exported` holds the libraries of level 3, which do not need the other parts. A part is skipped
+    if the artifact does not contain it. `torch_bytes` is the result of
+    `torch.compiler.save_cache_artifacts()`. Use it only for comparison: on a CPU, torch compiles
+    every kernel again, even with these bytes."""
 
     on_missing: Literal["compile", "fail"] = "compile"
     """What to do if no variant fits, or the store is empty or cannot be reached. `compile` compiles
@@ -120,8 +121,8 @@ class WarmupConfig(BaseModel):
     replica as degraded. With `fail` the replica does not become ready."""
 
     after_ready: Literal["count", "forbid"] = "count"
-    """What to do about a compile after READY. `count` counts and logs the compile. `forbid` does
-    not compile, and answers the request with HTTP 503."""
+    """What to do if a request needs a compile after READY. `count` compiles, and counts and logs
+    the compile. `forbid` does not compile, and answers the request with HTTP 503."""
 
     parity: str = "off"
     """Share of calls after READY that are compared with eager execution. `1/1000` compares one in a
@@ -153,7 +154,7 @@ class WarmupConfig(BaseModel):
     Replicas with `off` can load the artifact too."""
 
     max_passes: int = Field(default=8, ge=2)
-    """Largest number of passes of the replay. If the last pass still compiles, the proof shows
+    """Maximum number of passes of the replay. If the last pass still compiles, the proof shows
     which inputs are not proven, and `on_uncovered` decides what happens."""
 
     ranks: Literal["gang", "together", "alone"] = "gang"
@@ -167,7 +168,7 @@ class WarmupConfig(BaseModel):
     have access to this folder. The default is `<tmp>/serve_warm-<uid>/blobs`."""
 
     node_cache_max_bytes: int = Field(default=10 << 30, gt=0)
-    """Largest size of `node_cache_dir`, 10 GiB by default. The least recently used parts are
+    """Maximum size of `node_cache_dir`, 10 GiB by default. The least recently used parts are
     deleted first."""
 
     overlap: Literal["on", "off"] = "on"
@@ -176,24 +177,24 @@ class WarmupConfig(BaseModel):
     readahead: tuple[str, ...] = ()
     """Files that `__init__` reads, such as weights: absolute paths with wildcards, such as
     `/models/*.safetensors`. While `__init__` is still importing modules, Linux reads these files
-    into memory, up to half of the free memory. If a file is missing, serve_warm only logs this.
-    `~/` is the home folder of the replica, and `**` is refused. In the environment variable,
-    separate paths with commas."""
+    into memory, up to half of the free memory. If a file is missing, serve_warm logs this and
+    continues. `~/` is the home folder of the replica, and `**` is refused. In the environment
+    variable, separate paths with commas."""
 
     headers: Literal["shared", "own"] = "shared"
-    """Precompiled C++ headers that a compile uses. With `shared`, a compile uses headers that may
-    come from any process of this user. With `own`, this process makes the headers, which takes up
-    to 6 s. A build sets `own`, because every kernel contains code from the headers, and a build
-    must not sign code that an earlier process made."""
+    """Where a compile gets its precompiled C++ headers. With `shared`, the headers may come from
+    any process of this user. With `own`, this process makes its own headers, which takes up to 6 s.
+    A build sets `own`, because every kernel contains code from the headers, and a build must not
+    sign code that an earlier process made."""
 
     state_dir: str | None = None
     """Folder for the state file of this replica. The default is `<tmp>/serve_warm-<uid>/state`."""
 
     seats: Seats = Seats()
-    """Workers that have finished their imports, and that this deployment keeps for its next
-    replicas. The environment variable contains JSON: `SERVE_WARM_SEATS='{"count": 1}'`. Fields that
-    are missing from the YAML keep their values from the environment variable. Fields that are
-    missing from both keep their values from the code."""
+    """Workers that finish their imports in advance and wait for the deployment's next replicas. The
+    environment variable contains JSON: `SERVE_WARM_SEATS='{"count": 1}'`. A field that the YAML
+    does not set keeps its value from the environment variable. A field that neither of them sets
+    keeps its value from the code."""
 
     @field_validator("artifact")
     @classmethod
@@ -232,7 +233,7 @@ class WarmupConfig(BaseModel):
 
     @property
     def parity_one_in(self) -> int:
-        """N if one of N calls is compared with eager execution; 0 if no call is compared."""
+        """N if one in N calls is compared with eager execution, or 0 if no call is compared."""
         return 0 if self.parity == "off" else int(self.parity.partition("/")[2])
 
     @field_validator("readahead")
@@ -328,7 +329,7 @@ def _describe(problem: Any, origin: Mapping[str, str]) -> str:
     """Return a one-line description of a problem that pydantic found in a setting."""
     field, *inner = map(str, problem["loc"])
     if field != "seats":
-        inner = []  # the numbers of a list's items say little
+        inner = []  # the index of an item in a list says little
     name = ".".join([origin.get(field, field), *inner])
     text = f"{name}: {problem['msg'].removeprefix('Value error, ')}"
     if problem["type"] == "extra_forbidden":

@@ -11,8 +11,8 @@ ServeWarmError
 │   ├── StoreDenied             no credentials, or the wrong ones: a retry does not help
 │   ├── ObjectNotFound
 │   ├── ObjectTooLarge          larger than the caller's limit
-│   ├── ObjectExists            write-once: the key holds other bytes
-│   └── AlreadyPublished        write-once: the variant exists with other content
+│   ├── ObjectExists            write-once: the key holds different bytes
+│   └── AlreadyPublished        write-once: the variant exists with different content
 ├── ArtifactNotFound            miss: the store is empty, or no variant fits
 ├── ArtifactRefused             bad trust, integrity or format: never loaded
 ├── BuildFailed                 an artifact was built, but failed its checks
@@ -109,7 +109,10 @@ CHANGED_LATER = (
 
 
 class CompilerMissing(ServeWarmError):
-    """No C++ compiler was found. On CPU, torch.compile needs one even if all kernels are built."""
+    """No C++ compiler was found.
+
+    On CPU, torch.compile needs a C++ compiler even if all kernels are built.
+    """
 
     def __init__(self, looked_for: str, *, by: str = "", trouble: str = "") -> None:
         """`by` is the variable that names the compiler; `trouble` is the problem with its value."""
@@ -153,7 +156,7 @@ class ObjectTooLarge(StoreError):
 
 
 class ObjectExists(StoreError):
-    """The key already holds other bytes, and stores are write-once."""
+    """The key already holds different bytes, and stores are write-once."""
 
     def __init__(self, key: str, *, store: str) -> None:
         super().__init__(
@@ -165,7 +168,7 @@ class ObjectExists(StoreError):
 
 
 class AlreadyPublished(StoreError):
-    """The variant is already published with other content, under the key `statement`."""
+    """The variant is already published with different content, under the key `statement`."""
 
 
 class ArtifactNotFound(ServeWarmError):

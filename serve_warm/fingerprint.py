@@ -63,7 +63,7 @@ https://gitlab.com/x86-psABIs/x86-64-ABI
 """
 
 _WORD_LISTS = frozenset({"cpu_isa", "torch_environment", "compile_arguments"})
-"""Factors whose value is a list of words. Of long lists, only the words that differ are shown."""
+"""Factors whose value is a list of words. For a long list, only the words that differ are shown."""
 
 
 PATHS = frozenset({"python_include", "python_lib", "torch_install"})
@@ -340,8 +340,8 @@ _CODE_FEATURES = {
     ),
 }
 """Patterns of the extensions that a compiler may use with `-march=native`, by label in cpuinfo.
-Other flags (virtualisation, mitigations, counters) differ between equal machines and change no
-code."""
+Other flags (virtualisation, mitigations, counters) differ between identical machines and change
+no code."""
 
 
 def cpu_isa(cpuinfo: str) -> str:
@@ -371,7 +371,7 @@ def portable_factors(isa: str, capability: str) -> tuple[str, str]:
 
     `isa` and `capability` are the values for `cpu="native"`. A CPU that lacks one of the
     `PORTABLE_ISA` extensions keeps these values. So such a CPU matches neither a portable artifact
-    nor a CPU that lacks other extensions.
+    nor a CPU that lacks different extensions.
     """
     if lacking(isa):
         return isa, capability
@@ -623,9 +623,9 @@ _EXCLUDED_VARIABLES = frozenset(
 """Variables of torch's compiler that change no generated code and are not in torch's keys.
 
 A variable that is not in this list counts as a factor, because an unknown variable may change the
-code. Some harmless variables are not in this list, because torch hashes them (a worker's log path,
-the remote cache of AOTAutograd). Variables that turn caches off are not in this list either: with
-such a variable an artifact is useless, and the mismatch explains why.
+code. Some harmless variables, such as a worker's log path or the remote cache of AOTAutograd, are
+not in this list, because torch hashes them. Variables that turn caches off are not in this list
+either: with such a variable an artifact is useless, and the mismatch explains why.
 """
 
 

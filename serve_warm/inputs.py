@@ -34,8 +34,8 @@ mapping."""
 
 KEY_CHARS = 100
 LONGEST_BITS = 128
-"""A signature shows whole numbers of up to this many bits. Of a larger number, it shows only the
-number of bits."""
+"""A signature shows whole numbers of up to this many bits. For a larger number, the signature
+shows only how many bits it has."""
 
 HTTP_ARGUMENTS = frozenset({"json", "body", "headers"})
 """Arguments of an `Input` with an HTTP target."""
@@ -228,8 +228,8 @@ def _correct_target(target: str) -> str:
 class Field:
     """Describes one tensor argument of a grid point.
 
-    Each of `axes` is the name of a bucket axis, or a fixed size. A tensor of an integer type has
-    whole numbers from `low` to `high`, both included. A tensor of a floating-point type has
+    Each item of `axes` is the name of a bucket axis, or a fixed size. A tensor of an integer type
+    has whole numbers from `low` to `high`, both included. A tensor of a floating-point type has
     uniformly distributed numbers between `low` and `high`. A tensor of type `bool` is True
     everywhere. The argument's name seeds the random generator, so every start replays the same
     values.
@@ -246,7 +246,7 @@ class Field:
         if not self.low <= self.high:
             raise InputError(
                 f"Field has low={self.low} above high={self.high}",
-                hint="low is the smallest and high the largest value; both are included",
+                hint="low is the smallest value and high is the largest; both are included",
             )
 
     def tensor(self, name: str, point: Mapping[str, int]) -> Any:

@@ -61,8 +61,8 @@ class Metric:
     """If true, the metric is absent after the replica has ended. If false, the metric is then 0. A
     0 would be wrong for a date or an age, and would leave a series for each ended replica."""
     zeros: bool = True
-    """Whether the node server exports values of 0. If not, reasons or levels that do not apply have
-    no series. `RaySink` always exports zeros, because Ray would otherwise repeat an old value."""
+    """Whether the node server exports values of 0. If false, reasons or levels that do not apply
+    have no series. `RaySink` always exports zeros: Ray would otherwise repeat an old value."""
     says_ready: tuple[tuple[str, ...], ...] = ()
     """Label values of the series that report a ready replica. The node server exports 0 for these
     series if the probe does not count the replica as ready. An example is a replica that hangs."""
@@ -160,7 +160,7 @@ METRICS = (
         while_alive=True,
         says_ready=((Stage.READY.value.lower(),),),
         labels=("stage",),
-        help="1 for the current stage, 0 for the others. All are 0 if a ready replica is hung.",
+        help="1 for the current stage, else 0. If a ready replica is hung, all stages are 0.",
         read=lambda r: {(s.value.lower(),): float(r.stage is s) for s in Stage},
     ),
     Metric(
@@ -253,7 +253,7 @@ METRICS = (
         kind="gauge",
         zeros=False,
         labels=("traced",),
-        help="1 for the label that applies: Dynamo traced 'all', 'some' or 'none' of the calls.",
+        help="1 for the share of calls that Dynamo traced ('all', 'some' or 'none'), else 0.",
         read=lambda r: {(traced,): float(r.traced == traced) for traced in TRACED},
     ),
     Metric(
@@ -272,7 +272,7 @@ METRICS = (
     Metric(
         name="serve_warm_parity_failures",
         kind="counter",
-        help="Entries withdrawn because they differ from eager execution. Should stay at 0.",
+        help="Entries withdrawn because their results differ from eager. Should stay at 0.",
         read=_one(lambda r: r.parity.failed if r.parity is not None else 0),
     ),
     Metric(
@@ -470,14 +470,14 @@ METRICS = (
     Metric(
         name="serve_warm_seat_hits",
         kind="counter",
-        help="Starts that used a seat. A seat is a worker that has already finished its imports.",
+        help="Replicas that started in a seat, a worker that has already finished its imports.",
         read=_one(lambda r: r.seat is not None and r.seat.hit),
     ),
     Metric(
         name="serve_warm_seat_misses",
         kind="counter",
         labels=("reason",),
-        help="Starts without a seat in deployments that have seats configured, by reason.",
+        help="Replicas that used no seat, or cannot keep the configured seats, by reason.",
         read=_seat_misses,
     ),
     Metric(

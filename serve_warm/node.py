@@ -11,14 +11,14 @@ is alive. Each replica has two files in a directory that the replica's user owns
 
 The lock is a separate file because each write of the state creates a new inode. The kernel frees
 the lock when the process ends, for any reason. So readers in another process namespace (such as a
-sidecar) also notice the end, although they cannot use process ids. The heartbeat is overwritten in
-place, which works even on a full disk.
+sidecar) also notice that the process has ended, although they cannot use process ids. The heartbeat
+is overwritten in place, which works even on a full disk.
 
 This file runs without the rest of the package: `python -I -S node.py probe`, or `serve`. A probe
 runs every few seconds, so it must import very few modules. Some modules are slow to import (`json`,
-`socket`, `argparse`, `typing`, `contextlib`). Only code that a probe does not run imports them.
-Several processes compare times. These times come from CLOCK_BOOTTIME, because nobody can set this
-clock, and because this clock keeps running during suspend.
+`socket`, `argparse`, `typing`, `contextlib`). Such modules are imported only by code that a probe
+does not run. Several processes compare times. These times come from CLOCK_BOOTTIME, because nobody
+can set this clock, and because this clock keeps running during suspend.
 """
 
 from __future__ import annotations
@@ -542,7 +542,7 @@ def look(
     time in seconds.
 
     Raises:
-        PermissionError: as for StateFile. It is then unknown whether there are replicas.
+        PermissionError: as for StateFile. The caller cannot know whether replicas exist.
     """
     try:
         folder = _opened(os.path.abspath(directory))
@@ -565,7 +565,7 @@ def read_states(directory: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """Yield the states of live replicas.
 
     Raises:
-        PermissionError: as for StateFile. It is then unknown whether there are replicas.
+        PermissionError: as for StateFile. The caller cannot know whether replicas exist.
     """
     for replica in look(directory):
         if replica.condition != "dead" and replica.state is not None:
@@ -868,8 +868,8 @@ def _check_above(directory: str) -> None:
     """Check that this user could create a missing directory as a private directory.
 
     Raises:
-        PermissionError: as for StateFile. In this case no replica can write state files there, so
-            replicas may exist even if there are no files.
+        PermissionError: as for StateFile. Replicas may exist without state files, because they
+            cannot write any there.
     """
     above = _existing(directory)
     try:
@@ -968,8 +968,8 @@ class Place(NamedTuple):
     folder: str
     """`<base>/serve_warm-<uid>`."""
     state: str
-    """The folder for state files. In a home folder, its name includes the host name, because
-    several machines can share a home folder."""
+    """The folder for state files. In a home folder, the name of the state folder includes the
+    host name, because several machines can share a home folder."""
 
 
 class Choice(NamedTuple):
@@ -1177,9 +1177,9 @@ class Readiness(NamedTuple):
 def warmth(replicas: Sequence[Replica], policy: Policy) -> tuple[list[str], tuple[Replica, ...]]:
     """Return the reasons why a node with these replicas is not warm, and the excused replicas.
 
-    The latch excuses replicas that were added to a warm node. A node has been warm if, at some
-    time, all live replicas that had begun by then were ready. The latch stores nothing. So it also
-    works after a server restart, and in a probe, although each probe is a new process.
+    The latch excuses replicas that were added to a warm node. A node has been warm if at some
+    moment every replica on it was ready; dead replicas do not count. The latch stores nothing, so
+    the latch works even after a server restart, and in a probe, although a probe is a new process.
     """
     alive = [r for r in replicas if r.condition != "dead"]
     groups = {name: [r for r in alive if _is_of(name, r)] for name in policy.deployments}
@@ -1458,24 +1458,24 @@ NODE_METRICS = {
         "counter",
         ("application", "deployment", "outcome"),
         (
-            "Starts that ended while this server was running, by outcome: the verdict, 'failed' or "
-            "'died'."
+            "Number of starts that ended while this server was running, by outcome: the verdict, "
+            "'failed' or 'died'."
         ),
     ),
     "serve_warm_start_duration_seconds": (
         "histogram",
         ("application", "deployment", "outcome"),
         (
-            "Seconds from a replica's creation to READY or FAILED, for starts that ended while "
-            "this server was running. If the replica died, seconds to its last written state."
+            "Seconds from a replica's creation to READY, FAILED or, if it died, the last state "
+            "that it wrote. Covers starts that ended while this server was running."
         ),
     ),
     "serve_warm_stage_duration_seconds": (
         "histogram",
         ("application", "deployment", "stage", "outcome"),
         (
-            "Seconds in each stage, for starts that ended while this server was running. No "
-            "series until such a start has ended."
+            "Seconds in each stage, for starts that ended while this server was running. The "
+            "metric has no series until a start has ended."
         ),
     ),
 }
@@ -1849,7 +1849,7 @@ class Server:
         self._ledger = Ledger(settings.policy.deployments, clock=clock)
         self._ledger_lock = threading.Lock()
         self._pages: dict[str, tuple[float, str]] = {}
-        """The last page of metrics in each format, and the time at which its building began."""
+        """The last page of metrics in each format, and when the server began to build it."""
         self._health_lock = threading.Lock()
         self._health: tuple[float, dict[str, str]] = (-CHECK_VALID_S, {})
         self._parsed: dict[str, Parsed] = {}
@@ -1913,7 +1913,7 @@ class Server:
     def metrics(self, *, kind: str = TEXT) -> str:
         """Return all current metrics in the given format, `TEXT` or `OPENMETRICS`.
 
-        All requests that arrive while a page is being built share one page, which is built next.
+        Requests that arrive while a page is being built all get the page that is built next.
         """
         asked_s = time.monotonic()
         health = self._health_now()
@@ -2042,8 +2042,8 @@ class _Clients:
     If there are too many connections, a new connection replaces an old connection, so that many
     clients cannot block a probe. The server drops the oldest slow client, or, if no client is slow,
     the client that has been idle longest. Each address has a limit: if the new client's address has
-    too many connections, the server drops another connection from this address. Some connections
-    are reserved for `trusted` addresses, and trusted clients are dropped last.
+    too many connections, the server drops one of them. Some connections are reserved for
+    `trusted` addresses, and trusted clients are dropped last.
 
     `request_s` is the time limit for a request, in seconds. `clock` measures this time.
     """
@@ -2070,7 +2070,7 @@ class _Clients:
         self._lock = threading.Lock()
 
     def admit(self, connection: socket.socket, peer: str) -> bool:
-        """Accept a connection. If there are too many, drop another connection.
+        """Accept a connection. If too many connections are open, drop one of them first.
 
         Returns False if too many threads are running.
         """
@@ -2118,7 +2118,7 @@ class _Clients:
                 client.answered = True
 
     def hear(self, connection: socket.socket) -> None:
-        """Note that the next request on a connection has begun."""
+        """Record that the next request on a connection has begun."""
         with self._lock:
             client = self._open.get(connection)
             if client is not None and client.answered:
@@ -2158,9 +2158,9 @@ class _Request(NamedTuple):
     method: str
     target: str
     last: bool
-    """Whether the connection closes after the answer: because of the client's Connection header or
-    HTTP version, or because the client sends a body. The server does not read bodies, so a body
-    would look like the next request."""
+    """Whether the connection closes after the answer: if the Connection header or the HTTP version
+    asks for it, or if the request has a body. The server does not read bodies, so a body would
+    look like the next request."""
     accept: str = ""
     """The values of the request's Accept headers, in lower case, joined by commas."""
 

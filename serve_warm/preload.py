@@ -56,8 +56,8 @@ ray/_private/ray_constants.py (Ray 2.60). Ray's own field for the hook works onl
 HOOK = "serve_warm.preload.run"
 
 NOT_OF_THE_APP = frozenset({"torch", "ray", "serve_warm"})
-"""Top-level packages that a ticket can name, but that do not count as packages of the app. Either
-serve_warm adds them to the ticket, or they cannot be imported twice."""
+"""Top-level packages that a ticket can name, but that do not count as packages of the app. These
+packages cannot be imported twice, or serve_warm itself adds them to the ticket."""
 
 NICE = 10
 """The niceness of the importing thread is increased by this number."""
@@ -162,7 +162,7 @@ def run() -> None:
     worker.start()
     search.is_over.wait(FILES_LIMIT_S)
     if search.decide("late"):
-        _fail("hung", f"looking for a ticket took over {FILES_LIMIT_S:.0f} s")
+        _fail("hung", f"looking for a ticket took more than {FILES_LIMIT_S:.0f} s")
         return
     worker.join(current.limit_s)
     if worker.is_alive() and current.seat is not None and not _give_up(current):
@@ -316,7 +316,7 @@ def _file_of(current: _Run, early: EarlyImports) -> Seat | None:
 
 
 def _call_when_torch_is_imported(call: Callable[[], None]) -> None:
-    """Call `call` when torch's import is complete, but before the importing module continues."""
+    """Run `call` when torch's import is complete, but before the importing module continues."""
     if "torch" in sys.modules:
         call()
     else:
@@ -398,7 +398,7 @@ def _give_up(current: _Run) -> bool:
         current.is_given_up = True
     unfinished = [name for name, module in list(sys.modules.items()) if _is_unfinished(module)]
     names = ", ".join(unfinished[:8]) or "a module"
-    note = f"importing {names} took over {current.limit_s:.0f} s"
+    note = f"importing {names} took more than {current.limit_s:.0f} s"
     # Without a name, the thread hangs before its module exists, and holds an unknown lock.
     once = [name for name in unfinished if not _can_be_imported_twice(current, name)]
     has_to_end = bool(once) or not unfinished

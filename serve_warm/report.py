@@ -26,7 +26,7 @@ from serve_warm._spans import COMPILER, SHOWN_S, Span, describe, seconds_by_owne
 LINES_OF_LEVEL_1 = 20
 
 LONG_SHOWN = 4000
-"""Largest number of characters of an error, a warning or a note. Such a text can contain several
+"""Maximum length in characters of an error, a warning or a note. Such a text can contain several
 reasons."""
 
 SCHEMA = 1
@@ -86,7 +86,7 @@ class Counts:
     """Frames that Dynamo traced and turned into compiled code, even if Inductor's cache had the
     code."""
     recompiles: int = 0
-    """Compiles of frames whose earlier compiled code had a failed guard. `compiles` includes these
+    """Compiles of frames whose earlier compiled code failed a guard. `compiles` includes these
     compiles."""
     eager_falls: int = 0
     """Frames that reached the recompile limit. Dynamo now runs them eagerly. In the proof, each
@@ -96,7 +96,7 @@ class Counts:
     eager_runs: int = 0
     """Eager runs of a function before the capture of its CUDA graph, in the graph's memory."""
     graph_skips: int = 0
-    """CUDA graphs that torch skipped. A function without its graph launches kernels one by one."""
+    """CUDA graphs that torch skipped. Without its graph, a function launches kernels one by one."""
     kernels: int = 0
     """Triton kernel binaries that were added to the cache directory, by any process."""
     tunings: int = 0
@@ -318,7 +318,7 @@ class ArtifactUse(Bounded):
     stored_bytes: int = 0
     raw_bytes: int = 0
     downloaded_bytes: int = 0
-    """Stored bytes that were downloaded. The node already had the other bytes."""
+    """Stored bytes that were downloaded. The node already had the rest."""
     believed: str = ""
     """Reason why the artifact was trusted: `signature`, `pin` or `unsigned_ok`."""
     signers: tuple[str, ...] = ()
@@ -357,8 +357,8 @@ class Report(Bounded):
 
     `to_proof_s` is the time from the end of the user's `__init__` to the end of the proof.
     `elapsed_s` begins before that `__init__`. `overhead_s` is `to_proof_s` minus the steady compute
-    time of all passes. `cpu_s` is the CPU time since the process began, of the process and of the
-    compilers that the process waited for.
+    time of all passes. `cpu_s` is the CPU time of the process, and of the compilers that it waited
+    for, since the process began.
     """
 
     application: str = ""
@@ -397,9 +397,8 @@ class Report(Bounded):
     parity: Parity | None = None
     """Comparison of entries with eager execution. None without entries."""
     compiler_imported: str = ""
-    """Who imported Dynamo or Inductor: `app` (the app, in its imports or its `__init__`), or
-    `start` (serve_warm, because levels below 3 need these modules). Empty if neither is
-    imported."""
+    """Who imported Dynamo or Inductor. `app`: the app, in its imports or its `__init__`. `start`:
+    serve_warm, because levels below 3 need these modules. Empty if neither is imported."""
     compiler_imported_by: str = ""
     """The module and line that imported Dynamo, outside torch. Empty if Dynamo is not imported, or
     was imported before the deployment's object was created, for example by the app's module."""
@@ -424,7 +423,7 @@ class Report(Bounded):
     ready_unix: float | None = None
     """Time at which the replica became ready, in seconds since the epoch. None before that."""
     deadline_s: float = 0.0
-    """Longest time in seconds for the start. 0 if the start has no deadline."""
+    """Time limit of the start in seconds. 0 if the start has no deadline."""
     artifact_configured: bool = False
     """Whether the settings name a store and do not set `enabled` to false."""
     seat: SeatUse | None = None

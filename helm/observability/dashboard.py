@@ -265,7 +265,9 @@ def _variables() -> Iterator[Any]:
     yield (
         dashboard.TextBoxVariable("runbooks")
         .label("Runbooks")
-        .description("Address of docs/runbooks.md; the chart sets this variable to runbookUrl.")
+        .description(
+            "Address of docs/runbooks.md; the chart sets this variable to the value of runbookUrl."
+        )
         .default_value(RUNBOOKS)
         .current(models.VariableOption(selected=True, text=RUNBOOKS, value=RUNBOOKS))
     )
@@ -276,8 +278,8 @@ def _build() -> Any:
         dashboard.Dashboard("Warm start")
         .uid(UID)
         .description(
-            "Starts of replicas that run compiled models, and work after READY that warm-up "
-            "should have prevented."
+            "The starts of replicas that run compiled models, and the work after READY that "
+            "warm-up should have prevented."
         )
         .tags(["ray", "serve", "serve_warm"])
         .editable()

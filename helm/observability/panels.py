@@ -235,7 +235,7 @@ NUMBERS = (
     ),
     number(
         f"Failed starts ({NODE_ONLY})",
-        "Number of starts that failed, or whose replica died before READY, in the time range.",
+        "Number of starts in the time range that failed, or whose replica died before READY.",
         "short",
         "round(sum(increase(serve_warm_starts_total"
         f'{{{OF_DEPLOYMENT},outcome=~"failed|died"}}[$__range])))',
@@ -267,7 +267,7 @@ NUMBERS = (
     ),
     number(
         "Compiles after ready",
-        "Frames that ready replicas compiled in the time range. Should stay at 0.",
+        "Number of frames compiled after READY in the time range. Should stay at 0.",
         "short",
         f"sum({over_range('compiles_after_ready_total')}) or {NONE_OF_ANY}",
         (1.0, FAILING),
@@ -394,9 +394,9 @@ FLEET = Row(
             kind="lines",
             title="Starts that could not use a seat, by reason",
             description=(
-                "Starts that did not use a seat although seats were configured. The first start "
-                "on a node has no seat yet, so this panel leaves out first starts. Every reason "
-                "in this panel is a problem to fix."
+                "Number of starts that did not use a seat although seats were configured. The "
+                "first start on a node has no seat yet, so this panel leaves out first starts. "
+                "Every reason in this panel is a problem to fix."
             ),
             unit="short",
             empty="no problem has been counted, or no seats are configured",
@@ -558,7 +558,7 @@ TRAFFIC = Row(
             title="Waiting requests and starting replicas",
             description=(
                 "Number of requests that are waiting for a replica (Ray's own metric), and number "
-                "of starting replicas."
+                "of replicas that are starting."
             ),
             unit="short",
             empty="neither Ray nor a replica exports metrics",

@@ -310,7 +310,7 @@ max by ({WHO}) (
         "{{ $value | humanizePercentage }} of deadline_s",
         "The percentage includes the time in __init__, but deadline_s covers only the time from "
         "the end of __init__ to READY. After deadline_s, the start fails. If on_deadline is "
-        "'serve', the replica serves without proof instead.",
+        "'serve', the replica does not fail but serves without proof.",
     ),
     alert(
         "ServeWarmCompilesAfterReady",
@@ -372,7 +372,7 @@ count by ({WHO}) (
 unless on ({WHO}) {STARTING}
 """,
         f"{OF} has no ready replica, and no replica is starting",
-        "In the last hour, {{ $value }} start(s) ended before the replica was ready. No new start "
+        "In the last hour, {{ $value }} start(s) ended without a ready replica. No new start "
         "has begun for 5 minutes, so Serve might have given up.",
         lasting="5m",
     ),
@@ -397,7 +397,7 @@ max by ({WHO}) (
         burns(6, "6h", "30m"),
         f"{OF}: in the last 6 hours, {{{{ $value | humanizePercentage }}}} of starts were too slow "
         "or failed",
-        "The share of starts that were too slow or failed is more than 6 times as large as the "
+        "The share of starts that were too slow or failed is more than 6 times the share that the "
         f"objective allows, both over the last 6 hours and over the last 30 minutes. {SLO}.",
     ),
     alert(
@@ -437,7 +437,7 @@ and on ({TARGET})
 max by ({TARGET}) (max_over_time(serve_warm_node_ready[1d]))
 """,
         "The node server at {{ $labels.instance }} does not respond to Prometheus",
-        "The node server responded within the last day, but does not respond now. If the node's "
+        "The node server responded within the last day, but is not responding now. If the node's "
         "readiness probe uses this server, the probe fails, and the node counts as not ready.",
         lasting="5m",
     ),

@@ -27,7 +27,7 @@ more."""
 
 
 def is_scratch(name: str) -> bool:
-    """Return whether a path is a lock, temporary file or PCH, which archives leave out.
+    """Return whether a path is a lock file, temporary file or PCH, which archives leave out.
 
     Torch looks for precompiled headers (PCHs) only in its default directory, wherever the cache is.
     PCHs would add megabytes to an artifact, and nothing would read them.
@@ -41,11 +41,12 @@ def pack_directory(directory: Path, *, skip: Callable[[str], bool] = is_scratch)
     """Return a directory as a tar archive. Equal names and contents give equal archives.
 
     `skip` is called with each path relative to `directory`, with `/` between names. If `skip`
-    returns True, the archive omits the path and everything below it. The archive does not keep
-    modes and times. Modes are not needed, because a library loads even without its executable bit.
+    returns True, the archive omits the path and everything below it. The archive does not store
+    modes or times. Modes are not needed, because a library loads even without its executable bit.
 
     Raises:
-        BuildFailed: `unpack_directory` would refuse an entry: a link, a device, an unusual name.
+        BuildFailed: `unpack_directory` would refuse an entry, such as a link, a device or a file
+            with an unusual name.
         OSError: an entry could not be read.
     """
     buffer = io.BytesIO()
@@ -91,7 +92,7 @@ def unpack_directory(
 
     Raises:
         ArtifactRefused: `bad_archive`, or `unsafe_directory` for the target.
-        OSError: a write failed. Files are kept if this call has already written them.
+        OSError: a write failed. Files that this call has already written are kept.
     """
     _check_private(target)
     for member in _read_members(raw, target, check_wanted):
@@ -117,7 +118,7 @@ def unpack_directory(
 
 
 def check_directory(raw: BinaryIO) -> None:
-    """Refuse a packed directory that `unpack_directory` would refuse; writes nothing.
+    """Check a packed directory as `unpack_directory` does, but write nothing.
 
     Raises:
         ArtifactRefused: `bad_archive`.
@@ -170,7 +171,7 @@ def _members_in(raw: BinaryIO, check_wanted: Callable[[], None]) -> Iterator[tar
 
 
 class _Headers(io.RawIOBase):
-    """A view of an archive that lets tarfile read only small headers within the file.
+    """A view of an archive that limits tarfile to small headers inside the file.
 
     Without this view, tarfile trusts every header. If a header claims a long name, tarfile
     allocates as many bytes as the header claims (Python 3.14.8 reads in pieces instead). If a

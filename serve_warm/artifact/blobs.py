@@ -255,13 +255,13 @@ def receive_unnamed(digest: str, size_bytes: int, fill: Callable[[Sink], None]) 
 
 
 def receive(file: BinaryIO, digest: str, size_bytes: int, fill: Callable[[Sink], None]) -> None:
-    """Call `fill` to write a blob into an empty file, hash it on arrival, and rewind the file.
+    """Write a blob into an empty file with `fill`, hash it on arrival, and rewind the file.
 
     Raises:
         ArtifactRefused: `digest_mismatch`.
         StoreError: `fill` wrote too few or too many bytes, or raised StoreError itself.
-        OSError: the file cannot be written. If `fill` reports this as another error, OSError
-            replaces that error.
+        OSError: the file cannot be written. If `fill` turns this error into a StoreError,
+            the original error is raised.
     """
     landing = _Landing(file.fileno(), size_bytes)
     try:
@@ -303,9 +303,9 @@ class _Landing:
         self._early: dict[int, int] = {}
         self.hashed_bytes = 0
         self.received_bytes = 0
-        """Number of received bytes. The bytes of a repeated piece count twice. So after a
-        repetition the count exceeds the blob's size, and the blob is refused: a repeated piece
-        could overwrite hashed bytes."""
+        """Number of received bytes. The bytes of a repeated piece count twice. So if a piece
+        is repeated, the count exceeds the blob's size, and the blob is refused, because the piece
+        could have overwritten bytes that were already hashed."""
         self.failure: OSError | None = None
         """Why the file could not be written or read back."""
 

@@ -39,7 +39,7 @@ class Considered:
     """Whether the statement is trusted and fits. The newest accepted statement is chosen."""
     reason: str
     """`fits`, `fingerprint` (built for another machine or app), `gone` (pruned before it was read),
-    `unreadable` (the store could not read it), or a reason of ArtifactRefused."""
+    `unreadable` (the store could not read it), or the `reason` of ArtifactRefused."""
     message: str = ""
     """The reason in words. Empty if `mismatches` explains the reason."""
     mismatches: tuple[Mismatch, ...] = ()
@@ -98,8 +98,9 @@ def weigh(
     """Return a candidate for each statement, checked for this machine and app.
 
     The checks are fingerprint, deny-list and age. Differences in the `unknown` factors are ignored.
-    `limits` selects which statements are checked against the deny-list and the age limit. A start
-    checks only fitting statements, so that artifacts for other machines cause no alarm here.
+    `limits` selects which statements are checked against the deny-list and the age limit. A
+    starting replica checks only statements that fit its machine and app, so artifacts for other
+    machines cause no alarm.
     """
     candidates = [
         _consider(statement, fingerprint=fingerprint, trust=trust, unknown=unknown, limits=limits)
@@ -249,7 +250,7 @@ def raise_none_fits(
     if not candidates:
         raise ArtifactNotFound(
             f"{uri} has no artifact for {deployment!r}",
-            hint="build one with: serve-warm build APP --store " + uri,
+            hint="build an artifact with: serve-warm build APP --store " + uri,
         )
     # List the nearest misses first, because they best show what to change.
     nearest = sorted(trace, key=lambda considered: len(considered.mismatches))
@@ -284,7 +285,7 @@ def say_why_none(candidates: Sequence[Candidate]) -> str:
 
 
 def of_another_gpu(considered: Considered) -> str:
-    """Return a sentence that names the variant's and this machine's GPU; empty if they match."""
+    """Return a sentence that names the variant's GPU and this machine's; empty if they match."""
     named = {NONE: "a machine without a GPU", UNKNOWN: "a GPU that torch cannot use", None: NONE}
     for mismatch in considered.mismatches:
         if mismatch.factor == "gpu":
@@ -325,7 +326,7 @@ def _differs_in(considered: Considered, factor: str) -> bool:
 
 
 def _wants_portable(considered: Considered) -> bool:
-    """Return whether a variant built for every CPU (portable) differs only in its CPU factors."""
+    """Return whether a portable variant (built for every CPU) fits except for CPU factors."""
     differing = {mismatch.factor: mismatch.artifact for mismatch in considered.mismatches}
     return differing.get("cpu") == "portable" and differing.keys() <= {
         "cpu",

@@ -53,7 +53,7 @@ TORCH_BYTES = "torch_bytes"
 """The part with the output of torch.compiler.save_cache_artifacts()."""
 
 OPTIONAL_PARTS = frozenset({PRECOMPILED, EXPORTED})
-"""Parts that a start requests, but that an artifact may lack."""
+"""Parts that a starting replica requests, but that an artifact may lack."""
 
 DIRECTORY_PARTS = frozenset({CACHE, PRECOMPILED, EXPORTED})
 """Parts whose raw bytes are a packed directory."""
@@ -71,13 +71,13 @@ ResNet-152, they are 7 MB."""
 CODEC = "zstd"
 
 ENTRIES_FORMAT = "entries_format"
-"""Name of a fact: the version of the rules by which entries were made."""
+"""Name of the fact that records the version of the rules under which entries were made."""
 
 PROVENANCE = "provenance"
-"""Name of a fact: the origin of the artifact, with the fields `policy.FACTS`."""
+"""Name of the fact that records the origin of the artifact, with the fields in `policy.FACTS`."""
 
 _ANY_BYTES = 1 << 50
-"""No real part is this large, so a part of this size or more makes a statement malformed."""
+"""No real part is this large, so a statement with such a part is malformed."""
 
 _HEX_64 = re.compile(r"[0-9a-f]{64}")
 _PART_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -127,7 +127,7 @@ class Manifest:
     created: str
     """Creation time in UTC, in the format of `utc_now`, so that text order is time order."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """JSON about the build, for people and later versions. These facts never decide whether an
+    """JSON about the build, for people and later releases. These facts never decide whether an
     artifact fits, but a policy can require values of `provenance` (`serve_warm.trust.verify`)."""
     format: int = FORMAT
 
@@ -165,12 +165,12 @@ class Manifest:
 
     @property
     def entry_rules(self) -> int:
-        """Version of the rules by which entries were made; 1 if the build recorded no version."""
+        """Version of the rules under which entries were made; 1 if the build recorded none."""
         rules = self.facts.get(ENTRIES_FORMAT, 1)
         return rules if isinstance(rules, int) else 1
 
     def has_older_entries(self, rules: int) -> bool:
-        """Return whether the artifact has entries whose rules are older than version `rules`.
+        """Return whether the artifact has entries that were made under rules older than `rules`.
 
         Replicas with rules of this version do not run older entries.
         """

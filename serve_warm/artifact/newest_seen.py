@@ -3,10 +3,10 @@
 """Rollback marks: for each variant, the newest artifact that a node has used.
 
 A signature proves that an artifact is good, not that it is the latest. If someone with write access
-to a store deletes the newest statement, replicas would use an older artifact. So each start that
-accepts an artifact writes the artifact's signed creation time to a small file, the mark. There is
-one mark for each store, deployment and fingerprint. The marks are in a private folder next to the
-node cache.
+to a store deletes the newest statement, replicas would use an older artifact. So when a
+starting replica accepts an artifact, it writes the artifact's signed creation time to a small file,
+the mark. There is one mark for each store, deployment and fingerprint. The marks are in a private
+folder next to the node cache.
 
 A new node has no marks, and accepts any artifact. A node whose mark was removed must not look like
 a new node. So each mark has a record, an empty file among the blobs of the node cache. A new node
@@ -59,7 +59,8 @@ class Variant:
     def record_name(self) -> str:
         """The file name of the record.
 
-        The name looks like a lock's name, because every release accepts locks in the node cache.
+        The name looks like the name of a lock file, because every release accepts lock files in
+        the node cache.
         """
         return self._digest() + _RECORD_SUFFIX
 
@@ -88,7 +89,7 @@ class NewestSeen:
         return os.path.lexists(record) and not os.path.lexists(mark)
 
     def created(self, variant: Variant) -> str:
-        """Return the signed creation time in the mark; empty without a usable mark."""
+        """Return the signed creation time in the mark; empty if there is no usable mark."""
         return self.find_created(variant) or ""
 
     def find_created(self, variant: Variant) -> str | None:

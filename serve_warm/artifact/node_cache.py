@@ -3,9 +3,9 @@
 """The node cache: blobs named by their digest, downloaded once for all replicas of a node.
 
 The folder is private to one user, because anyone with write access could change what is loaded. The
-cache opens the folder once and uses only that descriptor, so nobody can swap the folder later. But
-the content is not trusted: each process hashes a blob again before using the blob. A blob's file is
-always complete, because a killed download leaves only a temporary file.
+cache opens the folder once, and keeps using the same file descriptor, so nobody can replace the
+folder later. But the content is not trusted: each process hashes a blob again before using the
+blob. A blob's file is always complete, because a killed download leaves only a temporary file.
 
 Readers keep their blobs open, so removing a blob never breaks a reader.
 """
@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 MAX_BYTES = 10 << 30
 MAX_AGE_S = 30 * 86400.0
 WAIT_S = 60.0
-"""Seconds to wait while another process downloads a blob. Then this process downloads it too."""
+"""Seconds to wait while another process downloads a blob. After this time, this process downloads
+the blob too."""
 POLL_S = 0.02
 ABANDONED_S = 3600.0
 """A temporary file that is older than this many seconds is the leftover of a killed download."""
@@ -128,8 +129,8 @@ class NodeCache:
         its own copy, and a warning is logged. The caller closes the file.
 
         Raises:
-            ArtifactRefused: `digest_mismatch`: the blob has wrong bytes and is not cached. Also any
-                ArtifactRefused that `fill` raised.
+            ArtifactRefused: `digest_mismatch`: the downloaded bytes do not have this sha256, so
+                they are not cached. An ArtifactRefused from `fill` is raised unchanged.
             StoreError: neither the folder nor a temporary file can be written.
         """
         if self.descriptor is not None:

@@ -45,7 +45,7 @@ class Rules:
     max_bytes: int | None = None
     """Size limit in bytes for all parts together; the oldest artifacts are removed first."""
     torch_before: str | None = None
-    """Artifacts for torch versions before this one are removed, even the newest of a variant."""
+    """Artifacts for torch releases older than this are removed, even the newest of a variant."""
     keep_newest: int = 1
     """The age and size rules keep this many of the newest artifacts of each variant."""
 
@@ -281,7 +281,10 @@ def _delete_unnamed(
 def _without_new(
     store: Store, blobs: Sequence[tuple[str, int]], seen: Collection[str]
 ) -> list[tuple[str, int]]:
-    """Return `blobs` without the blobs of new statements: those whose keys are not in `seen`."""
+    """Return `blobs` without those that a new statement names.
+
+    A statement is new if its key is not in `seen`.
+    """
     new = [key for key in statement_keys(store, None) if key not in seen]
     entries, _, foreign = _entries(store, new)
     if foreign is None:

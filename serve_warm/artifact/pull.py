@@ -79,7 +79,7 @@ class Pulled:
     stored_bytes: int
     """Size in bytes of the pulled parts as stored, without the statements."""
     downloaded_bytes: int
-    """How many of `stored_bytes` were downloaded because they were not in the node cache."""
+    """Number of stored bytes that were downloaded because they were not in the node cache."""
     download_s: float
     """Wall-clock seconds for reading the store, and for writing and hashing downloaded bytes."""
     verify_s: float
@@ -116,7 +116,7 @@ def pull(
     and are unpacked into unnamed files, so memory use does not grow with the size of the parts.
     `max_bytes` (as stored) and `max_raw_bytes` (unpacked) limit each part. `fetched` is called once
     all parts are on this node, before any part is unpacked. To cancel the pull, set `given_up` from
-    another thread. The pull then ends with the store's next answer or piece.
+    another thread. The pull then ends at the store's next answer or piece of data.
 
     Raises:
         ArtifactNotFound: no artifact exists, or none fits; `trace` gives the reason for each
@@ -224,14 +224,14 @@ def find_fitting(
     fingerprint: Fingerprint | None,
     given_up: threading.Event | None = None,
 ) -> Found:
-    """Return the statements from which a start of this deployment chooses.
+    """Return the statements from which a starting replica of this deployment chooses.
 
-    In a very large store, some statements of the deployment are left out: see `reading_order`. If
-    the fingerprint is not known yet, `fingerprint` is None.
+    In a very large store, some statements of the deployment are left out: see `reading_order`. Pass
+    `fingerprint=None` if the fingerprint is not known yet.
 
     Raises:
-        StoreError: as for `find`. StoreError is also raised at the next page or answer after
-            `given_up` was set.
+        StoreError: as for `find`. If `given_up` is set, StoreError is also raised at the store's
+            next page or answer.
     """
     began = time.perf_counter()
     source = _TimedReader(store, given_up)

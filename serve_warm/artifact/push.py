@@ -4,7 +4,7 @@
 
     statements/<deployment>/<variant>.dsse.json     the first published artifact
     ...                    /<variant>-g2.dsse.json  an artifact that superseded the first
-    ...                    /<variant>-s<8 hex>.dsse.json  the same artifact, other signatures
+    ...                    /<variant>-s<8 hex>.dsse.json  the same artifact, different signatures
 
 Blobs are written before the statement that names them, so a statement never points at missing
 blobs. If several publishers publish the same variant at the same time, the first publisher wins.
@@ -78,7 +78,7 @@ def push(
     Raises:
         ArtifactRefused: the parts do not match the manifest, or are larger than readers accept.
         ConfigError: no key was given.
-        AlreadyPublished: the variant is published with other content. Nothing was changed.
+        AlreadyPublished: the variant is published with different content. Nothing was changed.
         StoreError: the store could not be written. No statement is visible.
     """
     if parts.keys() != {part.name for part in manifest.parts}:
@@ -102,10 +102,10 @@ def publish_envelope(
     parts: Mapping[str, bytes | BinaryIO],
     on_taken: OnTaken,
 ) -> str:
-    """Publish an artifact whose parts are already checked, under the given envelope.
+    """Publish an artifact whose parts are already checked, with the given envelope.
 
     Raises:
-        AlreadyPublished: the variant is published with other content. Nothing was changed.
+        AlreadyPublished: the variant is published with different content. Nothing was changed.
         StoreError: the store could not be written. No statement is visible.
     """
     # This check only avoids useless uploads. Creating the statement below is what decides.
@@ -170,7 +170,11 @@ def already_published(
             differing = [
                 part.name for part in parts if others.pop(part.name, None) != part
             ] + sorted(others)
-            what += f", other bytes in {', '.join(differing)}" if differing else ", the same parts"
+            what += (
+                f", different contents in {', '.join(differing)}"
+                if differing
+                else ", the same parts"
+            )
     return AlreadyPublished(
         f"{store.uri} already has variant {fingerprint.key} of {deployment!r}, as {key} ({what})",
         hint="a published artifact is never replaced: publish under another prefix, or pass "
@@ -224,7 +228,7 @@ def _place(
 
 
 def _find_resigned(key: str, envelope: bytes) -> str:
-    """Return a key for an envelope with the same payload as at `key`, but with other signatures."""
+    """Return a key for an envelope that has the payload at `key`, but different signatures."""
     stem = re.sub(r"(-s[0-9a-f]{8})?" + re.escape(STATEMENT_SUFFIX) + r"\Z", "", key)
     return f"{stem}-s{hashlib.sha256(envelope).hexdigest()[:8]}{STATEMENT_SUFFIX}"
 
@@ -318,18 +322,18 @@ def copy(
     on_taken: OnTaken = "refuse",
     progress: Progress = lambda _what, _done, _total: None,
 ) -> Done:
-    """Copy signed artifacts unchanged. The result has the keys of their statements.
+    """Copy signed artifacts unchanged. The result has the keys of the copied statements.
 
-    With a `deployment`, copies only artifacts of this deployment. Of each variant, copies only the
-    newest artifact, with all its signatures. Every artifact is checked first: signature, statement,
+    With a `deployment`, copies only artifacts of this deployment. Copies only the newest artifact
+    of each variant, with all its signatures. Every artifact is checked first: signature, statement,
     sizes, digests, unpacking. An artifact is skipped if `trust` refuses it, or if its parts do not
     match its statement.
 
     Raises:
         ArtifactNotFound: the source has no artifacts to copy.
         ArtifactRefused: no artifact is trusted and intact.
-        AlreadyPublished: the target has one of the variants with different content. The artifacts
-            before this variant are already copied.
+        AlreadyPublished: the target has one of the variants with different content. Artifacts
+            that were copied before this error stay in the target.
         StoreError: one of the stores could not be read or written.
     """
     found, _, refused = _all_vouched(source, deployment, trust)
@@ -371,7 +375,7 @@ class _Vouched:
 def _all_vouched(
     store: Store, deployment: str | None, trust: Trust
 ) -> tuple[list[_Vouched], set[bytes], list[ArtifactRefused]]:
-    """Return the trusted statements, all other envelopes, and the reasons for refusing these.
+    """Return the trusted statements, the refused envelopes, and the reasons for the refusals.
 
     A refused envelope has no reason in the result if another envelope of the same artifact is
     trusted. Such an envelope dates from before a key rotation, or was added by someone with write

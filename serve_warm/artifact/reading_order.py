@@ -31,8 +31,8 @@ from serve_warm.artifact.statements import (
 from serve_warm.stores import Listed
 
 MAX_KEYS = 20_000
-"""Maximum number of objects in one listing. Statements after this limit are only looked up by
-name."""
+"""Maximum number of objects in one listing. Statements beyond this limit are looked up only
+by name."""
 
 MAX_PAGES = 1_000
 """Maximum number of pages in one listing, because a store could send empty pages forever."""
@@ -46,7 +46,7 @@ MAX_READ = 512
 """
 
 CLOCK_SKEW_S = 3600.0
-"""How many seconds a builder's clock may be ahead of the store's clock."""
+"""Maximum number of seconds by which a builder's clock may be ahead of the store's clock."""
 
 Pages = Callable[[str], Iterator[Sequence[Listed]]]
 """Function that lists the keys with a prefix, page by page."""

@@ -57,7 +57,7 @@ def is_statement(key: str) -> bool:
 
 
 def statements_of(deployment: str) -> str:
-    """Return the readable and unique key prefix of a deployment's statements."""
+    """Return the key prefix of a deployment's statements; it is readable and unique."""
     name = urllib.parse.quote(deployment, safe="", errors="surrogatepass")
     # Names in a key must not begin with a dot, and quoting keeps dots. No other name gives %2E.
     name = f"%2E{name[1:]}" if name.startswith(".") else name

@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 OfPublished = OnTaken | Literal["keep"]
 """What to do if the store already has the variant. `keep` does nothing if this machine trusts the
-published variant. If the entries of the published variant were made by older rules, `keep`
+published variant. If the entries of the published variant were made under older rules, `keep`
 supersedes the variant, because no current replica runs these entries.
 """
 
@@ -55,7 +55,7 @@ MAX_UNSIGNED = 64
 rank."""
 
 CLOCK_SKEW_S = 600.0
-"""How far a build's clock may be ahead of the signer's clock."""
+"""Maximum number of seconds by which a build's clock may be ahead of the signer's clock."""
 
 
 def sign_unsigned(
@@ -74,8 +74,8 @@ def sign_unsigned(
     Anyone who can write to `source` controls the signed content, but not its deployment or origin.
     Artifacts of another `deployment` are skipped, and `provenance` replaces the origin that the
     build recorded. The limits of `trust` apply. If `trust` has keys, it must accept the new
-    statement in `target`. So if replicas with these keys would refuse an artifact, this function
-    raises an error first.
+    statement in `target`. So this function raises an error instead of publishing an artifact that
+    replicas with these keys would refuse.
     Statements that already have a signature are skipped. If `source` has no artifact, no error is
     raised, because the build of an app that compiles nothing makes no artifact.
 
@@ -112,7 +112,7 @@ def sign_unsigned(
     if seen and not statements and not kept:
         raise ArtifactNotFound(
             f"{source.uri} has no unsigned artifact",
-            hint="build one with: serve-warm build APP --unsigned --store " + source.uri,
+            hint="build an artifact with: serve-warm build APP --unsigned --store " + source.uri,
         )
     return Done(statements=tuple(statements), unchanged=kept, refused=())
 
@@ -168,7 +168,7 @@ def _explain_gang(fingerprints: Sequence[Fingerprint]) -> str:
 
 
 def _explain_ranks(claims: Sequence[str]) -> str:
-    """Return what is wrong with the ranks; empty if `claims` has each rank of one gang once."""
+    """Return what is wrong with the ranks; empty if each rank of one gang appears exactly once."""
     if without := claims.count(""):
         return f"{without} artifacts have no rank" if without > 1 else "one artifact has no rank"
     ranks = []
@@ -256,7 +256,7 @@ def _compare(
     """Compare the trusted artifacts of this variant in the store with a new artifact.
 
     Return `none` if the store has no trusted artifact of this variant, `supersede` if the entries
-    of every such artifact were made by older rules, and `current` otherwise.
+    of every such artifact were made under older rules, and `current` otherwise.
     """
     found = []
     for key in find_published(target, manifest.deployment, manifest.fingerprint):

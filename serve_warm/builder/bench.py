@@ -292,8 +292,8 @@ ROWS: tuple[tuple[str, str, Callable[[Mapping[str, Any]], float]], ...] = (
     ("first request", "ms", lambda r: r["first_request_s"] * 1e3),
     ("steady p50", "ms", lambda r: r["steady_p50_s"] * 1e3),
 )
-"""Rows of the table. Each has a label, a unit, and a function that returns the value from the
-medians of a mode."""
+"""Rows of the table. Each row has a label, a unit, and a function that returns the value from
+the medians of a mode."""
 
 COUNTS = (
     ("frames compiled", "compiles"),

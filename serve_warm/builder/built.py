@@ -35,8 +35,8 @@ class Built:
     round trip."""
     store: str
     statement: str
-    """The key of the statement. For a gang, `statement`, `variant` and both reports are of the
-    first rank."""
+    """The key of the statement. For a gang, `statement`, `variant` and both reports belong to
+    the first rank."""
     ranks: tuple[str, ...]
     """The statements for all ranks of a gang; empty for a single replica."""
     variant: str

@@ -277,7 +277,7 @@ def refuse_missing_module(text: str, deployment: str, *, on: Cluster) -> None:
     """Raise if replicas died because of a missing module; the hint says how to install it.
 
     Raises:
-        BuildFailed: `text`, which is Serve's reason for the failure, names a missing module.
+        BuildFailed: `text` (Serve's reason for the failure) names a missing module.
     """
     missing = _NO_MODULE.search(text)
     if missing is None:

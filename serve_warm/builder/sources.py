@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about a deployment's class that need no instance: routes, and whether its code compiles.
+"""Facts about a deployment's class that need no instance: routes, and whether it compiles a model.
 
 This module uses a private name of Ray Serve (seen in 2.60): `@serve.ingress` makes a class whose
 `__init__` closes over `frozen_app_or_func`. If that name is missing, the routes are unknown.
@@ -64,10 +64,11 @@ def _describe(routes: Sequence[Any]) -> Iterator[str]:
 
 
 def modules_without_compile(cls: type) -> list[str]:
-    """Return the names of the user's modules that a class uses, if none of the modules compiles.
+    """Return the names of the user's modules that a class uses, if none of them compiles a model.
 
-    A module counts as compiling if a name in its source, other than `re.compile`, contains
-    "compile". The list is empty if a module compiles, or if the source of a module cannot be read.
+    A module is assumed to compile a model if a name in its source, other than `re.compile`,
+    contains "compile". The list is empty if a module compiles a model, or if the source of a module
+    cannot be read.
     """
     looked_at = []
     for module in _own_modules(cls):

@@ -4,14 +4,16 @@
 
 Exit codes, the same for every command:
 
-    0    success, or the answer is yes
-    1    failure, and stderr says what to do. `probe`: not ready, and stdout says why. `status`: a
-         replica is not ready, there is none, or a source could not be read. `check`: problems
-    2    wrong usage: an argument, or a file that it names, cannot be used. `check`: the application
-         cannot be read or imported, so nothing was checked
-    3    the answer is no. `verify`: an artifact was refused, or there is none. `diff`: nothing fits
-    130  interrupted
-    143  terminated; `build` and `bench` stop their replicas first
+    0    Success, or the answer is yes.
+    1    Failure: stderr says what to do. `probe`: the node is not ready, and stdout says why.
+         `status`: a replica is not ready, no replica exists, or a source could not be read.
+         `check`: the application has problems.
+    2    Wrong usage: an argument is invalid, or the file that it names cannot be used. `check`: the
+         application cannot be read or imported, so nothing was checked.
+    3    The answer is no. `verify`: an artifact was refused, or no artifact exists. `diff`: no
+         artifact fits.
+    130  Interrupted.
+    143  Terminated. `build` and `bench` stop their replicas first.
 
 The module of a command is imported only when the command runs. `serve-warm --help` and the commands
 that only read, copy, sign or prune artifacts do not import torch. `diff` works without torch.
@@ -57,7 +59,8 @@ COMMANDS = {
 """Modules by command."""
 
 ANYWHERE = frozenset(["check", "inspect", "metrics", "status"])
-"""Commands that work on every system. Outside Linux, `status` only reads pages of metrics."""
+"""Commands that work on every system. On systems other than Linux, `status` reads only metrics
+pages."""
 WHERE_OWNERS_ARE_KNOWN = frozenset(["diff", "keygen", "prune", "pull", "push", "sign", "verify"])
 """Commands that also work on macOS, because they only need to check who may change a key, a trust
 file or a store. All other commands start replicas, or read state files of replicas, and need
@@ -66,10 +69,10 @@ Linux."""
 EXIT_CODES = """\b
 Exit codes:
   0    success, or the answer is yes
-  1    failure, and stderr says what to do; probe, status: not ready;
-       check: problems
-  2    wrong usage; check: the application cannot be imported
-  3    the answer is no; verify: an artifact was refused; diff: nothing fits
+  1    failure (stderr says what to do), not ready (probe and status),
+       or problems found (check)
+  2    wrong usage, or check cannot import the application
+  3    the answer is no: verify refused an artifact, or diff found none that fits
   130  interrupted
   143  terminated
 """
@@ -148,7 +151,7 @@ class _ScreenHandler(logging.Handler):
 
 
 class _Harmless(logging.Formatter):
-    """Formats log lines and tracebacks without credentials and control characters.
+    """Redacts credentials and escapes control characters in log lines and tracebacks.
 
     Log lines from other packages can contain credentials and control characters.
     """
@@ -160,7 +163,7 @@ class _Harmless(logging.Formatter):
 def harmless(text: str) -> str:
     r"""Return untrusted lines in a form that a terminal can show safely.
 
-    Credentials are redacted. A line with unprintable characters is shown as a Python string.
+    Credentials are redacted. A line with unprintable characters becomes a Python string literal.
 
     >>> print(harmless("all good\n\x1b[2Ktrusted"))
     all good

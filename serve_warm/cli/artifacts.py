@@ -215,10 +215,10 @@ if_published = click.option(
 def push(
     *, folder: str, store: str, deployment: str | None, on_taken: OnTaken, as_json: bool
 ) -> None:
-    """Verify the artifacts of FOLDER, and publish them in STORE.
+    """Verify the artifacts in FOLDER, and publish them to STORE.
 
-    A published artifact is never replaced. With --if-published supersede, push adds a
-    variant's new artifact and keeps the old one. Replicas use the newest artifact.
+    A published artifact is never replaced. With --if-published supersede, push adds the
+    new artifact of a variant, and keeps the old artifact. Replicas use the newest artifact.
     """
     _copy(folder, store, deployment, on_taken, as_json=as_json)
 
@@ -232,7 +232,7 @@ def push(
 def pull(
     *, store: str, folder: str, deployment: str | None, on_taken: OnTaken, as_json: bool
 ) -> None:
-    """Verify the artifacts of STORE, and copy them into FOLDER.
+    """Verify the artifacts in STORE, and copy them into FOLDER.
 
     Use pull to fill a mirror or a container image. Replicas need no pull command: they download the
     matching artifact themselves.

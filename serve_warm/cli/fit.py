@@ -23,8 +23,8 @@ from serve_warm.trust.envelope import parse_json
 from serve_warm.trust.files import load_trust
 
 BY_REPLICA = "set by the replica"
-"""Text that is shown instead of the value of an app factor, such as the thread count, if no app is
-known. Only a replica knows the values of app factors."""
+"""Text that is shown instead of an app factor's value if no app is known. Only a replica knows
+these values, for example its number of threads."""
 
 
 @click.command()
@@ -86,8 +86,8 @@ def diff(
             _show(name, compared, where=screen.show_line(where), show_all=show_all)
         if any(c.by_replica for compared in by_deployment.values() for c in compared):
             click.echo(
-                f"diff did not compare the factors {BY_REPLICA}: pass --against with a replica's "
-                "report",
+                f"some factors are {BY_REPLICA}, so diff did not compare them: pass --against with "
+                "a replica's report",
                 err=True,
             )
     if not takes:
@@ -101,7 +101,7 @@ def diff(
 
 @record(frozen=True, kw_only=True)
 class _Compared:
-    """An artifact compared with a machine: the different, the equal and the unknown factors."""
+    """The result of comparing an artifact with a machine, factor by factor."""
 
     considered: choose.Considered
     equal: tuple[Mismatch, ...] = ()
@@ -114,7 +114,7 @@ class _Compared:
         return self.considered.statement
 
     def newest(self) -> tuple[str, str]:
-        """Return a sort key by age, because a pull loads the newest matching artifact."""
+        """Return a key that sorts artifacts by age: a pull loads the newest matching artifact."""
         return self.considered.created, self.statement
 
     def nearest(self) -> tuple[bool, bool, int]:
@@ -192,8 +192,9 @@ def _show(deployment: str, compared: Sequence[_Compared], *, where: str, show_al
         verdict = f"a replica on {where} would load {taken.statement}"
         if taken.by_replica:
             verdict = (
-                f"{taken.statement} fits {where}, but the command did not compare "
-                f"{_name_uncompared(taken)} of the replica, so the verdict can still be a miss"
+                f"{taken.statement} fits {where}, but the command did not check "
+                f"{_name_uncompared(taken)} that the replica sets, so the verdict can still be "
+                "a miss"
             )
     click.echo(f"{screen.show_line(deployment)}: {screen.show_line(verdict)}")
     for item in compared:
@@ -222,7 +223,7 @@ def _show(deployment: str, compared: Sequence[_Compared], *, where: str, show_al
 
 
 def _name_uncompared(compared: _Compared) -> str:
-    """Return a text about the factors that were not compared.
+    """Return a description of the factors that were not compared.
 
     The text names only the number of threads, because this factor differs most often.
     """
@@ -261,7 +262,7 @@ def _read_described(file: Path) -> Fingerprint:
 
 
 def _fingerprint_in(data: Any) -> Any:
-    """Return the fingerprint in the JSON that a command or a replica wrote."""
+    """Return the fingerprint from the JSON output of a command or a replica."""
     if isinstance(data, list):
         if len(data) != 1:
             raise ValueError(f"the list has {len(data)} entries, but must have exactly one")

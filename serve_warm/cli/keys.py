@@ -128,7 +128,7 @@ def sign(
     on_taken: OfPublished | None,
     as_json: bool,
 ) -> None:
-    """Sign the artifacts of STORE again, without uploading their parts.
+    """Sign the artifacts in STORE again, without uploading their parts.
 
     Use sign to rotate keys: each artifact gets a new statement with its old and new signatures.
     The command skips artifacts that this machine does not trust, because a new signature would

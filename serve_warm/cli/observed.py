@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas as seen from outside: in this node's state files, and on pages of metrics.
+"""Replicas as seen from outside: in this node's state files, and on metrics pages.
 
 Both sources give records of the same type. If a source does not have a field, the field is None or
 empty, never a guess. A metrics page contains only numbers, and Ray's page has no heartbeat.
@@ -27,10 +27,10 @@ from serve_warm.errors import MissingPackage
 from serve_warm.report import LEVELS, TRACED, settle
 
 FETCH_LIMIT_S = 5.0
-"""Time limit for a page of metrics."""
+"""Time limit in seconds for fetching a metrics page."""
 MAX_PAGE_BYTES = 64 << 20
 ENDED_SHOWN_S = node.SWEEP_S
-"""A replica that ended before READY is shown without `--all` for this many seconds."""
+"""Seconds for which `status` shows a replica that ended before READY, even without `--all`."""
 
 
 @record(frozen=True, kw_only=True)
@@ -48,14 +48,14 @@ class Observed:
     verdict: str = ""
     """Empty until the verdict is known."""
     store: str = ""
-    """Address of the configured store; empty on pages of metrics."""
+    """Address of the configured store; empty on metrics pages."""
     doing: str = ""
-    """What the start is waiting for; empty if the stage already shows this."""
+    """What a starting replica is waiting for; empty if the stage already shows this."""
     traced: str = ""
     """Share of the start's compiled calls that were traced: `none`, `some` or `all`; empty before
     READY."""
     levels: dict[str, int] = field(default_factory=dict)
-    """Number of kinds of calls by level; empty if nothing uses `serve_warm.compile`."""
+    """Number of kinds of calls at each level; empty if nothing uses `serve_warm.compile`."""
     inputs_done: int | None = None
     """Number of inputs replayed in the current or last pass."""
     inputs_expected: int | None = None
@@ -71,12 +71,12 @@ class Observed:
     graph_pool_bytes: int | None = None
     """GPU memory in the replica's CUDA graph pools, on all devices; None without a GPU."""
     seats: str = ""
-    """Text about the seats; empty without configured seats."""
+    """Description of the seats; empty if no seats are configured."""
     event: str = ""
     """The last event or problem, in one line; empty if there is none."""
     figures_alone: bool = False
-    """Whether the source is a page of metrics. On such a page, `store` and `doing` are unknown,
-    and `event` has counts instead of the replica's own text."""
+    """Whether the source is a metrics page. A metrics page leaves `store` and `doing` empty, and
+    fills `event` with counts instead of the replica's own text."""
 
     @property
     def names(self) -> tuple[str, str, str]:
@@ -102,7 +102,7 @@ class Observed:
 
 @record(frozen=True, kw_only=True)
 class Look:
-    """The replicas that the sources show at one time."""
+    """The replicas that the sources show at one moment."""
 
     sources: tuple[str, ...] = ()
     replicas: tuple[Observed, ...] = ()
@@ -123,9 +123,9 @@ class Look:
     def of(self, application: str, deployments: Sequence[str]) -> Look:
         """Return a copy with only the replicas of one application or some deployments.
 
-        An empty `application` or no `deployments` means all. A deployment is named as
-        `application#Deployment`, or as `Deployment` for any application. `troubles` gets a sentence
-        for each name without a replica.
+        An empty argument filters nothing. Name a deployment as `application#Deployment`, or as
+        `Deployment` to match it in every application. `troubles` gets a sentence for each name that
+        matches no replica.
         """
         kept = [r for r in self.replicas if application in ("", r.application)]
         missing = [application] if application and not kept else []
@@ -148,13 +148,13 @@ def _is_of(name: str, replica: Observed) -> bool:
 
 
 def look(state_dir: str, urls: Sequence[str]) -> Look:
-    """Return the replicas that are now in the state directory (if given) and on the pages.
+    """Return the replicas that the state directory (if given) and the metrics pages show now.
 
-    Pages are fetched concurrently. If several sources show a replica, the first one wins: the
-    directory, then the pages in their order.
+    Pages are fetched concurrently. If several sources show a replica, the first source wins. The
+    directory comes first, then the pages in the order of `urls`.
 
     Raises:
-        MissingPackage: there are pages, but `prometheus_client` is not installed.
+        MissingPackage: there are addresses in `urls`, but `prometheus_client` is not installed.
     """
     if urls and importlib.util.find_spec("prometheus_client") is None:
         raise MissingPackage("--url", package="prometheus-client")
@@ -175,7 +175,7 @@ def look(state_dir: str, urls: Sequence[str]) -> Look:
 
 
 def of_directory(directory: str) -> Look:
-    """Return the replicas with files in a state directory; none if the directory does not exist."""
+    """Return the replicas with files in a state directory, or none if the directory is missing."""
     now = node.boot_s()
     try:
         found = node.look(directory)
@@ -230,7 +230,7 @@ def _of_replica(replica: node.Replica, now: float, source: str) -> Observed:
 
 READY_SECONDS = ("serve_warm_ready_seconds", "")
 ELAPSED_SECONDS = ("serve_warm_start_elapsed_seconds", "")
-"""Both metrics count from just before the replica's `__init__`, before a state file exists."""
+"""Both times start just before the replica's `__init__`, when no state file exists yet."""
 
 
 def _elapsed_s(replica: node.Replica, stage: str, now: float) -> float | None:
@@ -251,7 +251,7 @@ def _elapsed_of(
 
 
 def _why(replica: node.Replica, now: float) -> str:
-    """Return the problem of a replica, or "" if other fields of the replica show the problem."""
+    """Return a replica's problem, or "" if other fields of the replica already show it."""
     if replica.condition == "stale" and replica.heartbeat_s <= now:
         return "its process exists, but is hung or stopped"
     shown = replica.condition in ("stale", "unreadable") or replica.state is None
@@ -277,11 +277,11 @@ def _figures_of(table: Any, now: float | None) -> dict[tuple[str, str], float]:
     return figures
 
 
-# --- pages of metrics ----------------------------------------------------------------------
+# --- metrics pages -------------------------------------------------------------------------
 
 
 def metrics_url(text: str) -> str:
-    """Return the address of a page of metrics. `/metrics` is added if the address has no path.
+    """Return the address of a metrics page. `/metrics` is added if the address has no path.
 
     Raises:
         ValueError: `text` is not an HTTP address.
@@ -305,9 +305,9 @@ def metrics_url(text: str) -> str:
 
 
 class UnreachableError(Exception):
-    """An address returned no page of metrics.
+    """An address did not return a metrics page.
 
-    The text is the rest of a sentence that begins with the address.
+    The text completes a sentence that begins with the address.
     """
 
 
@@ -376,7 +376,7 @@ def _trouble(source: str, what: str) -> Look:
 
 
 def of_page(text: str, *, source: str) -> Look:
-    """Return the replicas on a page of metrics, from a node's server or from Ray.
+    """Return the replicas on a metrics page, from a node's server or from Ray.
 
     `troubles` has a sentence if the page has no metrics of serve_warm or Ray, or if the page's node
     could not read all replicas.
@@ -413,7 +413,7 @@ def of_page(text: str, *, source: str) -> Look:
 
 
 OWN_LABELS = ("stage", "verdict", "reason", "condition", "device", "traced", "level")
-"""The labels by which the rows of one metric differ. Ray adds other labels, which identify the
+"""The labels that distinguish the series of one metric. Ray adds more labels, which identify the
 sender."""
 
 
@@ -471,8 +471,8 @@ def _of_figures(
 def _condition(stage: str, heartbeat_s: float | None, *, believed: bool) -> tuple[str, str]:
     """Return the condition and the problem of a running replica, as `node.look` does.
 
-    `believed` is False if the page does not count a READY replica as ready. The server of the page
-    might use a limit other than `node.STALE_S`.
+    `believed` is False if the page does not count a READY replica as ready. The page's server might
+    use a limit other than `node.STALE_S`.
     """
     late = heartbeat_s is not None and heartbeat_s > node.STALE_S
     if late or (stage == "READY" and not believed):
@@ -498,7 +498,7 @@ def _levels(figures: Mapping[tuple[str, str], float]) -> dict[str, int]:
 
 
 def _after_ready(figures: Mapping[tuple[str, str], float], *, last: str) -> list[str]:
-    """Return counts of unwanted events after READY, and the last event as text."""
+    """Describe the unwanted events after READY: how many there were, and the last event."""
     counts = [
         f"{figures[key]:g} {what}"
         for name, what in AFTER_READY.items()
@@ -527,10 +527,9 @@ POOL_BYTES = "serve_warm_graph_pool_bytes"
 
 
 def _seats(figures: Mapping[tuple[str, str], float], *, why: str = "") -> str:
-    """Return a text: how many seats are wanted and free, and whether this start used a seat.
+    """Describe how many seats are wanted and free, and whether this start used a seat.
 
-    `why` is the line about the seat in the replica's state file. A page of metrics has no such
-    line.
+    `why` is the line about the seat in the replica's state file. A metrics page has no such line.
     """
     wanted, waiting = (figures.get((f"serve_warm_seats{end}", "")) for end in ("_wanted", ""))
     missed = [r for (name, r), value in figures.items() if (name, value) == (SEAT_MISSES, 1.0)]
@@ -558,7 +557,7 @@ REFUSED = "serve_warm_refused"
 
 
 def _cut_hint(reason: str) -> str:
-    """Return a reason with only the first line of its hint. The other lines are for pasting."""
+    """Return a reason and the first line of its hint, without the lines to copy and paste."""
     what, sep, hint = reason.partition("\nhint: ")
     return what + sep + hint.partition("\n")[0].removesuffix(":")
 
@@ -587,5 +586,5 @@ def _count(value: Any) -> int | None:
 
 
 def _age(seconds: float) -> float | None:
-    """Return an age in seconds; None if it is negative, because a reboot has reset the clock."""
+    """Return an age in seconds, or None if the age is negative after a reboot reset the clock."""
     return max(0.0, seconds) if seconds > -1.0 else None

@@ -43,7 +43,7 @@ class Start:
     warnings: Sequence[str]
     error: str
     seat: str
-    """Line about the seats; empty without seats."""
+    """Line about the seats; empty if no seats are configured."""
 
     def lines(self) -> list[str]:
         """Return the lines that a terminal shows."""
@@ -120,10 +120,10 @@ def _write(path: Path, data: Any) -> None:
 
 
 def of_node(directory: str) -> list[Start]:
-    """Return the starts that have state files in a directory.
+    """Return the starts that the state files in a directory describe.
 
     Raises:
-        StoreError: the directory has no starts, or cannot be read.
+        StoreError: the directory contains no records of starts, or cannot be read.
     """
     try:
         replicas = node.look(directory)
@@ -146,12 +146,12 @@ def of_node(directory: str) -> list[Start]:
 
 
 def of_cluster(address: str) -> list[Start]:
-    """Return the starts of a Ray cluster's running replicas that use the mixin.
+    """Return a `Start` for each running replica that uses the mixin in a Ray cluster.
 
     Raises:
         MissingPackage: Ray is not installed.
         ConfigError: the cluster does not exist.
-        StoreError: the cluster has no replica with the mixin.
+        StoreError: no replica in the cluster uses the mixin.
     """
     if importlib.util.find_spec("ray") is None:
         raise MissingPackage("--address", package="ray[serve]")
@@ -170,7 +170,7 @@ def of_cluster(address: str) -> list[Start]:
 
 
 def _start(names: tuple[str, str, str], said: Mapping[str, Any], *, ended: bool = False) -> Start:
-    """Return a start from a state file or a report.
+    """Return the `Start` that a state file or a report describes.
 
     If an older release did not write a field, the field is empty.
     """
@@ -199,7 +199,7 @@ def _start(names: tuple[str, str, str], said: Mapping[str, Any], *, ended: bool 
 
 
 def _seat(said: Any) -> str:
-    """Return the line about a seat. `said` is this line itself, or the record in a report."""
+    """Return the line about a seat. `said` is this line from a state file, or a report's record."""
     if not isinstance(said, dict):
         return _text(said)
     known = {each.name for each in dataclasses.fields(SeatUse)}
@@ -234,7 +234,7 @@ def _count(value: Any) -> int:
 
 
 def as_data(start: Start) -> dict[str, Any]:
-    """Return a start for JSON. Times of spans are in seconds since the first span began."""
+    """Return a start for JSON. Span times are in seconds since the first span began."""
     zero = min((span.began_boot_s for span in start.spans), default=0.0)
     plain = {name: getattr(start, name) for name in Start.__dataclass_fields__ if name != "spans"}
     return {
@@ -254,8 +254,8 @@ def as_data(start: Start) -> dict[str, Any]:
 def as_trace(starts: Sequence[Start]) -> dict[str, Any]:
     """Return a trace for Chrome and Perfetto, in which each start is a process with two tracks.
 
-    The second track shows the work of other threads. All starts of a node share one clock, so the
-    trace shows which replicas waited for which other replicas.
+    The second track shows the work of other threads. All replicas of a node use the same clock, so
+    the trace shows when a replica waited for another replica.
     """
     spans = [span for start in starts for span in start.spans]
     zero = min((span.began_boot_s for span in spans), default=0.0)

@@ -118,7 +118,7 @@ order."""
 
 
 class _Moving:
-    """Shows one progress bar at a time, and a new one when another transfer begins."""
+    """Shows one progress bar at a time, and replaces the bar when another transfer begins."""
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
@@ -194,7 +194,7 @@ _LOG_WIDTH = 10_000
 
 
 def show_line(text: str) -> str:
-    r"""Return one line of text, escaped if a terminal would act on it.
+    r"""Return one line of text, escaped if it contains unprintable characters.
 
     >>> print(show_line("CPython 3.11"), show_line("\x1b[2Ktrusted"))
     CPython 3.11 '\x1b[2Ktrusted'
@@ -203,10 +203,10 @@ def show_line(text: str) -> str:
 
 
 def levels(entries: Any) -> list[str]:
-    """Return lines that count the kinds of calls at each level, and one line for each reason.
+    """Return the number of kinds of calls at levels 3 and 2, and the reasons for lower levels.
 
-    `entries` comes from a report or a manifest. The result is empty for data that another release
-    wrote in another form.
+    `entries` comes from a report or a manifest. The result is empty if another release wrote the
+    data in a different form.
 
     >>> levels([{"callable": "Net", "call": "(t0)", "level": 1, "reason": "a graph break"}])
     ['level 2     0 of 1 kinds of calls', 'level 1     Net(t0): a graph break']
@@ -231,7 +231,7 @@ def refusals(refused: Sequence[ArtifactRefused]) -> list[dict[str, str]]:
 
 
 def end_with_refusals(refused: Sequence[ArtifactRefused]) -> None:
-    """Print the skipped artifacts with reasons, and end with exit code 3 if any exist."""
+    """Print the skipped artifacts with reasons, and end with exit code 3 if any were skipped."""
     for each in refused:
         click.echo(f"skipped ({each.reason}): {show_line(each.message)}", err=True)
     for hint in dict.fromkeys(each.hint for each in refused if each.hint):
@@ -241,7 +241,7 @@ def end_with_refusals(refused: Sequence[ArtifactRefused]) -> None:
 
 
 def data(value: Any) -> None:
-    """Print JSON on stdout. Characters that a terminal would act on are escaped."""
+    """Print JSON on stdout. Control characters are escaped."""
     click.echo(json.dumps(value, indent=2))
 
 

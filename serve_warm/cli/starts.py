@@ -167,11 +167,11 @@ def build(
 
 
 def _import_to_build(app: str) -> Application:
-    """Import the app with fresh folders for torch's caches, which the app's replicas use too.
+    """Import the app with fresh folders for torch's caches.
 
-    The app might compile code while it is being imported. All processes of a user share torch's
-    default folder. If the build used the default folder, the build could run and sign code from
-    another process.
+    The app's replicas use these folders too. The app might compile code while it is being imported.
+    All processes of a user share torch's default folder. If the build used the default folder, it
+    could run and sign code that another process wrote there.
     """
     from serve_warm.builder.app import load_application
 
@@ -303,8 +303,9 @@ def _show_built(built: Built, *, unsigned: bool) -> None:
     if portable:
         click.echo("only replicas that also set `cpu: portable` can load this artifact")
     if built.trust:
-        click.echo("replicas of other users or machines trust this artifact if these lines are in")
-        click.echo("/etc/serve_warm/trust.toml:")
+        click.echo(
+            "other users and machines trust this artifact if /etc/serve_warm/trust.toml contains:"
+        )
     for line in built.trust.splitlines():
         click.echo(f"  {line}")
 
@@ -325,7 +326,7 @@ def _own_seconds(report: Mapping[str, Any]) -> float:
 
 
 def _describe_seconds(report: Mapping[str, Any]) -> str:
-    """Return a text: the seconds until the proof, and the seconds of waiting for deployments."""
+    """Describe the seconds until the proof, and the seconds spent waiting for deployments."""
     waits = _waits(report)
     waited_s = sum(span["seconds"] for span in waits)
     names = ", ".join(dict.fromkeys(span["name"] for span in waits))
@@ -379,7 +380,7 @@ def bench(
     repeats: int,
     request_count: int,
 ) -> None:
-    """Compare cold starts, starts with torch's own cache bytes, and starts with the artifact."""
+    """Compare three kinds of starts: cold, with torch's own cache bytes, and with the artifact."""
     _check_working_dir(address, working_dir)
     need_ray("bench")
     from serve_warm.builder import bench as bench_
@@ -414,7 +415,7 @@ def _say(text: str) -> None:
 
 
 SERVES = ("ray", "starlette", "fastapi", "uvicorn")
-"""Modules that `ray[serve]` installs. Plain `ray` installs only the first one."""
+"""Modules that `ray[serve]` installs. Plain `ray` installs only the first module."""
 
 
 def need_ray(command: str) -> None:
@@ -442,5 +443,8 @@ def show(result: dict[str, Any]) -> None:
     screen.stdout.print(title, soft_wrap=True)
     screen.stdout.print(screen.table(header, rows))
     for name, ratio in result["ratios"].items():
-        against = {"warm_to_cold": "cold", "warm_to_torch_bytes": "torch's bytes"}[name]
-        screen.stdout.print(f"model built → proof: {ratio:.2f} of {against}")
+        against = {
+            "warm_to_cold": "a cold start",
+            "warm_to_torch_bytes": "a start with torch's bytes",
+        }[name]
+        screen.stdout.print(f"model built → proof: {ratio:.2f} of the time in {against}")

@@ -115,7 +115,7 @@ def status(
 
 
 def show(now: Look, which: Which) -> None:
-    """Print the replicas: a table in a terminal, else one line each. Troubles go to stderr."""
+    """Print the replicas as a table in a terminal, else one line each. Troubles go to stderr."""
     if screen.stdout.is_terminal:
         screen.stdout.print(draw(now, which))
     else:
@@ -133,7 +133,7 @@ def _every(period_s: float) -> Iterator[int]:
 
 
 def follow(looks: Iterable[Look], which: Which, *, as_json: bool) -> None:
-    """Show the replicas repeatedly: in place in a terminal, elsewhere one line per change."""
+    """Show the replicas until Ctrl-C. A terminal is redrawn, and a log gets one line per change."""
     if as_json:
         for now in looks:
             click.echo(json.dumps(plain(now)))
@@ -165,7 +165,7 @@ def choose(now: Look, which: Which) -> list[Observed]:
 
 
 def troubles(now: Look) -> list[str]:
-    """Return a sentence for each source that could not be read, or one if no replica runs."""
+    """Return one sentence for each unreadable source, or one sentence if no replica runs."""
     if now.troubles or now.living:
         return list(now.troubles)
     where = " and ".join(now.sources)
@@ -182,12 +182,10 @@ def remarks(now: Look, which: Which) -> list[str]:
     if any(each.names in shown for each in of_pages):
         said.append(WORDS_ELSEWHERE)
     if young:
-        its = "its page does" if len(young) == 1 else "their pages do"
-        it, was = ("it", "was") if len(young) == 1 else ("they", "were")
         what = "replica" if len(young) == 1 else "replicas"
         said.append(
-            f"{len(young)} more {what} ended before {it} {was} ready, and {its} not show when {it} "
-            f"ended: use --all to show the {what}"
+            f"{len(young)} more {what} ended before READY, but metrics pages do not show when: use "
+            "--all to show all ended replicas"
         )
     return said
 
@@ -267,7 +265,7 @@ def heartbeat(each: Observed) -> str:
 
 
 def notes(each: Observed) -> list[str]:
-    """Return notes: what the replica waits for, times, store, levels, memory, seats, last event."""
+    """Return notes about a replica, such as its store, its levels, its seats and its last event."""
     took = ""
     if each.elapsed_s is not None and each.stage == "READY":
         took = f"ready {each.elapsed_s:.1f} s after its __init__ began"
@@ -285,9 +283,8 @@ def notes(each: Observed) -> list[str]:
 
 
 ASK_STORE = {"miss": "diff", "refused": "verify"}
-"""For each verdict, the command that explains the verdict. No command explains a partial hit,
-because `diff` would only say that the artifact fits. The replica itself reports what was
-compiled."""
+"""The command that explains each verdict. No command explains a partial hit, because `diff` would
+only say that the artifact fits. The replica itself reports what was compiled."""
 
 
 def _told_of_store(each: Observed) -> str:
@@ -301,7 +298,7 @@ def _told_of_store(each: Observed) -> str:
 
 
 def _describe_levels(each: Observed) -> str:
-    """Return the number of kinds of calls by level; empty if nothing is compiled."""
+    """Return the number of kinds of calls at each level; empty if nothing is compiled."""
     ordered = sorted(each.levels.items(), reverse=True)
     kinds = ", ".join(f"{count} at level {level}" for level, count in ordered if count)
     said = [f"calls: {kinds}"] if kinds else []
@@ -336,7 +333,7 @@ STYLES = {"warm": "green", "warming": "yellow", "dead": "dim"}
 
 
 def draw(now: Look, which: Which) -> RenderableType:
-    """Return a block per deployment with one line per replica. Unready deployments come first."""
+    """Return one block for each deployment, with a line per replica. Unready blocks come first."""
     groups: dict[tuple[str, str], list[Observed]] = {}
     for each in choose(now, which):
         groups.setdefault((each.application, each.deployment), []).append(each)

@@ -17,8 +17,8 @@ progress.
 
 One kind of deadlock is still possible, as it is between any two Python threads. A thread waits
 forever if it imports the same module as the background thread while holding a lock that the
-background thread needs. A child process also waits forever if it imports that module, and a thread
-held such a lock at the fork.
+background thread needs. A child process also waits forever if such a lock was held at the fork and
+the child imports that module.
 
 `when_imported` does not import a module, but calls a function as soon as another import has loaded
 the module.
@@ -50,10 +50,10 @@ QUIET_S = 0.1
 burst, a background import would save nothing, because imports share the GIL."""
 POLL_S = 0.02
 STUCK_S = 10.0
-"""Seconds that an import waits for the background thread to reach its next module. After that, the
-waiting import continues, because the background thread may need a lock that the waiting thread
-holds. The slowest of torch's modules took 0.7 s (torch 2.13, on a machine whose load was four times
-its number of cores)."""
+"""Maximum seconds that an import waits for the background thread to reach its next module. After
+that, the waiting import continues, because the background thread may need a lock that the waiting
+thread holds. The slowest of torch's modules took 0.7 s (torch 2.13, on a machine whose load was
+four times its number of cores)."""
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
 """The two halves of torch's compiler."""
 LOGGING_S = 0.25
@@ -62,7 +62,7 @@ probably waiting for that lock."""
 
 
 class Turns:
-    """Decides who can import in this process: all other threads, or one background thread alone.
+    """Decides which threads can import: only one background thread, or all threads except that one.
 
     Create this object in the thread that makes most of the imports, but not during an import,
     because imports that began earlier are not seen. Imports are watched until `end()`. For
@@ -86,8 +86,8 @@ class Turns:
         self._forking = 0
         self._alone: int | None = None
         self._steps = 0
-        """Progress counter. It increases when a thread becomes the only importer, and when that
-        thread begins or ends the import of a module."""
+        """Progress counter: increases when a thread becomes the only importer, and when that thread
+        begins or ends the import of a module."""
         self._own = threading.local()
         self._find_and_load: Callable[[str, Any], Any] = getattr(_bootstrap, _FIND)
         self._watched = self._load  # one bound method, so that `end` can compare identities
@@ -111,7 +111,7 @@ class Turns:
     def alone(
         self, ready: Callable[[], bool], *, given_up: threading.Event, quiet_s: float = QUIET_S
     ) -> Iterator[bool]:
-        """Wait until `ready()` is true and no thread imports; then make other imports wait.
+        """Wait until `ready()` is true and no thread is importing; then make other imports wait.
 
         `quiet_s` is the number of seconds that must pass without an import. Yields True if the
         caller is allowed to import, and False once `given_up` is set.
@@ -226,7 +226,7 @@ def when_imported(name: str, call: Callable[[ModuleType], object]) -> None:
 class _AfterImport:
     """An import finder that never finds a module itself, but reports what other finders find.
 
-    If no call waits for a module, the module's import costs only one more dict lookup. The finder
+    If no call waits for a module, importing the module costs only one extra dict lookup. The finder
     has no lock, because a fork could leave a lock locked forever. Each change to `_known` is one
     atomic step, and `_waiting` changes only under the module's lock.
     """
@@ -332,7 +332,7 @@ class Importer:
         """Empty if Dynamo is not imported, or was imported before `watch` was called."""
 
     def watch(self) -> None:
-        """From now on, note who imports Dynamo."""
+        """From now on, record which line of code imports Dynamo."""
         if "torch._dynamo" not in sys.modules:
             when_imported("torch._dynamo", self._note)
 
@@ -347,7 +347,7 @@ IMPORTER = Importer()
 def find_importer() -> str:
     """Return the module and line that began the current import, outside importlib and torch.
 
-    Returns an empty string if this thread imports nothing, or imports in the background.
+    Returns an empty string if this thread is importing nothing, or is importing in the background.
     """
     frame: FrameType | None = sys._getframe(1)
     is_import = False
@@ -376,5 +376,5 @@ def import_compiler() -> None:
 
 
 def import_dynamo() -> None:
-    """Import only Dynamo. The import does not query CUDA devices (2.11 to 2.13)."""
+    """Import only Dynamo, which does not query CUDA devices (torch 2.11 to 2.13)."""
     import torch._dynamo  # noqa: F401

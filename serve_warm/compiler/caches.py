@@ -102,8 +102,8 @@ def header_directory(base: Path | None = None) -> Path:
     All processes of a user share the folder, because precompiling a header costs 5.7 s and saves
     only 1 s per kernel. Compiling six kernels on two cores takes 3.8 s with the precompiled header,
     7.1 s without it, and 10.5 s if the header must be made first. If another user could write to
-    the folder or replace it, the result is a new folder of this process instead. With `base`, the
-    folder is below `base`.
+    the folder or replace it, the result is a new folder that only this process uses. With `base`,
+    the folder is below `base`.
     """
     folder = _private_folders.user_folder("headers")
     if base is not None:
@@ -125,7 +125,7 @@ def _own_header_directory() -> Path:
 
 
 def save_torch_bytes() -> bytes:
-    """Return torch's own cache artifacts of this process; empty bytes if there are none.
+    """Return torch's cache artifacts for this process as bytes; empty bytes if there are none.
 
     Call this once per process. If the process compiles more and saves again, the entries of the
     first save are lost when the second save is loaded (torch 2.13 to 2.15).
@@ -161,7 +161,7 @@ def load_torch_bytes(raw: bytes) -> bool:
 def forget_compiled() -> None:
     """Make torch recompile everything that this process has compiled or loaded.
 
-    No file is changed. Inductor keeps loaded kernels in memory, by the source of each kernel. So
+    No file is changed. Inductor keeps loaded kernels in memory, keyed by their source code. So
     without this call, Inductor would reuse a broken kernel even after the cache directory has
     changed. `clear_caches` is private (2.13), and was earlier named `clear_inductor_caches`.
     """

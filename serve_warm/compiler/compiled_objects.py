@@ -18,9 +18,9 @@ from typing import Any
 
 
 class HandedOver(abc.ABC):
-    """A callable that passes its calls to a dispatcher in front of `torch.compile`'s result.
+    """A compiled callable's dispatcher, which can pass calls to the result of `torch.compile`.
 
-    This object is stored in a compiled module, or as `_serve_warm` in the attributes of the user's
+    This object is stored in a compiled module, or in the `_serve_warm` attribute of the user's
     callable.
     """
 
@@ -36,7 +36,7 @@ class HandedOver(abc.ABC):
 
 
 def _find_dispatcher(value: Any) -> HandedOver | None:
-    """Return a callable's dispatcher (this can be the callable itself), or `None` without one."""
+    """Return a callable's dispatcher, or `None`. The callable can itself be the dispatcher."""
     if isinstance(value, HandedOver):
         return value
     # Compare the type, because `functools.wraps` copies all attributes to a wrapper in user code.
@@ -47,7 +47,7 @@ def _find_dispatcher(value: Any) -> HandedOver | None:
 
 
 def compile_arguments(owner: Any) -> dict[str, str]:
-    """Return, by attribute name, the compile arguments of each compiled attribute of `owner`.
+    """Return the compile arguments of each compiled attribute of `owner`, by attribute name.
 
     This finds compiled attributes and modules compiled in place, but no compiled functions
     elsewhere. The arguments of such functions are still in torch's own cache keys. If one of these

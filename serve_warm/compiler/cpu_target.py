@@ -137,9 +137,9 @@ def _pin_settings(config: ModuleType) -> None:
 def force_setting(config: ModuleType, name: str, *, value: object) -> None:
     """Set a torch setting as an environment variable would, overriding every other value.
 
-    Since 2.12, an assignment to a setting is valid in only one context, and requests run in other
-    contexts. The vector width has no environment variable. Both settings in `PINNED` are part of
-    torch's cache keys.
+    Since torch 2.12, an assignment to a setting affects only the current context, and requests run
+    in other contexts. The vector width has no environment variable. Both settings in `PINNED` are
+    part of torch's cache keys.
     """
     entry: Any = getattr(config, "_config", {}).get(name)
     if not hasattr(entry, "env_value_force"):

@@ -4,9 +4,9 @@
 
 Graphs cannot be cached, so every process captures its own graphs. Inductor's graph trees need two
 calls to a function: the first runs eagerly in the memory pool of the graphs, and the second is
-captured. The eager run compiles nothing. But serve_warm counts the eager run, because later calls
-launch a graph instead of running eagerly. Libraries (level 3) do not use graph trees: `aoti_graphs`
-captures their graphs.
+captured. The eager run compiles nothing, but serve_warm counts it, because later calls launch a
+graph instead of running eagerly. Libraries (level 3) do not use graph trees: `aoti_graphs` captures
+their graphs.
 
 A capture fails if it runs out of memory or meets an operation that cannot be captured. Without
 serve_warm, torch then raises an error in every later call to the function. serve_warm instead
@@ -66,7 +66,7 @@ def _note(event: CompileEvent) -> None:
 
 
 class _Elsewhere(threading.local):
-    """A flag for each thread: whether the code that is running counts its captures itself."""
+    """A flag for each thread: whether the running code counts its own captures."""
 
     counted = False
 
@@ -84,7 +84,7 @@ def reader_of_stream(device: str) -> Callable[[], int]:
     """Return a function that returns the handle of the calling thread's stream on a device.
 
     `torch.cuda.current_stream` makes an object at each call, which takes about 3 µs on an H100's
-    host. The private function is in builds of torch for CUDA (2.0 to 2.15).
+    host. serve_warm instead calls a private function of torch's CUDA builds (2.0 to 2.15).
     """
     torch: Any = sys.modules["torch"]
     read = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -122,7 +122,7 @@ def alone() -> Iterator[None]:
 
 
 def _manager_without_some(manager_class: Any) -> type:
-    """Return the class that a graph manager gets once one of its captures has failed.
+    """Return the class that a graph manager is switched to once one of its captures has failed.
 
     The class runs a function without a graph if the capture of this function failed. A subclass is
     used so that launches by other managers cost nothing extra.
@@ -435,7 +435,7 @@ def _hook_threads(trees: ModuleType) -> None:
 
 
 def _why_here(captured_by: Mapping[int, str]) -> str:
-    """Return a text that names the threads of earlier captures, if this thread made none.
+    """Return text that names the threads of earlier captures, if this thread captured no graph.
 
     Return an empty string if this thread has captured before, or if no thread has captured yet.
     """

@@ -8,9 +8,9 @@ answer compiles nothing in the replay, but the first real request would compile.
 
 A replay marks its context (`contextvars`). Tasks, `asyncio.to_thread`, AnyIO's threads and the
 model thread copy the context, so their calls carry the mark. Thread pools, threads that read a
-queue and the task of `@serve.batch` do not copy the context. Calls in these places are recorded
-separately, together with calls from unrelated threads. `serve_warm.replica.call_evidence` then
-distinguishes calls that belong to the replay from calls of unrelated threads.
+queue and the task of `@serve.batch` do not copy the context. Calls without the mark are recorded
+separately, because they can also come from unrelated threads. `serve_warm.replica.call_evidence`
+then distinguishes calls that belong to the replay from calls of unrelated threads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Replayed:
 
     def __init__(self) -> None:
         self.own: set[int] = set()
-        """Calls in the context of the replay, which the replay itself made."""
+        """Calls in the replay's context; the replay itself made these calls."""
         self.beside: set[int] = set()
         """Calls in other contexts during the replay, made by the replay or by an unrelated
         thread."""
@@ -65,10 +65,10 @@ class CompiledCalls:
             self._replayed = None
 
     def is_outside(self) -> bool:
-        """Return whether a replay is running and the caller is outside every replay.
+        """Return whether a replay is running and the caller is not part of any replay.
 
-        Code from an earlier replay that is still running counts as inside, because it has that
-        replay's mark.
+        If code from an earlier replay is still running, the code counts as part of a replay,
+        because it still has that replay's mark.
         """
         return self._replayed is not None and _marked.get() is None
 

@@ -21,7 +21,7 @@ from serve_warm.compiler.watch import watch_process
 
 @contextlib.contextmanager
 def forbid() -> Iterator[None]:
-    """Make every compile inside the block raise `RuntimeError`, as the proof needs.
+    """For the proof, make every compile inside the block raise `RuntimeError`.
 
     Code that reached its recompile limit also raises, instead of silently running eagerly. The
     stance is process-wide, not per thread, and is always restored.
@@ -88,7 +88,7 @@ def falls_counted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _look_at_fallen_again() -> Iterator[None]:
-    """If code reached its recompile limit, let Dynamo see its calls again, to count them."""
+    """Let Dynamo see calls to code that reached its recompile limit, so that they are counted."""
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
     def treat_fallen(action: _FrameAction) -> None:

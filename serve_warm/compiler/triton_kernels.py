@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts of the Triton kernels that are built or autotuned, both Inductor's and hand-written ones.
 
-Each built kernel leaves a binary in Triton's cache directory, whichever process built it. Inductor
-builds kernels in worker processes, where this process's hooks do not run. So serve_warm counts the
-binaries on disk.
+Each built kernel leaves a binary in Triton's cache directory, no matter which process built it.
+Inductor builds kernels in worker processes, where this process's hooks do not run. So serve_warm
+counts the binaries on disk.
 
 Autotuning measures how fast several alternatives are, in this process or in a helper process. At a
 kernel's first launch, torch measures the kernel's configurations. With `max-autotune`, torch also
@@ -65,14 +65,14 @@ def observe(note: Callable[[CompileEvent], None]) -> None:
 
 
 def use_ptxas_of_torch() -> None:
-    """Make Triton in this process use the same assembler as in torch's worker processes.
+    """Make Triton in this process use the same assembler as torch's worker processes.
 
     Call this before user code can launch a Triton kernel.
 
     Triton's cache keys contain the assembler's version, which each process reads only once. torch
-    switches to its own assembler in each worker. In this process, torch switches only just before
-    its first build. If Triton was used before that, this process does not find the workers'
-    kernels, and builds these kernels again (`_set_triton_ptxas_path`, 2.11 to 2.15).
+    switches to its own assembler in each worker. In this process, torch does not switch until its
+    first build. If Triton was used before that, this process does not find the workers' kernels,
+    and builds these kernels again (`_set_triton_ptxas_path`, 2.11 to 2.15).
     """
     when_imported("triton", _point_at_ptxas)
 
@@ -338,7 +338,7 @@ def relocate(cache_directory: Path) -> None:
 
 
 class Built:
-    """Counts the kernels that are built into a cache directory after `look_at` is called.
+    """Counts the kernels that are added to a cache directory after `look_at` is called.
 
     Changing to another directory does not reset the count.
     """
@@ -358,7 +358,7 @@ class Built:
         self._at_first = self.count() - self._before
 
     def count(self) -> int:
-        """Return the number of kernels built so far. If nothing is new, makes one `stat` call."""
+        """Return the number of kernels built so far; if none is new, this costs one `stat` call."""
         if self._folder is None:
             return self._before
         try:
@@ -375,4 +375,4 @@ class Built:
 
 
 SETTLED_NS = 2_000_000_000
-"""A folder can contain an unfinished kernel until this many nanoseconds after its last change."""
+"""If a folder changed less than this many nanoseconds ago, it may contain an unfinished kernel."""

@@ -117,7 +117,7 @@ class Watch:
             return tuple(self._events)
 
     def count_kernels_in(self, cache_directory: Path) -> None:
-        """From now on, count the kernels that are built into a cache directory."""
+        """From now on, count the kernels that are added to a cache directory."""
         with self._lock:
             self._built.look_at(cache_directory / "triton")
 

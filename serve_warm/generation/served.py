@@ -120,7 +120,7 @@ class Rows(Cache):
         """Add one token to each row; return the logits, of shape (rows, vocabulary).
 
         Raises:
-            GenerationRefused: the adapter of the model changed after the rows began.
+            GenerationRefused: the adapter of the model changed after the slots were filled.
         """
         for slot in self.slots:
             self.decoder.check_adapter(slot)
@@ -305,7 +305,7 @@ def serve(model: Any, decoder: CachedDecoder, buffers: SlotCache) -> Any:
 
 
 class _Encoder:
-    """The encoder that `generate` calls. It maps input rows to padded states."""
+    """The encoder that `generate` calls, which maps input rows to padded states."""
 
     def __init__(self, encoder: Any, decoder: CachedDecoder) -> None:
         self._encoder, self._decoder = encoder, decoder
@@ -440,7 +440,7 @@ def _check_given(given: Mapping[str, Any]) -> None:
 def _check_positions(
     tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None
 ) -> None:
-    """Refuse positions that do not count up from 0 in each row, ignoring padding."""
+    """Refuse positions unless each row, without its padding, counts up from 0."""
     if positions is None:
         return
     # Qwen2-VL has four rows of positions, which differ at the tokens of an image.

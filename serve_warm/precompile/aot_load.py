@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads the code that `aot_compile` made.
 
-This module is separate, so that a start does not import code that is needed only for builds.
+This module is separate, so that a starting replica does not import code that only builds need.
 
 Seen in torch 2.13 (2.11 needs `enable_aot_compile`, which this module sets):
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/aot_compile.py
@@ -155,14 +155,14 @@ KNOWN = (
         "Quantize the model with torchao's quantize_ instead of torch.ao.quantization",
     ),
 )
-"""Known causes of failed traces: a pattern for torch's text, a description and advice."""
+"""Known causes of failed traces, each with a pattern for torch's text, a description and advice."""
 
 EXPLANATION = "Explanation:"
 
 HINT = "Hint:"
 
 NO_ACTION = ("This graph break", "Please report", "It may be possible", "Dynamo has detected")
-"""The first words of torch's hints that suggest no action."""
+"""Hints from torch that begin with these words suggest no action."""
 
 OF_TORCH = "/site-packages/torch/"
 

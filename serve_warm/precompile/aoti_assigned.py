@@ -4,8 +4,8 @@
 
 At level 2, the bytecode around the graph assigns these attributes. A library has no such bytecode.
 So the plan maps attributes of modules to outputs, and each call assigns the outputs to these
-attributes. If a forward changes anything except attributes of modules, such as the items of an
-existing list, the call gets no library.
+attributes. If a forward changes something that is not an attribute of a module, for example the
+items of an existing list, the call gets no library.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.trace_notes import describe_changes
 
 ASSIGNING = "assigning"
-"""The kind given to a result that has assignments. Releases that do not know this kind refuse the
-plan."""
+"""The kind of a result that comes with assignments to attributes. Releases that do not know this
+kind refuse the plan."""
 
 Path = Callable[[str], list[list[Any]]]
 """Function that turns Dynamo's expression for a module into the steps from the callee to the

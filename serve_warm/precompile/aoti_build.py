@@ -48,7 +48,7 @@ SMALL = {
     "aot_inductor.enable_frame_pointer": False,
 }
 """Settings that keep a library small: 0.3 MB without tables for profilers, 1.5 MB with them.
-Settings are skipped if this version of torch does not have them; 2.11 has neither of the two."""
+Settings that the installed torch does not have are skipped; torch 2.11 has none of them."""
 
 DEVICES = ("cpu", "cuda")
 """Kinds of devices that a library supports. All inputs of a library are on one device."""
@@ -72,7 +72,7 @@ def make(
 
 
 class LibraryBuild:
-    """A library whose C++ is still being compiled. A later call of the same kind finishes it."""
+    """A library whose C++ is still being compiled, and which a later call of its kind finishes."""
 
     def __init__(
         self,
@@ -311,7 +311,7 @@ class _Graph:
         return {**plan, **self._on_a_gpu(inputs)}
 
     def _on_a_gpu(self, inputs: Sequence[Input]) -> Plan:
-        """Return a plan's keys for a GPU: the device, and the reason against a capture, if any."""
+        """Return a plan's items for a GPU: the device, and a reason if calls cannot be captured."""
         if self._device == "cpu":
             return {}
         if not self._captures:
@@ -415,7 +415,7 @@ def _is_on_the_cpu(node: Any) -> bool:
 
 
 def _aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[str]:
-    """Return a text for each output: the tensor that shares its memory, and the offset there.
+    """Describe which tensor shares each output's memory, and the output's offset and strides.
 
     The text is empty for an output that shares no memory with an input or an earlier output.
     """
@@ -428,7 +428,7 @@ def _aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[str]:
     for number, output in enumerate(outputs):
         own = f"output {number}"
         owner = owners.setdefault(output.untyped_storage().data_ptr(), own)
-        where = f"{owner} from {output.storage_offset()} in steps of {output.stride()}"
+        where = f"{owner}, at offset {output.storage_offset()} with strides {output.stride()}"
         found.append("" if owner == own or not output.numel() else where)
     return found
 

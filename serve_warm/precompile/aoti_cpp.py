@@ -52,7 +52,7 @@ source, and serve_warm adds it to libraries from torch 2.11."""
 
 
 Compiler = Literal["now", "background"]
-"""When the C++ compiler runs: before the next step, or while torch traces the next graph."""
+"""Whether the C++ compiler runs now, or in the background while torch traces the next graph."""
 
 
 def compile_library(generate: Callable[[], str], *, compiler: Compiler) -> Callable[[], bytes]:
@@ -76,7 +76,7 @@ def _wait(begun: Future[bytes], generate: Callable[[], str]) -> bytes:
     try:
         data = begun.result()
     except (OSError, subprocess.SubprocessError) as error:
-        logger.warning("a C++ compiler in the background failed: %s", describe_error(error))
+        logger.warning("compiling C++ code in the background failed: %s", describe_error(error))
         return _compile_now(generate)
     _refuse_another_runtime(data)
     return data
@@ -103,7 +103,7 @@ def _note_commands() -> Iterator[Commands]:
 
 @contextlib.contextmanager
 def _wrap_compiler(during: Any) -> Iterator[None]:
-    """Keep libraries that are compiled in the block from printing to stderr if a call fails.
+    """Make libraries that are compiled in the block silent: a failed call prints nothing to stderr.
 
     Otherwise, each failed call prints 25 lines. A caller cannot suppress these lines, because the
     file descriptor belongs to the whole process. The printing code is in the C interface, whose
@@ -200,7 +200,7 @@ class Commands:
         `returned` is the path that torch reports for the library.
 
         Raises:
-            RuntimeError: no recorded command makes that path.
+            RuntimeError: no recorded command makes the file at this path.
         """
         if returned != self._library or Path(returned).exists():
             raise RuntimeError(f"torch did not build {returned} with the recorded commands")

@@ -40,8 +40,8 @@ class Code(Protocol):
 
 
 MOST_CAPTURES = 64
-"""Maximum number of graphs that one library keeps for the same weights in a thread. A further graph
-replaces the least recently launched graph."""
+"""Maximum number of graphs that one library keeps for the same weights in a thread. Above this
+number, a new graph replaces the least recently launched graph."""
 
 Key = tuple[Any, ...]
 """A kind of call: the stream, the weights' addresses, and the sizes and strides of the tensors."""
@@ -203,7 +203,7 @@ class Graphed:
         """
         brought = {f"input {index}": inputs[index] for index in self._brought}
         reason = (
-            f"captured {moved} times before: the weights have moved to other addresses"
+            f"captured {moved} times before: the weights have moved to new addresses"
             if moved
             else ""
         )
@@ -286,7 +286,7 @@ class _Kept:
 class _Latest:
     """The graph that a thread launched last.
 
-    Most calls are like the call before. Comparing hundreds of addresses takes less time than
+    Most calls are like the previous call. Comparing hundreds of addresses takes less time than
     hashing them.
     """
 
@@ -308,8 +308,8 @@ def _make_room(kept: dict[Key, _Kept], key: Key) -> None:
 
     Frees the least recently launched graph of the same weights, or a graph whose weights moved.
 
-    A valid graph of another module is never freed. Otherwise, if there are more modules than
-    allowed graphs, each call might free a graph that is needed for a later call.
+    A valid graph of another module is never freed. With more than `MOST_CAPTURES` modules, each
+    call might otherwise free a graph that a later call needs.
     """
     own = [other for other in kept if other[1] == key[1]]
     if len(own) >= MOST_CAPTURES:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bindings: the entries that match a callable in its current state, and the callable's known calls.
 
-A binding is valid until the callable changes or other entries are loaded.
+A binding is valid until the callable changes or different entries are loaded.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Binding:
         default_factory=dict
     )
     """Known calls for each state of the model, by the indexes of the entries that match in the
-    state. So calls stay known when the model returns to a state."""
+    state. So calls are still recognized when the model returns to an earlier state."""
 
     def why_none(
         self, name: str, table: EntryTable, signature: Signature, state: Mapping[str, str]
@@ -197,9 +197,9 @@ class Binder:
 class _Pause(contextlib.AbstractContextManager[None]):
     """In the block, no thread collects garbage automatically. Several threads may be in the block.
 
-    A watch on a large model creates about ten objects per fact, and almost no garbage. Collections
-    took 15 % of the time (ResNet-152, 8,600 facts). This does not call `gc.disable()`, because then
-    a `gc.disable()` call by the app would go unnoticed.
+    A watch on a large model creates about ten objects per fact, and almost no garbage. Garbage
+    collection took 15 % of the time (ResNet-152, 8,600 facts). This does not call `gc.disable()`,
+    because a `gc.disable()` call by the app would then go unnoticed.
     """
 
     def __init__(self) -> None:

@@ -28,11 +28,11 @@ FP32_PRECISIONS = (
 def tensor_check(
     tensors: Sequence[Any], *, free: Mapping[int, Free] | None = None
 ) -> Callable[..., bool]:
-    """Return a function that checks whether compiled code treats given tensors the same as these.
+    """Return a function that checks whether its arguments look like `tensors` to compiled code.
 
     Compares type, dtype, device, sizes, strides, `requires_grad` and dispatch keys (inference mode,
     autocast, functorch). The check fails if a tensor is passed twice. Runs in C++: 0.2 µs for two
-    tensors. `free` maps a tensor's number to the dimensions whose size or stride is not compared.
+    tensors. `free` maps a tensor's index to the dimensions whose size or stride is not compared.
     """
     sizes: Any = [list(tensor.shape) for tensor in tensors]  # its stub has another type
     strides: Any = [list(tensor.stride()) for tensor in tensors]
@@ -48,11 +48,12 @@ def tensor_check(
 
 
 WATCHES_DICTS = sys.version_info >= (3, 12)
-"""Whether torch watches dicts: from 3.12 on, Python no longer numbers the versions of dicts.
+"""Whether torch watches dicts, which it does from Python 3.12 on.
 
-torch's watch misses one kind of change. If an empty dict is filled from another dict, CPython
-reports a separate event (`PyDict_EVENT_CLONED`), which torch ignores. So the versions in this
-module also say whether a dict is empty.
+Python 3.12 and later no longer number the versions of dicts. torch's watch misses one kind of
+change. If an empty dict is filled from another dict, CPython reports a separate event
+(`PyDict_EVENT_CLONED`), which torch ignores. So the versions in this module also say whether a dict
+is empty.
 """
 
 
@@ -79,12 +80,12 @@ def empty_ones(
 
 
 class DictChanges:
-    """Says in one step whether any dict has changed, among the dicts whose version was read.
+    """Detects in one step a change of any dict whose version was read.
 
     From Python 3.12 on, torch watches each dict whose version it has read, and numbers the changes
     of all such dicts in one sequence. A new dict gets the next number. So if the version of a new
-    dict directly follows the version of the previous new dict, no watched dict has changed between
-    the two. The exception is an empty dict that is filled from another dict (`WATCHES_DICTS`).
+    dict directly follows the version of the previous new dict, no watched dict has changed in the
+    meantime. The exception is an empty dict that is filled from another dict (`WATCHES_DICTS`).
     Takes 0.2 µs.
     """
 
@@ -96,10 +97,10 @@ class DictChanges:
         self._number = -1
 
     def number(self) -> int:
-        """Return a number that equals an earlier number only if no dict has changed since.
+        """Return a number; two calls return the same number only if no dict changed between them.
 
-        Any thread may call this. If several threads call this at the same time, the number can be
-        new although no dict has changed.
+        Any thread may call this. If several threads call this at the same time, they can get
+        different numbers although no dict has changed.
         """
         version = self._read({})
         if version == self._version + 1:
@@ -133,7 +134,7 @@ def count_changes(
 
 
 number_of_changes = count_changes(guards.dict_version)
-"""`DictChanges.number` of this process; None if every dict has to be looked at."""
+"""`DictChanges.number` of this process; None if every dict must be compared."""
 
 
 def dicts_check(dicts: Sequence[dict[Any, Any]]) -> Callable[[], bool]:

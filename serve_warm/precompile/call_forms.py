@@ -165,11 +165,11 @@ def find_form(
 
 
 class Reordered:
-    """An entry's code, for a call whose tensors come in another order."""
+    """An entry's code, for a call whose tensors come in a different order."""
 
     def __init__(self, fn: Callable[..., Any], order: Sequence[int]) -> None:
         self.__globals__ = getattr(fn, "__globals__", {})
-        """The globals of the entry's function. Error handlers look for the graph there."""
+        """The globals of the entry's function, in which error handlers look for the graph."""
         self._fn = fn
         self._order = tuple(order)
 

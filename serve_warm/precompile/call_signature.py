@@ -76,8 +76,8 @@ def describe(
 ) -> tuple[Signature, list[Any]]:
     """Return a call's signature and the call's tensors.
 
-    With `known`, strings outside `known` appear only as kind and length, because no entry exists
-    for them. The same applies to keys and argument names if `is_name` is false for them.
+    If `known` is given, all strings outside it appear only as kind and length, because no entry
+    exists for them. The same applies to keys and argument names if `is_name` is false for them.
 
     Raises:
         NoEntry: no entry can take an argument of this kind.
@@ -204,9 +204,9 @@ def key_of(
     """Return a key that is equal for calls with the same structure and the same tensor shapes.
 
     This is the fast half of `describe`; a check in C++ covers the other properties of tensors. All
-    numbers and strings outside `known` count as equal, because no entry exists for them, and
-    request values must not be kept. The same applies to keys and argument names if `is_name` is
-    false for them. Without `sizes`, tensors of any shape give the same key.
+    numbers and strings outside `known` count as equal. No entry exists for them, and a key must not
+    contain request values. The same applies to keys and argument names if `is_name` is false for
+    them. Without `sizes`, tensors of any shape give the same key.
     """
     key: list[Any] = []
     add = key.append

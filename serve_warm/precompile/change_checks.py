@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The check that runs at each call: whether the sources of the recorded facts have changed.
 
-Most sources are dicts. From Python 3.12 on, one number says whether any of them changed
-(`DictChanges`). Otherwise, or after a change of any watched dict, their versions are compared.
+Most sources are dicts. From Python 3.12 on, one number says whether any dict changed
+(`DictChanges`). If this number changed, or before Python 3.12, the versions of dicts are compared.
 Sources whose kind is in `SLOW_KINDS` are also compared during calls, but at most once a second
 (`RELOOK_S`).
 """
@@ -30,17 +30,17 @@ from serve_warm.precompile.fact_sources import ABSENT, Source, Sources, class_di
 from serve_warm.precompile.facts import ANY_ERROR
 
 RELOOK_S = 1.0
-"""Maximum number of seconds until a change in a `SLOW_KINDS` source is noticed in traffic."""
+"""Longest time, in seconds, that a change in a `SLOW_KINDS` source stays unnoticed by calls."""
 
 SLOW_KINDS = ("type", "dict", "code")
 """Kinds of sources that are compared at most once every `RELOOK_S` seconds. Such sources show that
 an object has a new class or `__dict__` (`module.__class__ = Other`), or that a function has new
 code. Each object has about one source of these kinds, and such changes are rare. The bases of
-classes are compared at the same times."""
+classes are compared together with these sources."""
 
 NOISE = 2
-"""If a dict changes more often than this without an effect on facts, its keys are compared one by
-one from then on."""
+"""If a dict changes more than this many times without an effect on facts, its keys are compared
+one by one from then on."""
 
 
 @record(kw_only=True)
@@ -49,9 +49,10 @@ class _Groups:
 
     of_dict: dict[int, list[Source]] | None = None
     """The items and keys of each dict, by the dict's id. These sources are read only after the
-    dict's version changes. None until the first such change, because a start needs none of it."""
+    dict's version changes. None until a dict changes for the first time, because a starting
+    replica does not need these groups."""
     of_class: set[int] = field(default_factory=set)
-    """Ids of the dicts of classes. Of such a dict, only the version is compared."""
+    """Ids of the dicts of classes. Only the version of such a dict is compared."""
     others: list[Source] = field(default_factory=list)
     """Sources that `find_changed` always reads: all except slow sources and sources that are
     covered by the version of a dict."""
@@ -71,8 +72,8 @@ class ChangeChecks:
         self._noise: dict[int, int] = {}
         self._groups = _Groups()
         self._hot: set[int] = set()
-        """Ids of dicts that changed before. These dicts are compared separately from all others. So
-        after their next change, only their own comparison is built again."""
+        """Ids of dicts that have changed at least once. These dicts are compared separately, so
+        that their next change does not rebuild the comparison of all other dicts."""
         self._cold: tuple[list[tuple[int, int]], Callable[[], bool]] = ([], lambda: True)
         """Ids and versions of the other dicts, and the function that compares them."""
         self._timer = _Timer(clock)
@@ -81,7 +82,7 @@ class ChangeChecks:
     def find_changed(self) -> list[Source]:
         """Return the sources that changed since the last call, and remember their new values.
 
-        From now on, the check that was built before this call returns False.
+        The previous check always returns False after this call.
         """
         # This comes first, because the last check would compare with the values stored below.
         self._turn.is_over = True
@@ -204,7 +205,7 @@ class ChangeChecks:
         found.checks += [_same_source(source) for sources in kinds.values() for source in sources]
 
     def _forget_dicts(self) -> None:
-        """Forget the dicts that no source is in any more."""
+        """Forget the dicts that no longer contain a source."""
         self._sources.has_dropped = False
         used = set(self._groups.of_class)
         used |= {s.base_id for s in self._sources.by_key.values() if s.kind in ("item", "keys")}
@@ -270,7 +271,7 @@ def _all_of(
 
 STEADY = 32
 """After this many checks without a change, dict versions are compared in C++. Building the C++
-check takes 8 µs per dict, and a start has thousands of dicts but few calls."""
+check takes 8 µs per dict, and a starting replica has thousands of dicts but makes few calls."""
 
 
 def _same_dicts(
@@ -278,7 +279,7 @@ def _same_dicts(
 ) -> Callable[[], bool]:
     """Return a function that checks whether all these dicts are still unchanged.
 
-    `number` is `DictChanges.number`. While it returns the same number, no dict has to be looked at.
+    `number` is `DictChanges.number`. While its result stays the same, no dict has to be compared.
     """
     versions = dict_versions(dicts)
     empty = empty_ones(dicts, versions)

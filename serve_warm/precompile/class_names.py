@@ -1,8 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Names of torch's classes in a trace, which Dynamo reads but does not treat as constants.
+"""Names of torch's classes, which this module turns into constants during a trace.
 
-Packages use these names to recognize a class without importing it. For example, peft's DoRA reads
+Dynamo reads these names but does not treat them as constants. Packages use these names to recognize
+a class without importing it. For example, peft's DoRA reads
 `type(weight).__module__.startswith("torchao.")`.
 """
 

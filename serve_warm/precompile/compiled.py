@@ -4,8 +4,8 @@
 
 Both functions put a dispatcher in front of torch.compile's result. If a loaded artifact has an
 entry for a call, this entry answers the call, without Dynamo or its guards (level 2). torch.compile
-runs all other calls (level 1). The report lists the level-1 calls with their number; these calls
-are not errors. With `level=3`, an entry is a library made by AOTInductor, and Dynamo and Inductor
+runs all other calls (level 1). The report lists and counts the level-1 calls; these calls are not
+errors. With `level=3`, an entry is a library made by AOTInductor, and Dynamo and Inductor
 are imported only if a call needs level 1.
 """
 
@@ -43,8 +43,8 @@ def compile(  # noqa: A001 - as in torch
     Inductor, and a graph without breaks. The report lists every call that does not meet these
     conditions.
 
-    With `level=3`, entries are libraries made by AOTInductor. If every call has a library, a start
-    imports neither Dynamo nor Inductor and needs no C++ compiler.
+    With `level=3`, entries are libraries made by AOTInductor. If every call has a library,
+    a replica starts without importing Dynamo or Inductor, and needs no C++ compiler.
 
     Raises:
         ConfigError: `target` is not callable, or the level does not exist.
@@ -187,12 +187,15 @@ def _call_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 OWN_FORWARD = "_serve_warm_own_forward"
-"""Attribute of a compiled module whose `forward` was set by the user. Other modules do not have
-this attribute, because facts contain the keys of a module's `__dict__`."""
+"""Attribute that marks a compiled module whose `forward` was set by the user. Other modules do not
+have this attribute, because facts contain the keys of a module's `__dict__`."""
 
 
 def _forward_of(dispatcher: Dispatcher, stock: Any) -> Callable[..., Any]:
-    """Return the function for `model.forward`, marked so that facts describe torch's function."""
+    """Return the function for `model.forward`.
+
+    A mark on the returned function makes facts describe torch's own function instead.
+    """
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         return dispatcher(*args, **kwargs)

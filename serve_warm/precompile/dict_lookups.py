@@ -95,7 +95,7 @@ def noting_lookups(
 
 
 def _noting_reads(allowed: Collection[Any], note: Callable[[Any], Lookups]) -> property:
-    """Return a replacement for `items` of Dynamo's dicts; it notes reads by disallowed code."""
+    """Return a replacement for `items` of Dynamo's dicts that records reads by disallowed code."""
 
     def read(variable: Any) -> Any:
         if sys._getframe(1).f_code not in allowed:
@@ -165,7 +165,7 @@ def only_looked_up(guards: Sequence[Guard], found: Mapping[str, Lookups]) -> dic
 
 
 def _is_named(key: Any) -> bool:
-    """Return whether a key's stored form leads to the key itself in any process."""
+    """Return whether every process can decode a key's stored form to the same key."""
     if key is MISSING:
         return False
     try:
@@ -176,7 +176,7 @@ def _is_named(key: Any) -> bool:
 
 
 def _reads_key(path: str, of: str) -> bool:
-    """Return whether a path uses `dict.keys` for anything but a key itself or the key's item."""
+    """Return whether a path uses `dict.keys` other than to get a key or the item under a key."""
     if f"dict.keys({of})" not in path or is_number(path, of):
         return False
     dict_, number = re.escape(of), number_of(of)

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Code from tensor subclasses that runs while torch traces a graph below Dynamo.
+"""Hooks of tensor subclasses, which torch runs while it traces a graph below Dynamo.
 
 Dynamo reports the files of the code that it traces, and guards the globals that this code reads.
-For the hooks of a tensor subclass, Dynamo does neither. torch calls these hooks while it is tracing
-a graph's operators. The graph contains the operators that these hooks call, so this module turns
-the hooks' code and globals into facts.
+But Dynamo neither reports nor guards the hooks of a tensor subclass, which torch calls while it is
+tracing a graph's operators. The graph contains the operators that these hooks call, so this module
+turns the hooks' code and globals into facts.
 """
 
 from __future__ import annotations

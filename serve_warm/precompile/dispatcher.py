@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dispatcher, which answers each compiled call with an entry or with torch.compile's code.
 
-The dispatcher checks the conditions that Dynamo's guards would check:
+The dispatcher checks the conditions that Dynamo's guards would check.
 
-    each call     structure and scalars of the arguments; tensors' metadata; grad mode, autocast,
-                  default dtype, threads and other state that torch keeps per thread or process;
-                  and changes of the sources from which facts were read (`module_changes`)
-    each start,   files of the code in the graph; classes of modules; every value, type, function,
-    and after     tensor and hook that the graph was built on (`binding`)
-    a change
+At each call, it checks the structure and scalars of the arguments, the tensors' metadata, and the
+state that torch keeps per thread or process, such as grad mode, autocast, default dtype and number
+of threads. It also checks whether the sources of facts have changed (`module_changes`).
+
+When an entry is loaded, the dispatcher checks the files of the code in the graph. At each start and
+after each change, it checks the classes of modules, and every value, type, function, tensor and
+hook that the graph was built on (`binding`).
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ CALLS_KEPT = 256
 """Number of different calls that a dispatcher records. Later calls are still counted."""
 
 HITS_KEPT = 2048
-"""Maximum number of kinds of calls that are found by key. Above this number, the oldest kind is
-forgotten."""
+"""Maximum number of kinds of calls that are found by key. Above this number, the dispatcher forgets
+the oldest kind."""
 
 NOT_ANSWERED = (NoEntry, LookupError, AttributeError, LibraryFailedCleanly)
 """Errors raised before an entry computed anything. Either the entry refuses the call, or the entry

@@ -103,8 +103,8 @@ def why_not_twice(
 ) -> str:
     """Return why a call must not run twice, or an empty string if a second run changes nothing.
 
-    Runs each of `functions` once, on copies. Checks torch's random numbers, the call's tensors and
-    the module's buffers, but not other Python objects.
+    Runs each of `functions` once, on copies of the tensors. Checks torch's random numbers, the
+    call's tensors and the module's buffers, but not other Python objects.
     """
     kept = Kept(callee)
     for function in functions:
@@ -120,7 +120,7 @@ def why_not_twice(
 
 @record(frozen=True, kw_only=True)
 class _Outcome:
-    """The result of one run of a call, and its changes."""
+    """The result of one run of a call, with the inputs and buffers after the run."""
 
     said: str
     outputs: Sequence[Any]
@@ -147,7 +147,7 @@ class Kept:
 
     @property
     def buffers(self) -> list[Any]:
-        """Copies of the buffers before the run."""
+        """Copies of the buffers, made before the run."""
         return [part for *_, before in self._buffers for part in before]
 
     def run(self, function: Callable[..., Any], tensors: Sequence[Any]) -> _Outcome:
@@ -253,7 +253,7 @@ def describe_result(value: Any, tensors: list[Any]) -> str:
             f"{name}={describe_result(item, tensors)}" for name, item in sorted(vars(value).items())
         ]
     else:
-        text = f"it returns a {kind.__qualname__}, which cannot be compared with eager's"
+        text = f"it returns a {kind.__qualname__}, which cannot be compared with the eager result"
         raise _OtherStructure(text)
     return f"{kind.__qualname__}({', '.join(parts)})"
 
@@ -275,7 +275,7 @@ def _distance(eager: Any, ours: Any) -> float:
     left, right = eager.double(), ours.double()
     if not torch.equal(torch.isfinite(left), torch.isfinite(right)):
         raise NoEntry(
-            "its infinite or NaN values are at different positions than in eager's result"
+            "its infinite or NaN values are at different positions than in the eager result"
         )
     finite = torch.isfinite(left)
     if not torch.equal(left[~finite].nan_to_num(), right[~finite].nan_to_num()):
@@ -285,7 +285,7 @@ def _distance(eager: Any, ours: Any) -> float:
     largest = float(left[finite].abs().max())
     error = float((left[finite] - right[finite]).abs().max()) / max(largest, 1e-6)
     if error > _tolerance(eager):
-        raise TooFar(f"it differs from eager by {error:.1e} of the largest value")
+        raise TooFar(f"it differs from eager by {error:.1e}, relative to the largest value")
     return error
 
 

@@ -245,7 +245,7 @@ class EntryTable:
             return self.units.setdefault(new.key, new)
 
     def of_other_structures(self, unit: Unit) -> list[Entry]:
-        """Return entries for callables of the same name and arguments, but of another structure."""
+        """Return the entries of all units that differ from `unit` only in structure."""
         kind = (unit.name, unit.arguments)
         with self._lock:
             units = list(self.units.values())
@@ -293,7 +293,7 @@ class EntryTable:
         same = [u for u in self.units.values() if u.name == unit.name and u.entries]
         if not same:
             reasons = [why for (name, _), why in self.refused.items() if name == unit.name]
-            none = self.why_empty or "the artifact has no entry for it"
+            none = self.why_empty or "the artifact has no entry for this callable"
             return reasons[0] if reasons else none
         other = same[0]
         if other.arguments != unit.arguments:
@@ -376,7 +376,7 @@ def read_parts(
     clock: Callable[[], float] = time.monotonic,
     load_library: LoadLibrary | None = None,
 ) -> tuple[EntryTable, list[str]]:
-    """Return the entries in the folders of an artifact's parts, and the reasons for unread ones.
+    """Return the entries in the folders of an artifact's parts, and why some parts were not read.
 
     `already` has the tables of folders that were already read. `clock` and `load_library` are the
     same as for `EntryTable`.
@@ -398,7 +398,7 @@ def read_parts(
 
 
 def why_not_read(version: Any) -> str:
-    """Return why entries with another format version do not run."""
+    """Return why entries with a different format version do not run."""
     if isinstance(version, int) and version < FORMAT:
         return "its entries were built by a release without complete guards: build again"
     return f"its entries have format {version}, but this release reads format {FORMAT}"

@@ -103,7 +103,7 @@ class EntryBuilder:
         """Advice on which parts to compile if torch cannot trace the whole callable."""
 
     def note_answer(self, entry: Entry) -> None:
-        """Record that an entry ran a call, so the model has returned to the entry's state."""
+        """Record that an entry ran a call, which proves that the entry's state occurs again."""
         self._answered.add(id(entry))
 
     def make(self, call: NewCall) -> tuple[Entry, Callable[..., Any]]:
@@ -154,7 +154,7 @@ class EntryBuilder:
         return f"{why.rstrip('.')}. {self._advice}" if self._advice else why
 
     def _take_pending(self, call: NewCall) -> PendingEntry | None:
-        """Remove and return the library that was begun for calls like this one, if any.
+        """Remove and return the unfinished library for calls like this one, if there is one.
 
         Raises:
             NotYet: a later call must finish the library.
@@ -178,7 +178,7 @@ class EntryBuilder:
     def _library(
         self, call: NewCall, pending: PendingEntry | None, arguments: Mapping[str, Any]
     ) -> aot_compile.Made:
-        """Return the library for a call, or begin the library and raise `NotYet`."""
+        """Return the library for a call, or start to build the library and raise `NotYet`."""
         build = call.build
         if pending is not None:
             return pending.library.finish(self._callee, call.tensors)
@@ -281,8 +281,8 @@ class EntryBuilder:
         """Return the difference from eager; raise `NoEntry` if the difference is too large.
 
         Also raises `NoEntry` if the call changes Python values on which its graph depends, such as
-        a counter, a growing list or a cached value. At the next call, the graph would then be out
-        of date. The check uses eager execution, because compiled code would write the same values
+        a counter, a growing list or a cached value. The graph would be out of date at the next
+        call. The check uses eager execution, because compiled code would write the same values
         at every call. Also raises if the call changes a list or dict argument. An entry makes new
         lists and dicts, so the caller's list or dict would stay unchanged.
         """
@@ -309,7 +309,7 @@ class EntryBuilder:
 
         An entry no longer fits if the callable was changed by a call of another kind, by another
         callable or by the handler. The same change would happen in a replica. An entry is kept if
-        it ran another call in the build, because the model returned to the entry's state.
+        it ran another call in the build, because the model evidently returns to the entry's state.
         """
         with self._lock:
             made, self._made = self._made, []

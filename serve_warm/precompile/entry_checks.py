@@ -3,9 +3,9 @@
 """Checks of loaded entries against eager execution, in the replica that runs the entries.
 
 Facts and guards find known causes of errors. These checks find other errors: a kernel that computes
-wrong results, weights that need more precision than the build's weights, or a missing guard. The
-comparison for a call runs on the call's thread and in the call's state. If an entry's result
-differs, the entry is withdrawn, and torch.compile runs the entry's calls from then on.
+wrong results, weights that need more precision than the build's weights, or a missing guard. Each
+check runs on the thread that made the call, with the same torch state, such as autocast. If the
+result of an entry differs, the entry is withdrawn, and torch.compile then runs the entry's calls.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Phase(Enum):
     """Which calls are checked."""
 
     WARMING = "warming"
-    """No calls are checked: inputs are being replayed until they are proven."""
+    """No calls are checked: inputs are being replayed until they are proven warm."""
     CHECKING = "checking"
-    """For each callable without a checked entry, the first call of an entry is checked."""
+    """The first call of an entry is checked, for each callable that has no checked entry yet."""
     SERVING = "serving"
     """Calls in traffic."""
 
@@ -84,7 +84,7 @@ class Check:
 
 @dataclass
 class Tally:
-    """The results so far of one start's checks; access them only under the checks' lock."""
+    """The results of the checks so far. Access them only under the lock of `Checks`."""
 
     counts: dict[ParityResult, int] = field(default_factory=lambda: dict.fromkeys(ParityResult, 0))
     failures: list[str] = field(default_factory=list)
@@ -114,7 +114,7 @@ _of_thread = _OfThread()
 
 
 class Checks:
-    """All checks of one start, and their results."""
+    """All checks of the loaded entries, and their results."""
 
     def __init__(
         self,
@@ -266,7 +266,7 @@ class Checks:
         return check.may_repeat
 
     def lock_of(self, dispatcher: Dispatcher) -> threading.RLock:
-        """Return the lock that excludes other calls to a callable during a check."""
+        """Return the lock that blocks other calls to a callable during a check."""
         with self._lock:
             return self._locks.setdefault(dispatcher, threading.RLock())
 
@@ -277,7 +277,7 @@ class Checks:
         fn: Callable[..., Any],
         tensors: Sequence[Any],
     ) -> None:
-        """Compare `fn`, the code of an entry, with eager execution for one call, on copies.
+        """Compare `fn`, the code of an entry, with eager execution for one call, on copied inputs.
 
         Raises:
             NoEntry: the results differ, and the entry is withdrawn.

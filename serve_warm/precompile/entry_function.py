@@ -38,19 +38,19 @@ class Plan(TypedDict, total=False):
     device: str
     """Device of a library that is not for the CPU."""
     captures: str
-    """Why no CUDA graph is captured. Empty if a graph is captured; missing if the user did not
-    request CUDA graphs."""
+    """Reason why no CUDA graph is captured. Empty if a graph is captured; missing if the user did
+    not request CUDA graphs."""
 
 
 class _Graph:
     """The compiled graph of an entry.
 
-    The graph runs only on tensors that are like those of the graph's first run.
+    The graph runs only on tensors that are like the tensors of its first run.
 
-    The dispatcher checks the arguments at each call, but weights only when the callable is bound.
-    Later changes to weights can go unnoticed (`.data =`, `torch.func.functional_call`), and
-    compiled code does not check its inputs. So, like Dynamo's guards, this class checks all tensors
-    at each call.
+    The dispatcher checks the arguments at each call, but it checks weights only when it binds the
+    callable. Later changes to weights, such as `.data =` or `torch.func.functional_call`, can go
+    unnoticed, and compiled code does not check its inputs. So, like Dynamo's guards, this class
+    checks all tensors at each call.
     """
 
     def __init__(self, compiled: Callable[..., Any], *, writes: bool, captures: bool) -> None:
@@ -130,7 +130,7 @@ def _graph_of(fn: Callable[..., Any]) -> _Graph | None:
 
 
 def inputs_of(fn: Callable[..., Any]) -> frozenset[int]:
-    """Return the ids of the tensors that a function's graph took in its first run.
+    """Return the ids of the tensors that a function's graph received in its first run.
 
     Call this right after that run, while the tensors still exist.
     """
@@ -139,7 +139,7 @@ def inputs_of(fn: Callable[..., Any]) -> frozenset[int]:
 
 
 def may_run_again(fn: Callable[..., Any], error: BaseException) -> bool:
-    """Return whether a call in which an entry raised an error may run again with other code.
+    """Return whether a call may run again, with other code, after its entry raised an error.
 
     Before a graph runs, the bytecode around it looks up modules and attributes. If one of these no
     longer exists, other code can run the call. An error in the graph itself is the call's result.
@@ -172,7 +172,8 @@ def _of_tensors(check: Callable[..., bool], *, dynamic: bool, whole: Whole) -> C
 
 
 MOST_ADDRESSES = 64
-"""Number of address sets that one graph remembers, for example for modules that share the graph."""
+"""Maximum number of address sets that one graph remembers. Modules that share a graph have
+different addresses."""
 
 Addresses = tuple[int, ...]
 """The address of the first element of each tensor, in the order of the tensors."""
@@ -249,7 +250,7 @@ def _meet(spans: list[tuple[int, int]]) -> bool:
 
 
 def with_checks(entry: Any, plan: Plan) -> Callable[..., Any]:
-    """Return an entry's function, with `_Graph`'s checks before the graph."""
+    """Return an entry's function, which runs the checks of `_Graph` before the graph."""
     name = entry._artifacts.backend_id
     compiled = entry.fn.__globals__[name]
     inputs = compiled.compiled_fn.serialize().runtime_metadata.input_info

@@ -34,7 +34,7 @@ ABSENT = _Absent()
 
 
 class Methods:
-    """The functions of a class and its bases, as one object with code."""
+    """The functions of a class and its bases, as one object that has a `__code__`."""
 
     __slots__ = ("functions",)
 
@@ -56,11 +56,11 @@ class Source:
         self.kind = kind
         self.base = base
         self.base_id = base_id
-        """The id of `base`. An audit hook, as `filelock` has one, makes `id` slow."""
+        """The id of `base`. Calling `id` is slow under an audit hook, such as `filelock`'s."""
         self.name = name
         self.value: Any = None
         self.user: int | None = user
-        """A user of this source: a row by its index, or the facts about a row by `~index`."""
+        """A user of this source: the index of a row, or `~index` for the facts about that row."""
         self.more_users: set[int] | None = None
         """The other users; only one source in seven has any. A set takes 216 bytes."""
 
@@ -73,7 +73,7 @@ class Source:
         return self.user is not None or bool(self.more_users)
 
     def add(self, user: int) -> bool:
-        """Add a user; return False if it uses this source already."""
+        """Add a user; return False if this user was added before."""
         if self.user == user:
             return False
         if self.user is None and not self.more_users:
@@ -109,7 +109,7 @@ class Source:
             self.value = copy.deepcopy(value)  # metadata may change in place
 
     def is_built_in(self) -> bool:
-        """Return whether the check at each call contains the source's value or object."""
+        """Return whether the source's value or object is built into the check at each call."""
         if self.kind == "keys":
             return is_ordered(self.base)  # the dict's version does not cover its order
         return self.kind in ("attribute", "tensor", "class")
@@ -141,13 +141,13 @@ class Source:
 SCALARS = (bool, int, float, str, bytes, type(None))
 
 OF_PARTS = ("parts", "metadata")
-"""Kinds whose values are about the parts of a tensor."""
+"""Kinds of sources whose values describe the parts of a tensor."""
 
 OF_CODE = ("class", "code")
-"""Kinds that notice new code, on which the names of classes depend."""
+"""Kinds of sources that change if code changes. The names of classes depend on code."""
 
 COMPARED = ("class", "code", "length", "tensor")
-"""Kinds whose values are compared by equality."""
+"""Kinds of sources whose values are compared by equality."""
 
 
 A_TENSOR = _Absent()
@@ -203,20 +203,21 @@ class Sources:
         self.versions: dict[int, tuple[Any, int]] = {}
         """Each dict and its version, by the dict's id."""
         self.has_dropped = False
-        """Whether dicts may have no source any more, since the sources were grouped."""
+        """Whether a dict may have lost its last source since the sources were grouped."""
         self.is_stale = True
         """Whether sources were added or dropped since they were grouped."""
         self.has_surprise = False
-        """Whether an object got another class, `__dict__` or code since the last comparison."""
+        """Whether the class, `__dict__` or code of an object changed since the last comparison."""
         self._log: list[Source | None] = []
-        """The sources of each user, ended by None. Collections of garbage visit every list."""
+        """The sources of all users; a `None` marks the end of each user's sources. This is a single
+        list, because the garbage collector visits every list."""
         self._first: dict[int, int] = {}
-        """Where the sources of each user begin in the log."""
+        """For each user, the index of the first source in the log."""
         self._gone = 0
-        """Number of items of the log that belong to no user."""
+        """Number of items in the log that belong to no user."""
         self._orphans: dict[Any, Source] = {}
-        """Sources without a user. A row or a fact may use them again before the current comparison
-        ends."""
+        """Sources without a user. A row or a fact may use such a source again before the current
+        comparison ends."""
         self._methods: dict[type, Methods] = {}
         self._class_names: dict[type, str] = {}
         self._user = 0
@@ -303,7 +304,10 @@ class Sources:
         self._methods.clear()
 
     def class_name(self, kind: type) -> str:
-        """Return the result of `name_of_class`, which takes long. Most objects share a class."""
+        """Return the result of `name_of_class`, which is slow.
+
+        Results are cached, because most objects share a class with others.
+        """
         if kind not in self._class_names:
             self._class_names[kind] = name_of_class(kind)
         return self._class_names[kind]
@@ -510,7 +514,7 @@ def is_ordered(mapping: Any) -> bool:
 
 
 def _find_defined(kind: type, name: str) -> Any:
-    """Return the attribute as defined by a class or one of its bases, or `ABSENT`."""
+    """Return an attribute as a class or one of its bases defines it, or `ABSENT`."""
     for base in kind.__mro__:  # a loop, because a start does this thousands of times
         if name in base.__dict__:
             return base.__dict__[name]
@@ -527,13 +531,13 @@ READERS = frozenset(
         "AmbiguousGlobalPerLayerAttributeError",
     }
 )
-"""Names that the `__getattribute__` of configurations uses (seen in transformers 5.23). If this
-method uses no other names, an attribute depends only on the instance, its classes and their
+"""Names that the `__getattribute__` methods of configurations use (seen in transformers 5.23). If
+such a method uses no other names, an attribute depends only on the instance, its classes and their
 `attribute_map`."""
 
 
 def _readers(kind: type) -> list[Any]:
-    """Return the `__getattribute__` functions of a class and its bases, without `object`'s."""
+    """Return the `__getattribute__` functions of a class and its bases, except `object`."""
     of_bases = [vars(base).get("__getattribute__") for base in kind.__mro__[:-1]]
     return [function for function in of_bases if function is not None]
 

@@ -84,7 +84,7 @@ class Facts:
         """Read the result of `to_json`.
 
         Raises:
-            ValueError, TypeError, LookupError: the data has another form.
+            ValueError, TypeError, LookupError: the data does not have the expected form.
         """
         steps = tuple((int(s[0]), str(s[1]), s[2]) for s in plain["steps"])
         equal: dict[str, Any] = {}
@@ -189,10 +189,10 @@ class Facts:
         return objects
 
     def with_inputs(self, callee: Any, given: Collection[int]) -> Facts:
-        """Return the same facts, with facts about the graph's own tensors marked as inputs.
+        """Return the same facts, with a mark on each fact about an input tensor of the graph.
 
-        `given` has the ids of the graph's tensors. The graph checks its inputs at each call, so
-        these facts need no other check. A library receives only the parts of a tensor, not the
+        `given` has the ids of the input tensors. The graph checks its inputs at each call, so these
+        facts need no other check. A library receives only the parts of a tensor, not the
         tensor's metadata, so the metadata still needs a check.
         """
         objects = self.objects(callee)
@@ -208,7 +208,7 @@ class Facts:
 
 
 def _shared(value: Any, equal: dict[str, Any]) -> Any:
-    """Return an equal value from `equal`: thousands of facts say that a module has no hooks."""
+    """Return one shared list for equal lists. Thousands of facts say that a module has no hooks."""
     return equal.setdefault(repr(value), value) if isinstance(value, list) else value
 
 
@@ -223,7 +223,7 @@ class Merged:
 
     @classmethod
     def of(cls, tables: Sequence[Facts]) -> Merged:
-        """Merge tables, dropping rows and facts that several tables have."""
+        """Merge tables; keep only one copy of rows and facts that several tables have."""
         if len({id(table) for table in tables}) == 1:  # as for most models
             one = tables[0]
             numbers = list(range(len(one.facts)))
@@ -273,22 +273,23 @@ OF_PARTS = ("parts", "input parts", "input parts alone")
 
 
 OF_INPUTS = {"tensor": "input", "parts": "input parts"}
-"""Maps kinds of facts about tensors to the kinds for tensors that are inputs of the graph."""
+"""Maps each kind of fact about a tensor to the kind for a tensor that is an input of the graph."""
 
 
 UNREADABLE = (AttributeError, LookupError, TypeError, ValueError, RuntimeError)
-"""Exceptions raised while reading an object that differs from the object of the build. An empty
+"""Exceptions that can occur while reading an object that has changed since the build. An empty
 cell raises ValueError."""
 
 
 ANY_ERROR: tuple[type[Exception], ...] = (Exception,)
-"""Exceptions of the model's own code, such as a property. A fact that cannot be read does not hold.
-The error must not end a request, because the request may not use the property."""
+"""Exceptions that the model's own code can raise, for example in a property. A fact that cannot be
+read does not hold. The error must not fail the request, because the request might not use the
+property."""
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Marks an object that a path does not reach."""
+    """Placeholder for an object that a path does not reach."""
 
     said: str
     """The raw text. Most such texts are never shown, but each request may create one."""
@@ -491,7 +492,7 @@ KINDS = {*READERS, *RELATIONS}
 
 
 SHOWN = 120
-"""Longest text of a value in a reason, in characters."""
+"""Maximum length of a value in a reason, in characters."""
 
 
 def _describe_change(kind: str, now: Any, was: Any) -> str:
@@ -501,7 +502,7 @@ def _describe_change(kind: str, now: Any, was: Any) -> str:
         verb = {"attribute": "attribute", "own": "instance attribute", "contains": "key"}[kind]
         return f"has {verb} {name} now" if now[1] else f"has no {verb} {name} any more"
     if kind == "length":
-        return f"is a {now[0]} of {now[1]}, but was a {was[0]} of {was[1]}"
+        return f"is a {now[0]} of length {now[1]}, but was a {was[0]} of length {was[1]}"
     if kind in ("hooks", *OF_PARTS):
         return (_describe_hooks if kind == "hooks" else _describe_parts)(now, was)
     if kind == "keys":
@@ -513,7 +514,7 @@ def _describe_change(kind: str, now: Any, was: Any) -> str:
 
 def _describe_hooks(now: Sequence[Any], was: Sequence[Any]) -> str:
     after, before = (sum(map(len, tables)) for tables in (now, was))
-    moved = "has its hooks in a new order or place, or calls them in a new way"
+    moved = "has its hooks in a different order or place, or calls them differently"
     return moved if after == before else f"has {after} hooks, but had {before}"
 
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts Dynamo's guards to facts during a build.
 
-An entry with a guard that cannot become a fact is refused. The exceptions are in
-`CHECKED_ELSEWHERE`: kinds of guards that are safe to drop, with reasons. A guard of an unknown
-kind, for example from a newer torch, cannot become a fact.
+If a guard cannot become a fact, the entry is refused. The exceptions are in `CHECKED_ELSEWHERE`:
+kinds of guards that are safe to drop, with reasons. A guard of an unknown kind, for example from a
+newer torch, cannot become a fact.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ CHECKED_ELSEWHERE = {
     "GRAD_MODE": (PROCESS, "checked at each call, with the state of the thread"),
     "DETERMINISTIC_ALGORITHMS": (PROCESS, "checked at each call, like all process state"),
     "GLOBAL_STATE": (PROCESS, "checked at each call, like all state of thread and process"),
-    "TORCH_FUNCTION_STATE": (PROCESS, "checked at each call; if a mode is on, torch.compile runs"),
-    "DEFAULT_DEVICE": (PROCESS, "while one is set, a mode is on: torch.compile runs the call"),
-    "FUNCTORCH_STACK_MATCH": (PROCESS, "checked at each call, which runs eagerly in a transform"),
-    "DUAL_LEVEL": (PROCESS, "checked at each call, which runs eagerly in forward mode"),
+    "TORCH_FUNCTION_STATE": (PROCESS, "checked at each call; under a mode, torch.compile runs it"),
+    "DEFAULT_DEVICE": (PROCESS, "a default device turns a mode on: torch.compile runs the call"),
+    "FUNCTORCH_STACK_MATCH": (PROCESS, "checked at each call; in a transform, calls run eagerly"),
+    "DUAL_LEVEL": (PROCESS, "checked at each call; in forward-mode AD, calls run eagerly"),
     "AUTOGRAD_SAVED_TENSORS_HOOKS": (PROCESS, "hooks for backward: entries run without gradients"),
     "SHAPE_ENV": (PROCESS, "becomes the entry's conditions, which are checked at each call"),
     "STORAGE_OVERLAPPING": (PROCESS, "checked at each call, if the graph writes to its inputs"),
@@ -81,10 +81,10 @@ CHECKED_ELSEWHERE = {
         "forward hooks have separate facts; backward hooks do not run without gradients",
     ),
 }
-"""Kinds of guards that may be dropped: a pattern that the guard's path must match, and a reason."""
+"""For each kind of guard that may be dropped: a pattern for the guard's path, and the reason."""
 
 BUILTINS = "__builtins_dict__"
-"""Prefix of the name that Dynamo gives the dict of built-ins in the globals (2.11 to 2.13)."""
+"""Prefix of the name that Dynamo gives the built-ins dict in the globals (torch 2.11 to 2.13)."""
 
 ARGUMENT = re.compile(f"{TENSOR_ARGUMENT}$")
 
@@ -125,19 +125,19 @@ FACTS = {
     "SAME_OBJECT": "same",  # added by serve_warm: Dynamo omits it for a global and another name
     "REQUIRES_GRAD": "value",  # added by serve_warm: a forward read it from a weight
 }
-"""Kind of fact by kind of guard."""
+"""Maps each kind of guard to a kind of fact."""
 
 OF_INLINED_MODULES = (f"G['__import_{PACKAGE}_dot_", "G['__import_torch_dot__dynamo_dot_polyfills")
-"""Prefixes of guards on globals of inlined code that does not belong to the app."""
+"""Path prefixes of guards on globals of inlined code that is not part of the app."""
 
 OF_PYTHON = ("__dict__", "__closure__")
-"""Attributes that always belong to one object only."""
+"""Attributes whose values are never shared by two objects."""
 
 OPAQUE = {
     "allow_in_graph": "is marked allow_in_graph, so Dynamo does not trace it",
     "nonstrict_trace": "is marked nonstrict_trace, so Dynamo does not trace it",
 }
-"""Reasons for refusing functions that no guard protects, by the mark of the function."""
+"""Maps a function's mark to the reason for a refusal: no guard protects such a function."""
 
 
 @record(kw_only=True)
@@ -148,7 +148,7 @@ class _Table:
     """Maps Dynamo's alias for a global object to the object's module and qualified name."""
     scopes: Mapping[str, str] = field(default_factory=dict)
     """Maps the alias of a dict of globals to the path of a function with these globals. Used for
-    globals of no module, such as those of a named tuple's methods."""
+    globals that belong to no module, such as those of a named tuple's methods."""
     looked_up: Mapping[str, LookedUp] = field(default_factory=dict)
     """Maps paths to dicts whose items are found by key. Items of other dicts are found by index."""
     keys: Sequence[Any] = ()
@@ -211,7 +211,7 @@ class _Table:
         return self._item(node.value, node.slice)
 
     def _item(self, container: ast.expr, key: ast.expr) -> int:
-        """Return the row of a container's item, by the item's key or by the index of this key."""
+        """Return the row of an item in a container, found by its key or by the index of the key."""
         if isinstance(key, ast.Subscript) and _is_list_of_keys(key.value):
             of = ast.unparse(key.value.args[0].args[0])  # type: ignore[attr-defined]
             if of == ast.unparse(container):
@@ -272,7 +272,7 @@ def collect(
     lookups: Mapping[str, Lookups] | None = None,
     globals_read: Mapping[tuple[str, str], Any] | None = None,
 ) -> Facts:
-    """Return the facts with the content of these guards.
+    """Convert guards to facts with the same content.
 
     `names` has the module and qualified name of each object in the globals, by alias; `scopes` has
     the ids of dicts of globals. `marked` returns a key of `OPAQUE` if a mark keeps Dynamo from
@@ -409,7 +409,7 @@ def _of_globals(
 
 
 def _place(fn: Any) -> tuple[str, str] | None:
-    """Return the module and qualified name of a function or its wrapper, such as `lru_cache`'s."""
+    """Return the module and qualified name of a function or of its wrapper, such as `lru_cache`."""
     module, name = getattr(fn, "__module__", ""), getattr(fn, "__qualname__", "")
     try:
         found = resolve(module, name)
@@ -432,7 +432,7 @@ def _is_of_argument(guard: Guard) -> bool:
 
 
 def _without_parts(guards: Sequence[Guard]) -> list[Guard]:
-    """Return the guards that the fact about a tensor with parts does not already cover."""
+    """Return the guards that are not covered by the facts about tensors with parts."""
     whole = {guard.path: guard.value for guard in guards if guard.kind == OF_PARTS}
     return [guard for guard in guards if not _is_of_parts(guard, whole)]
 
@@ -455,7 +455,7 @@ def _is_of_parts(guard: Guard, whole: Mapping[str, Any]) -> bool:
 
 
 def _is_one_of_many(value: Any) -> bool:
-    """Return whether there can be other objects like this one. Then its identity matters."""
+    """Return whether there can be other objects like this one. If so, its identity matters."""
     if isinstance(value, (list, dict, set)):
         return True
     if isinstance(value, (torch.Tensor, type, types.ModuleType)):

@@ -25,14 +25,15 @@ if TYPE_CHECKING:
     from serve_warm.precompile.entry_checks import Check, Checks
 
 KEPT_BYTES = 64 << 20
-"""Limit in bytes for copies of inputs that wait until the replica is idle. If a call's copies do
-not fit, a later request checks the call's entry."""
+"""Limit in bytes for copies of inputs that wait until the replica is idle. If the copies for a call
+do not fit, the call's entry is checked in a later request instead."""
 
 IDLE_S = 1.0
 """A replica is idle after this many seconds without a call of its entries."""
 
 BUSY_S = 60.0
-"""If a kept call has waited for this many seconds, the next request checks the call's entry."""
+"""Kept calls that wait longer than this many seconds are dropped. Their entries are then checked in
+later requests."""
 
 
 @record(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class KeptCalls:
     def __init__(self, checks: Checks, lock: threading.Lock) -> None:
         self._checks = checks
         self._lock = lock
-        """Protects the checks, because any thread may use the checks."""
+        """Protects the checks, which any thread may use."""
 
     def keep(
         self,
@@ -130,7 +131,7 @@ class KeptCalls:
     def drop(self, thread: int | None = None) -> None:
         """Drop all kept calls, or the calls of one thread.
 
-        Later requests then check the entries of these calls.
+        The entries of these calls are then checked in later requests.
         """
         for check in self.waiting():
             if thread is None or (check.kept is not None and check.kept.thread == thread):
@@ -156,7 +157,7 @@ class IdleChecks:
         self._until_s = time.monotonic() + busy_s
 
     def begin(self) -> None:
-        """Schedule checks of kept calls on the event loop, until no call is kept."""
+        """Schedule checks of kept calls on the event loop, until there are no more kept calls."""
         self._loop.call_later(self._idle_s, self._look)
 
     def _look(self) -> None:

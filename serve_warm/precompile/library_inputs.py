@@ -5,7 +5,7 @@
 A library holds no weights, so each call reads them from the modules of the callee. A callable has
 hundreds of weights, and most calls find the same modules. So only the first call walks through the
 modules. As long as the callable's watch says that no module was replaced, later calls read the
-dicts that hold the weights.
+weights directly from the dicts that hold them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ GONE = (AttributeError, LookupError, TypeError)
 """Exceptions raised when a part of the callee is missing."""
 
 Read = Callable[[Any, Sequence[Any]], list[Any]]
-"""Function of the callee and the tensors of a call, which returns the inputs."""
+"""A function that gets the callee and a call's tensors, and returns the inputs of the library."""
 
 
 @record(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Input:
     index: int = 0
     """Number of the argument."""
     path: Sequence[Sequence[Any]] = ()
-    """Steps from the callee; each has a kind, one of `STEPS`, and a name or key."""
+    """Steps from the callee. Each step has a kind from `STEPS`, and a name or key."""
     said: str = ""
     """Properties of the input that compiled code relies on."""
 
@@ -69,7 +69,7 @@ class Input:
 
 
 class Watched(Protocol):
-    """Says which dicts of a callable have not changed (`module_changes.FactWatch`)."""
+    """Reports whether the dicts of a callable are unchanged (`module_changes.FactWatch`)."""
 
     unchanged: Callable[[], bool]
     readers: dict[Any, Read]
@@ -77,7 +77,7 @@ class Watched(Protocol):
     reader keeps replaced modules alive."""
 
     def covers(self, mapping: Mapping[Any, Any]) -> bool:
-        """Return whether `unchanged` returns False after any change of this dict."""
+        """Return whether `unchanged` returns False after any change to this dict."""
 
 
 class Inputs:
@@ -158,7 +158,7 @@ class Inputs:
 
     @staticmethod
     def _holder(modules: Sequence[Any], take: tuple[Any, ...]) -> dict[str, Any] | None:
-        """Return the dict that holds an input, or None if no dict of a module holds it."""
+        """Return the dict that holds an input, or None if the input is in no dict of a module."""
         kind, row = take[:2]
         if kind not in ("attribute", *PLACES):
             return None
@@ -168,7 +168,7 @@ class Inputs:
 
 
 def _is_watched(module: Any, watched: Watched, *, is_parent: bool) -> bool:
-    """Return whether a watch reports when a module gets other dicts or other submodules."""
+    """Return whether a watch notices if the dicts or submodules of a module are replaced."""
     own = vars(module)
     names = ("_modules", *PLACES.values())
     return (

@@ -5,7 +5,7 @@
 After facts have been checked, calls to other packages can change a model. For example, a call can
 switch an adapter, set a config value, remove a hook or append a module to a list. `FactWatch`
 stores the sources of each fact, and checks at every call whether a source has changed. Most sources
-are dicts, whose changes cost little to notice (`change_checks`). After a change, `FactWatch`
+are dicts, and a change in a dict is cheap to detect (`change_checks`). After a change, `FactWatch`
 rereads only the facts whose sources changed.
 
 Sources whose kind is in `SLOW_KINDS` are also compared during calls, but at most once a second
@@ -37,7 +37,7 @@ from serve_warm.precompile.facts import (
 
 
 class FactWatch:
-    """Facts about one callable, from some entries, and which of these facts hold.
+    """The facts from some entries of one callable, and whether each fact holds.
 
     Call `refresh` and `why_broken` from only one thread at a time; any thread can call `unchanged`.
     As soon as a refresh begins, the previous `unchanged` returns False. `clock` returns seconds,
@@ -53,22 +53,23 @@ class FactWatch:
         self._objects: list[Any] = [Missing("not looked at")] * len(merged.steps)
         self._broken: list[Why | None] = [None] * len(merged.facts)
         self._torn: tuple[set[int], set[int]] = (set(), set())
-        """Rows to read again, and rows whose facts must be judged again, because of a change during
-        the last refresh."""
+        """Rows to read again, and rows whose facts must be judged again, because something changed
+        during the last refresh."""
         self._clock = clock
         self._is_looking = False
-        """Whether a refresh is running, or an error has ended one."""
+        """Whether a refresh is running, or the last refresh ended with an error."""
         self._is_surprised = False
-        """Whether the last look ended in a surprise (`Sources.has_surprise`)."""
+        """Whether the last refresh found a surprise (`Sources.has_surprise`)."""
         self.unchanged: Callable[[], bool] = lambda: False
         """Returns whether everything is unchanged since the last refresh; takes a few µs."""
         self.readers: dict[Any, Any] = {}
-        """Functions that read the inputs of libraries until the next refresh (`library_inputs`)."""
+        """Functions that read the inputs of libraries. The next refresh drops them
+        (`library_inputs`)."""
         self._begin_anew()
 
     @functools.cached_property
     def _children(self) -> dict[int, list[int]]:
-        """The rows that start from each row, computed at the first change."""
+        """For each row, the rows whose step starts from it; computed at the first change."""
         children: dict[int, list[int]] = {}
         for row, (start, _, _) in enumerate(self._merged.steps):
             children.setdefault(start, []).append(row)
@@ -76,7 +77,7 @@ class FactWatch:
 
     @functools.cached_property
     def _facts_at(self) -> dict[int, list[int]]:
-        """The numbers of the facts about each row."""
+        """For each row, the indices of the facts about it."""
         facts_at: dict[int, list[int]] = {}
         for number, (row, _, _) in enumerate(self._merged.facts):
             facts_at.setdefault(row, []).append(number)
@@ -96,7 +97,7 @@ class FactWatch:
         return len(self._merged.facts), len(self._sources.versions)
 
     def covers(self, mapping: Mapping[Any, Any]) -> bool:
-        """Return whether `unchanged` returns False after any change of this dict."""
+        """Return whether `unchanged` returns False after any change to this dict."""
         return self._checks.covers(mapping)
 
     def why_broken(self, table: int) -> str:
@@ -105,7 +106,7 @@ class FactWatch:
         return "" if broken is None else broken()
 
     def find_broken(self, table: int) -> Why | None:
-        """Return a function that says what `why_broken` returns; None if all facts hold."""
+        """Return a function with the same result as `why_broken`, or None if all facts hold."""
         broken = self._broken
         return next((broken[n] for n in self._merged.of_table[table] if broken[n]), None)
 
@@ -127,7 +128,7 @@ class FactWatch:
         self._is_looking = False
 
     def _begin_anew(self) -> None:
-        """Look at everything, without values from earlier looks."""
+        """Read and judge everything again, without values from earlier refreshes."""
         self._sources = Sources()
         self._checks = ChangeChecks(self._sources, clock=self._clock)
         every = set(range(len(self._objects)))
@@ -148,10 +149,10 @@ class FactWatch:
         self._torn = looked if is_torn else (set(), set())
 
     def _look(self, rows: set[int], judged: set[int]) -> tuple[set[int], set[int]]:
-        """Reread `rows` and the rows that start from changed rows, and judge the facts about rows.
+        """Reread `rows`, and all rows that start from a changed row; then judge facts.
 
         Judges the facts about changed rows and about the rows in `judged`. Returns the rows that
-        were read, and those whose facts were judged.
+        were read, and the rows whose facts were judged.
         """
         dirty, judged = set(rows), set(judged)
         is_all = len(dirty) == len(judged) == len(self._objects)  # both have only row numbers
@@ -170,7 +171,7 @@ class FactWatch:
         return dirty, judged
 
     def _by_row(self) -> Iterable[tuple[int, Iterable[int]]]:
-        """Yield each row that facts are about, and the numbers of these facts."""
+        """Yield each row that has facts, with the indices of its facts."""
         facts = self._merged.facts
 
         def row_of(number: int) -> int:
@@ -179,7 +180,7 @@ class FactWatch:
         return itertools.groupby(sorted(range(len(facts)), key=row_of), row_of)
 
     def _of_rows(self, rows: set[int]) -> Iterable[tuple[int, Iterable[int]]]:
-        """Yield each of these rows that facts are about, and the numbers of these facts."""
+        """Yield each of these rows that has facts, with the indices of its facts."""
         facts_at = self._facts_at
         return ((row, facts_at[row]) for row in sorted(rows) if row in facts_at)
 
@@ -215,7 +216,7 @@ class FactWatch:
         )
 
     def _judge(self, row: int, numbers: Iterable[int]) -> None:
-        """Judge the facts with these numbers, which are about one row."""
+        """Judge the facts with these indices, which are all about one row."""
         self._sources.begin(~row)
         found = self._object(row)
         is_missing = isinstance(found, Missing)

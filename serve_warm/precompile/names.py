@@ -1,9 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Names of classes, functions, tensors and plain values that are the same in every process.
+"""Names for classes, functions, tensors and plain values; each name is the same in every process.
 
 If compiled code depends on the code of an object, the object's name includes a digest of that code.
-Names of objects of this package have no module and no digest, because artifacts outlive releases.
+The names of serve_warm's own objects contain no module and no digest, so that artifacts stay valid
+in later releases.
 """
 
 from __future__ import annotations
@@ -91,10 +92,11 @@ def identity(found: Any) -> str:
 
 
 def name_of_class(kind: type) -> str:
-    """Return the name of a class, with a digest of its functions, except torch's functions.
+    """Return the name of a class, with a digest of its functions.
 
-    Source files are compared separately. The digest also detects replaced methods and distinguishes
-    two classes with the same name.
+    The digest leaves out functions of torch, Python and serve_warm. Source files are compared
+    separately. The digest also detects replaced methods and distinguishes two classes with the same
+    name.
     """
     functions = [
         (name, value)
@@ -258,7 +260,7 @@ def literal(value: Any) -> str | None:
 
 
 def describe_tensor(tensor: Any, *, free: Free = ((), ())) -> str:
-    """Return the properties of a tensor that compiled code relies on, except `free` dimensions.
+    """Return the properties of a tensor that compiled code relies on; `free` dimensions become `*`.
 
     `requires_grad` is not included: entries are for calls without gradients. A forward that reads
     `requires_grad` gets a separate fact.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A running build: the table that it fills, and the libraries that it has begun."""
+"""A running build: the table that it fills, and the libraries that it has started to compile."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class RunningBuild:
         """The entries that the build has made."""
         self.make_library = make_library or aoti_build.make
         self.libraries: Literal["made", "begun"] = "made"
-        """With "begun", a call only begins its library. With "made", a call makes its library, or
-        finishes a library that was begun earlier."""
+        """With "begun", a call only starts to compile its library. With "made", a call compiles its
+        library completely, or finishes a library that was started earlier."""
         self.pending: list[PendingEntry] = []
         """Entries whose library is still unfinished."""
         self.tell: Callable[[Literal["trace", "entry", "library"]], None] = lambda _: None
         """Callback that receives the next step of the build."""
 
     def refuse_pending(self) -> None:
-        """Refuse each call whose library was begun but was not finished by a later call."""
+        """Refuse each call whose library was started, if no later call finished this library."""
         for pending in self.pending:
             call = pending.unit.name, str(pending.entry.signature)
             taken = (entry.signature for entry in pending.unit.entries)

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from serve_warm.precompile.running_build import MakeLibrary, RunningBuild
 
 LIBRARY_LEVEL = 3
-"""The level whose code is in libraries. A start at this level does not import Dynamo."""
+"""The level that stores its code in libraries. A replica at this level does not import Dynamo when
+it starts."""
 
 
 class Session:
@@ -42,11 +43,11 @@ class Session:
         """Entries of the running build, if any, else the loaded entries. Every call reads this
         attribute."""
         self.checks: Checks | None = None
-        """Checks of entries against eager in this start; None without entries."""
+        """Checks of the loaded entries against eager execution; None if no entries are loaded."""
         self.settling_calls = 0
         """Number of settling calls: calls that ran eagerly, to create state that entries need."""
         self.is_probing = False
-        """If true, calls only find out which code they would run, and are not counted."""
+        """Whether calls are only trials. Trials are not counted, and log no new kinds of calls."""
         self.build_lock = threading.RLock()
         """Lock for making an entry, because making an entry changes and restores buffers and random
         states."""

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Orders of the sets that a forward iterates over; these orders differ between processes.
+"""Iteration orders of the sets in a forward; these orders differ between processes.
 
 An entry is correct only if its graph does not depend on these orders. So if a call iterates over
 sets, a build traces the call several times, with the sets in different orders, and compares what
@@ -48,7 +48,7 @@ class Orders:
         """Number of items of the largest set."""
         self._attempt: Any = None
         self._arranged: dict[int, tuple[Any, frozenset[Any]]] = {}
-        """The sets that are already in order, with their items. A set keeps its order until its
+        """The sets that were already reordered, with their items. A set keeps its order until its
         items change."""
 
     def begin(self, variable: Any, tx: Any) -> None:
@@ -75,10 +75,10 @@ class Orders:
 
 
 def arrangements(sets: int, largest: int) -> Iterator[Arrange]:
-    """Yield functions, each of which puts the sets of a call into new orders.
+    """Yield functions that reorder the sets of a call, each in a different way.
 
-    Counting the original order too, any two items of a set occur in both orders. For any two sets,
-    one of the functions reverses only one of the two sets.
+    Among these orders and the original order, any two items of a set occur in both orders. For any
+    two sets, one of the functions reverses only one of the two sets.
     """
     yield lambda items, _: items[::-1]
     for bit in range((sets - 1).bit_length()):
@@ -107,7 +107,7 @@ class Computed:
     returned: str
     """The result, without its tensors."""
     tensors: Sequence[str]
-    """Expression of each tensor of the result."""
+    """The expression for each tensor in the result."""
     written: Sequence[str]
     """Expressions whose values the graph writes into its inputs."""
     in_order: Sequence[str]
@@ -165,7 +165,7 @@ class _Backend:
         self._in_order: list[str] = []
 
     def take(self, graph: Any, inputs: Sequence[Any], **_: Any) -> Any:
-        """Receive a graph from Dynamo, and read its form without in-place changes."""
+        """Receive a graph from Dynamo, and read its form without in-place operations."""
         from torch._functorch import config
         from torch._functorch._aot_autograd.utils import make_boxed_compiler
         from torch._functorch.aot_autograd import aot_module_simplified

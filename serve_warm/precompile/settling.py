@@ -4,7 +4,7 @@
 
 A graph depends on this state, which a new model has not created yet. So a build runs *settling
 calls* eagerly until one more call changes nothing, and then traces again. The build marks entries
-that depend on such state, and a start makes the same calls before it uses these entries
+that depend on such state, and a starting replica makes the same calls before it uses these entries
 (`settling_calls`).
 """
 
@@ -27,8 +27,8 @@ SETTLES: Final = "settles"
 """Key in the plan of an entry whose callable creates state on its first calls."""
 
 CALLS = 3
-"""Maximum number of settling calls of one kind in a build or a start. The last call must change
-nothing."""
+"""Maximum number of settling calls of one kind in a build, or during the start of a replica. The
+last call must change nothing."""
 
 VALUES_READ = 100_000
 """Maximum number of values to compare for each callable."""
@@ -46,7 +46,7 @@ class ChangedByCall(NoEntry):
     """A call changes something that its own graph depends on."""
 
     def __init__(self, why: str, facts: Facts) -> None:
-        super().__init__(f"its call changes something that its graph depends on: {why}")
+        super().__init__(f"the call changes something that its graph depends on: {why}")
         self.facts = facts
 
 
@@ -212,7 +212,7 @@ def _attributes(own: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 TABLES = ("_parameters", "_buffers", "_modules")
-"""Attributes of a module that hold its tensors and its parts."""
+"""Attributes of a module that hold its tensors and its submodules."""
 
 
 def _content(cell: Any) -> Any:

@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The settling calls of a start, in which a new model creates the state that entries depend on.
+"""The settling calls of a starting replica: they create the state that entries depend on.
 
 A settling call comes from user code, but runs eagerly instead of through an entry. So no call runs
-twice, and random numbers and counters are the same as without serve_warm. Settling calls are part
-of the replay of the declared inputs, which is repeated until no call is a settling call. The build
-marks the entries that need settling calls (`settling`).
+twice, and random numbers and counters are the same as without serve_warm. Settling calls happen
+during the replay of the declared inputs. The replay is repeated until it makes no settling call.
+The build marks the entries that need settling calls (`settling`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class SettlingCallDue(Exception):
-    """No entry fits yet: run this call eagerly."""
+    """No entry matches this call yet: run the call eagerly."""
 
 
 class _OfThread(threading.local):
@@ -62,7 +62,7 @@ class SettlingCalls:
         self._callee = callee
         self._name = name
         self.makes_state = False
-        """Whether the first call at level 1, or a call of a build, changed the callable."""
+        """Whether the first call at level 1, or a call in a build, changed the callable."""
         self._has_run = False
         """Whether a call has run at level 1."""
         self._made: Counter[str] = Counter()

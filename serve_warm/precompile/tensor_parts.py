@@ -4,7 +4,7 @@
 
 `__tensor_flatten__` returns the names of such a tensor's parts, and metadata such as a block size,
 a layout, or the function that quantizes activations. Compiled code depends on the parts and
-metadata, but the dtype and shape of the whole tensor show neither. Seen in torch 2.11 to 2.13:
+metadata, but the dtype and shape of the whole tensor do not show them. Seen in torch 2.11 to 2.13:
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/utils/_python_dispatch.py
 """
 
@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from serve_warm.precompile.names import describe_tensor, identity, literal, name_of, name_of_class
 
 DEPTH = 12
-"""Largest nesting depth of parts, and of values in metadata."""
+"""Maximum nesting depth of parts, and of values in metadata."""
 
 
 READ_FAILURES = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -35,7 +35,7 @@ def has_parts(value: Any) -> bool:
 
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-"""Types of most tensors, which have no parts."""
+"""The types of most tensors. Tensors of these types have no parts."""
 
 
 def describe_parts(tensor: Any) -> list[str]:
@@ -85,7 +85,7 @@ def plain_parts(tensor: Any) -> list[Any]:
 
 
 def part_names(tensor: Any) -> list[str]:
-    """Return the path from a tensor to each of its `plain_parts`, as `.name.name`."""
+    """Return the path from a tensor to each of its `plain_parts`, in the form `.name.name`."""
     if not has_parts(tensor):
         return [""]
     names = tensor.__tensor_flatten__()[0]

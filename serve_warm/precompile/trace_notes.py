@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dependencies of a trace that Dynamo does not guard: changes, hashes and set order.
 
-Each hook uses private torch code, and names the versions in which this code was seen.
+Each hook uses private torch code, and names the torch versions in which this code was seen.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Replacements = Iterator[tuple[Any, str, Callable[..., Any]]]
 
 @contextlib.contextmanager
 def all_guarded(begin_set: Callable[[Any, Any], None]) -> Iterator[Unguarded]:
-    """Make Dynamo guard or report dependencies that it ignores although they can change (2.13).
+    """Make Dynamo guard or report dependencies that can change but that it ignores (torch 2.13).
 
     Before each iteration over a set in a trace, `begin_set` is called with the set and the tracer.
     """
@@ -136,10 +136,10 @@ def _noting_tensors(found: Unguarded) -> Replacements:
 
 
 def _noting_same_objects(found: Unguarded) -> Replacements:
-    """Record objects that have two names, of which only one is global.
+    """Record objects that have one global name and one name that is not global.
 
     For such objects, Dynamo guards only the first name. Dynamo guards the second name too if both
-    names are global, or if neither name is (2.11 to 2.15).
+    names are global, or if neither name is (torch 2.11 to 2.15).
     """
     from torch._dynamo.variables import builder
 
@@ -230,7 +230,7 @@ DEPENDS_ON_ORDER = (
     "it iterates over a set, whose order differs in each process, and its graph depends on the "
     "order: keep the items in a list, or as keys of a dict"
 )
-"""Why a call has no entry, and what to do, if its code iterates over a Python `set`."""
+"""Reason and advice for a call without an entry whose code iterates over a Python `set`."""
 
 
 def _noting_hashes(found: Unguarded) -> Replacements:
@@ -248,7 +248,7 @@ def _noting_hashes(found: Unguarded) -> Replacements:
 
     def note(tx: Any, name: str) -> None:
         if tx.f_code is not inspect.unwrap.__code__:
-            why = f"it computes with {name}(), which differs in each process"
+            why = f"it uses the result of {name}(), which differs in each process"
             found.refusals.append(why)
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
@@ -294,12 +294,12 @@ def _noting_functions(found: Unguarded) -> Replacements:
 
 
 STEPS = 64
-"""Largest number of steps of a recurrent layer in a graph. Each step has separate code, so
+"""Maximum number of steps of a recurrent layer in a graph. Each step has separate code, so
 compiling a few hundred steps takes minutes."""
 
 
 def _limiting_steps(found: Unguarded) -> Replacements:
-    """Refuse recurrent layers on a GPU or on long sequences: torch repeats the code for each step.
+    """Refuse recurrent layers on a GPU or with long sequences: torch repeats the code of each step.
 
     An LSTM on a CPU is one oneDNN operator. On a GPU, one cuDNN call is much faster than a graph of
     the steps.
@@ -348,7 +348,7 @@ def mark_of(value: Any) -> str:
 
 @contextlib.contextmanager
 def side_effects() -> Iterator[Mapping[str, Sequence[str]]]:
-    """Yield the names of existing objects that are changed by the code captured in the block.
+    """Yield the names of existing objects that the code captured in the block changes.
 
     Each object's name is mapped to the names of the attributes that the code assigns. If there are
     no attribute names, the code changes the object in another way.
@@ -387,7 +387,7 @@ def _assigned_names(effects: Any, variable: Any) -> Sequence[str]:
 
 
 def _ends_as_it_was(effects: Any, variable: Any) -> bool:
-    """Return whether an object ends with its original attributes, for example after a reset.
+    """Return whether an object has its original attributes again at the end, as after a reset.
 
     transformers sets and resets attributes around each forward (`CompileableContextVar`, 5.23).
     """
@@ -405,7 +405,7 @@ def _ends_as_it_was(effects: Any, variable: Any) -> bool:
 
 
 def _holds_others(effects: Any, variable: Any) -> bool:
-    """Return whether an object changed in something other than attributes, such as list items.
+    """Return whether something besides the attributes of an object changed, such as list items.
 
     Up to 2.14, Dynamo's variable has a method for this check, with different names in 2.11 and
     2.13. In 2.15, the variable has a flag.
@@ -467,7 +467,7 @@ def guard_from(entry: Any) -> Guard:
 
 
 def _of_attribute(entry: Any) -> Guard | None:
-    """Convert a 2.11 guard on an attribute's presence to the 2.13 form, which guards the owner.
+    """Convert a torch 2.11 guard on an attribute's presence to a 2.13 guard on the owner.
 
     The guard cannot be on the attribute itself, because the attribute might be absent. Returns
     `None` for any other guard.
@@ -525,7 +525,7 @@ def source_of(node: Any) -> str:
 
 
 def callable_once(run: Callable[..., Any]) -> Any:
-    """Wrap `run` in the kind of object that a backend must return, but that is never saved."""
+    """Wrap `run` in the kind of object that a backend must return. It is never saved."""
     from torch._dynamo.aot_compile_types import SerializableCallable
 
     class Once(SerializableCallable):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts that torch can trace, in a module that torch cannot trace as a whole.
 
-If torch could not trace a call, the build looks for such parts. The reported reason then advises to
-compile these parts instead. Nothing is compiled here: torch traces each kind of part once.
+If torch could not trace a call, the build looks for such parts. The reported reason then suggests
+compiling these parts instead. Nothing is compiled here: torch traces each kind of part once.
 """
 
 from __future__ import annotations

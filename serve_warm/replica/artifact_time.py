@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 def check_time(pulled: Pulled, wanted: Wanted, warn: Callable[[str], object]) -> Callable[[], None]:
     """Warn if this node has used a newer artifact, or if the artifact will soon be too old.
 
-    Returns a function that records the artifact's creation time. Call this function after the start
-    has accepted the artifact.
+    Returns a function that records the artifact's creation time. Call the returned function after
+    the start has accepted the artifact.
 
     Raises:
         ArtifactRefused: `rollback`: the policy refuses rollbacks, and this node has used a newer
-            artifact or has no usable record. The artifact is closed.
+            artifact or has no usable record of newer artifacts. The artifact is closed.
     """
     manifest = pulled.chosen.manifest
     seen = NewestSeen.beside(wanted.node_cache_dir)

@@ -148,8 +148,8 @@ class CallEvidence:
         """Return the names of inputs whose calls stop during idle time and then resume.
 
         Pool threads, a thread that reads a queue, and the `@serve.batch` task are not marked as
-        part of a replay. If a thread or task of these kinds works for a replay, its calls stop when
-        the replay ends, and resume with the next replay.
+        part of a replay. If such a thread or task works for a replay, its calls stop when the
+        replay ends, and resume with the next replay.
         """
         slowest_s = max(self._progress.steady_s.get(item.name, 0.0) for item in doubtful)
         idle_s = self._idle_s(slowest_s)

@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""One replica in Ray Serve's life cycle: Serve's start-up hook, and the replica's visible state.
+"""One replica's life cycle in Ray Serve: Serve's start-up hook, and the replica's visible state.
 
-After `__init__`, the start of the app's lifespan and `servable_object`, Serve calls a replica's
-`reconfigure(user_config, rank)` and waits for the call without a time limit. The warm-up runs in
-this call, before any router knows the replica and before the first health check. Serve makes the
-call even without a `user_config`, because the hook has the parameter `rank`. The hook is an
-attribute of the *instance*. So the class keeps two things: the order of its bases, and the user's
-own `reconfigure` with the `super()` calls in it.
+Serve runs `__init__`, the app's lifespan startup and `servable_object`. Then Serve calls the
+replica's `reconfigure(user_config, rank)` and waits for the call without a time limit. The warm-up
+runs in this call, before any router knows the replica and before the first health check. Serve
+makes the call even without a `user_config`, because the hook has the parameter `rank`. The hook is
+an attribute of the *instance*. So the hook does not change the class: the order of its bases, the
+user's own `reconfigure` and its `super()` calls stay the same.
 
 `ReplicaContext._deployment_config` is private (seen in Ray 2.60). This attribute already holds the
 user_config before Serve calls `reconfigure`.
@@ -402,7 +402,7 @@ class ServeReplica(ServeCalls):
         return trust
 
     def refusal(self, event: CompileEvent) -> BaseException:
-        """Return the error for a request that would compile although `after_ready` is `forbid`."""
+        """Return the error for a request that would need a compile (`after_ready: forbid`)."""
         return CompileForbidden(event)
 
 
@@ -437,7 +437,7 @@ class ShownState:
             self.heartbeat = self._heartbeat(directory)
 
     def watch_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on, show in the state file the time at which this event loop last ran."""
+        """From now on, write to the state file when this event loop last ran."""
         self._loop, self._loop_ran_s = loop, node.boot_s()
 
     def observer(self) -> Callable[[Report], None]:
@@ -463,7 +463,7 @@ class ShownState:
         return told
 
     def _loop_last_ran_s(self) -> float | None:
-        """Return the time at which the serving loop last ran, and schedule another run of the loop.
+        """Return when the serving loop last ran, and schedule another run of the loop.
 
         Serve's health check uses the loop only if the user defines `check_health`. Otherwise,
         minutes can pass before Serve uses the loop again, and Serve considers a replica healthy
@@ -483,7 +483,7 @@ class ShownState:
 
 
 def facts_of(report: Report) -> dict[str, Any]:
-    """Return the facts that the state file takes from a report, as plain data for JSON."""
+    """Return the facts of a report that go into the state file, as plain data for JSON."""
     return {
         "stage": report.stage.value,
         "verdict": report.verdict.value if report.verdict else None,
@@ -555,7 +555,7 @@ def _log_through_serve() -> None:
 
 
 def _flush_logs() -> None:
-    """Write buffered log lines: Serve buffers lines, and `os._exit` does not flush them."""
+    """Write buffered log lines: Serve buffers log lines, and `os._exit` does not flush them."""
     log: logging.Logger | None = logger
     while log is not None:
         for handler in log.handlers:

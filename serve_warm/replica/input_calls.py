@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 class InputCalls:
     """Replays one input at a time. `seen` counts the compiles, and `progress` gets the results.
 
-    If there are several ranks, all must answer before `deadline`.
+    If there are several ranks, all ranks must answer before `deadline`.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class InputCalls:
         return self.is_alone and cuda_graphs.ran_out_of_memory(error)
 
     def _leave_out(self, item: Input, why: str) -> None:
-        """Record an input that ran out of memory; raise if every input did."""
+        """Record that an input ran out of memory; raise an error if all inputs did."""
         progress = self._progress
         progress.left_out[item.name] = f"left out because memory ran out: {why}"
         if len(progress.left_out) == len(progress.inputs):

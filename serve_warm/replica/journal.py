@@ -59,8 +59,8 @@ LATE = "late: "
 """If a replica is degraded because it missed its deadline, the reason begins with this prefix."""
 
 SIZES_OF_A_GRAPH = 8
-"""If one graph has more than this number of sizes, serve_warm warns, as torch does (2.13:
-`cudagraph_dynamic_shape_warn_limit`)."""
+"""If one graph has more than this number of sizes, serve_warm warns, as torch 2.13 does
+(`cudagraph_dynamic_shape_warn_limit`)."""
 
 
 class Journal:
@@ -88,12 +88,13 @@ class Journal:
         self.artifact: ArtifactUse | None = None
         """How the start used the configured artifact."""
         self.fingerprint: Fingerprint | None = None
-        """The fingerprint that artifacts are compared with. The start reads it before any pull."""
+        """The fingerprint that artifacts are compared with. The start reads the fingerprint before
+        it pulls any artifact."""
         self.inputs: Sequence[Input] = ()
         """The inputs to replay, in order; known once the start has begun."""
         self.progress = Progress()
         self.checks: Checks | None = None
-        """Checks of entries against eager execution; None without entries."""
+        """Checks that compare entries with eager execution; None if there are no entries."""
         self.is_compiler_from_app = False
         """Whether the app imported torch's compiler before the warm-up needed it."""
         self.traffic_log = TrafficLog()
@@ -455,7 +456,7 @@ def _many_sizes(events: Iterable[CompileEvent]) -> Iterator[str]:
 
 
 def _build_again(artifact: ArtifactUse, counts: Counts) -> str:
-    """Return why a start compiled although the start has an artifact.
+    """Return why a start compiled code even though it has an artifact.
 
     Something must have changed since the build: otherwise the build's own checks would have failed.
     """

@@ -57,9 +57,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RETRY_BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Seconds to wait between retries if a store does not answer. The last wait repeats until
-`pull_deadline_s`. The start retries by itself, because Serve would restart a failed start without
-a pause."""
+"""Seconds to wait between retries if a store does not answer. The last wait is repeated until
+`pull_deadline_s` has passed. The start retries by itself, because Serve would restart a failed
+start without a pause."""
 
 TRACE_LINES = 50
 """Maximum number of variants that a report lists: anyone who can write to a store can add more."""

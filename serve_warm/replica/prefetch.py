@@ -173,9 +173,10 @@ class Taken:
     found: pull.Found
     pulled: pull.Pulled
     directory: Path | None
-    """Private folder with the unpacked part `cache`, not in use yet; None if not unpacked."""
+    """Private folder with the unpacked part `cache`, which is not in use yet; None if the part is
+    not unpacked."""
     entries: EntryFiles | None
-    """The unpacked parts that have entries; None if not unpacked."""
+    """The unpacked parts that have entries; None if these parts are not unpacked."""
     unpack_s: float
     waited_s: float = 0.0
     """Seconds that the start waited for the artifact; 0 if the artifact was already there."""
@@ -236,7 +237,7 @@ class Prefetch:
         """Whether this module, not the app, imported the compiler."""
         self._found: Literal["nothing", "libraries", "levels 1 and 2"] = "nothing"
         """The kind of code found in trusted artifacts of this deployment: none, only libraries, or
-        code of other levels too."""
+        also code of other levels."""
         self._looked = threading.Event()
         """Set once the store has answered or failed."""
 

@@ -166,7 +166,7 @@ class Preparation:
             self._journal.warn(str(error))
 
     def _refuse_shared_code(self) -> None:
-        """Raise an error if the folder that a build packs might have code from another process."""
+        """Raise an error if the folder that a build packs might contain another process's code."""
         if self._config.headers != "own":
             return
         what = "the folder that a build compiles in"

@@ -36,7 +36,7 @@ compiles."""
 
 SILENT_S = 60.0
 """Seconds without a pulse after which a rank counts as ended. A rank also counts as ended if its
-code blocks all Python threads for this time."""
+code blocks all Python threads for this long."""
 
 POLL_S = (0.001, 0.05)
 """First and longest wait, in seconds, between two checks for answers."""

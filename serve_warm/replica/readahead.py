@@ -25,8 +25,9 @@ from serve_warm.replica.timeline import Timeline
 logger = logging.getLogger(__name__)
 
 WINDOW_BYTES = 128 << 10
-"""Bytes that one call of `Ask` requests. For one request, Linux reads at most the device's
-readahead window, by default 128 KiB (`force_page_cache_ra` in mm/readahead.c, seen in 6.8)."""
+"""Number of bytes that one call of `Ask` requests. For one request, Linux reads at most the
+device's readahead window, by default 128 KiB (`force_page_cache_ra` in mm/readahead.c, seen in
+6.8)."""
 
 SHARE = 2
 """Readahead fills at most 1/SHARE of the free memory."""
@@ -40,7 +41,7 @@ def _ask_kernel(file: int, offset: int, length: int) -> None:
 
 
 KERNEL: Ask | None = _ask_kernel if hasattr(os, "posix_fadvise") else None
-"""Function that asks the kernel; None on macOS and Windows, which have no such request."""
+"""Function that asks the kernel; None on macOS and Windows, which do not have `posix_fadvise`."""
 
 
 class Readahead:

@@ -10,7 +10,8 @@ autotuning run, capture or fallback to eager. Then one more pass runs with compi
 Ranks that compute together make the same passes. The passes continue until one pass is quiet on all
 ranks. An input counts as proven only if all ranks have proven it.
 
-`call_evidence` holds the rest of the proof, and `input_calls` replays a single input.
+`call_evidence` checks that each input reached compiled code, and `input_calls` replays a single
+input.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ TRIALS_S = 0.5
 
 
 class Replay:
-    """Replays `inputs` with `call`; `seen` counts the compiles, `changed` is called on progress."""
+    """Replays `inputs` with `call`.
+
+    `seen` counts the compiles, and `changed` is called after the replay of each input.
+    """
 
     def __init__(
         self,
@@ -177,9 +181,10 @@ class Replay:
     async def find_compiling(self, items: Sequence[Input]) -> tuple[list[Input], list[Input]]:
         """Replay `items` with compiling forbidden; return what would compile and what is untried.
 
-        To save time, some items may not be tried: the replays that do not compile may together take
-        as long as a pass or `TRIALS_S`, whichever is longer. The time of replays that would compile
-        does not count, because such replays end as soon as they reach the compiled code.
+        To save time, this can stop early and leave the remaining items untried. It stops once the
+        replays that did not compile have taken as long as a pass, and at least `TRIALS_S`, in
+        total. The time of replays that would compile does not count, because such replays end as
+        soon as they reach the compiled code.
 
         The items are not declared inputs, so the result does not affect whether the declared inputs
         are proven.

@@ -36,8 +36,8 @@ from serve_warm.preload import (
 
 SET_BY_RAY = frozenset({OMP, "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"})
 """Variables that Ray sets when a worker becomes a replica (Ray 2.60, `set_omp_num_threads_if_unset`
-and `set_visible_accelerator_ids` in ray/_private/utils.py). CUDA reads its variable only at
-initialization."""
+and `set_visible_accelerator_ids` in ray/_private/utils.py). CUDA reads CUDA_VISIBLE_DEVICES only
+when CUDA is initialized."""
 
 READ_AT_IMPORT = (
     *("TORCH", "PYTORCH", "ATEN_", "OMP_", "KMP_", "GOMP_", "MKL_", "ONEDNN_", "DNNL_"),
@@ -134,7 +134,7 @@ def _set_threads(early: EarlyImports, environ: Mapping[str, str]) -> str:
     if environ.get("MKL_NUM_THREADS") and torch.backends.mkl.is_available():
         return ""  # torch asks MKL, which prefers this variable (ParallelOpenMP.cpp, 2.11 to 2.13)
     if early.threads[0] != early.threads[1]:
-        return f"an import changed torch's thread count, and {OMP} became {now} after that"
+        return f"an import changed torch's thread count, and {OMP} was set to {now} later"
     first = (now or "").partition(",")[0].strip()
     if not first.isdigit() or int(first) < 1:
         return f"{OMP} is {now!r}, not a number of threads"

@@ -364,7 +364,7 @@ class SeatKeeper:
             self._ask(many)
 
     def _waits_for_a_start(self) -> bool:
-        """Return whether a worker of this runtime_env is starting. If so, seats must wait.
+        """Return whether a worker with this runtime_env is starting. If so, seats must wait.
 
         Ray starts a worker for a replica that finds no seat. If Ray started a seat's worker at the
         same time, the replica could take the seat's ticket and import at low priority. The other

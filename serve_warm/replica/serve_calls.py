@@ -231,7 +231,7 @@ def max_batch_size(kind: type) -> int:
 
 
 def max_ongoing_requests() -> int | None:
-    """Return Serve's limit of concurrent requests for this replica; `None` outside Serve."""
+    """Return Serve's limit on this replica's concurrent requests; `None` outside Serve."""
     config = getattr(replica_context(), "_deployment_config", None)
     limit = getattr(config, "max_ongoing_requests", None)
     return limit if isinstance(limit, int) else None
@@ -248,8 +248,8 @@ def replica_context() -> Any:
 def suggest_target(cls: type, wrong: str) -> str:
     """Return a hint for a method name that a class does not have.
 
-    The hint suggests a similar method or lists all methods. It considers `__call__` and the
-    author's methods, but not the methods of WarmupMixin.
+    The hint suggests a similar method or lists all methods. The hint can name `__call__` and the
+    user's own methods, but no methods of WarmupMixin.
     """
     names: dict[bool, set[str]] = {True: set(), False: set()}
     for base in cls.__mro__[:-1]:

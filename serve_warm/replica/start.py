@@ -60,7 +60,7 @@ class Replica(Protocol):
         """Return the `Input(...)` that would have prevented a compile in the current request."""
 
     def refusal(self, event: CompileEvent) -> BaseException:
-        """Return the error for a request that would compile although `after_ready` is `forbid`."""
+        """Return the error for a request that would need a compile (`after_ready: forbid`)."""
 
 
 class CompileCaches:
@@ -76,10 +76,10 @@ class CompileCaches:
         return self.begin()
 
     def begin(self) -> Path:
-        """Make torch's caches use a new directory, unless they do so already; return the directory.
+        """Make torch's caches use a new directory, unless they already use one; return its path.
 
         In Serve, this is called before the user's `__init__`, which might compile something.
-        Outside Serve, the start calls this.
+        Outside Serve, the start itself calls this method.
 
         Raises:
             OSError: the directory cannot be made.

@@ -81,9 +81,10 @@ class Progress:
     steady_s: dict[str, float] = field(default_factory=dict)
     compiles: dict[str, int] = field(default_factory=dict)
     unproven: dict[str, str] = field(default_factory=dict)
-    """Reasons by input name, for inputs that the proof did not prove."""
+    """For each input that is not proven, its name and the reason."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """Reasons by input name, for inputs that ran out of memory; no pass replays these inputs."""
+    """For each input that ran out of memory, its name and the reason; no pass replays these
+    inputs."""
     proven: set[str] = field(default_factory=set)
     threads: set[int] = field(default_factory=set)
     """Native ids of the threads that made compiled calls in the proof pass."""
@@ -133,7 +134,7 @@ class TimedCalls:
         return next(late, None)
 
     def require_time(self, item: Input, seconds: float) -> None:
-        """Raise `WarmupTimeout` if a late replay was not cancelled, because it blocked the loop."""
+        """Raise `WarmupTimeout` if a late replay blocked the loop and so could not be cancelled."""
         if seconds > self._input_limit_s:
             raise self._timeout(item, self._input_limit_s)
         if self._deadline.left() < 0:

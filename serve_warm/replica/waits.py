@@ -40,8 +40,8 @@ class Waits:
         self._changed = changed
         self._began_boot_s = 0.0
         self._missed: dict[str, None] = {}
-        """Names of the deployments that the current wait is for, in the order of their first
-        appearance."""
+        """Names of the deployments that the current wait is for, in the order in which they were
+        found."""
 
     def look(self) -> None:
         """Begin or end a wait, depending on which deployments now have no replica."""

@@ -123,7 +123,7 @@ class Warmup:
 
     @property
     def checks(self) -> Checks | None:
-        """Checks that compare entries with eager execution; None without entries."""
+        """Checks that compare entries with eager execution; None if there are no entries."""
         return self._proof.checks
 
     async def prove(self) -> None:
@@ -314,12 +314,13 @@ class Proof:
         self._journal = start.journal
         self._caches = start.caches
         self._replays: list[Replay] = []
-        """The replays so far. The last replay is running, or has ended and was judged."""
+        """The replays so far. The last replay can still be running; the verdict uses its
+        results."""
         self.ranks = ranks.Ranks()
 
     @property
     def checks(self) -> Checks | None:
-        """Checks that compare entries with eager execution; None without entries."""
+        """Checks that compare entries with eager execution; None if there are no entries."""
         return self._journal.checks
 
     def overdue(self) -> WarmupTimeout | None:
@@ -350,7 +351,7 @@ class Proof:
         )
 
     async def replay_and_compare(self, prepared: Prepared, deadline: Deadline) -> None:
-        """Replay and prove. Repeat both if the results of an entry differ from eager execution."""
+        """Replay and prove; do this again if an entry's results differ from eager execution."""
         await self.replay_and_prove(prepared, deadline)
         if await self.withdraws_entries():
             # The calls of a withdrawn entry now run other code, which is not warm yet.
@@ -435,8 +436,8 @@ class Proof:
             raise WarmupFailed(
                 "the artifact's results differ from eager, and on_refused is 'fail': "
                 + "; ".join(checks.report().failures),
-                hint="do not load this artifact elsewhere until you know the cause; then build it "
-                "again",
+                hint="do not load this artifact elsewhere; find the cause first, then build the "
+                "artifact again",
                 stage=Stage.PARITY.value,
             )
         return bool(checks.failed)
@@ -474,11 +475,12 @@ class Proof:
     def judge(self, prepared: Prepared, missing: WarmupFailed | None) -> None:
         """Warn about problems that the proof found, or raise if a policy forbids them.
 
-        `missing` is the error for `on_missing: fail`, and is raised if something has compiled.
+        `missing` is the error for `on_missing: fail`. It is raised if this process has compiled
+        code.
 
         Raises:
-            WarmupFailed: `missing`; or the app uses CUDA graphs and makes compiled calls on threads
-                that end with their request.
+            WarmupFailed: `missing` is set and there is compiled code, or the app uses CUDA graphs
+                and makes compiled calls on threads that end with their request.
             NotProven: an input is not proven, and `on_uncovered` is `fail`.
         """
         progress = self._replays[-1].progress
@@ -496,7 +498,7 @@ class Proof:
             "this process has no compiled code, and no input made a compiled call: "
             "warm-up replayed the inputs, but could prove nothing. "
             + (
-                f"A model in another deployment ({others}) warms up there"
+                f"A model in another deployment ({others}) is warmed up by that deployment"
                 if others
                 else "If this app has a compiled model, declare inputs that reach it"
             )
@@ -542,18 +544,17 @@ class Proof:
 
 
 FEW_OBJECTS = 50_000
-"""If at most this many objects are frozen, no app has frozen its imports: `import torch` alone
-leaves over 150,000 objects. CPython 3.12 begins with 375 frozen objects."""
+"""If at most this many objects are frozen, the app has not frozen its imports. With torch imported,
+over 150,000 objects exist. CPython 3.12 begins with 375 frozen objects."""
 
 
 @contextlib.contextmanager
 def _startup_objects_frozen() -> Iterator[None]:
-    """In the block, exclude existing objects of imports and weights from garbage collection.
+    """During the block, exclude existing objects (imports, weights) from garbage collection.
 
-    Tracing and the loading of entries create up to millions of objects, and each full collection
-    visits all of torch's objects. Without this exclusion, collections take 15 to 20 % of a warm
-    replay (MiniLM, six inputs, torch 2.13). Serve itself freezes such objects permanently after the
-    start.
+    Tracing and loading entries can create millions of objects, and each full collection visits all
+    of torch's objects. Without this exclusion, collections take 15 to 20 % of a warm replay
+    (MiniLM, six inputs, torch 2.13). Serve itself freezes such objects permanently after the start.
     """
     early = early_imports()
     # The second question takes 0.1 µs for each frozen object, so a seat does not ask it.

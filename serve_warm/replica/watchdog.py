@@ -54,7 +54,7 @@ class Watchdog:
         threading.Thread(target=self._run, name="serve_warm-watchdog", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop checking. First wait for a running callback, which can end the process."""
+        """Stop checking. If a callback is running, wait until it returns or ends the process."""
         with self._firing:
             self._stopped.set()
 

@@ -54,8 +54,8 @@ class Listed:
 
 
 Sink = Callable[[int, bytes | memoryview], None]
-"""Function that is called with the offset of a piece, and the piece. Calls come in any order and
-from several threads at once. Together, the pieces cover the object without gaps or overlaps."""
+"""Function that is called with a piece and its offset. Calls come in any order and from several
+threads at once. Together, the pieces cover the object without gaps or overlaps."""
 
 
 class Store(Protocol):
@@ -94,7 +94,7 @@ class Store(Protocol):
         """
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
-        """Return the bytes of an object, after reading at most `max_bytes` + 1 bytes.
+        """Return the bytes of an object; read at most `max_bytes` + 1 bytes.
 
         Raises:
             ObjectNotFound: the store has no object under this key.
@@ -118,7 +118,7 @@ class Store(Protocol):
         If `source` is a file, it is read from offset 0.
 
         Raises:
-            ObjectExists: the key already holds other bytes, which are not replaced.
+            ObjectExists: the key already holds different bytes. They are not replaced.
         """
 
     def delete(self, key: str) -> None:

@@ -90,7 +90,7 @@ _SLOWEST_UPLOAD = 256 * 1024
 
 @record(kw_only=True)
 class _Pin:
-    """The commit to read from. Locks prevent a move back to an older commit."""
+    """The commit to read from. The locks keep the pin from moving back to an older commit."""
 
     commit: str | None = None
     writes: int = 0
@@ -163,7 +163,7 @@ class HubStore:
             try:
                 check_key(prefix)
             except StoreError as error:
-                raise ConfigError(f"the folder in an hf:// address is {error}") from None
+                raise ConfigError(f"the folder in an hf:// address is invalid: {error}") from None
         import_client()
         return cls(repository=f"{owner}/{name}", revision=revision, prefix=prefix)
 

@@ -79,7 +79,7 @@ def explain_failure(error: BaseException) -> tuple[type[StoreError], str, str]:
 
     if isinstance(error, errors.OfflineModeIsEnabled):
         what = "HF_HUB_OFFLINE forbids requests to the Hub"
-        return StoreDenied, what, "unset it, or use a folder as the store"
+        return StoreDenied, what, "unset HF_HUB_OFFLINE, or use a folder as the store"
     if isinstance(error, OverlongError):
         return StoreError, str(error), ""
     # Compare the class by name, because hf_xet, which defines it, may not be installed.
@@ -104,7 +104,7 @@ def ask_json(pulse: Pulse, method: str, url: str, **sent: Any) -> tuple[Any, str
 
     The client's own functions read the whole body of every answer, even if the body is very long.
     So this function uses the client's session directly, and reads at most `MAX_ANSWER_BYTES`.
-    `sent` has more arguments for the session's request.
+    `sent` holds additional arguments for the session's request.
 
     Raises:
         OverlongError: the answer is too long or compressed, or there are too many redirects.
@@ -187,7 +187,7 @@ _bars_hidden = 0
 def no_progress_bars() -> Iterator[None]:
     """Hide the client's upload progress bars.
 
-    The client has only one setting for the whole process, which is restored afterwards. If
+    The client has only one such setting for the whole process. It is restored afterwards. If
     HF_HUB_DISABLE_PROGRESS_BARS is set, for example to 0, this function does not change the
     setting.
     """

@@ -45,12 +45,12 @@ PAGE_FILES = 1_000
 cost a round trip, a page takes less than a second."""
 
 Times = Literal["all", "none"]
-"""Whether to read the times of files. Each time costs a round trip on a network share."""
+"""Whether to read the times of files. On a network share, this costs a round trip for each file."""
 
 
 @record(frozen=True, kw_only=True)
 class LocalStore:
-    """A folder whose files are the objects. The first `create` makes a missing folder.
+    """A folder whose files are the objects. If the folder is missing, `create` creates it.
 
     On Windows, where folders cannot be opened, a store is read-only. Links below the root are
     followed only for reading, and links to folders are not listed. Nothing is created or deleted
@@ -276,7 +276,7 @@ def _files(root: Path, start: Sequence[str], times: Times) -> Generator[Listed |
 
 @contextmanager
 def _scan(root: Path, names: Sequence[str]) -> Iterator[Iterator[os.DirEntry[str]]]:
-    """Yield the entries of the folder `names` below `root`. Raise if a name is a link."""
+    """Yield the entries of the folder at path `names` below `root`. Raise if a name is a link."""
     if BY_DESCRIPTOR:
         with _open_folder(root, names) as folder, os.scandir(folder) as entries:
             yield entries
@@ -355,7 +355,7 @@ def _publish(name: str, source: bytes | BinaryIO, folder: int) -> bool:
 def _open_folder(
     root: Path, names: Sequence[str], *, missing: Literal["raise", "make"] = "raise"
 ) -> Iterator[int]:
-    """Yield a file descriptor for the folder `names` below `root`.
+    """Yield a file descriptor for the folder at path `names` below `root`.
 
     Each folder is opened relative to the descriptor of its parent folder. So nobody can replace a
     folder by a link in the meantime.

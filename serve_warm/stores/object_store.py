@@ -70,8 +70,8 @@ ranged GETs would lose more time in round trips than they would save."""
 
 PART_BYTES = 8 << 20
 """Size in bytes of one ranged GET of a larger object. One S3 connection needs about 0.1 s for this
-size. This time is longer than a round trip, but so short that the last parts end at about the same
-time.
+size. This time is longer than a round trip, but short enough that the last parts end at about the
+same time.
 """
 
 PARTS_AT_ONCE = 8
@@ -102,7 +102,7 @@ SLOWEST_UPLOAD = 256 << 10
 The extra time is the number of bytes sent at once, divided by this speed."""
 
 CONFLICT_TRIES = 5
-"""Maximum number of attempts to do a conditional PUT while another writer's PUT is undecided."""
+"""Maximum number of times to try a conditional PUT while another writer's PUT is in progress."""
 
 
 @record(frozen=True, kw_only=True)
@@ -215,8 +215,8 @@ class ObjectStore:
 
         Objects up to `ONE_GET_BYTES`, and objects without an ETag, are read with one GET. For other
         objects, `PARTS_AT_ONCE` threads send ranged GETs. All these threads have ended when this
-        method returns. If a thread fails or `sink` raises, each other thread ends at its next piece
-        or when its request ends.
+        method returns. If a thread fails or `sink` raises, the remaining threads end at their next
+        piece, or when their current request ends.
         """
         # Without an ETag, ranges of different objects could be mixed.
         if found.size_bytes <= ONE_GET_BYTES or not found.version:
@@ -345,7 +345,7 @@ class ObjectStore:
         for attempt in range(CONFLICT_TRIES):
             if (written := self._ask("write", key, ask)) is not None:
                 return written
-            # 409 means that the other writer's PUT is undecided, and may still fail.
+            # 409 means that the other writer's PUT is still in progress, and may fail.
             if self._find(key):
                 return ""
             time.sleep(0.1 * 2**attempt)
@@ -447,7 +447,7 @@ class ObjectStore:
         ) from tainted(failure.error)
 
     def _ask(self, verb: str, key: str, ask: Callable[[], T]) -> T:
-        """Return obstore's answer. Exceptions of obstore become StoreErrors with one line."""
+        """Return obstore's answer. Translate obstore's exceptions to one-line StoreErrors."""
         failure = _Failure(FileNotFoundError)
         with failure:
             return ask()
@@ -489,7 +489,7 @@ class ObjectStore:
         if code in NO_BUCKET or (status == 404 and verb == "list"):
             return StoreDenied(
                 f"{attempt}: there is no such bucket ({reason})",
-                hint="create it, or correct the address, the region or the endpoint",
+                hint="create the bucket, or correct the address, the region or the endpoint",
                 key=key,
             )
         if status in (401, 403) or code in DENIED or (status == 400 and not code):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from serve_warm.stores import Store
 
 KEY = "blobs/sha256/00ff"
-"""The key of the one object that most tests store."""
+"""The key of the object that most tests use."""
 
 BAD_KEYS = (
     "",
@@ -245,7 +245,7 @@ class StoreContract:
     def test_download_notices_that_the_object_was_replaced(self, store: Store, raw: Raw) -> None:
         """A download returns the object that `head` found.
 
-        If the object was replaced, the download is an error, never a mix of both objects.
+        If the object was replaced, the download raises an error, and never mixes both objects.
         """
         raw.write(KEY, b"first" * 1000)
         found = store.head(KEY)
@@ -306,7 +306,7 @@ class StoreContract:
             store.head("s/a")
 
     def test_delete_of_nothing_is_success(self, store: Store) -> None:
-        """Two prunes at the same time do not disturb each other."""
+        """Two processes can prune a store at the same time without disturbing each other."""
         store.create("s/a", b"x")
 
         store.delete("s/a")

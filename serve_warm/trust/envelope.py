@@ -145,7 +145,7 @@ def sign(payload: bytes, *keys: Ed25519PrivateKey) -> bytes:
     The same payload and keys always give the same bytes, so publishing twice changes nothing.
 
     Raises:
-        ConfigError: no key was given, or more than `MAX_SIGNATURES`.
+        ConfigError: no key was given, or more than `MAX_SIGNATURES` keys.
         BuildFailed: the envelope is larger than any reader accepts.
     """
     return _add_signatures(Envelope(payload=payload, signatures=()), keys)
@@ -171,7 +171,7 @@ def add_signatures(envelope: bytes, *keys: Ed25519PrivateKey) -> bytes:
 
     Raises:
         ArtifactRefused: `too_large` or `bad_statement`: not an envelope.
-        ConfigError: no key was given, or there would be more than `MAX_SIGNATURES`.
+        ConfigError: no key was given, or there would be more than `MAX_SIGNATURES` signatures.
         BuildFailed: the new envelope is larger than any reader accepts.
     """
     return _add_signatures(Envelope.parse(envelope), keys)

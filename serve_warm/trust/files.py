@@ -3,7 +3,7 @@
 r"""The trust files of this machine and user: their paths, permissions and format.
 
 The trust files are `/etc/serve_warm/trust.toml` and `~/.config/serve_warm/trust.toml`. `~` is the
-home folder in the password database, never `$HOME`, because a person who only controls environment
+home folder in the password database, never `$HOME`, because a person who controls only environment
 variables must not be able to add a key.
 
     pinned = ["sha256:9f2c..."]         # optional: statements that need no trusted key
@@ -209,7 +209,7 @@ def _parse_unsigned_ok(table: Any, path: Path) -> UnsignedOk:
     ):
         raise ConfigError(
             f"{path}: an [[unsigned_ok]] table is incomplete or has unknown settings",
-            hint="each [[unsigned_ok]] has a store and a reason, both strings",
+            hint="each [[unsigned_ok]] table needs a store and a reason, both as strings",
         )
     try:
         return UnsignedOk(**table)

@@ -75,7 +75,7 @@ class TrustedKey:
         except (ValueError, UnsupportedAlgorithm) as error:
             raise ConfigError(
                 f"key {name!r} is not a PEM public key",
-                hint="such a key begins with -----BEGIN PUBLIC KEY-----",
+                hint="a PEM public key begins with -----BEGIN PUBLIC KEY-----",
             ) from error
         if not isinstance(key, Ed25519PublicKey):
             raise _not_ed25519(name)
@@ -133,7 +133,7 @@ def _read_plain(pem: bytes) -> bytes | None:
 def _not_ed25519(name: str) -> ConfigError:
     return ConfigError(
         f"key {name!r} is not an Ed25519 key",
-        hint="make one with: serve-warm keygen, or openssl genpkey -algorithm ed25519",
+        hint="make a key with: serve-warm keygen, or openssl genpkey -algorithm ed25519",
     )
 
 
@@ -143,7 +143,7 @@ def key_id(key: Ed25519PublicKey) -> str:
 
 
 def distinct(keys: Iterable[TrustedKey]) -> tuple[TrustedKey, ...]:
-    """Return each pair of key and scope once, under its first name.
+    """Return each combination of key and scope once, under the first of its names.
 
     So a key with two names counts as one signer.
     """

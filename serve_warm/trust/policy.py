@@ -7,8 +7,8 @@ its libraries. The content does not show whether an artifact is harmful, so serv
 who made the bytes. A statement is trusted in three cases: it is signed with a trusted Ed25519 key;
 its exact digest is pinned; or its store is named in `unsigned_ok`. In the last case, serve_warm
 logs a warning. Without any configuration, no artifact is trusted. A key can be limited to some
-deployments and stores. A policy can also have a deny-list, an age limit, required facts and the
-refusal of rollbacks. These limits apply to trusted artifacts too, and no setting overrides them.
+deployments and stores. A policy can also set a deny-list, an age limit and required facts, and
+can refuse rollbacks. These limits apply to trusted artifacts too, and no setting overrides them.
 
 `serve_warm.trust.files` reads the same settings from files, and `serve_warm.trust.verify` applies
 policies. In code, combine policies with `|`:
@@ -36,8 +36,8 @@ from serve_warm.trust.patterns import read_patterns
 
 DEFAULT_MAX_AGE_S = 365 * 86400.0
 """The default age limit is a year. The alert ServeWarmArtifactOld warns after 30 days, long before
-artifacts are refused and starts become cold. No torch release stays current for a year, so an older
-artifact is probably a replay attack."""
+replicas refuse artifacts and start cold. No torch release stays current for a year, so an artifact
+that is older than a year is probably part of a replay attack."""
 
 FACTS = ("source", "image", "builder")
 """Facts about the origin of an artifact that a policy can require."""
@@ -89,7 +89,7 @@ class Trust:
     """The setting and file that the age limit comes from, for error messages."""
     unsigned_ok: tuple[UnsignedOk, ...] = ()
     require: frozenset[tuple[str, str]] = frozenset()
-    """Pairs of a name in `FACTS` and a pattern. The artifact's fact must match the pattern."""
+    """Pairs of a name in `FACTS` and a pattern that the artifact's fact of this name must match."""
     rollback: Literal["warn", "refuse"] = "warn"
     """What to do if an artifact is older than another artifact that this node has already used."""
 
@@ -263,7 +263,7 @@ def parse_digest(text: Any, *, where: str) -> str:
     """Return the digits of `sha256:<64 hex digits>`; `where` names the setting in errors.
 
     Raises:
-        ConfigError: the value is anything else.
+        ConfigError: the value does not have this form.
     """
     digest = text.removeprefix("sha256:") if isinstance(text, str) else ""
     if text == digest or not _HEX_64.fullmatch(digest):

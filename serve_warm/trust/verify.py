@@ -30,7 +30,7 @@ from serve_warm.trust.policy import Trust
 logger = logging.getLogger(__name__)
 
 MAX_CLOCK_SKEW_S = 86400.0
-"""Seconds by which an artifact's creation time may be ahead of this machine's clock."""
+"""Maximum number of seconds that `created` may be ahead of this machine's clock."""
 
 _KEY_ID = re.compile(r"[0-9a-f]{64}")
 
@@ -102,10 +102,13 @@ def _deployment_in(payload: bytes) -> str | None:
 def _out_of_scope(
     signers: Sequence[TrustedKey], deployment: str | None, store: str
 ) -> ArtifactRefused:
-    named = "; ".join(f"{key.name!r} is trusted only for {key.scope}" for key in signers)
-    what = "the artifact" if deployment is None else f"the artifact is for {deployment!r} and"
+    scopes = "; ".join(f"{key.name!r} is trusted only for {key.scope}" for key in signers)
+    source = store or "no store"
+    artifact = f"the artifact is for {deployment!r} and comes from {source}"
+    if deployment is None:
+        artifact = f"the artifact comes from {source}"
     return ArtifactRefused(
-        f"the signing key {named}, but {what} comes from {store or 'no store'}",
+        f"the signing key is not trusted for this artifact: {scopes}, but {artifact}",
         reason="untrusted",
         hint="sign with a key for this scope, or extend `deployments` or `stores` of the key in "
         "the trust file",
@@ -187,7 +190,7 @@ def check_age_and_denied(
 
 
 def _show_age(seconds: float) -> str:
-    """Return an age as text, in the largest unit that gives at least 1.
+    """Return an age as text, in the largest unit in which the age is at least 1.
 
     An age below a minute is in seconds.
 

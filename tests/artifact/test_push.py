@@ -172,8 +172,8 @@ def test_pushing_again_after_it_was_signed_again_changes_nothing(store: MemorySt
 @pytest.mark.parametrize(
     ("fields", "difference"),
     [
-        ({"raw": {"cache": b"x", "extra": b"1"}}, "other bytes in cache"),
-        ({"raw": {"cache": b"kernels"}}, "other bytes in extra"),
+        ({"raw": {"cache": b"x", "extra": b"1"}}, "different contents in cache"),
+        ({"raw": {"cache": b"kernels"}}, "different contents in extra"),
         ({"raw": {"cache": b"kernels", "extra": b"1"}, "created": NEWEST}, "the same parts"),
     ],
     ids=["changed", "missing", "later"],

@@ -89,7 +89,7 @@ def test_a_variant_of_the_first_release_is_not_published_over(store: LocalStore)
     """Whatever it named its statements, a taken variant is taken."""
     manifest, parts = build(created="2026-11-21T10:00:00.000000Z")
 
-    with pytest.raises(AlreadyPublished, match="other bytes in cache, torch_bytes"):
+    with pytest.raises(AlreadyPublished, match="different contents in cache, torch_bytes"):
         push(store, manifest, parts, [KEY])
 
 

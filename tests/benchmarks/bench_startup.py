@@ -81,12 +81,12 @@ NEEDS = {
     "cold": "a C++ compiler",
     "torch_bytes": "a C++ compiler, because the bytes contain sources instead of libraries",
     "copied_dir": "an installed C++ compiler, and the same kind of CPU (no system checks this)",
-    "redis": "a server that every replica reaches, and a C++ compiler",
+    "redis": "a server that every replica can reach, and a C++ compiler",
     "caching_precompile": "an experimental switch, torch's bytes and the cache directory",
     "aotinductor": "a model that torch.export supports; a package with the weights for each input; "
-    "the same kind of CPU (a different CPU only causes a warning); a C++ compiler for this check",
+    "the same kind of CPU (a different CPU causes only a warning); a C++ compiler for this check",
     "serve_warm": "an artifact, and a trusted key",
-    "floor": "the imports of the level, the weights and the level's passes, one after the other",
+    "floor": "the level's imports, the weights and the level's passes, one after the other",
 }
 """What each system needs for a start. The keys are the systems, in the order of the results."""
 

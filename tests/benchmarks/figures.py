@@ -60,7 +60,7 @@ def figures() -> str:
     repeats = sum(run["mode"] == "warm" for run in result["runs"])
     lines = [
         (
-            "| MiniLM, six shapes, one replica, on a CPU | from the built model to the proof "
+            "| MiniLM, six shapes, one replica, on a CPU | time from model construction to proof "
             "| ready | compiler processes |"
         ),
         "|---|---:|---:|---:|",
@@ -99,7 +99,7 @@ def costs() -> str:
     transfer = load("transfer")
     items = (
         (
-            "From the built model to the proof, serve_warm takes "
+            "To get from the built model to the proof, serve_warm takes "
             f"{ratios['warm_to_cold']:.2f} times as long as a cold start, and "
             f"{ratios['warm_to_torch_bytes']:.2f} times as long as a start from torch's own "
             f"cache. For ResNet-152, the ratios are {other['warm_to_cold']:.2f} and "
@@ -219,10 +219,10 @@ def _scale_ups(found: Mapping[str, Any]) -> str:
         for name in ("first", "all")
     )
     return (
-        "Under load, a deployment was scaled from one replica to three. On plain workers, the "
-        f"first new replica answered {statistics.median(plain['first']):.1f} s after this change. "
-        f"On seats, the first new replica answered after {statistics.median(seat['first']):.1f} s "
-        f"(ratio {first:.2f}, median of the rounds). Both new replicas answered after "
+        "Under load, a deployment was scaled from one replica to three. The first new replica "
+        f"answered {statistics.median(plain['first']):.1f} s after this change on plain workers, "
+        f"and after {statistics.median(seat['first']):.1f} s on seats (ratio {first:.2f}, median "
+        "of the rounds). Both new replicas answered after "
         f"{statistics.median(plain['all']):.1f} s on plain workers, and after "
         f"{statistics.median(seat['all']):.1f} s on seats (ratio {all_new:.2f}). "
         f"{found['scale_hits']} of {found['scale_starts']} new replicas found a seat."
@@ -234,7 +234,7 @@ def _neighbour(found: Mapping[str, Any]) -> str:
 
     def compared(name: str) -> str:
         before, beside = statistics.median(alone[name]), statistics.median(importing[name])
-        return f"{name} {before * 1e3:.1f} ms alone and {beside * 1e3:.1f} ms during the import"
+        return f"{name} {before * 1e3:.1f} ms without and {beside * 1e3:.1f} ms with an import"
 
     return (
         "A seat runs its imports at low priority. Latency of requests to the replica that asked "
@@ -274,8 +274,8 @@ def imports() -> str:
         f"{statistics.median(found['cpu_s']) * 1e3:.0f} ms of CPU time to the imports of torch and "
         f"Ray Serve (the fastest process {min(found['cpu_s']) * 1e3:.0f} ms, the slowest "
         f"{max(found['cpu_s']) * 1e3:.0f} ms). According to `-X importtime`, they add "
-        f"{statistics.median(found['importtime_s']) * 1e3:.0f} ms, of which the libraries take "
-        f"{found['libraries_s'] * 1e3:.0f} ms. The slowest imports are "
+        f"{statistics.median(found['importtime_s']) * 1e3:.0f} ms, including "
+        f"{found['libraries_s'] * 1e3:.0f} ms for the libraries. The slowest imports are "
         + ", ".join(f"`{name}` ({own_s * 1e3:.1f} ms)" for name, own_s in most)
         + ".\n\n"
         f"`python tests/benchmarks/bench_imports.py`: {len(found['cpu_s'])} processes on "
@@ -423,7 +423,7 @@ def asked(found: Mapping[str, Any]) -> Sequence[str]:
             f"Levels {' and '.join(map(str, limits.FASTER))} were compared with the alternatives "
             f"({', '.join(limits.ALTERNATIVES)}). In {sum(check.held for check in faster)} of "
             f"{len(faster)} comparisons of readiness and overhead, serve_warm was faster. The "
-            "table lists such a comparison only if serve_warm was slower. The overhead of "
+            "table above lists only those in which serve_warm was slower. The overhead of "
             "aotinductor is not compared, because this overhead includes loading the weights. "
             f"{_not_compared(found)}"
         ),
@@ -453,7 +453,7 @@ def _not_compared(found: Mapping[str, Any]) -> str:
     words = "; ".join(f"{system} on {', '.join(titles)}" for system, titles in workloads.items())
     return (
         f"{count} comparisons are missing, because the alternative failed on the model "
-        f"({words}). The error message is below the model's table."
+        f"({words}). Each error message is below the table of its model."
     )
 
 
@@ -498,9 +498,8 @@ def best(found: Mapping[str, Any]) -> Sequence[str]:
         model = title.replace(", ", " (") + ")"
         lines.append(
             f"- {model}: eager is ready after {other['ready_s']:.1f} s, and {label(row)} after "
-            f"{row['ready_s']:.1f} s. For the smallest input, an eager call takes {small} times as "
-            f"long as a call with serve_warm. For the largest input, it takes {large} times as "
-            "long."
+            f"{row['ready_s']:.1f} s. An eager call takes {small} times as long as a call with "
+            f"serve_warm for the smallest input, and {large} times as long for the largest input."
         )
     return lines
 
@@ -545,8 +544,8 @@ def side_by_side(found: Mapping[str, Any]) -> str:
     return "\n".join(
         [
             (
-                f"The run compared serve_warm with {len(systems)} other ways to start. The table "
-                "shows the overhead of two of these ways, and of serve_warm at each level:"
+                f"The run compared serve_warm with {len(systems)} other ways to start a model. The "
+                "table shows the overhead of two of these ways, and of serve_warm at each level:"
             ),
             "",
             *lines,
@@ -579,14 +578,14 @@ def loading() -> str:
     low_3, high_3 = extremes(row["stages"]["load"] for row in by_level[3])
     title = found["titles"][slowest["workload"]].split(",")[0]
     return (
-        "serve_warm loads entries one by one. The end of the pull, the checks of the artifact and "
-        f"the load of the entries together take {low:.2f} to {high:.2f} s at level 2, and "
+        "serve_warm loads entries one by one. Finishing the pull, checking the artifact and "
+        f"loading the entries together take {low:.2f} to {high:.2f} s at level 2, and "
         f"{low_3:.2f} to {high_3:.2f} s at level 3 ([{len(by_level[2])} models]"
         f"(../benchmarks.md)). On {title}, the slowest model, this work takes "
         f"{slowest['cpu_stages']['load']:.2f} s of CPU time in "
         f"{slowest['stages']['load']:.2f} s, so none of this time is spent waiting. Python "
         "unpickles and checks each fact, and the GIL allows only one thread to do this at a time. "
-        "Whether other parts of the load could run in parallel was not measured."
+        "It was not measured whether other parts of the load could run in parallel."
     )
 
 
@@ -621,6 +620,7 @@ def architectures(name: str = "architectures") -> str:
         "- `error`: the largest difference from eager execution, relative to the largest value.",
         "- `load`: the time at level 2 from reading the entries to the first result.",
         "- `torch`: the time of the first call of `torch.compile` with empty caches.",
+        "- `why not`: the reason for a missing entry or library. Long reasons are cut off.",
         "",
         "| model | library | shapes | level 2 | level 3 | error | load, s | torch, s | why not |",
         "|---|---|---|---|---|---:|---:|---:|---|",
@@ -635,7 +635,7 @@ def architectures(name: str = "architectures") -> str:
             f"| {row['name']} | {row['library']} | {row['shapes']} | {outcome(row['level_2'])} "
             f"| {outcome(row['level_3'])} | {error} "
             f"| {f'{load_s:.2f}' if at_2.get('served') else '–'} "
-            f"| {f'{cold:.0f}' if cold else '–'} | {reason.replace('|', '/')} |"
+            f"| {f'{cold:.0f}' if cold else '–'} | {from_code.in_current_words(reason)} |"
         )
     return "\n".join(lines)
 
@@ -669,8 +669,8 @@ def generation() -> str:
             f"thread: transformers {versions['transformers']}, torch {versions['torch']}, Python "
             f"{versions['python']}, {versions['machine']}. One process made the entries. Another "
             "process loaded them, and generated 32 tokens after each of two padded prompts. All "
-            "times are CPU times, because other work ran on the same cores, and because the times "
-            "in a row can come from different runs."
+            "times are CPU times, because other programs used the same cores. The times in a row "
+            "can come from different runs."
         ),
         "",
         (
@@ -759,15 +759,15 @@ def gpu_line() -> str:
         ]
         return f"{row['to_proof_s']:.1f}"
 
-    grown = {key: ours["after_ready"][key] for key in ("compiles", "captures", "tunings")}
-    *first, last = (f"{count} {key}" for key, count in grown.items())
+    counted = {"compiles": "compiles", "captures": "captures", "tunings": "autotuning runs"}
+    *first, last = (f"{ours['after_ready'][key]} {words}" for key, words in counted.items())
     cells = [
         *(to_proof(system) for system in OTHERS),
         *(to_proof("serve_warm", level) for level in (1, 2, 3)),
     ]
     lines = [
         (
-            "| on a GPU, from the built model to the proof, s | cold | torch's own cache "
+            "| seconds on a GPU, from the built model to the proof | cold | torch's own cache "
             "| level 1 | level 2 | level 3 |"
         ),
         "|---|---:|---:|---:|---:|---:|",
@@ -936,7 +936,7 @@ def soundness() -> str:
     said = ", ".join(f"{count} `{name}`" for name, count in sorted(ready.items()))
     lines += [
         "",
-        f"Reported readiness of {len(found['false_ready'])} kinds of applications: {said}.",
+        f"{len(found['false_ready'])} kinds of applications reported this readiness: {said}.",
     ]
     return "\n".join(lines)
 
@@ -953,7 +953,7 @@ def at_once_on_gpus() -> str:
         f"{summary['replicas']} replicas of `{summary['workload']}` started at the same moment, at "
         f"level {summary['level']}, on {found['gpus']} {found['machine']['gpu']} and "
         f"{found['machine']['cpus']} cores. {warm} starts were full hits. All starts together "
-        f"caused {counted} compiles, kernel builds and tunings, and one download of "
+        f"caused {counted} compiles, kernel builds and autotuning runs, and one download of "
         f"{summary['downloaded_bytes'] / 1e6:.2f} MB. The median time from the built model to the "
         f"proof was {statistics.median(took):.1f} s, and the longest was {max(took):.1f} s. A "
         f"replica that started alone took {summary['alone_s']:.1f} s."
@@ -992,11 +992,11 @@ def images() -> str:
         ),
         "",
         (
-            f"The build ran {build['compiler_processes']} compiler processes. Its cold replica was "
-            f"proven warm after {build['to_proof_s']:.1f} s, and the replica of the round trip "
-            f"after {build['round_trip_s']:.1f} s. The verdict of the baked image's replica was "
-            f"`{found['verdict']}`. This replica was ready in {found['ready_s']:.1f} s, and ran "
-            f"{found['compiler_processes']} compiler processes. The runbooks contain "
+            f"The build ran {build['compiler_processes']} compiler processes. In this build, the "
+            f"cold replica was proven warm after {build['to_proof_s']:.1f} s, and the replica of "
+            f"the round trip after {build['round_trip_s']:.1f} s. The verdict of the baked image's "
+            f"replica was `{found['verdict']}`. This replica was ready in {found['ready_s']:.1f} "
+            f"s, and ran {found['compiler_processes']} compiler processes. The runbooks contain "
             f"{len(found['commands'])} commands for a pod. All of them were run in this container "
             "and ended with exit code 0."
         ),
@@ -1086,7 +1086,7 @@ def decoding_on_a_gpu() -> str:
 
 MODELS_ON_A_GPU = {
     "vit_large_gpu": "ViT-L, batch 32",
-    "whisper_large_gpu": "Whisper-large's size, 30 s of sound",
+    "whisper_large_gpu": "Whisper model as large as Whisper-large, 30 s of sound",
 }
 STARTS_ON_A_GPU = {
     ("cold", None): "cold",

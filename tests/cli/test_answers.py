@@ -354,9 +354,9 @@ def test_what_the_replica_sets_does_not_count_here(run, source, described):
 
     assert [alone.code, elsewhere.code, with_app.code] == [0, 0, 3]
     assert alone.out.splitlines()[0] == (
-        f"Embedder: {statement} fits this machine, but the command did not compare threads "
-        f"(num_cpus) and {len(app) - 1} more factors of the replica, so the verdict can still "
-        "be a miss"
+        f"Embedder: {statement} fits this machine, but the command did not check threads "
+        f"(num_cpus) and {len(app) - 1} more factors that the replica sets, so the verdict can "
+        "still be a miss"
     )
     assert f"{len(machine)} equal, {len(app)} set by the replica, created" in alone.out
     rows = [" ".join(line.split()) for line in everything.out.splitlines()]

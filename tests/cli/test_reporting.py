@@ -78,7 +78,7 @@ def test_the_first_line_splits_the_whole_start(replicas: Path):
 
 def test_what_came_of_a_seat_is_told(tmp_path: Path):
     """The line about a seat comes from a state file, or from a record of a newer release."""
-    use = SeatUse(count=1, miss="hung", note="importing app took over 60 s", waiting=0)
+    use = SeatUse(count=1, miss="hung", note="importing app took more than 60 s", waiting=0)
     state = node.StateFile(tmp_path / "s", application="a", deployment="D", replica="r")
     state.write({**FACTS, "seat": use.text()})
 
@@ -86,7 +86,8 @@ def test_what_came_of_a_seat_is_told(tmp_path: Path):
     state.close()
     of_report = reporting._start(("a", "D", "r"), {"seat": {**vars(use), "later": 1}})
 
-    assert "  seat: no (hung): importing app took over 60 s; 0 waiting for the next start" in lines
+    line = "  seat: no (hung): importing app took more than 60 s; 0 waiting for the next start"
+    assert line in lines
     assert of_report.seat == use.text()
 
 

@@ -237,8 +237,8 @@ def test_what_a_page_leaves_out_is_said(run, directory, replica, pages, options)
     )
     assert by_file.err == ""
     assert by_page.err == words + (
-        "1 more replica ended before it was ready, and its page does not show when it ended: "
-        "use --all to show the replica\n"
+        "1 more replica ended before READY, but metrics pages do not show when: use --all to "
+        "show all ended replicas\n"
     )
     assert "r2: FAILED, ended" in with_ended.out
     assert with_ended.err == words

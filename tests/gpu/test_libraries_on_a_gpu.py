@@ -116,7 +116,7 @@ def test_a_captured_library_sees_weights_change(tmp_path: Path):
         wanted = [other(x) for other in others]
 
     assert (written.captures, moved.captures) == (0, 1)
-    assert watch_process().events()[-1].reason.endswith("the weights have moved to other addresses")
+    assert watch_process().events()[-1].reason.endswith("the weights have moved to new addresses")
     torch.testing.assert_close([first, second], wanted, rtol=1e-3, atol=1e-3)
 
 

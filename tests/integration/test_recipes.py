@@ -259,7 +259,7 @@ def test_a_start_says_what_the_page_quotes(load, on):
     assert said(outcomes["routes"], around="was answered with 422")
     assert said(outcomes["service"], around="required positional argument: 'grpc_context'")
     assert said(outcomes["composition"], around="this process has no compiled code")
-    assert said(outcomes["composition"], around="warms up there")
+    assert said(outcomes["composition"], around="is warmed up by")
 
 
 def outcome(starting: Starting) -> str:

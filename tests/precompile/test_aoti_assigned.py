@@ -158,7 +158,7 @@ def test_a_number_that_a_forward_reads_and_assigns_has_no_entry(tmp_path: Path):
 
     assert not any(unit.entries for unit in table.units.values())
     why = next(iter(table.refused.values()))
-    assert "its call changes something that its graph depends on" in why
+    assert "the call changes something that its graph depends on" in why
 
 
 def test_a_release_that_does_not_know_assignments_refuses_the_plan():

@@ -645,15 +645,15 @@ def test_memory_that_is_shared_is_told_from_memory_that_is_not():
     shared = aoti_build._aliases([x.t(), y, y[1], y + 0], [x])
 
     assert shared == [
-        "input 0 from 0 in steps of (1, 4)",
+        "input 0, at offset 0 with strides (1, 4)",
         "",
-        "output 1 from 4 in steps of (1,)",
+        "output 1, at offset 4 with strides (1,)",
         "",
     ]
     assert aoti_build._aliases([x.t().clone(), y, y[2], y], [x]) != shared
 
 
-SHARED = "shares memory with input 0 from 0 in steps of (1, 3)"
+SHARED = "shares memory with input 0, at offset 0 with strides (1, 3)"
 UNSHARED = "shares no memory with an input or an earlier output"
 
 

@@ -259,7 +259,7 @@ def test_a_length_is_one_of_a_type():
     callee.sizes = (1,)
 
     assert known.broken(callee) == (
-        "callee.sizes is a builtins.tuple of 1, but was a builtins.list of 1"
+        "callee.sizes is a builtins.tuple of length 1, but was a builtins.list of length 1"
     )
 
 

@@ -592,10 +592,10 @@ def by_an_id(given: torch.Tensor) -> torch.Tensor:
     [
         (through_a_set, "it iterates over a set"),
         (by_its_storage, "it reads a tensor's storage"),
-        (by_a_hash, "it computes with hash()"),
-        (by_mapped_hashes, "it computes with hash()"),
-        (by_a_method, "it computes with hash()"),
-        (by_an_id, "it computes with id()"),
+        (by_a_hash, "it uses the result of hash()"),
+        (by_mapped_hashes, "it uses the result of hash()"),
+        (by_a_method, "it uses the result of hash()"),
+        (by_an_id, "it uses the result of id()"),
     ],
 )
 @torch.inference_mode()

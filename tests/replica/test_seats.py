@@ -301,7 +301,7 @@ def test_a_worker_that_ended_itself_is_the_last_one(workers: Workers, is_new: bo
     """
     kept = keeper(workers, count=1)
     kept.look()
-    workers.settle("hung", note="importing torch took over 60 s; the worker ended")
+    workers.settle("hung", note="importing torch took more than 60 s; the worker ended")
     if not is_new:
         workers.folder.write(replace(workers.folder.seats()[0], began_boot_s=0.0))
     workers.end(workers.processes[0])

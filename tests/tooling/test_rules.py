@@ -862,7 +862,7 @@ TEXTS = {
         (
             "The percentage includes the time in __init__, but deadline_s covers only the time "
             "from the end of __init__ to READY. After deadline_s, the start fails. If on_deadline "
-            "is 'serve', the replica serves without proof instead."
+            "is 'serve', the replica does not fail but serves without proof."
         ),
     ),
     "ServeWarmCapturesAfterReady": (
@@ -880,7 +880,7 @@ TEXTS = {
         12,
         "shop#Gone has no ready replica, and no replica is starting",
         (
-            "In the last hour, 1 start(s) ended before the replica was ready. No new start has "
+            "In the last hour, 1 start(s) ended without a ready replica. No new start has "
             "begun for 5 minutes, so Serve might have given up."
         ),
     ),
@@ -898,9 +898,10 @@ TEXTS = {
         8,
         "shop#Ranker: in the last 6 hours, 40% of starts were too slow or failed",
         (
-            "The share of starts that were too slow or failed is more than 6 times as large as the "
-            "objective allows, both over the last 6 hours and over the last 30 minutes. Objective: "
-            "at least 0.95 of all starts must reach READY within 60 s of the replica's creation."
+            "The share of starts that were too slow or failed is more than 6 times the share that "
+            "the objective allows, both over the last 6 hours and over the last 30 minutes. "
+            "Objective: at least 0.95 of all starts must reach READY within 60 s of the replica's "
+            "creation."
         ),
     ),
     "ServeWarmSeatsUnusable": (
@@ -918,7 +919,7 @@ TEXTS = {
         16,
         "The node server at n1:8099 does not respond to Prometheus",
         (
-            "The node server responded within the last day, but does not respond now. If the "
+            "The node server responded within the last day, but is not responding now. If the "
             "node's readiness probe uses this server, the probe fails, and the node counts as not "
             "ready."
         ),

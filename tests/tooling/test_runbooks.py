@@ -59,7 +59,8 @@ def test_a_runbook_says_what_is_needed_at_night(name: str) -> None:
     section = re.split(r"^## ", TEXT.partition(f"## {name}\n")[2], flags=re.MULTILINE)[0]
 
     parts = re.findall(r"^\*\*(.+?)\*\*", section, re.MULTILINE)
-    assert parts == ["Means.", "Users see.", "Look.", "Do.", "Silence."]
+    labels = ("Meaning.", "What users see.", "Where to look.", "What to do.", "When to silence.")
+    assert tuple(parts) == labels
     assert "```promql" in section
 
 
