@@ -635,7 +635,7 @@ def architectures(name: str = "architectures") -> str:
             f"| {row['name']} | {row['library']} | {row['shapes']} | {outcome(row['level_2'])} "
             f"| {outcome(row['level_3'])} | {error} "
             f"| {f'{load_s:.2f}' if at_2.get('served') else '–'} "
-            f"| {f'{cold:.0f}' if cold else '–'} | {from_code.in_current_words(reason)} |"
+            f"| {f'{cold:.0f}' if cold else '–'} | {reason.replace('|', '/')} |"
         )
     return "\n".join(lines)
 

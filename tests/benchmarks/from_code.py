@@ -41,39 +41,6 @@ SEE = {
 }
 """Links to the pages that explain settings."""
 
-REWORDED = {
-    "Compile the parts before and after it, each by its name; or choose with torch.where or "
-    "torch.cond, or by a number that the caller passes": (
-        "Compile the parts before and after the branch separately, with serve_warm.compile; or "
-        "choose between the branches with torch.where, torch.cond or a number that the caller "
-        "passes"
-    ),
-    "These parts of it have a graph:": "torch can trace these parts of it:",
-    "call set_experts_implementation('batched_mm') of the model, or use level 2": (
-        "call model.set_experts_implementation('batched_mm'), or use level 2"
-    ),
-    "use operators of torch in their place, or level 2": (
-        "use level 2, or real numbers instead of complex numbers"
-    ),
-    "its weights are quantised, and if its activations are too, the last bit of a float decides "
-    "between two steps: quantise only the weights, or run the model in bfloat16": (
-        "its weights are quantized. If its activations are quantized too, a difference in the last "
-        "bit of a float can lead to a different quantized value. Quantize only the weights, or run "
-        "the model in bfloat16"
-    ),
-    "Quantise the model with quantize_ of torchao instead of torch.ao.quantization": (
-        "Quantize the model with torchao's quantize_ instead of torch.ao.quantization"
-    ),
-}
-"""Parts of messages that have been reworded since results were recorded, with the new words."""
-
-
-def in_current_words(reason: str) -> str:
-    """Return a recorded reason as the current release words it, for a cell of a table."""
-    for old, new in REWORDED.items():
-        reason = reason.replace(old, new)
-    return reason.replace("|", "/")
-
 
 def docstrings(module: ModuleType, name: str) -> dict[str, str]:
     """Return the text under each field or member of a class, each as one line."""
