@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -338,7 +339,7 @@ def relocate(cache_directory: Path) -> None:
 
 
 class Built:
-    """Counts the kernels that are added to a cache directory after `look_at` is called.
+    """Counts the kernels that are built into a cache directory after `look_at` is called.
 
     Changing to another directory does not reset the count.
     """
@@ -348,17 +349,20 @@ class Built:
         self._before = 0
         self._at_first = 0
         self._seen_ns = -1
-        self._there = 0
+        self._there: dict[str, int] = {}
+        """Number of binaries in each kernel's folder that has any. These folders are not listed
+        again: a cache can have thousands, and a start counts several times a second."""
 
     def look_at(self, folder: Path) -> None:
         """From now on, count kernels that appear in `folder`, and ignore older kernels."""
         self._before = self.count()
         self._folder, self._seen_ns = folder, -1
+        self._there = {}
         self._at_first = 0
         self._at_first = self.count() - self._before
 
     def count(self) -> int:
-        """Return the number of kernels built so far; if none is new, this costs one `stat` call."""
+        """Return the number of kernels built so far. If nothing is new, makes one `stat` call."""
         if self._folder is None:
             return self._before
         try:
@@ -367,11 +371,25 @@ class Built:
         except FileNotFoundError:
             return self._before
         if changed_ns != self._seen_ns:
-            self._there = sum(file.suffix in BINARY_SUFFIXES for file in self._folder.glob("*/*"))
+            for name in _list(self._folder):
+                if name not in self._there and (binaries := _count_binaries(self._folder / name)):
+                    self._there[name] = binaries
             # Count a recently changed folder again, because its modification time would not show a
             # later rename in the same clock tick.
             self._seen_ns = changed_ns if time.time_ns() - changed_ns > SETTLED_NS else -1
-        return self._before + self._there - self._at_first
+        return self._before + sum(self._there.values()) - self._at_first
+
+
+def _count_binaries(folder: Path) -> int:
+    try:
+        return sum(name.endswith(BINARY_SUFFIXES) for name in _list(folder))
+    except (FileNotFoundError, NotADirectoryError):  # removed meanwhile, or a file
+        return 0
+
+
+def _list(folder: Path) -> list[str]:
+    with os.scandir(folder) as found:
+        return [entry.name for entry in found]
 
 
 SETTLED_NS = 2_000_000_000

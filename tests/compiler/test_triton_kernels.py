@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,6 +53,38 @@ def test_only_what_comes_into_the_folder_is_counted(tmp_path: Path):
     kernel(tmp_path, "new")
     assert built.count() == 1
     assert built.count() == 1
+
+
+def test_a_kernel_is_counted_when_its_binary_comes_into_an_older_folder(tmp_path: Path):
+    """Triton makes the folder before it compiles, and builds a damaged kernel in its old folder."""
+    (tmp_path / "begun").mkdir()
+    built = triton_kernels.Built()
+    built.look_at(tmp_path)
+    assert built.count() == 0
+
+    (tmp_path / "begun" / "add.cubin").write_bytes(b"x")
+
+    assert built.count() == 1
+
+
+def test_folders_of_known_kernels_are_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A start counts at each pass, and ResNet-152 on a GPU has hundreds of kernels."""
+    for number in range(20):
+        kernel(tmp_path, f"kernel {number}")
+    (tmp_path / "a file").write_bytes(b"x")
+    listed = []
+    stock = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or stock(path))
+    built = triton_kernels.Built()
+    built.look_at(tmp_path)
+    assert len(listed) == 22
+
+    kernel(tmp_path, "new")
+    counts = [built.count() for _ in range(10)]
+
+    assert counts == [1] * 10
+    assert Counter(listed)[tmp_path / "new"] == 1
+    assert Counter(listed)[tmp_path / "kernel 0"] == 1
 
 
 def test_a_folder_that_is_not_there_yet_has_no_kernels(tmp_path: Path):
