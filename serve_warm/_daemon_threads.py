@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Daemon threads that return their results as futures.
 
-At exit, a process waits for the threads of a pool, but not for daemon threads. For example, if
-threads of a pool read a store that hangs, the process stays alive even after the replica has failed
-to start.
+At exit, a process waits for the threads of a thread pool, but not for daemon threads. So a pool
+thread that reads from a hanging store would keep the process alive, even after the replica has
+failed to start.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def begin(work: Callable[[], T], *, name: str) -> Future[T]:
-    """Call `work` in a daemon thread called `name`, and return the future of its result."""
+    """Run `work` in a daemon thread named `name`, and return a future for the result."""
     future: Future[T] = Future()
     # From now on, a waiting caller cannot cancel the future.
     future.set_running_or_notify_cancel()
@@ -37,8 +37,8 @@ class _HandedOver(AbstractContextManager["_HandedOver"]):
 
     If an exception did not reach the future, the caller that waits for the future would hang. Also,
     `threading.excepthook` would print the exception, with the addresses and headers that a client
-    puts into the message. This is a class and not an `except` block, because the exception is
-    handled by the caller, not here.
+    puts into the message. A context manager is used instead of an `except` block, because the
+    caller handles the exception.
     """
 
     def __init__(self, future: Future[T]) -> None:

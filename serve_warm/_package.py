@@ -13,8 +13,8 @@ __version__ = "0.1.0"
 
 PACKAGE = "serve_warm"
 """The `__module__` of public classes and functions. An artifact's entries identify an object of
-this package by this name and the object's class, without its module and without a digest of its
-code. So artifacts stay valid when code moves to another module."""
+this package by the package's name and the class's name. They use neither the class's module nor a
+digest of its code, so artifacts stay valid when code moves to another module."""
 
 AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])
 

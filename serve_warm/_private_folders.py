@@ -77,8 +77,8 @@ def problems(
     """Return all problems of a folder and its parents; empty if the folder is safe.
 
     A symbolic link anywhere on the path is a problem. `opened` is a descriptor of the folder. If
-    `opened` is given, the owner and mode of the open folder are checked, even if the name now leads
-    elsewhere.
+    `opened` is given, the owner and mode of the open folder are checked, even if the path now leads
+    to a different folder.
 
     Raises:
         OSError: the folder is missing, or this user cannot reach it.
@@ -220,7 +220,7 @@ class _Step:
 
 
 def _way(path: Path) -> Iterator[_Step]:
-    """Yield each step of an absolute path from the root down, in the kernel's order."""
+    """Yield each step of an absolute path, in the order in which the kernel resolves the path."""
     at, left, links = Path("/"), list(reversed(path.parts[1:])), 0
     yield _Step(path=at, status=at.lstat(), last=not left)
     while left:
@@ -404,7 +404,7 @@ def _log_once(level: int, text: str) -> None:
 
 
 def process_folder(base: Path | None = None) -> Path:
-    """Return a new folder of mode 0700 that belongs to this process until it ends.
+    """Return a new folder of mode 0700 that belongs to this process until the process ends.
 
     Most processes end by a signal, so they run no cleanup. Instead, each call removes the folders
     of ended processes from `base`, by default `private_base()`.
@@ -476,7 +476,7 @@ def _sweep(lock_file: Path) -> None:
 def _remove(folder: Path) -> None:
     """Remove a folder and its content.
 
-    The lock file goes last, so that a later sweep can finish an interrupted removal.
+    The lock file is removed last, so that a later sweep can finish an interrupted removal.
     """
     with suppress(OSError):
         for entry in folder.iterdir():

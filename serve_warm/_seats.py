@@ -64,7 +64,7 @@ class SeatUse:
     miss: Miss | Literal[""] = ""
     """Why `hit` is false; empty if `hit` is true."""
     note: str = ""
-    """The reason in a sentence. If `hit` is true, names a setting that could not be reset."""
+    """The reason in a sentence. If `hit` is true: a setting that could not be reset."""
     import_s: float = 0.0
     """Wall-clock seconds that the imports took, before the replica existed."""
     waited_s: float = 0.0
@@ -185,8 +185,8 @@ class SeatFolder:
     def claim(self) -> tuple[str, Wanted] | None:
         """Take a ticket that no other worker has taken. Return its name and the request.
 
-        Also removes tickets with another schema, and tickets older than `TICKET_S`. The replicas
-        that wrote such tickets have ended.
+        Also removes tickets with a different schema, and tickets older than `TICKET_S`. The
+        replicas that wrote such tickets have ended.
 
         Raises:
             OSError: the folder or the ticket cannot be read.
@@ -242,7 +242,7 @@ class SeatFolder:
 
 
 def _read_ticket(name: str, data: bytes) -> Wanted | None:
-    """Return the request; None if the ticket has another schema. Raises ValueError."""
+    """Return the request; None if the ticket has a different schema. Raises ValueError."""
     said = json.loads(data)
     try:
         if said.pop("schema", None) != SCHEMA:

@@ -15,7 +15,7 @@ COMPILER = "torch's compiler"
 """Name of the spans in which Dynamo and Inductor are imported."""
 
 WAITING = "waiting for "
-"""Prefix of a span's name if a replay waits for another deployment's replica in that span."""
+"""Prefix of the names of spans in which a replay waits for a replica of another deployment."""
 
 
 @record(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ PARTS = (
     *("pending", "pulling", "verifying", "loading", "replaying", "proving", "parity"),
     *("ready", "failed"),
 )
-"""Names of spans that follow each other. Every other span is a part of one of these spans."""
+"""Names of spans that follow each other. All other spans are parts of these spans."""
 
 
 PASSES = ("replaying", "proving", "parity")
@@ -45,7 +45,7 @@ PASSES = ("replaying", "proving", "parity")
 def seconds_by_owner(
     spans: Sequence[Span], stages: Mapping[str, float], ended_boot_s: float
 ) -> dict[str, float]:
-    """Return the seconds of a start for each owner, from the first span to `ended_boot_s`.
+    """Return how many seconds each owner took, from the first span to `ended_boot_s`.
 
     `stages` maps each stage's name, in lower case, to its seconds. In the result, `weights` is the
     time spent in `__init__`, including the creation of a CUDA context. `passes` is the time spent
@@ -77,7 +77,7 @@ def seconds_by_owner(
 
 
 def describe(spans: Sequence[Span]) -> str:
-    """Return how long a start took after its process began, with its parts; empty without spans.
+    """Return a text that says how long a start and its parts took; empty without spans.
 
     >>> describe([Span(name="process", began_boot_s=7.0, seconds=1.5),
     ...           Span(name="imports", began_boot_s=8.5, seconds=2.0)])

@@ -44,7 +44,7 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
         "hf": Scheme(kind="hf", place="repository"),
     }
 )
-"""All schemes that serve_warm opens by itself. An address without a scheme is a folder."""
+"""All schemes that serve_warm supports by itself. An address without a scheme is a folder."""
 
 ADDRESSES = (
     "use a folder (./artifacts, file:///srv/artifacts), s3://bucket/prefix, gs://bucket/prefix, "
@@ -53,7 +53,7 @@ ADDRESSES = (
 """The hint for a text that is not an address."""
 
 ENTRY_POINTS = "serve_warm.stores"
-"""The entry-point group in which an installed package names the schemes that it opens."""
+"""The entry-point group in which an installed package names the schemes that it supports."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _NO_COLON = re.compile(r"([A-Za-z][A-Za-z0-9]*)//")

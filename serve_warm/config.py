@@ -54,8 +54,8 @@ class Seats(BaseModel):
     no seats."""
 
     imports: tuple[str, ...] = ()
-    """Modules of the app that a seat imports, in order. After them, the seat imports torch,
-    serve_warm and the modules that are needed for the levels in use."""
+    """Modules of the app that a seat imports, in order. After these modules, the seat imports
+    torch, serve_warm and the modules that are needed for the levels in use."""
 
     keep_alive_s: float = Field(default=900.0, ge=10)
     """Seconds for which Ray keeps an unused seat. serve_warm requests a new seat before this time
@@ -109,7 +109,7 @@ class WarmupConfig(BaseModel):
     on_refused: Literal["compile", "fail"] = "compile"
     """What to do if an artifact is refused. `compile` compiles everything, and needs a C++
     compiler. With `fail` the replica does not become ready. `fail` also applies if the results of
-    an entry differ from eager execution."""
+    an entry differ from the results of eager execution."""
 
     on_deadline: Literal["fail", "serve"] = "fail"
     """What to do when `deadline_s` or `input_deadline_s` has passed. With `fail` the replica does
@@ -121,8 +121,8 @@ class WarmupConfig(BaseModel):
     replica as degraded. With `fail` the replica does not become ready."""
 
     after_ready: Literal["count", "forbid"] = "count"
-    """What to do if a request needs a compile after READY. `count` compiles, and counts and logs
-    the compile. `forbid` does not compile, and answers the request with HTTP 503."""
+    """What to do if a request needs a compile after READY. With `count` the replica compiles, and
+    logs and counts the compile. With `forbid` it answers the request with HTTP 503 instead."""
 
     parity: str = "off"
     """Share of calls after READY that are compared with eager execution. `1/1000` compares one in a
@@ -150,8 +150,8 @@ class WarmupConfig(BaseModel):
     pgo: Literal["off", "on"] = "off"
     """Whether the part `cache` contains torch's profile of dynamic sizes. With the profile, a
     replica compiles the dynamic graph immediately, without first compiling a static graph. The
-    setting affects `dynamic=None` at level 1. Set it to `on` for the build and for the replicas.
-    Replicas with `off` can load the artifact too."""
+    setting matters at level 1, for calls compiled with `dynamic=None`. Set it to `on` for the build
+    and for the replicas. Replicas with `off` can load the artifact too."""
 
     max_passes: int = Field(default=8, ge=2)
     """Maximum number of passes of the replay. If the last pass still compiles, the proof shows
@@ -159,7 +159,7 @@ class WarmupConfig(BaseModel):
 
     ranks: Literal["gang", "together", "alone"] = "gang"
     """Whether the ranks of a process group (`torch.distributed`) go through each stage of the
-    warm-up together. `gang`: together if Serve started the ranks as a gang. `together`: always.
+    warm-up together. `gang`: only if Serve started the ranks as a gang. `together`: always.
     `alone`: never. Use `alone` if the other ranks have no warm-up, for example because this replica
     controls them as workers."""
 
@@ -193,7 +193,7 @@ class WarmupConfig(BaseModel):
     seats: Seats = Seats()
     """Workers that finish their imports in advance and wait for the deployment's next replicas. The
     environment variable contains JSON: `SERVE_WARM_SEATS='{"count": 1}'`. A field that the YAML
-    does not set keeps its value from the environment variable. A field that neither of them sets
+    does not set keeps its value from the environment variable. A field that neither source sets
     keeps its value from the code."""
 
     @field_validator("artifact")
@@ -227,7 +227,7 @@ class WarmupConfig(BaseModel):
     @classmethod
     def _a_share(cls, parity: str) -> str:
         if parity != "off" and _SHARE.fullmatch(parity) is None:
-            message = "write off, or a share such as 1/1000"
+            message = "write 'off', or a share such as '1/1000'"
             raise ValueError(message)
         return parity
 
@@ -358,6 +358,6 @@ def point_torch_caches_at(directory: Path) -> None:
 
 
 def point_triton_at_ptxas(ptxas: Path) -> None:
-    """Make Triton use `ptxas` from now on, if this file exists and the user chose no other file."""
+    """Make Triton use `ptxas` from now on, if it exists and the user did not choose a file."""
     if "TRITON_PTXAS_PATH" not in os.environ and os.access(ptxas, os.X_OK):
         os.environ["TRITON_PTXAS_PATH"] = str(ptxas)

@@ -111,7 +111,7 @@ CHANGED_LATER = (
 class CompilerMissing(ServeWarmError):
     """No C++ compiler was found.
 
-    On CPU, torch.compile needs a C++ compiler even if all kernels are built.
+    On a CPU, torch.compile needs a C++ compiler even if all kernels are already built.
     """
 
     def __init__(self, looked_for: str, *, by: str = "", trouble: str = "") -> None:

@@ -537,7 +537,7 @@ def _as_declared(item: Input) -> list[str]:
 
 
 SHOWN_ARGUMENT = 200
-"""A suggestion repeats a declared argument if the argument has at most this many characters."""
+"""Maximum length of a declared argument in a suggestion. A longer argument appears as `...`."""
 
 
 def _entries(value: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:

@@ -58,7 +58,7 @@ class Metric:
     """Whether the metric describes the live replica. After the replica has ended, such a metric is
     0 or absent. Other metrics describe the start."""
     absent_after: bool = False
-    """If true, the metric is absent after the replica has ended. If false, the metric is then 0. A
+    """If true, the metric is absent after the replica has ended. If false, the metric becomes 0. A
     0 would be wrong for a date or an age, and would leave a series for each ended replica."""
     zeros: bool = True
     """Whether the node server exports values of 0. If false, reasons or levels that do not apply
@@ -253,7 +253,7 @@ METRICS = (
         kind="gauge",
         zeros=False,
         labels=("traced",),
-        help="1 for the share of calls that Dynamo traced ('all', 'some' or 'none'), else 0.",
+        help="1 if Dynamo traced this share of calls ('all', 'some' or 'none'), else 0.",
         read=lambda r: {(traced,): float(r.traced == traced) for traced in TRACED},
     ),
     Metric(

@@ -103,7 +103,7 @@ SLOW_S = 1.0
 """
 LOOPBACK = frozenset(("127.0.0.1", "::1"))
 BACKLOG = 1024
-"""Number of connections that can wait until they are accepted, if the kernel allows that many."""
+"""Number of connections that can wait to be accepted, if the kernel allows that many."""
 IDLE_S = 5.0
 """Seconds after which a client that sends nothing is disconnected."""
 REQUEST_S = 10.0
@@ -130,7 +130,7 @@ class StateFile:
 
     Raises:
         PermissionError: another user owns the directory, can write to the directory, or can replace
-            it by writing to a folder above it. Then that user's files would look like state files.
+            it by writing to a folder above it. That user's files could look like state files.
         OSError: the directory cannot be made, is full or read-only, or its file system has no
             locks.
     """
@@ -414,7 +414,7 @@ class Heartbeat:
         self._changed.set()
 
     def flush(self, timeout_s: float) -> bool:
-        """Request a write and wait for it. Return whether a write was tried within `timeout_s`."""
+        """Request a write and wait for it. Return whether the write was attempted in time."""
         import threading
 
         written = threading.Event()
@@ -868,8 +868,8 @@ def _check_above(directory: str) -> None:
     """Check that this user could create a missing directory as a private directory.
 
     Raises:
-        PermissionError: as for StateFile. Replicas may exist without state files, because they
-            cannot write any there.
+        PermissionError: as for StateFile. Replicas may be running without state files,
+            because StateFile refuses this directory too.
     """
     above = _existing(directory)
     try:
@@ -893,7 +893,7 @@ def _problems(directory: str, opened: int) -> Iterator[tuple[str, str]]:
     If other users can write to a folder above the directory, that folder must be sticky, so that
     they cannot rename the directory. The root of a mounted volume is also accepted, because
     Kubernetes creates an emptyDir with mode 0777, and only root can change the mode. In such a
-    volume, other users could remove the directory, and then nothing would count as warm. They
+    volume, other users could remove the directory, and then no replica would be warm. They
     cannot put their own directory in its place, because the owner is checked.
     """
     return _faults(directory, os.fstat(opened), mounts="allowed")
@@ -1179,7 +1179,7 @@ def warmth(replicas: Sequence[Replica], policy: Policy) -> tuple[list[str], tupl
 
     The latch excuses replicas that were added to a warm node. A node has been warm if at some
     moment every replica on it was ready; dead replicas do not count. The latch stores nothing, so
-    the latch works even after a server restart, and in a probe, although a probe is a new process.
+    it also works after a restart of the server, and in probes, each of which is a new process.
     """
     alive = [r for r in replicas if r.condition != "dead"]
     groups = {name: [r for r in alive if _is_of(name, r)] for name in policy.deployments}
@@ -1260,7 +1260,7 @@ class Settings(NamedTuple):
         return cls(state_dir, policy, stale_s, urls, () if state_dir else places())
 
     def choice(self) -> tuple[str, tuple[str, ...]]:
-        """Return the current state directory, and the reasons against earlier candidates."""
+        """Return the current state directory, and why earlier candidates were rejected."""
         if self.state_dir:
             return self.state_dir, ()
         choice = choose_place(self.places)
@@ -1363,7 +1363,7 @@ def _late(url: str, limit_s: float) -> str:
 
 
 def _connected(host: str, port: int, end_s: float) -> Any:
-    """Return a connection to a host, at the first of its addresses that accepts a connection."""
+    """Connect to the first of a host's addresses that accepts a connection."""
     import _socket  # `socket` without its enums, which are slow to make
 
     # As bytes: for a string, `getaddrinfo` would import the IDNA codec.
@@ -1849,7 +1849,7 @@ class Server:
         self._ledger = Ledger(settings.policy.deployments, clock=clock)
         self._ledger_lock = threading.Lock()
         self._pages: dict[str, tuple[float, str]] = {}
-        """The last page of metrics in each format, and when the server began to build it."""
+        """The last page in each format, and the time at which the server began to build it."""
         self._health_lock = threading.Lock()
         self._health: tuple[float, dict[str, str]] = (-CHECK_VALID_S, {})
         self._parsed: dict[str, Parsed] = {}
@@ -2064,7 +2064,7 @@ class _Clients:
         self._clock = clock
         self._open: dict[socket.socket, _Client] = {}
         self._with_thread: set[socket.socket] = set()
-        """Connections that have a thread. These are open connections, and dropped connections whose
+        """Connections that have a thread: all open connections, and those dropped connections whose
         answer is not finished.
         """
         self._lock = threading.Lock()
@@ -2158,9 +2158,9 @@ class _Request(NamedTuple):
     method: str
     target: str
     last: bool
-    """Whether the connection closes after the answer: if the Connection header or the HTTP version
-    asks for it, or if the request has a body. The server does not read bodies, so a body would
-    look like the next request."""
+    """Whether the connection closes after the answer. It closes if the Connection header or the
+    HTTP version asks for that, or if the request has a body. The server does not read bodies, so a
+    body would look like the next request."""
     accept: str = ""
     """The values of the request's Accept headers, in lower case, joined by commas."""
 
@@ -2506,7 +2506,7 @@ def serve(
         return 1
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.drain())
-    _log(f"answers on port {server.port}, reads {settings.choice()[0]}")
+    _log(f"the server answers on port {server.port} and reads {settings.choice()[0]}")
     server.run()
     _log("ended")
     return 0

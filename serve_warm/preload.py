@@ -69,7 +69,7 @@ the disk may hang."""
 OMP = "OMP_NUM_THREADS"
 
 INSTALLED = (f"{Path(os.__file__).parent}/", "/site-packages/", "/dist-packages/")
-"""Parts of the paths of modules that belong to Python or to an installed package."""
+"""A module whose path contains one of these belongs to Python or to an installed package."""
 
 CUDA_DRIVER = "libcuda.so.1"
 CUDA_NOT_INITIALIZED = 3
@@ -92,7 +92,7 @@ class EarlyImports:
     omp_threads: str | None = None
     """OMP_NUM_THREADS during the imports."""
     threads: tuple[int, int] | None = None
-    """torch's two thread counts: right after torch's import, and after all imports. None without
+    """torch's number of threads, right after torch's import and after all imports. None without
     torch."""
     visible: str | None = None
     """CUDA_VISIBLE_DEVICES at the end of the imports."""
@@ -122,7 +122,7 @@ class _Run:
     paths_here: list[str] = field(default_factory=list)
     """Entries that `sys.path` has only for the imports."""
     thresholds: tuple[int, int, int] | None = None
-    """Thresholds of garbage collection before the imports. The imports run without collection."""
+    """Garbage collection thresholds before the imports, which run without garbage collection."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Guards the two flags below."""
     is_through: bool = False
@@ -151,8 +151,8 @@ def hook_environment() -> dict[str, str]:
 def run() -> None:
     """Import the modules on a ticket for this worker. Ray calls this function as a setup hook.
 
-    Without a ticket, this function returns at once. If an import hangs, it returns after the
-    ticket's limit. If reading the ticket hangs, it returns after `FILES_LIMIT_S`. Raises nothing.
+    Without a ticket, this function returns at once. If an import hangs, the hook returns after
+    the ticket's limit. The limit for reading the ticket is `FILES_LIMIT_S`. Raises nothing.
     """
     _ran.set()
     search, current = TicketSearch(), _Run()
@@ -285,7 +285,7 @@ def _import(current: _Run, names: Sequence[str]) -> EarlyImports | None:
 
 
 def _import_one(current: _Run, name: str) -> str:
-    """Import one module. If the import raises an exception, return a description, otherwise ""."""
+    """Import one module. Return a description of the exception if one is raised, else ""."""
     try:
         importlib.import_module(name)
     except BaseException as error:  # noqa: BLE001 - an app's module may do anything, even sys.exit()
@@ -594,5 +594,5 @@ def has_hook() -> bool:
 
 
 def early_imports() -> EarlyImports | None:
-    """Return the imports that ran before this process became a replica; None without any."""
+    """Return the imports that ran before this process became a replica; None if none ran."""
     return _early

@@ -49,8 +49,8 @@ class Stage(str, Enum):
 
 
 Traced = Literal["none", "some", "all"]
-"""The share of a start's compiled calls that Dynamo traced. Dynamo traces the calls at level 1. A
-`full_hit` at level 1 has the share `all`: the start spends most of its time on tracing."""
+"""The share of a start's compiled calls that Dynamo traced. Dynamo traces the calls at level 1. For
+a `full_hit` at level 1, the share is `all`, and the start spends most of its time on tracing."""
 
 TRACED: tuple[Traced, ...] = get_args(Traced)
 
@@ -66,8 +66,8 @@ class Verdict(str, Enum):
     FULL_HIT = "full_hit"
     """An artifact was loaded. No compiler ran, and torch's caches missed nothing."""
     PARTIAL = "partial"
-    """An artifact was loaded, but something was compiled, memory ran out for an input, or an entry
-    was withdrawn."""
+    """An artifact was loaded, but something was compiled, an input was skipped because memory ran
+    out, or an entry was withdrawn."""
     MISS = "miss"
     """No variant fits, the store is empty, or the store could not be reached. Everything was
     compiled."""
@@ -94,7 +94,7 @@ class Counts:
     captures: int = 0
     """CUDA graphs captured, by torch or by user code."""
     eager_runs: int = 0
-    """Eager runs of a function before the capture of its CUDA graph, in the graph's memory."""
+    """Eager runs that precede the capture of a CUDA graph and use the graph's memory."""
     graph_skips: int = 0
     """CUDA graphs that torch skipped. Without its graph, a function launches kernels one by one."""
     kernels: int = 0
@@ -164,7 +164,7 @@ class CompileEvent:
     """One compile, capture, autotuning or fallback to eager, with its reason."""
 
     kind: str
-    """`compile`, `recompile`, `eager` (the recompile limit), `capture`, `skip` (of a capture),
+    """`compile`, `recompile`, `eager` (the recompile limit), `capture`, `skip` (a skipped capture),
     `tuning` or `forbidden`."""
     function: str
     """Name of the frame with file and line, or name of the graph or kernel."""
@@ -236,7 +236,7 @@ class InputResult(Bounded):
     proven: bool
     """Whether the input passed the proof, and made a compiled call in the proof.
 
-    No compiled call is needed if nothing compiles in the process."""
+    No compiled call is needed if the process has no compiled code."""
     first_s: float
     """Seconds of the first replay, including compiling, cache loading and compute."""
     steady_s: float
@@ -261,8 +261,8 @@ class EntryUse(Bounded):
     reason: str = ""
     """The reason why the level is not higher."""
     calls: int = 0
-    """Number of calls. At level 1, every call counts. At other levels, only calls that needed a
-    lookup count; repetitions of these calls do not count."""
+    """Number of calls. At level 1, every call counts. At other levels, a call counts only if it
+    needed a lookup, so repetitions of a call do not count."""
 
 
 class ParityResult(str, Enum):
@@ -387,9 +387,9 @@ class Report(Bounded):
     warmup: Counts = field(default_factory=Counts)
     after_ready: Counts = field(default_factory=Counts)
     events: tuple[CompileEvent, ...] = ()
-    """The last events after READY, newest last; a bounded number."""
+    """The latest events after READY, oldest first. The number of kept events is limited."""
     memory: tuple[DeviceMemory, ...] = ()
-    """Memory of each GPU in use, read after the proof and again after captures in traffic. Empty
+    """Memory of each GPU in use, read after the proof and again after later captures. Empty
     before the proof, without a GPU, or if torch's allocator was replaced."""
     artifact: ArtifactUse | None = None
     entries: tuple[EntryUse, ...] = ()
@@ -400,7 +400,7 @@ class Report(Bounded):
     """Who imported Dynamo or Inductor. `app`: the app, in its imports or its `__init__`. `start`:
     serve_warm, because levels below 3 need these modules. Empty if neither is imported."""
     compiler_imported_by: str = ""
-    """The module and line that imported Dynamo, outside torch. Empty if Dynamo is not imported, or
+    """The module and line outside torch that imported Dynamo. Empty if Dynamo is not imported, or
     was imported before the deployment's object was created, for example by the app's module."""
     nothing_compiles: bool = False
     """True if this process has no compiled code and no input made a compiled call."""
@@ -427,7 +427,7 @@ class Report(Bounded):
     artifact_configured: bool = False
     """Whether the settings name a store and do not set `enabled` to false."""
     seat: SeatUse | None = None
-    """The seat of this start, and seats for the next starts. None if seats are neither configured
+    """The seat of this start, and the seats for later starts. None if seats are neither configured
     nor used."""
 
     @property

@@ -516,6 +516,7 @@ SLICES = {
     "artifact.statements": {"name[:100]"},  # of an object, which the name makes
     "builder.portable": {"found[:SHOWN]"},  # instructions
     "precompile.entries": {"hashlib.sha256(data).hexdigest()[:32]"},
+    "precompile.trace_notes": {"short[:SHOWN]"},  # names of changed objects
     "precompile.settling": {"[*dict.items(value)][:ITEMS_READ]", "items[:ITEMS_READ]"},  # items
     "replica.load": {
         "sorted(trace, key=lambda considered: not considered.accepted)[:TRACE_LINES]"  # records

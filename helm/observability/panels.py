@@ -834,8 +834,8 @@ ON_THE_GPU = Row(
             title="Memory of CUDA graphs",
             description=(
                 "GPU memory reserved for the CUDA graphs of each live replica. Other tensors "
-                "cannot use this memory. Replicas measure it after warm-up, and again after later "
-                "captures."
+                "cannot use this memory. Replicas measure this memory after warm-up, and again "
+                "after later captures."
             ),
             unit="bytes",
             empty="no live replica has measured a GPU",

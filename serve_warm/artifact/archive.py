@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Archives: directories packed as the raw bytes of a part. Packing is reproducible."""
+"""Archives: packed directories, which are the raw bytes of some parts. Packing is reproducible."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ more."""
 
 
 def is_scratch(name: str) -> bool:
-    """Return whether a path is a lock file, temporary file or PCH, which archives leave out.
+    """Return whether a path is a lock file, a temporary file or a PCH; archives omit these.
 
-    Torch looks for precompiled headers (PCHs) only in its default directory, wherever the cache is.
-    PCHs would add megabytes to an artifact, and nothing would read them.
+    Torch looks for precompiled headers (PCHs) only in its default directory, even if the cache is
+    elsewhere. PCHs would add megabytes to an artifact, and nothing would read them.
     https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codecache.py#L3542
     """
     last = name.rpartition("/")[2]
@@ -45,8 +45,8 @@ def pack_directory(directory: Path, *, skip: Callable[[str], bool] = is_scratch)
     modes or times. Modes are not needed, because a library loads even without its executable bit.
 
     Raises:
-        BuildFailed: `unpack_directory` would refuse an entry, such as a link, a device or a file
-            with an unusual name.
+        BuildFailed: the directory has an entry that `unpack_directory` would refuse, such as a
+            link, a device or a file with an unusual name.
         OSError: an entry could not be read.
     """
     buffer = io.BytesIO()
@@ -91,7 +91,8 @@ def unpack_directory(
     exception to cancel.
 
     Raises:
-        ArtifactRefused: `bad_archive`, or `unsafe_directory` for the target.
+        ArtifactRefused: `bad_archive`; or `unsafe_directory`, if `target` is not private to this
+            user, or is not empty.
         OSError: a write failed. Files that this call has already written are kept.
     """
     _check_private(target)
@@ -171,7 +172,7 @@ def _members_in(raw: BinaryIO, check_wanted: Callable[[], None]) -> Iterator[tar
 
 
 class _Headers(io.RawIOBase):
-    """A view of an archive that limits tarfile to small headers inside the file.
+    """A view of an archive that refuses to read large headers or to seek past the end.
 
     Without this view, tarfile trusts every header. If a header claims a long name, tarfile
     allocates as many bytes as the header claims (Python 3.14.8 reads in pieces instead). If a

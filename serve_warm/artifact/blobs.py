@@ -176,8 +176,8 @@ def open_part(part: Part, stored: BinaryIO) -> BinaryIO:
     The caller closes the file.
 
     Raises:
-        ArtifactRefused: `size_mismatch`, `truncated`, `digest_mismatch` or `bad_archive`, for the
-            unpacked bytes.
+        ArtifactRefused: `size_mismatch`, `truncated`, `digest_mismatch` or `bad_archive`: the bytes
+            cannot be unpacked, or the unpacked bytes are wrong.
         OSError: the disk has no room for the unpacked bytes.
     """
     with ExitStack() as opened:
@@ -260,8 +260,8 @@ def receive(file: BinaryIO, digest: str, size_bytes: int, fill: Callable[[Sink],
     Raises:
         ArtifactRefused: `digest_mismatch`.
         StoreError: `fill` wrote too few or too many bytes, or raised StoreError itself.
-        OSError: the file cannot be written. If `fill` turns this error into a StoreError,
-            the original error is raised.
+        OSError: the file cannot be written. This error is raised even if `fill` turns it into a
+            StoreError.
     """
     landing = _Landing(file.fileno(), size_bytes)
     try:
@@ -303,11 +303,11 @@ class _Landing:
         self._early: dict[int, int] = {}
         self.hashed_bytes = 0
         self.received_bytes = 0
-        """Number of received bytes. The bytes of a repeated piece count twice. So if a piece
-        is repeated, the count exceeds the blob's size, and the blob is refused, because the piece
-        could have overwritten bytes that were already hashed."""
+        """Number of received bytes. The bytes of a repeated piece count twice, so the count
+        exceeds the blob's size, and the blob is refused. A repeated piece could have overwritten
+        bytes that were already hashed."""
         self.failure: OSError | None = None
-        """Why the file could not be written or read back."""
+        """The error from writing the file or reading it back; None if there was no error."""
 
     def hexdigest(self) -> str:
         return self._hash.hexdigest()

@@ -41,7 +41,8 @@ class Described:
     digest: str = ""
     """Hex sha256 of the signed payload, as used in `pinned` and `denied`."""
     reason: str = ""
-    """Why the statement is untrusted or unreadable: the `reason` of ArtifactRefused, or `gone`."""
+    """The reason why the statement is untrusted or unreadable: the `reason` of ArtifactRefused, or
+    `gone`."""
     message: str = ""
     hint: str = ""
     manifest: Manifest | None = None

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The choice of an artifact for a machine and app, and why other artifacts were not chosen.
 
-This module chooses a statement that is trusted and fits. If there are several such statements, it
-chooses the statement with the latest signed creation time. A trace records why every other
-statement was not chosen. Reports and errors show this trace. This module does not read stores.
+This module chooses a statement that is trusted and fits the machine and app. If there are several
+such statements, it chooses the statement with the latest signed creation time. A trace records why
+every other statement was not chosen. Reports and errors show this trace. This module does not read
+stores.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Considered:
     statement: str
     """The key of the statement in the store."""
     accepted: bool
-    """Whether the statement is trusted and fits. The newest accepted statement is chosen."""
+    """Whether the statement is trusted and fits the machine and app. The newest accepted statement
+    is chosen."""
     reason: str
     """`fits`, `fingerprint` (built for another machine or app), `gone` (pruned before it was read),
     `unreadable` (the store could not read it), or the `reason` of ArtifactRefused."""
@@ -97,10 +99,10 @@ def weigh(
 ) -> list[Candidate]:
     """Return a candidate for each statement, checked for this machine and app.
 
-    The checks are fingerprint, deny-list and age. Differences in the `unknown` factors are ignored.
-    `limits` selects which statements are checked against the deny-list and the age limit. A
-    starting replica checks only statements that fit its machine and app, so artifacts for other
-    machines cause no alarm.
+    The checks cover the fingerprint, the deny-list, the age and the required facts. Differences in
+    the `unknown` factors are ignored. `limits` selects which statements are checked against the
+    deny-list, the age limit and the required facts. A starting replica checks only statements that
+    fit its machine and app, so artifacts for other machines cause no alarm.
     """
     candidates = [
         _consider(statement, fingerprint=fingerprint, trust=trust, unknown=unknown, limits=limits)
@@ -173,7 +175,7 @@ def _refused(statement: Statement, refusal: ArtifactRefused) -> Candidate:
 
 
 def _find_same_folders(mismatches: Sequence[Mismatch]) -> frozenset[str]:
-    """Return the factors whose two paths differ, but lead to the same folders on this machine."""
+    """Return the factors with two different paths that lead to the same folders on this machine."""
     return frozenset(
         each.factor
         for each in mismatches
@@ -285,7 +287,7 @@ def say_why_none(candidates: Sequence[Candidate]) -> str:
 
 
 def of_another_gpu(considered: Considered) -> str:
-    """Return a sentence that names the variant's GPU and this machine's; empty if they match."""
+    """Return a sentence with the variant's GPU and this machine's GPU; empty if they match."""
     named = {NONE: "a machine without a GPU", UNKNOWN: "a GPU that torch cannot use", None: NONE}
     for mismatch in considered.mismatches:
         if mismatch.factor == "gpu":
@@ -326,7 +328,7 @@ def _differs_in(considered: Considered, factor: str) -> bool:
 
 
 def _wants_portable(considered: Considered) -> bool:
-    """Return whether a portable variant (built for every CPU) fits except for CPU factors."""
+    """Return whether a variant is portable (built for every CPU) and only CPU factors differ."""
     differing = {mismatch.factor: mismatch.artifact for mismatch in considered.mismatches}
     return differing.get("cpu") == "portable" and differing.keys() <= {
         "cpu",

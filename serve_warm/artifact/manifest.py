@@ -125,7 +125,8 @@ class Manifest:
     fingerprint: Fingerprint
     parts: tuple[Part, ...]
     created: str
-    """Creation time in UTC, in the format of `utc_now`, so that text order is time order."""
+    """Creation time in UTC, in the format of `utc_now`. Sorting such times as text puts the oldest
+    first."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """JSON about the build, for people and later releases. These facts never decide whether an
     artifact fits, but a policy can require values of `provenance` (`serve_warm.trust.verify`)."""
@@ -245,7 +246,7 @@ def _subject(part: Part) -> dict[str, Any]:
 
 
 def _check_format(statement: Any) -> None:
-    """Raise for a newer format, before reading fields whose meaning might have changed."""
+    """Refuse a newer format before reading fields whose meaning might have changed."""
     if not isinstance(statement, dict) or statement.get("_type") != STATEMENT_TYPE:
         raise ValueError(f"_type is not {STATEMENT_TYPE}")
     kind, predicate = statement.get("predicateType"), statement.get("predicate")

@@ -3,7 +3,7 @@
 """Rollback marks: for each variant, the newest artifact that a node has used.
 
 A signature proves that an artifact is good, not that it is the latest. If someone with write access
-to a store deletes the newest statement, replicas would use an older artifact. So when a
+to a store deleted the newest statement, replicas would use an older artifact. So when a
 starting replica accepts an artifact, it writes the artifact's signed creation time to a small file,
 the mark. There is one mark for each store, deployment and fingerprint. The marks are in a private
 folder next to the node cache.
@@ -111,7 +111,7 @@ class NewestSeen:
         except (OSError, ValueError, ArtifactRefused) as error:
             logger.warning(
                 "cannot read the rollback mark (this node's record of the newest artifact), so "
-                "this start cannot detect a rollback to an older artifact: %s",
+                "this replica cannot detect a rollback to an older artifact: %s",
                 error,
             )
             return None
@@ -140,7 +140,7 @@ class NewestSeen:
         except (OSError, ArtifactRefused) as error:
             logger.warning(
                 "cannot write the rollback mark (this node's record of the newest artifact), so "
-                "later starts cannot detect a rollback to an older artifact: %s",
+                "replicas that start later cannot detect a rollback to an older artifact: %s",
                 error,
             )
 

@@ -281,7 +281,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _check_own(root: Path, descriptor: int) -> None:
-    """Refuse a folder with foreign files, so that a wrong setting never deletes such files.
+    """Refuse a folder that has other programs' files, so a wrong setting never deletes them.
 
     Raises:
         ArtifactRefused: `unsafe_directory`.

@@ -45,7 +45,8 @@ class Rules:
     max_bytes: int | None = None
     """Size limit in bytes for all parts together; the oldest artifacts are removed first."""
     torch_before: str | None = None
-    """Artifacts for torch releases older than this are removed, even the newest of a variant."""
+    """Artifacts for torch releases older than this are removed, even the newest artifact of a
+    variant."""
     keep_newest: int = 1
     """The age and size rules keep this many of the newest artifacts of each variant."""
 
@@ -153,7 +154,10 @@ def prune(
 
 
 def _entries(store: Store, keys: Iterable[str]) -> tuple[list[_Entry], list[str], set[str] | None]:
-    """Return entries, and the keys and blobs (None if unknown) of unreadable statements."""
+    """Return readable statements as entries, and the keys and blobs of unreadable statements.
+
+    Return None instead of the blobs if the blobs of any unreadable statement are unknown.
+    """
     entries, unreadable = [], []
     foreign: set[str] | None = set()
     for key in keys:

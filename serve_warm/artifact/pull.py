@@ -3,10 +3,10 @@
 """The pull of an artifact from a store: what is checked, and in which order.
 
 `pull` reads the statements of the deployment and records an outcome for each. It chooses a
-statement that is trusted and fits. If there are several such statements, it chooses the statement
-with the latest signed creation time. In a store with very many statements, `pull` reads only
-statements that could be chosen (`reading_order`). Nothing from a store is trusted before its
-signature is checked, and nothing is unpacked before its digest is checked.
+statement that is trusted and fits this machine and app. If there are several such statements, it
+chooses the statement with the latest signed creation time. In a store with very many statements,
+`pull` reads only statements that could be chosen (`reading_order`). Nothing from a store is trusted
+before its signature is checked, and nothing is unpacked before its digest is checked.
 
 A pull has three steps. `find_fitting` reads and verifies statements, `choose` picks one for this
 machine and app, and `take` fetches and unpacks the artifact. The steps are separate functions
@@ -156,8 +156,8 @@ def pull(
 def _refuse_missing_folder(store: Store, deployment: str) -> None:
     """Raise ArtifactNotFound if the store is a folder that does not exist.
 
-    If a similarly named store exists next to that folder, the hint does not recommend a build,
-    because a build would create a second store.
+    If the same parent folder contains a store with a similar name, the hint does not recommend a
+    build, because a build would create a second store.
     """
     missing = find_missing_folder(store, holding=STATEMENTS)
     if missing is None:
@@ -282,7 +282,7 @@ def only_libraries(found: Found) -> bool:
 def confirm(
     pulled: Pulled, found: Found, *, fingerprint: Fingerprint, trust: Trust
 ) -> Pulled | None:
-    """Return `pulled` if a full choice among the found statements picks the same artifact.
+    """Return `pulled` if the full fingerprint selects the same artifact from the found statements.
 
     Return None otherwise, without logging, because the next pull reports the reason. Also return
     None if unread statements might be newer. The next pull knows the fingerprint, and therefore

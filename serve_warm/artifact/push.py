@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The publication of artifacts in a store: each variant once, and its statement last.
+"""The publication of artifacts in a store: each variant once, and its statement after its blobs.
 
     statements/<deployment>/<variant>.dsse.json     the first published artifact
     ...                    /<variant>-g2.dsse.json  an artifact that superseded the first
@@ -157,7 +157,7 @@ def already_published(
     key: str,
     parts: Sequence[Part] | None = None,
 ) -> AlreadyPublished:
-    """Return an AlreadyPublished error for the variant; the message names differing `parts`."""
+    """Return an AlreadyPublished error for the variant; the message names the parts that differ."""
     what = "it cannot be read"
     try:
         there = Manifest.from_statement(Envelope.parse(read_envelope(store, key)).payload)
@@ -228,7 +228,7 @@ def _place(
 
 
 def _find_resigned(key: str, envelope: bytes) -> str:
-    """Return a key for an envelope that has the payload at `key`, but different signatures."""
+    """Return a key for an envelope with different signatures of the payload at `key`."""
     stem = re.sub(r"(-s[0-9a-f]{8})?" + re.escape(STATEMENT_SUFFIX) + r"\Z", "", key)
     return f"{stem}-s{hashlib.sha256(envelope).hexdigest()[:8]}{STATEMENT_SUFFIX}"
 

@@ -9,8 +9,8 @@ Reading alternates between the newest and the oldest statements. So junk that is
 delay the oldest statements, and junk that was added earlier cannot delay the newest.
 
 Reading ends early if no unread statement can be chosen. Statements are signed before they are
-stored. So if a statement was stored before the best statement was signed, it is older than the best
-statement.
+stored. So every statement that was stored before the best statement's signing time is older than
+the best statement.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ READ_WHOLE = 256
 at 30 ms per round trip, with eight reads at once."""
 
 MAX_READ = 512
-"""Maximum number of statements read from a larger store: half the newest, half the oldest.
-"""
+"""Maximum number of statements read from a larger store. Half of these are the newest statements,
+and half are the oldest."""
 
 CLOCK_SKEW_S = 3600.0
 """Maximum number of seconds by which a builder's clock may be ahead of the store's clock."""
@@ -108,7 +108,7 @@ class ReadingOrder:
         self._best_unix = -math.inf
         """Signing time of the best-fitting statement so far, in seconds since the epoch."""
         self._clock_is_right = True
-        """Whether every statement so far was written to the store after it was signed."""
+        """False if any statement read so far was stored before it was signed."""
 
     @property
     def left(self) -> int:

@@ -30,8 +30,8 @@ VARIANT = re.compile(
     r"/(?P<variant>[0-9a-f]{16})(?:-g(?P<generation>[1-9][0-9]{0,5}))?(?:-[0-9a-f]{16})?"
     r"(?:-s[0-9a-f]{8})?" + re.escape(STATEMENT_SUFFIX) + r"\Z"
 )
-"""Pattern for the end of a statement's key. The first release marked rebuilds with 16 hex
-digits."""
+"""Pattern for the end of a statement's key. In the first release, the keys of rebuilds had 16
+additional hex digits."""
 READERS = 8
 """Number of concurrent reads. Statements are read concurrently, because each statement costs a
 round trip, and each variant has a statement."""
@@ -148,7 +148,10 @@ def read_at_once(store: Store, keys: Sequence[str]) -> list[Read]:
 
 @record(frozen=True, kw_only=True)
 class Readable:
-    """The content of a statement that a trust policy accepts, before age and other limits apply."""
+    """The content of a statement that a trust policy accepts.
+
+    Age and other limits are not checked yet.
+    """
 
     manifest: Manifest
     verified: Verified

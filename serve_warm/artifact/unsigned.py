@@ -155,7 +155,7 @@ def _read_gang(
 
 
 def _explain_gang(fingerprints: Sequence[Fingerprint]) -> str:
-    """Return why these fingerprints do not form one complete gang; empty if they form one."""
+    """Return why these fingerprints do not form one complete gang; empty if they do."""
     claims = [each.app.get("rank", "") for each in fingerprints]
     if len(claims) <= 1 and not any(claims):
         return ""

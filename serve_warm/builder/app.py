@@ -31,8 +31,8 @@ REPLICA_OPTIONS = (
     "ray_actor_options",
     "user_config",
 )
-"""Options of a deployment in a Serve YAML that affect a single replica. A build ignores all other
-options (replica count, rollout)."""
+"""Deployment options that affect each single replica. A build ignores all other deployment options
+in a Serve YAML, such as the replica count and the rollout."""
 
 
 @record(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class App:
     def built(
         self, name: str, settings: Mapping[str, Any], *, working_dir: str | None = None
     ) -> Any:
-        """Return the application under `name`, in the form that Serve's client accepts.
+        """Return the application with the name `name`, in the form that Serve's client accepts.
 
         Each deployment has one replica or one gang. `settings` override the warm-up settings.
         Replicas run in `working_dir`, unless their `runtime_env` sets another directory.
@@ -76,7 +76,7 @@ class App:
         return dataclasses.replace(built, deployments=deployments)
 
     def resources(self) -> dict[str, float]:
-        """Return the amount of each resource that a start needs, by Ray's names (`CPU`, `GPU`).
+        """Return how much of each resource a start needs, keyed by Ray's names (`CPU`, `GPU`).
 
         A replica counts as at least one CPU, because it uses a CPU even with `num_cpus: 0`.
         """
@@ -164,9 +164,9 @@ class Application:
         Without a name, the only deployment with WarmupMixin is selected.
 
         Raises:
-            ConfigError: the named deployment does not use WarmupMixin; no name is given, and none
-                or several of the deployments use WarmupMixin; or the YAML has options for a
-                deployment that does not exist.
+            ConfigError: the named deployment does not use WarmupMixin; or no name is given, and
+                the number of deployments with WarmupMixin is not 1; or the YAML has options for
+                a deployment that does not exist.
         """
         unknown = sorted(self.overrides.keys() - self.deployments.keys())
         if unknown:
@@ -297,7 +297,7 @@ def find_schema_problems(document: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def import_application(target: str, document: Mapping[str, Any]) -> Application:
-    """Return the one application of a config that Serve's schema accepts.
+    """Return the only application in a valid Serve config.
 
     Raises:
         ConfigError: the config has several applications, or its application cannot be imported.

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmark of cold and warm starts, each in a fresh replica with a fresh cache directory.
 
-The runs of one bench are interleaved (cold, torch_bytes, warm, cold, …) and compared as ratios,
+A bench alternates between its modes (cold, torch_bytes, warm, cold, …) and compares them as ratios,
 because the speed of a shared machine changes within minutes. The clocks:
 
     ready_s      creation of the replica's actor → RUNNING, as Serve reports it
@@ -202,7 +202,7 @@ def _handle(handle: Any, item: Input) -> Callable[[], None]:
 def collect(
     app: App, store: str, runs: Sequence[Mapping[str, Any]], *, import_s: float
 ) -> dict[str, Any]:
-    """Return the machine, the runs, medians by mode, ratios between modes, and the floor."""
+    """Return the results: facts about the machine, the runs, medians, ratios, and the floor."""
     medians = {
         mode: _median([run for run in runs if run["mode"] == mode])
         for mode in MODES
@@ -251,7 +251,7 @@ def measure_imports() -> float:
 
 
 def machine() -> dict[str, Any]:
-    """Return hardware and versions, to publish with the figures."""
+    """Return the hardware and the software versions, to publish with the figures."""
     import importlib.util
     import os
     from importlib.metadata import version
@@ -292,8 +292,8 @@ ROWS: tuple[tuple[str, str, Callable[[Mapping[str, Any]], float]], ...] = (
     ("first request", "ms", lambda r: r["first_request_s"] * 1e3),
     ("steady p50", "ms", lambda r: r["steady_p50_s"] * 1e3),
 )
-"""Rows of the table. Each row has a label, a unit, and a function that returns the value from
-the medians of a mode."""
+"""Rows of the table. Each row has a label, a unit, and a function that takes
+the medians of a mode and returns the value."""
 
 COUNTS = (
     ("frames compiled", "compiles"),

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from serve_warm.stores import Store
 
 PACK_LIMIT_S = 3600.0
-"""Maximum wall seconds for a replica to make and pack its entries and libraries."""
+"""Maximum wall-clock seconds for a replica to make and pack its entries and libraries."""
 
 
 def build(
@@ -63,7 +63,7 @@ def build(
     """Build, prove, sign and publish the artifact of one deployment, or of each rank of its gang.
 
     The artifact is published only if a second, fresh replica loads the artifact, proves every input
-    and runs no compiler. `cpu` overrides the setting `cpu` of the deployment. Replicas that load
+    and runs no compiler. `cpu` overrides the deployment's own `cpu` setting. Replicas that load
     the artifact must use the same value.
 
     Raises:
@@ -72,7 +72,7 @@ def build(
         BuildFailed: a replica or a round trip failed, or an artifact built as portable is not
             portable.
         ConfigError: this machine has no objdump for a portable artifact, round-trip replicas would
-            not trust the artifact, or `destination` does not accept an unsigned one.
+            not trust the artifact, or `destination` does not accept an unsigned artifact.
         StoreError: the store cannot be written to.
     """
     store, work = destination.store, _Work(app, on, _settings(cpu), progress)

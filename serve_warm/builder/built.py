@@ -49,8 +49,8 @@ class Built:
     """Number of libraries that were disassembled and found to run on every CPU with AVX2. `None`
     for an artifact that is only for this CPU."""
     trust: str
-    """Lines that make a trust.toml trust the signer. Empty for a kept or unsigned artifact.
-    """
+    """Lines to add to a trust.toml, so that machines with this file trust the signer. Empty for a
+    kept or unsigned artifact."""
     seconds: Mapping[str, float]
     """Wall-clock seconds that each phase of the build took, in order. `round trips` covers all
     round trips. Each round trip is also listed by its label. Round trips may have run at the same

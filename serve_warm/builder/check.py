@@ -246,7 +246,7 @@ def check_store(
     environ: Mapping[str, str],
     limit_s: float = STORE_LIMIT_S,
 ) -> Checked:
-    """Return the problems of a deployment's store, such as a difference from `store`."""
+    """Return the findings about a deployment's store, which is also compared with `store`."""
     checked = compare_stores(application, deployment, store, environ=environ)
     uri = _artifact(application, deployment, environ)
     if uri is None:

@@ -36,7 +36,7 @@ def check_inputs(application: Application, name: str) -> Checked:
     if nothing:
         found = Problem(
             where=f"{name}.warmup_inputs",
-            what=f"it returns {nothing}, but a start without inputs fails",
+            what=f"it returns {nothing}, and without inputs the start fails",
             fix="return a list of Input, for example shape_grid(self.embed, self.buckets)",
         )
         return Checked(problems=(found,))

@@ -36,7 +36,7 @@ ASK_S = 0.2
 """Seconds between two progress reports while a replica prepares its answer."""
 
 REPORT_LIMIT_S = 30.0
-"""Maximum wall seconds for the replicas of a deployment to return their reports."""
+"""Maximum wall-clock seconds for the replicas of a deployment to return their reports."""
 
 START_LIMIT_S = 1800.0
 """Maximum seconds for one replica to become ready. The replica's own deadline is shorter.
@@ -44,8 +44,8 @@ START_LIMIT_S = 1800.0
 
 
 Progress = Callable[[str], None]
-"""Function that is called with the current step of a start, in a few words. Consecutive calls often
-pass the same words."""
+"""Function that is called with a short text about the current step of a start. Consecutive calls
+often pass the same text."""
 
 Look = Callable[[Sequence[Mapping[str, Any]]], None]
 """Function that is called repeatedly with the states of the replicas that are starting. If the
@@ -106,7 +106,7 @@ class Start:
 
 
 def _rank(answer: Mapping[str, Any]) -> int:
-    """Return the rank in a replica's report or packed parts; for example, 2 from `2 of 4`."""
+    """Return a replica's rank from its report or packed parts; for example, 2 from `2 of 4`."""
     rank: str = ((answer["fingerprint"] or {}).get("app") or {}).get("rank", "0")
     return int(rank.partition(" ")[0])
 
@@ -212,8 +212,8 @@ class Cluster:
     def deployed(self, app: App, settings: Mapping[str, Any]) -> Iterator[str]:
         """Deploy `app` under a new name and route, yield the name, and delete the app afterwards.
 
-        This does not wait for the deployment, and does not change other applications on the
-        cluster.
+        The method does not wait until the replicas are ready, and does not change other
+        applications on the cluster.
         """
         name = build_name()
         client = _client()
@@ -258,7 +258,7 @@ class Cluster:
             yield start
 
     def has_room(self, resources: Mapping[str, float]) -> bool:
-        """Return whether all nodes together have these resources free, by Ray's count.
+        """Return whether Ray counts these resources as free, summed over all nodes.
 
         Ray's count lags by about a second.
         """
@@ -328,7 +328,7 @@ def open_cluster(
         address: the address for `ray.init`, for example `auto`.
         num_cpus: minimum number of logical CPUs of a local cluster. A local cluster always has at
             least as many logical CPUs as the machine.
-        working_dir: folder that Ray copies to the nodes at `address`, for replicas to work in.
+        working_dir: folder that Ray copies to the nodes at `address`. Replicas work in the copy.
         progress: called once, just before Ray is started or contacted. At that time, the SIGTERM
             handler is already set.
 
@@ -392,7 +392,7 @@ def _connect(address: str | None, num_cpus: float, working_dir: Path | None) -> 
 
 
 class _RayFailure(contextlib.AbstractContextManager["_RayFailure"]):
-    """Raises ConfigError with one sentence if Ray or Serve does not start.
+    """Raises ConfigError with a one-sentence message if Ray or Serve does not start.
 
     This class is used instead of an `except` clause, because Ray also raises plain Exception (seen
     in 2.60: "The current node timed out during startup"). Subclasses of Exception that Ray does not

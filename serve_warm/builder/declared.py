@@ -61,8 +61,8 @@ def read_declared(cls: type) -> list[DeclaredInput]:
 def returns_nothing(cls: type) -> str:
     """Return "None" or "[]" if `warmup_inputs` always returns that empty value, or else "".
 
-    The result is "None" if no `return` has a value, and "[]" if every `return` has an empty list or
-    tuple.
+    The result is "None" if no `return` statement has a value, and "[]" if every `return` statement
+    has an empty list or tuple as its value.
     """
     function = inspect.getattr_static(cls, "warmup_inputs", None)
     parsed = _parse(function) if isinstance(function, types.FunctionType) else None
@@ -124,7 +124,7 @@ def _maybe(node: ast.expr | None, scope: _Scope) -> Any:
 
 
 class _Scope:
-    """Evaluates expressions in a method if the class and the module alone determine the value."""
+    """Evaluates those expressions in a method that depend only on the class and the module."""
 
     def __init__(self, cls: type, function: types.FunctionType) -> None:
         self._cls = cls

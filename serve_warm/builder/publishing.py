@@ -36,7 +36,7 @@ class Destination:
     beside the old one."""
 
     def refuse_early(self, app: App) -> Look:
-        """Return a function that raises if a starting replica has an already published variant.
+        """Return a function that raises if the variant of a starting replica is already published.
 
         The function raises before the start compiles anything. The function acts only if
         `if_published` is `refuse`.
@@ -100,8 +100,8 @@ class Destination:
     def _is_outdated(self, app: App, fingerprints: Sequence[Fingerprint]) -> bool:
         """Return whether all published variants have entries that replicas no longer run.
 
-        The entries were made under older `RULES`. Nothing is lost if new artifacts supersede these
-        variants.
+        Such entries were made under an older version of `RULES`. Nothing is lost if new artifacts
+        supersede these variants.
         """
         published = {
             statement

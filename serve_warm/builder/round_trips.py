@@ -62,10 +62,10 @@ def prove(
 ) -> list[dict[str, Any]]:
     """Start fresh replicas with `settings`, and return the reports of the last trip.
 
-    Trips run in parallel. A trip starts when two conditions hold: every running trip has its
-    resources, and enough resources remain free for this one. So a trip never waits for resources
-    that another trip holds. A gang runs alone, because the code of its ranks may use a
-    fixed port. `took` is called with the label and the wall seconds of each trip.
+    Trips run in parallel. While trips run, a new trip starts only if all running trips have
+    received their resources and enough resources are still free. So a trip never waits for
+    resources that another trip holds. A gang runs alone, because the code of its ranks may use a
+    fixed port. `took` is called with the label and the wall-clock seconds of each trip.
 
     Raises:
         BuildFailed: a replica was not fully warm. The text begins with the label of the trip. The

@@ -36,9 +36,9 @@ class Signing:
     """How a build signs its artifact: the key, the time, and the signed facts about the origin."""
 
     key: Ed25519PrivateKey | None = None
-    """The signing key. None means the per-user key, which is created and trusted on first use. The
-    replicas of the round trip must trust the key, like the replicas that later load the
-    artifact."""
+    """The signing key. None means the per-user key, which is created and trusted on first use. Both
+    the replicas of the round trip and the replicas that later load the artifact must trust the
+    key."""
     when: Literal["now", "later"] = "now"
     """With `later`, the key signs only the copy for the round trip
     (see `serve_warm.artifact.unsigned`)."""
@@ -46,7 +46,7 @@ class Signing:
 
 
 BY_USER_KEY = Signing()
-"""Signing with the per-user key. No facts about the origin are signed."""
+"""Signing with the per-user key, without facts about the artifact's origin."""
 
 
 def check_place(destination: Destination, signing: Signing) -> None:
@@ -129,9 +129,9 @@ def check_key(
 def staging(store: Store, beside: Beside) -> Iterator[str]:
     """Yield a store that only the replicas of the round trip read.
 
-    With `temporary`, the store is a temporary folder on this machine. With `store`, the store is
-    inside the artifact's own store, under keys that no artifact uses. This location is needed if
-    other nodes must read the copy, or if the key is trusted only for some stores.
+    With `temporary`, the store is a temporary folder on this machine. With `store`, the yielded
+    store is inside the artifact's own store, under a path that no artifact uses. This location is
+    needed if other nodes must read the copy, or if the key is trusted only for some stores.
     """
     if beside == "temporary":
         with tempfile.TemporaryDirectory(prefix=_STAGING) as temporary:

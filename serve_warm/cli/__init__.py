@@ -62,17 +62,17 @@ ANYWHERE = frozenset(["check", "inspect", "metrics", "status"])
 """Commands that work on every system. On systems other than Linux, `status` reads only metrics
 pages."""
 WHERE_OWNERS_ARE_KNOWN = frozenset(["diff", "keygen", "prune", "pull", "push", "sign", "verify"])
-"""Commands that also work on macOS, because they only need to check who may change a key, a trust
-file or a store. All other commands start replicas, or read state files of replicas, and need
-Linux."""
+"""Commands that also work on macOS. From the system, they need only a way to check who may change a
+key, a trust file or a store. All other commands start replicas, or read state files of replicas,
+and need Linux."""
 
 EXIT_CODES = """\b
 Exit codes:
   0    success, or the answer is yes
   1    failure (stderr says what to do), not ready (probe and status),
        or problems found (check)
-  2    wrong usage, or check cannot import the application
-  3    the answer is no: verify refused an artifact, or diff found none that fits
+  2    wrong usage, or the application cannot be imported (check)
+  3    the answer is no: an artifact is refused (verify), or none fits (diff)
   130  interrupted
   143  terminated
 """

@@ -23,8 +23,8 @@ from serve_warm.trust.envelope import parse_json
 from serve_warm.trust.files import load_trust
 
 BY_REPLICA = "set by the replica"
-"""Text that is shown instead of an app factor's value if no app is known. Only a replica knows
-these values, for example its number of threads."""
+"""Text for the value of a factor that only a replica knows, such as its number of threads. The
+text is shown if the app is unknown."""
 
 
 @click.command()
@@ -173,7 +173,7 @@ def _of_artifact(considered: choose.Considered, here: Fingerprint) -> Fingerprin
 
 
 def _as_replica(artifact: Fingerprint, here: Fingerprint) -> Fingerprint:
-    """Return this machine's fingerprint with the artifact's app factors, which a replica sets."""
+    """Return this machine's fingerprint, but with the artifact's values for a replica's factors."""
     machine = dict(here.machine)
     if artifact.app.get("cpu") == "portable" and {"cpu_isa", "cpu_capability"} <= machine.keys():
         machine["cpu_isa"], machine["cpu_capability"] = portable_factors(

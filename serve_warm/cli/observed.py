@@ -90,7 +90,7 @@ class Observed:
 
     @property
     def warm(self) -> bool:
-        """Whether the replica is ready, and alive as far as the source knows."""
+        """Whether the replica is ready and, as far as the source knows, alive."""
         return self.condition == "warm"
 
     @property
@@ -230,7 +230,7 @@ def _of_replica(replica: node.Replica, now: float, source: str) -> Observed:
 
 READY_SECONDS = ("serve_warm_ready_seconds", "")
 ELAPSED_SECONDS = ("serve_warm_start_elapsed_seconds", "")
-"""Both times start just before the replica's `__init__`, when no state file exists yet."""
+"""Both metrics count seconds from just before `__init__`, when no state file exists yet."""
 
 
 def _elapsed_s(replica: node.Replica, stage: str, now: float) -> float | None:
@@ -262,7 +262,7 @@ def _figures_of(table: Any, now: float | None) -> dict[tuple[str, str], float]:
     """Return the metrics in a replica's state file, as values by name and label.
 
     `now` is the current time for a running replica, and None for an ended replica. Intervals that
-    still grow are measured up to `now`.
+    have not ended are measured up to `now`.
     """
     figures: dict[tuple[str, str], float] = {}
     for row in _list(table):
@@ -527,7 +527,7 @@ POOL_BYTES = "serve_warm_graph_pool_bytes"
 
 
 def _seats(figures: Mapping[tuple[str, str], float], *, why: str = "") -> str:
-    """Describe how many seats are wanted and free, and whether this start used a seat.
+    """Describe how many seats are wanted, how many are free, and whether this start used a seat.
 
     `why` is the line about the seat in the replica's state file. A metrics page has no such line.
     """
@@ -586,5 +586,5 @@ def _count(value: Any) -> int | None:
 
 
 def _age(seconds: float) -> float | None:
-    """Return an age in seconds, or None if the age is negative after a reboot reset the clock."""
+    """Return an age in seconds, or None if it is negative because a reboot reset the clock."""
     return max(0.0, seconds) if seconds > -1.0 else None

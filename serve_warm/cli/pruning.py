@@ -181,7 +181,7 @@ def _find_names(file: Path) -> set[str]:
 
 
 def _statements_in(data: Any) -> set[str]:
-    """Return the statements in `data`: one report, or a list of reports or statements.
+    """Return the statements in `data`, which is one report, or a list of reports or statements.
 
     Raises:
         ValueError: `data` has neither reports nor statements.

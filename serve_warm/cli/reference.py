@@ -25,7 +25,7 @@ class Row:
     """Name at the endpoint of a node server."""
     type: str
     labels: tuple[str, ...]
-    """Labels, without the labels that the scrape adds."""
+    """Labels, except those that the scrape adds."""
     unit: str
     meaning: str
 
@@ -81,7 +81,7 @@ def _unit(name: str) -> str:
 
 def markdown(rows: Sequence[Row]) -> str:
     """Return a table for the documentation."""
-    lines = ["| through Ray | from the node | type | labels | unit | meaning |"]
+    lines = ["| name in Ray | name on the node | type | labels | unit | meaning |"]
     lines.append("|---|---|---|---|---|---|")
     for row in rows:
         cells = (
@@ -98,7 +98,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 TITLES = {
     "Metrics of replicas, with the labels `application`, `deployment` and `replica`": of_replicas,
-    "Metrics of a node, only from the node's server": of_nodes,
+    "Metrics of a node, which only the node's server exports": of_nodes,
 }
 
 

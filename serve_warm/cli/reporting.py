@@ -120,7 +120,7 @@ def _write(path: Path, data: Any) -> None:
 
 
 def of_node(directory: str) -> list[Start]:
-    """Return the starts that the state files in a directory describe.
+    """Return a `Start` for each replica that has a readable state file in a directory.
 
     Raises:
         StoreError: the directory contains no records of starts, or cannot be read.
@@ -199,7 +199,10 @@ def _start(names: tuple[str, str, str], said: Mapping[str, Any], *, ended: bool 
 
 
 def _seat(said: Any) -> str:
-    """Return the line about a seat. `said` is this line from a state file, or a report's record."""
+    """Return the line about a seat.
+
+    `said` is either the line itself, from a state file, or the record about the seat in a report.
+    """
     if not isinstance(said, dict):
         return _text(said)
     known = {each.name for each in dataclasses.fields(SeatUse)}

@@ -257,7 +257,7 @@ def write_json(value: Any, path: Path) -> None:
 
 @contextlib.contextmanager
 def quiet(name: str) -> Iterator[None]:
-    """Hide a logger's lines below ERROR, for commands whose output shows the same facts."""
+    """Hide log lines below the level ERROR, for commands whose output shows the same facts."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -236,7 +236,7 @@ def _check_first(
 ) -> None:
     """Raise ConfigError if `check` finds problems in the application; print the warnings.
 
-    If the replicas use a store other than the build's, only a warning is printed. A build may
+    If the replicas do not use the build's store, only a warning is printed. A build may
     publish to a store that replicas do not read. A build with --unsigned always publishes to such a
     store, and prints no warning.
     """
@@ -326,7 +326,7 @@ def _own_seconds(report: Mapping[str, Any]) -> float:
 
 
 def _describe_seconds(report: Mapping[str, Any]) -> str:
-    """Describe the seconds until the proof, and the seconds spent waiting for deployments."""
+    """Describe the seconds until the proof, and the seconds spent waiting for other deployments."""
     waits = _waits(report)
     waited_s = sum(span["seconds"] for span in waits)
     names = ", ".join(dict.fromkeys(span["name"] for span in waits))
@@ -415,7 +415,7 @@ def _say(text: str) -> None:
 
 
 SERVES = ("ray", "starlette", "fastapi", "uvicorn")
-"""Modules that `ray[serve]` installs. Plain `ray` installs only the first module."""
+"""Modules that `ray[serve]` installs. Without this extra, `ray` installs only the first module."""
 
 
 def need_ray(command: str) -> None:

@@ -24,8 +24,8 @@ from serve_warm.cli.observed import Look, Observed
 from serve_warm.config import WarmupConfig, resolve
 
 Which = Literal["now", "all"]
-"""Replicas to show: running replicas and replicas that ended before READY, or all known
-replicas."""
+"""Replicas to show. `now`: running replicas, and replicas that recently ended before READY. `all`:
+all known replicas."""
 
 
 @click.command()
@@ -115,7 +115,7 @@ def status(
 
 
 def show(now: Look, which: Which) -> None:
-    """Print the replicas as a table in a terminal, else one line each. Troubles go to stderr."""
+    """Print a table in a terminal, or else one line per replica. Troubles go to stderr."""
     if screen.stdout.is_terminal:
         screen.stdout.print(draw(now, which))
     else:
@@ -133,7 +133,7 @@ def _every(period_s: float) -> Iterator[int]:
 
 
 def follow(looks: Iterable[Look], which: Which, *, as_json: bool) -> None:
-    """Show the replicas until Ctrl-C. A terminal is redrawn, and a log gets one line per change."""
+    """Show the replicas until Ctrl-C: redraw a table in a terminal, or print a line per change."""
     if as_json:
         for now in looks:
             click.echo(json.dumps(plain(now)))
@@ -184,8 +184,8 @@ def remarks(now: Look, which: Which) -> list[str]:
     if young:
         what = "replica" if len(young) == 1 else "replicas"
         said.append(
-            f"{len(young)} more {what} ended before READY, but metrics pages do not show when: use "
-            "--all to show all ended replicas"
+            f"{len(young)} more {what} ended before READY, but metrics pages do not show the time: "
+            "use --all to show all ended replicas"
         )
     return said
 
@@ -213,7 +213,7 @@ def line(each: Observed) -> str:
 def changes(before: Look, now: Look, which: Which) -> list[str]:
     """Return a line for each replica that is new, gone or changed.
 
-    Numbers that change all the time, such as ages and inputs, do not count as a change.
+    Numbers that change constantly, such as ages and input counts, are not compared.
     """
     was = {each.names: each for each in choose(before, which)}
     here = choose(now, which)
@@ -271,7 +271,7 @@ def notes(each: Observed) -> list[str]:
         took = f"ready {each.elapsed_s:.1f} s after its __init__ began"
     elif each.elapsed_s is not None and each.condition == "warming" and each.deadline_s:
         took = f"created {each.elapsed_s:.0f} s ago, "
-        took += f"deadline {each.deadline_s:.0f} s after its __init__"
+        took += f"deadline {each.deadline_s:.0f} s after the end of __init__"
     waits = f"waits for {each.doing}" if each.doing else ""
     answered = _describe_levels(each)
     pools = (
@@ -308,7 +308,7 @@ def _describe_levels(each: Observed) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """Return a duration in one unit.
+    """Return a duration as a whole number of one unit.
 
     >>> [age(s) for s in (None, 0.4, 99, 100, 7200, 400_000)]
     ['–', '0 s', '99 s', '2 min', '2 h', '5 d']

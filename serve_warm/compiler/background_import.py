@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Background imports that take turns with imports of other threads.
 
-Python locks each module separately, and some modules import one another. If two threads start to
-import such a group, each with a different module first, the threads deadlock. Python detects the
-deadlock, and one of the threads gets an error or a half-loaded module. The modules of torch's
-compiler are such a group. In a test, 24 calls of `torch.compile` were made while another thread
-imported the compiler, and 7 of them failed (torch 2.13, Python 3.11). So a thread that imports a
-new module first waits for the background thread, and only then takes the module's lock. The
-background thread waits until no other thread is importing.
+Python locks each module separately, and some modules import one another. If two threads import such
+a group, and each begins with a different module, the threads deadlock. Python detects the deadlock,
+and one of the threads gets an error or a half-loaded module. The modules of torch's compiler are
+such a group. In a test, 24 calls of `torch.compile` were made while another thread imported the
+compiler, and 7 of them failed (torch 2.13, Python 3.11). So a thread that imports a new module
+first waits for the background thread, and only then takes the module's lock. The background thread
+waits until no other thread is importing.
 
 A waiting thread might hold another lock that the background thread needs. For example,
 `logging.config.dictConfig` imports handlers while it holds logging's lock, and each
@@ -46,8 +46,8 @@ from typing import Any
 from serve_warm.node import boot_s
 
 QUIET_S = 0.1
-"""Seconds without an import before the background thread begins. Imports come in bursts. During a
-burst, a background import would save nothing, because imports share the GIL."""
+"""Seconds that must pass without an import before the background thread begins. Imports come in
+bursts. During a burst, a background import would save nothing, because imports share the GIL."""
 POLL_S = 0.02
 STUCK_S = 10.0
 """Maximum seconds that an import waits for the background thread to reach its next module. After
@@ -57,16 +57,16 @@ four times its number of cores)."""
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
 """The two halves of torch's compiler."""
 LOGGING_S = 0.25
-"""Like `STUCK_S`, but for a thread that holds logging's lock, because the background thread is
-probably waiting for that lock."""
+"""Like `STUCK_S`, but for a thread that holds logging's lock. The limit is short, because the
+background thread is probably waiting for that lock."""
 
 
 class Turns:
-    """Decides which threads can import: only one background thread, or all threads except that one.
+    """Decides which threads can import: either one background thread alone, or all other threads.
 
-    Create this object in the thread that makes most of the imports, but not during an import,
-    because imports that began earlier are not seen. Imports are watched until `end()`. For
-    `stuck_s`, see `STUCK_S`.
+    Create this object in the thread that makes most of the imports. Do not create it during an
+    import, because an import that has already begun is not seen. Imports are watched until `end()`.
+    For `stuck_s`, see `STUCK_S`.
     """
 
     def __init__(
@@ -214,8 +214,8 @@ def when_imported(name: str, call: Callable[[ModuleType], object]) -> None:
     If the module is loaded, `call` runs at once. If another thread is importing the module,
     `when_imported` first waits for that import. Otherwise the thread that later imports the module
     makes the call, before any code can use the module. After a failed import, `call` does not run
-    until an import succeeds. An exception in `call` makes the import fail. If an equal call was
-    passed before for the same module, the new call does not run. If the calling thread itself is
+    until an import succeeds. An exception in `call` makes the import fail. If an equal `call` was
+    already passed for the same module, the new `call` does not run. If the calling thread itself is
     importing the module, a new thread makes the call after the import.
 
         when_imported("torch._dynamo", lambda dynamo: print(dynamo.__file__))
@@ -325,7 +325,7 @@ _after_import = _AfterImport()
 
 
 class Importer:
-    """The module and line that imports torch's compiler in this process."""
+    """The place (module and line) where this process imported torch's compiler."""
 
     def __init__(self) -> None:
         self.place = ""
@@ -345,7 +345,7 @@ IMPORTER = Importer()
 
 
 def find_importer() -> str:
-    """Return the module and line that began the current import, outside importlib and torch.
+    """Return the module and line that began the current import, ignoring importlib and torch.
 
     Returns an empty string if this thread is importing nothing, or is importing in the background.
     """

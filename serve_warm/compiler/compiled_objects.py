@@ -78,7 +78,7 @@ def reaches_compiled(owner: Any) -> bool:
     """Return whether the user's object refers to compiled code, without running the object's code.
 
     The search covers attributes and their contents, and the globals that methods use. Unused
-    imports do not count, because a router might share its module with a model.
+    imports do not count, because a router might be in the same Python file as a model.
     """
     if "torch" not in sys.modules:
         return False
@@ -122,7 +122,7 @@ def _list_held(value: Any) -> list[Any]:
 
 
 def _list_used(function: Any) -> list[Any]:
-    """Return the globals that occur in a function's code, and the contents of its closure."""
+    """Return the globals that a function's code names, and the contents of its closure."""
     if _is_foreign(function):
         return []
     used = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]

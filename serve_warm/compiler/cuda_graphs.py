@@ -12,12 +12,12 @@ A capture fails if it runs out of memory or meets an operation that cannot be ca
 serve_warm, torch then raises an error in every later call to the function. serve_warm instead
 records a skip with the reason, and runs the function without a graph from then on.
 
-Private names of torch (seen in 2.11, 2.13 and 2.15): `CUDAGraphTreeManager` with `record_function`
-and `run_eager`, `get_obj`, `is_cudagraph_capture_sizes`, the state that `_Attempt` and `end_broken`
-reset, and `log_cudagraph_skip_and_bump_counter`, which torch calls for each skip.
-https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/cudagraph_trees.py
 `torch.cuda.CUDAGraph` is public. Graphs of user code and of `torch.cuda.make_graphed_callables` use
-this class.
+this class. This module replaces these private functions of torch (seen in 2.11, 2.13 and 2.15):
+`CUDAGraphTreeManager.record_function`, `CUDAGraphTreeManager.run_eager`, `get_obj`,
+`is_cudagraph_capture_sizes`, and `log_cudagraph_skip_and_bump_counter`, which torch calls for each
+skip. `_Attempt` and `end_broken` also reset private state of torch.
+https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/cudagraph_trees.py
 """
 
 from __future__ import annotations
@@ -109,11 +109,11 @@ _one_at_a_time = threading.RLock()
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Prevent captures in other threads, because they could break a capture in this thread.
+    """Prevent captures in other threads: such a capture could break a capture in this thread.
 
     From 2.13 on, torch's graph trees have their own lock for this purpose, and take serve_warm's
-    lock after their own lock (`_hook_trees`). A capture that began before the trees were imported
-    holds only serve_warm's lock.
+    lock after their own lock (`_hook_trees`). A capture that began before torch's graph trees were
+    imported holds only serve_warm's lock.
     """
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     theirs = getattr(trees, "graph_capture_lock", None) or contextlib.nullcontext()
@@ -122,7 +122,7 @@ def alone() -> Iterator[None]:
 
 
 def _manager_without_some(manager_class: Any) -> type:
-    """Return the class that a graph manager is switched to once one of its captures has failed.
+    """Return the class that a graph manager is switched to after one of its captures fails.
 
     The class runs a function without a graph if the capture of this function failed. A subclass is
     used so that launches by other managers cost nothing extra.
@@ -387,7 +387,7 @@ def first_words(error: BaseException, handled: BaseException | None) -> str:
 
 
 def _hook_sizes(note: Callable[[CompileEvent], None], trees: ModuleType) -> None:
-    """Note a skip for each size that is not in the app's `cudagraph_capture_sizes`."""
+    """Record a skip for each size that is not in the app's `cudagraph_capture_sizes`."""
     name = "is_cudagraph_capture_sizes"
     original: Callable[[Any], bool] | None = getattr(trees, name, None)
     if original is None:
@@ -407,7 +407,7 @@ def _hook_sizes(note: Callable[[CompileEvent], None], trees: ModuleType) -> None
 
 
 def _hook_threads(trees: ModuleType) -> None:
-    """Let each thread capture; versions of torch with `_initialize_tls` (2.13) do this themselves.
+    """Let each thread capture graphs; torch with `_initialize_tls` (2.13) does this itself.
 
     Earlier versions raise AssertionError in all threads but one: the thread that imported the
     module of graph trees. That thread might be the one that loaded an artifact. Autograd's threads

@@ -35,7 +35,7 @@ _marked: ContextVar[Replayed | None] = ContextVar("serve_warm_replayed", default
 
 
 class CompiledCalls:
-    """Notes the compiled calls of any thread. Only one replay runs at a time."""
+    """Records the compiled calls that any thread makes. Only one replay runs at a time."""
 
     def __init__(self) -> None:
         self.threads: set[int] = set()
@@ -43,7 +43,7 @@ class CompiledCalls:
         self._replayed: Replayed | None = None
 
     def add(self, thread: int) -> None:
-        """Note a compiled call of this thread, in the current context."""
+        """Record that `thread` made a compiled call in the current context."""
         self.threads.add(thread)
         replayed = self._replayed
         if replayed is None:
@@ -80,7 +80,7 @@ attribute is fast to read."""
 
 @contextlib.contextmanager
 def note_calls() -> Iterator[CompiledCalls]:
-    """Note each call to a compiled function in the block, with the replay that made the call."""
+    """Record each call to a compiled function in the block, and the replay that made the call."""
     global current  # noqa: PLW0603 - process-wide, like the hooks that read it
     calls = current = CompiledCalls()
     try:

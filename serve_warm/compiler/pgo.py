@@ -65,7 +65,7 @@ def begin_anew() -> None:
 
 
 def _name_closures_alike(code_id: Any) -> None:
-    """Give functions with closures the same names in all processes.
+    """Give each function with a closure a name that is the same in all processes.
 
     torch's own names contain hashes of code and of `None`. The hash of a code object has a
     different salt in each process, and the hash of `None` is a memory address (Python up to 3.11).

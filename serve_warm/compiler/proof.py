@@ -88,7 +88,7 @@ def falls_counted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _look_at_fallen_again() -> Iterator[None]:
-    """Let Dynamo see calls to code that reached its recompile limit, so that they are counted."""
+    """Let Dynamo see calls to code that reached its recompile limit, so that the calls count."""
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
     def treat_fallen(action: _FrameAction) -> None:

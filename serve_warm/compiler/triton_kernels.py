@@ -14,11 +14,15 @@ setting is on; this module turns on that setting. So the cache directory contain
 Triton's results. torch's own counters are not usable: when torch loads a graph from a cache, the
 counters count the build's autotuning again (`counter_deltas`).
 
-Private names used here (seen in torch 2.11, 2.13 and 2.15 with Triton 3.6): Inductor's
-`CachingAutotuner` with `bench`, `recheck_autotune_cache`, `save_cache_hook`, `launchers` and the
-names in `TUNINGS`; `AutotuneCache` with `_read` and `save`; `AlgorithmSelectorCache.autotune`;
-`AsyncAutotuner` with `get_results` and `get_choice_hash`; and Triton's `Autotuner` with
-`cache_results` and `check_disk_cache`.
+This module uses the following private names (seen in torch 2.11, 2.13 and 2.15 with Triton 3.6):
+
+- Inductor's class `CachingAutotuner`: `bench`, `recheck_autotune_cache`, `save_cache_hook`,
+  `launchers`, and the names in `TUNINGS`
+- Inductor's class `AutotuneCache`: `_read` and `save`
+- Inductor's class `AlgorithmSelectorCache`: `autotune`
+- Inductor's class `AsyncAutotuner`: `get_results` and `get_choice_hash`
+- Triton's class `Autotuner`: `cache_results` and `check_disk_cache`
+
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/runtime/triton_heuristics.py
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/select_algorithm.py
 https://github.com/triton-lang/triton/blob/v3.6.0/python/triton/runtime/autotuner.py

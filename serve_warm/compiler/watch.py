@@ -71,7 +71,7 @@ class Watch:
         self._compiler_s = 0.0
         self._events: deque[CompileEvent] = deque(maxlen=EVENTS_KEPT)
         self.fallen: dict[int, CodeType] = {}
-        """Code that reached its recompile limit and now runs eagerly, by the id of the code
+        """Code that reached its recompile limit and now runs eagerly, keyed by the id of the code
         object."""
         self.refusing = False
         """Whether `forbid()`, not user code, set torch's stance to `fail_on_recompile`."""

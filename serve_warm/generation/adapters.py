@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model's active adapters, which must not change while a sequence is being generated.
 
-A sequence's cache holds keys and values that were computed with one adapter. If steps with another
-adapter continued the sequence, the logits would match neither adapter.
+A sequence's cache holds keys and values that were computed with one adapter. If a different
+adapter were active in later steps, the logits would match neither adapter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Active = tuple[Any, ...]
 
 
 class Adapters:
-    """Reads which adapters are active, using one of the adapter layers that `peft` created."""
+    """Finds the active adapters of a model, using one of the adapter layers that `peft` created."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -61,7 +61,7 @@ class CachedDecoder:
         self._tokens = torch.zeros(slots, dtype=torch.int64, device=device)
         self._positions = torch.zeros_like(self._tokens)
         self.dispatcher = getattr(decode, "__dict__", {}).get("_serve_warm")
-        """The dispatcher of the decode step, if it was compiled."""
+        """The dispatcher of the decode step; None if the step was not compiled."""
         self._adapters = adapters
         self._began: dict[int, Active] = {}
         """For each slot, the adapters that were active when the slot was filled."""
@@ -83,8 +83,8 @@ class CachedDecoder:
             others = self.slots - len(self._free)
             if count > len(self._free):
                 raise GenerationRefused(
-                    f"The batch needs {count} slots, but only {len(self._free)} of {self.slots} "
-                    "are free until other sequences end."
+                    f"The batch needs {count} slots, but other sequences still use {others} of the "
+                    f"{self.slots} slots."
                 )
             if others and not self.has_positions:
                 raise GenerationRefused(
@@ -183,7 +183,7 @@ class CachedDecoder:
 
 
 def _kept(made: torch.Tensor) -> torch.Tensor:
-    """Return a tensor, copied if it is on a GPU.
+    """Return a tensor, or a copy of it if it is on a GPU.
 
     The next run of a CUDA graph overwrites the original.
     """

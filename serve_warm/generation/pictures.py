@@ -18,9 +18,9 @@ from torch import nn
 from serve_warm.errors import GenerationRefused
 
 PICTURES = ("mm_encoder_outputs", "pixel_values", "image_sizes")
-"""Arguments with images or image states that `generate` passes to the model. `transformers` (5.23)
-runs the image encoder before the first call and passes the encoder's states. A prompt without
-images has no values for these arguments."""
+"""Arguments of a model call that hold images or image states. `generate` sets these arguments, but
+not for a prompt without images. `transformers` (5.23) runs the image encoder before the first call
+and passes the encoder's states."""
 
 
 def pictures_in(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -440,7 +440,7 @@ def _check_given(given: Mapping[str, Any]) -> None:
 def _check_positions(
     tokens: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor | None
 ) -> None:
-    """Refuse positions unless each row, without its padding, counts up from 0."""
+    """Refuse positions that do not count up from 0 in each row, padding excluded."""
     if positions is None:
         return
     # Qwen2-VL has four rows of positions, which differ at the tokens of an image.

@@ -23,8 +23,8 @@ from serve_warm._package import public
 from serve_warm._records import record
 
 GRAPH = 2
-"""Version of the graphs that this module's code makes. Increase this number if the graphs change.
-Entries are checked against it, because facts contain no digest of this package's code."""
+"""Version of the graphs that this module's code makes. Increase it if the graphs change. Entries
+are checked against this version, because facts contain no digest of this package's code."""
 
 
 @record(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class SlotCache(nn.Module):
 
 
 def _size(window: int) -> int:
-    """Return a multiple of 8 that has room for a ring and at least one position behind it."""
+    """Return a size that holds a ring and at least one position behind it, as a multiple of 8."""
     return (window + 8) // 8 * 8
 
 

@@ -33,7 +33,7 @@ from serve_warm.precompile.tensor_parts import classes_of
 from serve_warm.precompile.trace_notes import all_guarded, guard_from, mark_of
 
 OWN_SOURCES = ("torch", "builtins", "serve_warm")
-"""Packages whose code is not digested, because the fingerprint contains their versions and builds.
+"""Packages whose code is not hashed: the fingerprint already contains their versions and builds.
 serve_warm's own code is not part of a graph."""
 
 
@@ -42,9 +42,9 @@ class Made:
     """Code for one call: the bytes for an artifact, and the function to call now."""
 
     fn: Callable[..., Any]
-    """Function that takes the callee, then the tensors. If a tensor that the graph reads (weights
-    included) is not like the tensor in the first run, the function raises `NoEntry` before it
-    computes anything."""
+    """Function that takes the callee, then the tensors. The function first checks all tensors that
+    the graph reads, including weights. If a tensor has different properties than in the first run,
+    the function raises `NoEntry` and computes nothing."""
     data: bytes
     """A torch pickle, or at level 3 a shared library. Both are code, so load them only after
     verification. Neither contains weights."""
@@ -157,7 +157,7 @@ def _capture(
     arguments: Mapping[str, Any],
     orders: set_orders.Orders,
 ) -> tuple[Captured, bool]:
-    """Return the graph, and True if all code of the graph's tensor subclasses is known."""
+    """Return the graph, and whether all code of its tensor subclasses is known."""
     guards: list[Guard] = []
     conditions: list[str] = []
 
@@ -255,7 +255,7 @@ def _settings_of_trace() -> Iterator[None]:
 
 
 def _with_filter(arguments: Mapping[str, Any], take_all: Callable[..., Any]) -> dict[str, Any]:
-    """Replace a mode with its options, then add a guard filter to `options`."""
+    """Replace `mode` with the options of that mode, then add a guard filter to `options`."""
     given = {k: v for k, v in arguments.items() if k not in ("mode", "options", "recompile_limit")}
     return {**given, "options": {**options_of(arguments), "guard_filter_fn": take_all}}
 

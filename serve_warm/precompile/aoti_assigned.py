@@ -20,8 +20,8 @@ from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.trace_notes import describe_changes
 
 ASSIGNING = "assigning"
-"""The kind of a result that comes with assignments to attributes. Releases that do not know this
-kind refuse the plan."""
+"""Kind of result for calls that also assign attributes. Releases that do not know this kind refuse
+the plan."""
 
 Path = Callable[[str], list[list[Any]]]
 """Function that turns Dynamo's expression for a module into the steps from the callee to the
@@ -29,11 +29,11 @@ module."""
 
 
 class Assigned:
-    """The attributes that the runs of one graph assign.
+    """The attributes that each run of one graph assigns.
 
-    `changes` maps the expression of each changed object to the names of its assigned attributes. An
-    object with no names was changed in some other way. The mapping grows until the graph is
-    captured.
+    `changes` maps the expression of each changed object to the names of its assigned attributes. If
+    there are no names, the object was changed in some other way. The mapping grows until the graph
+    is captured.
     """
 
     def __init__(self, changes: Mapping[str, Sequence[str]], callee: Any) -> None:
@@ -118,4 +118,4 @@ def _containers(value: Any) -> list[Any]:
 
 
 ASSIGN = "assign a new object to an attribute of a module instead, or use level 2"
-"""What to do about a change that a library cannot make."""
+"""Advice for a change that a library cannot make."""

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The build of a library for one call: Dynamo captures a graph, and AOTInductor compiles it.
+"""Builds a library for one call. Dynamo captures a graph, and AOTInductor compiles the graph.
 
 The capture is the same as at level 2, so a library depends on the same facts as an entry. Instead
 of Dynamo's bytecode around the graph, a library has a plan. The plan is data that says where each
@@ -72,7 +72,7 @@ def make(
 
 
 class LibraryBuild:
-    """A library whose C++ is still being compiled, and which a later call of its kind finishes."""
+    """A library whose C++ is being compiled. A later call of the same kind finishes the library."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class _Library:
         return _Run(given=given, returned=returned, plan=self.graph.plan(given, returned))
 
     def finish(self, callee: Any, run: _Run) -> aot_compile.Made:
-        """Open the library, compare it with the run, and return it."""
+        """Open the library, check that it reproduces the run, and return it."""
         data, plan = self.graph.compile()(), run.plan
         # In a private folder, so that no other user can replace the file before it is opened.
         with _private_folders.temporary_folder() as folder:
@@ -280,7 +280,7 @@ class _Graph:
         return self._outputs
 
     def plan(self, tensors: Sequence[Any], returned: Any) -> Plan:
-        """Return the plan for a run whose result was `returned`.
+        """Return the plan for a run; `returned` is the result of the run.
 
         Raises:
             NoEntry: no plan can describe a part of the run.
@@ -361,7 +361,7 @@ class _Graph:
                 raise NoEntry(f"the {place.kind} {where} is not the tensor that its graph takes")
 
     def refuse_other_aliases(self, native: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
-        """Raise `NoEntry` if the outputs do not share memory as the eager outputs do."""
+        """Raise `NoEntry` if the outputs share memory in a different way than the eager outputs."""
         copies = copy_tensors(self._inputs, inference=False)
         with self._same_random_numbers():
             outputs = native(copies)

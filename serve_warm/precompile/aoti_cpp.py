@@ -35,7 +35,10 @@ from serve_warm.precompile.facts import NoEntry
 logger = logging.getLogger(__name__)
 
 PRINTS = re.compile(r"""std::cerr << "Error: " << e\.what\(\) << '\\n'""")
-"""The C++ statement with which a library's C interface prints the text of a failure."""
+"""Pattern for the C++ statement that prints the text of a failure.
+
+The statement is in each library's C interface.
+"""
 
 KEEPS = """\
 #include <cstdint>
@@ -103,11 +106,11 @@ def _note_commands() -> Iterator[Commands]:
 
 @contextlib.contextmanager
 def _wrap_compiler(during: Any) -> Iterator[None]:
-    """Make libraries that are compiled in the block silent: a failed call prints nothing to stderr.
+    """Silence the libraries that are compiled in the block: failed calls print nothing to stderr.
 
-    Otherwise, each failed call prints 25 lines. A caller cannot suppress these lines, because the
-    file descriptor belongs to the whole process. The printing code is in the C interface, whose
-    source is part of each library. Seen in 2.11, 2.13 and 2.15:
+    Otherwise, each failed call prints 25 lines. A caller cannot suppress these lines, because
+    stderr belongs to the whole process. The printing code is in the C interface, whose source is
+    part of each library. Seen in 2.11, 2.13 and 2.15:
     https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/codegen/aoti_runtime/interface.cpp
     torch compiles each library within `during()`.
     """
@@ -164,8 +167,8 @@ class Commands:
         self._open = contextlib.ExitStack()
         self._folder = self._open.enter_context(_private_folders.temporary_folder())
         self._places: dict[str, str] = {}
-        """Maps each path that torch names to a path in a private folder. torch removes objects from
-        its own folder as soon as it assumes that they are linked."""
+        """Maps each path that torch names to a path in a private folder. torch removes object
+        files from its own folder as soon as it assumes that they are linked."""
         self._lines: list[list[str]] = []
         self.has_begun = False
         self._library = ""
@@ -195,7 +198,7 @@ class Commands:
                 self._places[word] = str(shutil.copyfile(word, place))
 
     def begin(self, returned: str) -> Future[bytes]:
-        """Run the commands in a thread; return a future of the library that torch would have made.
+        """Run the commands in a thread, and return a future for the library that they build.
 
         `returned` is the path that torch reports for the library.
 
@@ -229,7 +232,7 @@ THREAD = "serve_warm-cpp"
 def _noting(commands: Commands) -> Iterator[None]:
     """Record the builds of C++ objects and libraries in this thread, and run all other builds.
 
-    The block must compile the C++ of only one library.
+    The block must compile the C++ code of only one library.
     """
     from torch._inductor.cpp_builder import CppBuilder
 
@@ -268,9 +271,10 @@ def _slots() -> threading.BoundedSemaphore:
 
 @contextlib.contextmanager
 def note_lines() -> Iterator[Mapping[str, str]]:
-    """Yield the user code of each operator without a C interface that torch finds in the block.
+    """Yield a mapping that collects operators without a C interface while torch compiles.
 
-    Maps an operator's name to the file and line that calls the operator.
+    The mapping gives, for each operator's name, the file and line of user code that calls the
+    operator.
     """
     from torch._inductor.ir import FallbackKernel
 

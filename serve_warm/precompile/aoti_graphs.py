@@ -99,7 +99,7 @@ POOLS = Pools()
 
 
 class Graphed:
-    """Native code that runs as a CUDA graph from the second call of each kind on.
+    """Native code that runs as a CUDA graph, except in the first call of each kind.
 
     A kind consists of a stream, the weights' addresses, and the sizes and strides of the call's
     tensors. The first call runs the code directly. The direct run loads and selects kernels, which
@@ -306,7 +306,7 @@ def _picker(indexes: Sequence[int]) -> Callable[[Addresses], Addresses]:
 def _make_room(kept: dict[Key, _Kept], key: Key) -> None:
     """Free a graph if this thread keeps too many graphs.
 
-    Frees the least recently launched graph of the same weights, or a graph whose weights moved.
+    Frees the least recently launched graph for the same weights, or a graph whose weights moved.
 
     A valid graph of another module is never freed. With more than `MOST_CAPTURES` modules, each
     call might otherwise free a graph that a later call needs.

@@ -18,7 +18,7 @@ from serve_warm.precompile.tensor_parts import has_parts, part_names, plain_part
 
 
 def fake_of(node: Any) -> Any:
-    """Return the tensor or size that stood for an input while Dynamo was tracing."""
+    """Return the tensor or size that represented an input while Dynamo was tracing."""
     return node.meta["example_value"]
 
 
@@ -53,10 +53,10 @@ def read_sizes(graph: Any) -> None:
 
 
 def take_parts(graph: Any, sources: Sequence[str]) -> tuple[Any, list[str]]:
-    """Return a graph whose inputs are parts of composed tensors, and the sources of these inputs.
+    """Return a graph that takes the parts of composite tensors, and the sources of the parts.
 
     Raises:
-        NoEntry: the graph returns a composed tensor, or has dynamic sizes.
+        NoEntry: the graph returns a composite tensor, or has dynamic sizes.
     """
     fakes = [fake_of(node) for node in inputs_of(graph)]
     if not any(map(has_parts, fakes)):

@@ -51,12 +51,12 @@ class Binding:
     watch: FactWatch | None = None
     unchanged: Callable[[], bool] = lambda: True
     functions: Sequence[Callable[..., Any] | NoEntry] = ()
-    """Code of every entry of the unit. Includes entries that do not match now, because the model
-    may return to their state."""
+    """Code of every entry of the unit. Includes entries that do not match now, because they may
+    match again later."""
     entries: Sequence[tuple[Entry, Callable[..., Any]]] = ()
     """The entries that fit now."""
     unfit: Mapping[str, Why] = field(default_factory=dict)
-    """Reasons why entries do not match now, by the call of the entry."""
+    """Maps an entry's call to the reason why the entry does not match now."""
     known: frozenset[tuple[type, Any]] = frozenset()
     """Numbers and strings that entries were made for."""
     hits: dict[Any, list[KnownCall]] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class Binder:
     def __init__(self, callee: Any, name: str, arguments: str) -> None:
         self.lock = threading.RLock()
         self.binding = UNBOUND
-        """Read by each call; written under `lock`."""
+        """Each call reads this value. To replace the value, hold `lock`."""
         self._callee = callee
         self._name = name
         self._arguments = arguments
@@ -195,7 +195,9 @@ class Binder:
 
 
 class _Pause(contextlib.AbstractContextManager[None]):
-    """In the block, no thread collects garbage automatically. Several threads may be in the block.
+    """In the block, no thread collects garbage automatically.
+
+    Several threads can be in the block at the same time.
 
     A watch on a large model creates about ten objects per fact, and almost no garbage. Garbage
     collection took 15 % of the time (ResNet-152, 8,600 facts). This does not call `gc.disable()`,

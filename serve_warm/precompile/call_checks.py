@@ -48,12 +48,11 @@ def tensor_check(
 
 
 WATCHES_DICTS = sys.version_info >= (3, 12)
-"""Whether torch watches dicts, which it does from Python 3.12 on.
+"""Whether torch watches dicts: true from Python 3.12 on.
 
-Python 3.12 and later no longer number the versions of dicts. torch's watch misses one kind of
-change. If an empty dict is filled from another dict, CPython reports a separate event
-(`PyDict_EVENT_CLONED`), which torch ignores. So the versions in this module also say whether a dict
-is empty.
+Python 3.12 deprecates the version numbers of dicts. torch's watch misses one kind of change. If an
+empty dict is filled from another dict, CPython reports a separate event (`PyDict_EVENT_CLONED`),
+which torch ignores. So the versions in this module also say whether a dict is empty.
 """
 
 
@@ -80,12 +79,12 @@ def empty_ones(
 
 
 class DictChanges:
-    """Detects in one step a change of any dict whose version was read.
+    """Detects, with a single check, changes to all dicts whose versions were read.
 
-    From Python 3.12 on, torch watches each dict whose version it has read, and numbers the changes
-    of all such dicts in one sequence. A new dict gets the next number. So if the version of a new
-    dict directly follows the version of the previous new dict, no watched dict has changed in the
-    meantime. The exception is an empty dict that is filled from another dict (`WATCHES_DICTS`).
+    From Python 3.12 on, torch watches each dict whose version it has read. The changes to all
+    watched dicts get consecutive numbers. A new dict gets the next number. So if the version of a
+    new dict directly follows the version of the previous new dict, no watched dict has changed in
+    the meantime. The exception is an empty dict that is filled from another dict (`WATCHES_DICTS`).
     Takes 0.2 µs.
     """
 
@@ -117,7 +116,7 @@ class DictChanges:
 def count_changes(
     read: Callable[[dict[Any, Any]], int], *, watches: bool = WATCHES_DICTS
 ) -> Callable[[], int] | None:
-    """Return `DictChanges.number`; None if torch does not number changes of dicts in sequence.
+    """Return `DictChanges.number`; None if changes to dicts do not get consecutive numbers.
 
     `read` returns torch's version of a dict.
     """
@@ -247,7 +246,7 @@ def is_intercepted() -> bool:
 
 
 def refuse_unusual(tensor: Any) -> None:
-    """Raise `NoEntry` for a tensor that is not plain dense memory.
+    """Raise `NoEntry` unless a tensor is an ordinary dense tensor.
 
     Sparse, nested and quantized tensors, lazy views and zeros, and tensors wrapped by a transform
     each have a dispatch key that ordinary tensors do not have.

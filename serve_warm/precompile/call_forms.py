@@ -129,7 +129,7 @@ def in_form(
 
 @functools.lru_cache(maxsize=1024)
 def form_of(structure: str) -> Form | None:
-    """Return the form of call that a structure describes; None if a keyword is not a valid name."""
+    """Return the call form that a structure describes; None if a keyword is not a valid name."""
     call = ast.parse(f"f({structure})", mode="eval").body
     assert isinstance(call, ast.Call)  # noqa: S101 - for the type checker
     names = tuple(each.arg for each in call.keywords if each.arg is not None)
@@ -143,9 +143,10 @@ def find_form(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> tuple[Entry, Code, Sequence[Any]] | None:
-    """Return an entry for another form of a call, its code, and the tensors in the entry's order.
+    """Return an entry for another form of a call, or None if there is no such entry.
 
-    The code is the second value of the pair in `entries`. This function does not run the code.
+    The result also has the entry's code, and the tensors in the order that the entry expects. The
+    code is the second value of the pair in `entries`. This function does not run the code.
     """
     parameters = parameters_of(callee)
     calls: dict[Form, tuple[Signature, Sequence[Any]]] = {}
@@ -174,7 +175,7 @@ class Reordered:
         self._order = tuple(order)
 
     def __call__(self, callee: Any, /, *tensors: Any) -> Any:
-        """Run the entry on the tensors, in the entry's order."""
+        """Put the tensors into the order that the entry expects, and run the entry."""
         return self._fn(callee, *[tensors[number] for number in self._order])
 
 

@@ -76,8 +76,9 @@ def describe(
 ) -> tuple[Signature, list[Any]]:
     """Return a call's signature and the call's tensors.
 
-    If `known` is given, all strings outside it appear only as kind and length, because no entry
-    exists for them. The same applies to keys and argument names if `is_name` is false for them.
+    If `known` is given, the signature shows only the kind and length of strings that are not in
+    `known`, because no entry exists for such strings. The same applies to keys and argument names
+    if `is_name` is false for them.
 
     Raises:
         NoEntry: no entry can take an argument of this kind.
@@ -281,8 +282,8 @@ class Dynamic:
     """The dynamic sizes of compiled code, and the conditions on them."""
 
     conditions: tuple[str, ...]
-    """Conditions that Dynamo found for the sizes in the graph: Python expressions in which `L` maps
-    names to tensors."""
+    """Conditions that Dynamo found for the sizes in the graph. Each condition is a Python
+    expression in which `L` maps names to tensors."""
 
     def __post_init__(self) -> None:
         for condition in self.conditions:
@@ -295,7 +296,7 @@ class Dynamic:
                 )
 
     def free(self, index: int) -> Free:
-        """Return the dimensions of a tensor whose sizes or strides the conditions mention."""
+        """Return which dimensions of a tensor the conditions mention: by size, and by stride."""
         text = " ".join(self.conditions)
         return (
             [int(i) for i in re.findall(rf"L\['t{index}'\]\.size\(\)\[(\d+)\]", text)],

@@ -30,7 +30,7 @@ from serve_warm.precompile.fact_sources import ABSENT, Source, Sources, class_di
 from serve_warm.precompile.facts import ANY_ERROR
 
 RELOOK_S = 1.0
-"""Longest time, in seconds, that a change in a `SLOW_KINDS` source stays unnoticed by calls."""
+"""Maximum time, in seconds, before calls notice a change in a `SLOW_KINDS` source."""
 
 SLOW_KINDS = ("type", "dict", "code")
 """Kinds of sources that are compared at most once every `RELOOK_S` seconds. Such sources show that
@@ -112,7 +112,7 @@ class ChangeChecks:
         return changed
 
     def covers(self, mapping: Mapping[Any, Any]) -> bool:
-        """Return whether every change of this dict is noticed, for all of its keys."""
+        """Return whether changes to all keys of this dict are noticed."""
         key = id(mapping)
         held = self._sources.versions.get(key)
         return held is not None and held[0] is mapping and not self._is_noisy(mapping)
@@ -142,7 +142,7 @@ class ChangeChecks:
     def build_question(self) -> Callable[[], bool]:
         """Return a function that checks whether all sources still have their known values.
 
-        Returns `never` if a source has already changed.
+        Returns the function `never` if a source has already changed.
         """
         if self._sources.is_stale:
             self._group()
@@ -279,7 +279,8 @@ def _same_dicts(
 ) -> Callable[[], bool]:
     """Return a function that checks whether all these dicts are still unchanged.
 
-    `number` is `DictChanges.number`. While its result stays the same, no dict has to be compared.
+    `number` is `DictChanges.number`. While `number()` returns the same value, no dict has to be
+    compared.
     """
     versions = dict_versions(dicts)
     empty = empty_ones(dicts, versions)

@@ -194,7 +194,7 @@ have this attribute, because facts contain the keys of a module's `__dict__`."""
 def _forward_of(dispatcher: Dispatcher, stock: Any) -> Callable[..., Any]:
     """Return the function for `model.forward`.
 
-    A mark on the returned function makes facts describe torch's own function instead.
+    The returned function is marked with `STANDS_FOR`, so facts describe torch's own function.
     """
 
     def forward(*args: Any, **kwargs: Any) -> Any:

@@ -44,8 +44,8 @@ LOOKS_UP = (
     "getitem_const",
     "maybe_getitem_const",
 )
-"""Methods of Dynamo's dicts that look up one key. Besides the translator, the key is the only
-parameter of these methods (2.13)."""
+"""Methods of Dynamo's dicts that look up one key. The only parameters of these methods are Dynamo's
+translator and the key (2.13)."""
 
 FINDS_NUMBER = "realize_key_vt"
 """Method that guards one key found by `__contains__`. This method needs the index of the key
@@ -54,7 +54,7 @@ FINDS_NUMBER = "realize_key_vt"
 MISSING = object()
 
 Replacements = Iterator[tuple[Any, str, Any]]
-"""A class of Dynamo, the name of an attribute, and its replacement during a trace."""
+"""A class of Dynamo, the name of an attribute, and the attribute's replacement during a trace."""
 
 
 def noting_lookups(
@@ -63,9 +63,9 @@ def noting_lookups(
     """Yield replacements that record, in `found`, what a trace reads from each dict.
 
     `found` maps a dict's path to the reads of the dict. A read of a dict's items by methods other
-    than `LOOKS_UP` counts as a read of the whole dict. Entry code that gets an item by the index of
-    its key also counts as such a read. `path_of` returns the path of a Dynamo source. If a key on
-    this path has no usable repr, `path_of` adds the key to its second argument.
+    than `LOOKS_UP` counts as a read of the whole dict. Bytecode that gets an item by the index of
+    the item's key also counts as a read of the whole dict. `path_of` returns the path of a Dynamo
+    source. If a key on this path has no usable repr, `path_of` adds the key to its second argument.
     """
     from torch._dynamo import source as sources
     from torch._dynamo.variables import dicts
@@ -95,7 +95,10 @@ def noting_lookups(
 
 
 def _noting_reads(allowed: Collection[Any], note: Callable[[Any], Lookups]) -> property:
-    """Return a replacement for `items` of Dynamo's dicts that records reads by disallowed code."""
+    """Return a replacement for the attribute `items` of Dynamo's dicts.
+
+    The replacement records reads by code that is not in `allowed`.
+    """
 
     def read(variable: Any) -> Any:
         if sys._getframe(1).f_code not in allowed:
@@ -176,7 +179,7 @@ def _is_named(key: Any) -> bool:
 
 
 def _reads_key(path: str, of: str) -> bool:
-    """Return whether a path uses `dict.keys` other than to get a key or the item under a key."""
+    """Return whether a path uses `dict.keys` for more than getting a key or the item of a key."""
     if f"dict.keys({of})" not in path or is_number(path, of):
         return False
     dict_, number = re.escape(of), number_of(of)
@@ -185,15 +188,15 @@ def _reads_key(path: str, of: str) -> bool:
 
 
 def number_of(of: str) -> str:
-    """Return a regular expression for expressions that get a key of this dict by its index.
+    """Return a regular expression that matches expressions such as `list(dict.keys(d))[3]`.
 
-    Such an expression is `list(dict.keys(d))[3]`.
+    Such an expression gets a key of the dict by the key's index.
     """
     return re.escape(f"list(dict.keys({of}))[") + r"\d+\]"
 
 
 def is_number(path: str, of: str) -> bool:
-    """Return whether the whole path is an expression that gets a key of this dict by its index."""
+    """Return whether the whole path gets a key of this dict by the key's index."""
     return re.fullmatch(number_of(of), path) is not None
 
 
@@ -209,7 +212,7 @@ def is_implied(guard: Guard, looked_up: Mapping[str, LookedUp]) -> bool:
 
 
 def with_key(guard: Guard, looked_up: Mapping[str, LookedUp]) -> Guard:
-    """Return a guard that compares an object with a key, if `guard` names this key by its index.
+    """Return a guard that compares an object with a key, if `guard` names the key by index.
 
     Other guards are returned unchanged.
     """

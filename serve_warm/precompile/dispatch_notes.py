@@ -36,7 +36,7 @@ class Dispatched:
     """The functions that ran inside hooks of tensor subclasses, except torch's own subclasses."""
 
     codes: dict[types.CodeType, dict[str, Any]] = field(default_factory=dict)
-    """The globals of each function, by its code."""
+    """Maps the code of each function to the function's globals."""
 
     def modules(self) -> set[str]:
         """Return the names of the functions' modules."""
@@ -60,7 +60,7 @@ class Dispatched:
 
 
 def _plain(space: dict[str, Any], name: str) -> dict[tuple[str, str], Any]:
-    """Return the module, name and value of a global, or an empty dict if the value is not plain."""
+    """Return a dict of one global, keyed by module and name; empty if the value is not plain."""
     value, module = space.get(name), str(space.get("__name__"))
     is_of_module = vars(sys.modules.get(module, types)) is space
     if not is_of_module or name.startswith("__") or value is None or callable(value):

@@ -84,7 +84,7 @@ class Dispatcher(HandedOver):
         self.name = _name_of(callee)
         self.binder = Binder(callee, self.name, _in_words(self.arguments, level))
         self._builder: EntryBuilder | None = None
-        """Set as soon as a build makes an entry for the callable."""
+        """None until a build makes an entry for the callable."""
         self._settling = SettlingCalls(callee, self.name)
         self._counts: dict[Use, int] = {}
         self._logged: set[str] = set()
@@ -254,7 +254,10 @@ class Dispatcher(HandedOver):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> tuple[Entry, Callable[..., Any], Sequence[int] | None]:
-        """Return an entry for a call, its code, and the entry's order of tensors if it differs."""
+        """Return an entry for a call, the entry's code, and the entry's order of tensors.
+
+        The order is None if the entry takes the tensors in the same order as the call.
+        """
         if state["grad_mode"] == "on":
             raise NoEntry("called with grad mode on: use torch.inference_mode()")
         for entry, fn in binding.entries:

@@ -45,7 +45,10 @@ DIGEST = re.compile(r" [0-9a-f]{16}\b")
 """Digest of a class's functions, which `names.name_of_class` writes after the class's name."""
 
 PREFIXES = {2: "entry", 3: "library"}
-"""File name prefix of an entry by level: a torch pickle, or a shared library."""
+"""Maps a level to the prefix in the file names of the level's entries.
+
+The files are torch pickles at level 2, and shared libraries at level 3.
+"""
 
 LoadLibrary = Callable[[Path, Plan], Callable[..., Any]]
 """Opens a library, as `aoti_library.load` does."""

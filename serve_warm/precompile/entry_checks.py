@@ -52,20 +52,20 @@ class Phase(Enum):
     WARMING = "warming"
     """No calls are checked: inputs are being replayed until they are proven warm."""
     CHECKING = "checking"
-    """The first call of an entry is checked, for each callable that has no checked entry yet."""
+    """For each callable without a checked entry, the first call of an entry is checked."""
     SERVING = "serving"
-    """Calls in traffic."""
+    """Calls from requests are checked, as `is_sampled` decides."""
 
 
 @dataclass
 class Check:
-    """The state of the checks of one callable's entry."""
+    """The state of the checks for one entry of one callable."""
 
     entry: Entry
     result: ParityResult | None = None
     """Result of the last check; None before the first."""
     calls: int = 0
-    """Number of calls in traffic, counted to decide which calls to sample."""
+    """Number of calls from requests, counted to decide which calls to sample."""
     kept: KeptCall | None = None
 
     @property
@@ -148,7 +148,7 @@ class Checks:
         fn: Callable[..., Any],
         followed: Callable[..., Any],
     ) -> Callable[..., Any]:
-        """Return a wrapper that checks an entry, or the entry's code if all checks are done.
+        """Return a wrapper that checks an entry; if all checks are done, return the entry's code.
 
         `followed` runs the same code for calls that the dispatcher has just checked.
         """
@@ -244,7 +244,7 @@ class Checks:
     # One check ------------------------------------------------------------------------------
 
     def is_due(self, dispatcher: Dispatcher, check: Check) -> bool:
-        """Return whether to check this call of an entry before READY."""
+        """Return whether this call of an entry must be checked now, before READY."""
         if self.phase is not Phase.CHECKING or check.result is not None:
             return False
         return not self._has_checked(dispatcher)
@@ -387,7 +387,7 @@ class _Checked:
         followed: Callable[..., Any],
     ) -> None:
         self.__globals__ = getattr(fn, "__globals__", {})
-        """The globals of the entry's function. Error handlers look for the graph there."""
+        """The globals of the entry's function, in which error handlers look for the graph."""
         self._checks = checks
         self._dispatcher = dispatcher
         self._check = check
@@ -395,7 +395,7 @@ class _Checked:
         self._followed = followed
 
     def __call__(self, callee: Any, /, *tensors: Any) -> Any:
-        """Run the entry; raise `NoEntry` if this call withdraws it."""
+        """Run the entry; raise `NoEntry` if a check of this call withdraws the entry."""
         checks, check = self._checks, self._check
         if _of_thread.is_eager:
             # This callable runs inside the eager half of another callable's check, so it must also

@@ -109,7 +109,7 @@ class Source:
             self.value = copy.deepcopy(value)  # metadata may change in place
 
     def is_built_in(self) -> bool:
-        """Return whether the source's value or object is built into the check at each call."""
+        """Return whether the check that runs at each call contains the source's value or object."""
         if self.kind == "keys":
             return is_ordered(self.base)  # the dict's version does not cover its order
         return self.kind in ("attribute", "tensor", "class")
@@ -144,7 +144,8 @@ OF_PARTS = ("parts", "metadata")
 """Kinds of sources whose values describe the parts of a tensor."""
 
 OF_CODE = ("class", "code")
-"""Kinds of sources that change if code changes. The names of classes depend on code."""
+"""Kinds of sources that change if code changes. A class's name contains a digest of the class's
+code."""
 
 COMPARED = ("class", "code", "length", "tensor")
 """Kinds of sources whose values are compared by equality."""
@@ -154,7 +155,7 @@ A_TENSOR = _Absent()
 """Placeholder for a tensor, which is looked up each time it is needed.
 
 If a watch held weights, it would keep replaced weights alive. Weak references do not work, because
-torch refuses to swap tensors that have one (`torch.utils.swap_tensors`).
+torch refuses to swap tensors that have weak references (`torch.utils.swap_tensors`).
 """
 
 
@@ -209,8 +210,7 @@ class Sources:
         self.has_surprise = False
         """Whether the class, `__dict__` or code of an object changed since the last comparison."""
         self._log: list[Source | None] = []
-        """The sources of all users; a `None` marks the end of each user's sources. This is a single
-        list, because the garbage collector visits every list."""
+        """The sources of all users, with a `None` after each user's sources."""
         self._first: dict[int, int] = {}
         """For each user, the index of the first source in the log."""
         self._gone = 0
@@ -304,10 +304,7 @@ class Sources:
         self._methods.clear()
 
     def class_name(self, kind: type) -> str:
-        """Return the result of `name_of_class`, which is slow.
-
-        Results are cached, because most objects share a class with others.
-        """
+        """Return the result of `name_of_class`, which is slow: results are cached."""
         if kind not in self._class_names:
             self._class_names[kind] = name_of_class(kind)
         return self._class_names[kind]

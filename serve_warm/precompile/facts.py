@@ -69,7 +69,7 @@ class NoEntry(Exception):
 
 @record(frozen=True, kw_only=True)
 class Facts:
-    """Facts about one callable. They are immutable, and their JSON form has two lists."""
+    """Facts about one callable. Facts are immutable, and their JSON form has two lists."""
 
     steps: tuple[Step, ...] = ()
     facts: tuple[tuple[int, str, Any], ...] = ()

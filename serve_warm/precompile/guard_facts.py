@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts Dynamo's guards to facts during a build.
 
-If a guard cannot become a fact, the entry is refused. The exceptions are in `CHECKED_ELSEWHERE`:
-kinds of guards that are safe to drop, with reasons. A guard of an unknown kind, for example from a
-newer torch, cannot become a fact.
+If a guard cannot become a fact, the entry is refused. But the kinds of guards in
+`CHECKED_ELSEWHERE` are safe to drop, for the reasons given there. A guard of an unknown kind, for
+example from a newer torch, cannot become a fact.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ CHECKED_ELSEWHERE = {
     "GRAD_MODE": (PROCESS, "checked at each call, with the state of the thread"),
     "DETERMINISTIC_ALGORITHMS": (PROCESS, "checked at each call, like all process state"),
     "GLOBAL_STATE": (PROCESS, "checked at each call, like all state of thread and process"),
-    "TORCH_FUNCTION_STATE": (PROCESS, "checked at each call; under a mode, torch.compile runs it"),
+    "TORCH_FUNCTION_STATE": (PROCESS, "checked at each call; torch.compile runs calls in a mode"),
     "DEFAULT_DEVICE": (PROCESS, "a default device turns a mode on: torch.compile runs the call"),
     "FUNCTORCH_STACK_MATCH": (PROCESS, "checked at each call; in a transform, calls run eagerly"),
     "DUAL_LEVEL": (PROCESS, "checked at each call; in forward-mode AD, calls run eagerly"),
     "AUTOGRAD_SAVED_TENSORS_HOOKS": (PROCESS, "hooks for backward: entries run without gradients"),
-    "SHAPE_ENV": (PROCESS, "becomes the entry's conditions, which are checked at each call"),
+    "SHAPE_ENV": (PROCESS, "stored as the entry's conditions, which are checked at each call"),
     "STORAGE_OVERLAPPING": (PROCESS, "checked at each call, if the graph writes to its inputs"),
-    "DYNAMIC_INDICES": (TENSOR_ARGUMENT, "marks for the compiler, not for compiled code"),
+    "DYNAMIC_INDICES": (TENSOR_ARGUMENT, "read by the compiler, not by compiled code"),
     "EMPTY_NN_MODULE_HOOKS_DICT": (
         r".*\b_(global_)?(forward|backward)(_pre)?_hooks\w*(['\]]*)",
         "forward hooks have separate facts; backward hooks do not run without gradients",
@@ -455,7 +455,7 @@ def _is_of_parts(guard: Guard, whole: Mapping[str, Any]) -> bool:
 
 
 def _is_one_of_many(value: Any) -> bool:
-    """Return whether there can be other objects like this one. If so, its identity matters."""
+    """Return whether only identity distinguishes `value` from similar objects."""
     if isinstance(value, (list, dict, set)):
         return True
     if isinstance(value, (torch.Tensor, type, types.ModuleType)):
@@ -477,7 +477,7 @@ def _on_paths(table: _Table, callee: Any) -> dict[int, Any]:
 
 
 def _partition(objects: Mapping[int, Any]) -> list[tuple[int, str, Any]]:
-    """Return facts about which rows are the same object, and which rows are different objects.
+    """Return facts that say which rows refer to the same object, and which to different objects.
 
     Dynamo does not check that two objects are different, or that two names share a list.
     """
@@ -538,7 +538,7 @@ def _of_lookups(table: _Table, callee: Any) -> list[tuple[int, str, Any]]:
     A path is valid only while its lookups end in the same places. In Dynamo's paths,
     `module.weight` is an item of the module's table of parameters, and a class attribute is an item
     of the base class that defines it. Dynamo does not guard the places that a lookup searches
-    earlier: the instance or a subclass can later get an attribute of the same name.
+    first. For example, the instance or a subclass can later get an attribute of the same name.
     """
     steps = tuple(table.steps)
     found = Facts(steps=steps).objects(callee)

@@ -47,7 +47,8 @@ class Session:
         self.settling_calls = 0
         """Number of settling calls: calls that ran eagerly, to create state that entries need."""
         self.is_probing = False
-        """Whether calls are only trials. Trials are not counted, and log no new kinds of calls."""
+        """Whether calls are only trials. Trial calls are not counted, and are not logged as new
+        kinds of calls."""
         self.build_lock = threading.RLock()
         """Lock for making an entry, because making an entry changes and restores buffers and random
         states."""

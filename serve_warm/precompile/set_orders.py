@@ -77,8 +77,8 @@ class Orders:
 def arrangements(sets: int, largest: int) -> Iterator[Arrange]:
     """Yield functions that reorder the sets of a call, each in a different way.
 
-    Among these orders and the original order, any two items of a set occur in both orders. For any
-    two sets, one of the functions reverses only one of the two sets.
+    The first function reverses every set, so each pair of items is also seen in the opposite order.
+    For any two sets, at least one function reverses one set but not the other.
     """
     yield lambda items, _: items[::-1]
     for bit in range((sets - 1).bit_length()):
@@ -121,7 +121,7 @@ Trace = Callable[[Callable[..., Any], Orders], "Captured"]
 def join_orders(
     first: Captured, orders: Orders, trace: Trace, callee: Any, tensors: Sequence[Any]
 ) -> Captured:
-    """Return what Dynamo captured, with the facts from all orders in which sets were traced.
+    """Trace again with the sets in other orders; return `first` with the facts of all traces.
 
     Raises:
         NoEntry: the graph or the result depends on the order.

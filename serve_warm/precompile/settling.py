@@ -186,7 +186,7 @@ def _items(value: Any, kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def _globals_of(kind: type) -> Iterator[tuple[str, Any]]:
-    """Yield plain values, dicts, lists and sets among the globals that methods of a class use."""
+    """Yield globals that a class's methods use, if they are plain values, dicts, lists or sets."""
     for base in kind.__mro__:
         if is_own_module(base.__module__):
             continue

@@ -348,7 +348,7 @@ def mark_of(value: Any) -> str:
 
 @contextlib.contextmanager
 def side_effects() -> Iterator[Mapping[str, Sequence[str]]]:
-    """Yield the names of existing objects that the code captured in the block changes.
+    """Yield the names of existing objects that are changed by the code captured in the block.
 
     Each object's name is mapped to the names of the attributes that the code assigns. If there are
     no attribute names, the code changes the object in another way.

@@ -89,10 +89,10 @@ class CallEvidence:
     def _why_no_call(self, name: str, beside: set[str]) -> str:
         if name in beside:
             return (
-                "makes no compiled call that serve_warm can distinguish from calls of other "
-                "threads. Either those other threads also make compiled calls between replays, or "
-                "a second replay of this input made no compiled call. Call the model with `await "
-                "self.on_model_thread(self.model, ...)`"
+                "makes no compiled call in the replay's context, and compiled calls outside that "
+                "context might come from other threads. Either those other threads also make "
+                "compiled calls between replays, or a second replay of this input made no compiled "
+                "call. Call the model with `await self.on_model_thread(self.model, ...)`"
             )
         if name in self.called_before:
             return (

@@ -74,10 +74,10 @@ class WarmupMixin:
     async def warm_up(self) -> dict[str, Any]:
         """Warm up now, join a warm-up in progress, or return at once if the warm-up is done.
 
-        Returns the report as plain data. Any event loop can await this method. In Serve, the stage
-        becomes READY only when Serve itself calls the start-up hook, after `__init__`. If you await
-        this method inside `__init__`, the method returns after the proof, but before READY. The
-        proof does not cover anything that `__init__` does afterwards.
+        Returns the report as plain data. This method can be awaited on any event loop. In Serve,
+        the stage becomes READY only when Serve itself calls the start-up hook, after `__init__`. If
+        you await this method inside `__init__`, the method returns after the proof, but before
+        READY. The proof does not cover anything that `__init__` does afterwards.
 
         Raises:
             WarmupFailed: the replica must not become ready.

@@ -141,9 +141,10 @@ class ServeReplica(ServeCalls):
         self._caches = CompileCaches()
         self._prefetch: Prefetch | None = None
         self._init_failed: tuple[float, str] | None = None
-        """The CLOCK_BOOTTIME at which `__init__` raised an exception, and the error text."""
+        """The time (CLOCK_BOOTTIME) when `__init__` raised an exception, and the error text."""
         self._served_unwarmed: tuple[float, float] | None = None
-        """The CLOCK_BOOTTIME and Unix time at which the replica became ready without a warm-up."""
+        """The time when the replica became ready without a warm-up, as CLOCK_BOOTTIME and as Unix
+        time."""
         self._shown: ShownState | None = None
         """The visible state of the replica; None outside Serve."""
         if self.in_serve:
@@ -437,7 +438,7 @@ class ShownState:
             self.heartbeat = self._heartbeat(directory)
 
     def watch_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on, write to the state file when this event loop last ran."""
+        """From now on, record in the state file the last time that this event loop ran."""
         self._loop, self._loop_ran_s = loop, node.boot_s()
 
     def observer(self) -> Callable[[Report], None]:
@@ -463,7 +464,7 @@ class ShownState:
         return told
 
     def _loop_last_ran_s(self) -> float | None:
-        """Return when the serving loop last ran, and schedule another run of the loop.
+        """Return the last time that the serving loop ran, and schedule another run of the loop.
 
         Serve's health check uses the loop only if the user defines `check_health`. Otherwise,
         minutes can pass before Serve uses the loop again, and Serve considers a replica healthy
@@ -483,7 +484,7 @@ class ShownState:
 
 
 def facts_of(report: Report) -> dict[str, Any]:
-    """Return the facts of a report that go into the state file, as plain data for JSON."""
+    """Return the part of a report that goes into the state file, as plain data for JSON."""
     return {
         "stage": report.stage.value,
         "verdict": report.verdict.value if report.verdict else None,

@@ -64,7 +64,7 @@ SIZES_OF_A_GRAPH = 8
 
 
 class Journal:
-    """The record of one start so far. Stages write to it; `report()` reads it."""
+    """The record of one start so far. Stages write to this record, and `report()` reads it."""
 
     def __init__(
         self, known: Report, config: WarmupConfig, timeline: Timeline | None = None
@@ -354,7 +354,7 @@ class Journal:
 
 
 class _Preparing:
-    """The period before torch is hooked, in which nothing is counted."""
+    """The period before serve_warm hooks torch; nothing is counted in this period."""
 
     since = traffic = Counts()
     ready_unix = None

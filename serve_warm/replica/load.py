@@ -62,7 +62,8 @@ RETRY_BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 start without a pause."""
 
 TRACE_LINES = 50
-"""Maximum number of variants that a report lists: anyone who can write to a store can add more."""
+"""Maximum number of variants that a report lists. A limit is needed, because anyone who can write
+to a store can add variants."""
 
 
 @record(frozen=True, kw_only=True)

@@ -102,7 +102,7 @@ class _Steps:
 
 
 async def _compile_by_profile(replay: Replay) -> None:
-    """Compile the graphs that this start did not need, but later starts with this profile need.
+    """Compile graphs that this start did not need but later starts with this profile will need.
 
     For example, after batches of 8 and 1, the profile records that the batch size changes. A later
     start then compiles its first graph for all batch sizes, whereas this start compiled its first

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Installation of a verified artifact: unpack files, read entries, and load torch's bytes.
 
-Loading runs code from the build, in a separate thread. The start can stop waiting for this thread.
-If the code raises an exception, the start refuses the artifact.
+Loading runs code from the build, in a separate thread. After the deadline, the start no longer
+waits for this thread. If the code raises an exception, the start refuses the artifact.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 Pulling and importing run in daemon threads, which start when the user's class is instantiated. Best
 effort: if the work is unfinished, has failed or is no longer wanted, the start does it again from
-the beginning. Prefetching does not weaken trust. The same code checks signatures and digests with
-the same keys, and nothing is loaded before the start accepts the artifact.
+the beginning. Prefetching does not weaken trust. It checks signatures and digests with the same
+code and the same keys as the start itself. Nothing is loaded before the start accepts the artifact.
 
 Downloading, hashing, decompressing and writing release the GIL, so these steps run in parallel with
 `__init__`. Imports are Python code, so imports run in parallel only while `__init__` waits, or
@@ -78,7 +78,7 @@ LOOK_S = 2.0
 usually answers in milliseconds. If the store does not answer, the import begins."""
 
 NOT_YET_KNOWN = frozenset({"compile_arguments"})
-"""Fingerprint factors that `__init__` sets. All other factors are read before `__init__`. If
+"""Fingerprint factors that `__init__` sets. All other factors are read before `__init__` runs. If
 `__init__` changes one of the other factors (threads, the default dtype), another variant fits, and
 the fetched variant is discarded."""
 

@@ -218,7 +218,7 @@ class Preparation:
         if ranks.size > 1 and self._config.after_ready == "forbid":
             raise ConfigError(
                 "`after_ready: forbid` does not work with ranks that compute together: if one rank "
-                "refuses a request, the other ranks wait for it",
+                "refuses a request, the other ranks wait for that rank",
                 hint="use `after_ready: count`, which counts compiles after READY",
             )
         plan = {

@@ -104,8 +104,8 @@ class Ranks:
                         f"rank {missing[0]} of {self.size} did not answer at step {what!r} within "
                         f"{timeout_s:.0f} s",
                         hint=(
-                            "see the log or report of that rank; raise deadline_s if it needs "
-                            "more time"
+                            "see the log or report of that rank; raise deadline_s if that rank "
+                            "needs more time"
                         ),
                     )
                 if ended.wait(pause_s):

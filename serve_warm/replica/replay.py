@@ -109,7 +109,8 @@ class Replay:
     async def once(self, begins: Callable[[int, int], None] = lambda _done, _of: None) -> None:
         """Replay all inputs once, only for the effect on compiled functions. Proves nothing.
 
-        `begins` is called before each input, with the number of the input and the number of inputs.
+        `begins` is called before each input, with the input's position (from 1) and the total
+        number of inputs.
 
         Raises:
             ReplayFailed: an input raised an exception.
@@ -179,12 +180,13 @@ class Replay:
         await self._prove_together()
 
     async def find_compiling(self, items: Sequence[Input]) -> tuple[list[Input], list[Input]]:
-        """Replay `items` with compiling forbidden; return what would compile and what is untried.
+        """Replay `items` with compiling forbidden, and find the items that would compile.
 
-        To save time, this can stop early and leave the remaining items untried. It stops once the
-        replays that did not compile have taken as long as a pass, and at least `TRIALS_S`, in
-        total. The time of replays that would compile does not count, because such replays end as
-        soon as they reach the compiled code.
+        Returns these items, and the items that were not tried. To save time, this can stop early
+        and leave the remaining items untried. It stops when the replays that did not compile have
+        taken `TRIALS_S` or the time of one pass, whichever is longer. The time of replays that
+        would compile does not count, because such replays end as soon as they reach the compiled
+        code.
 
         The items are not declared inputs, so the result does not affect whether the declared inputs
         are proven.

@@ -5,9 +5,9 @@
 A seat is a Ray worker that imports modules in advance (`serve_warm.preload`). During these imports,
 some settings are not known yet, such as the number of threads that Ray sets for a replica. `take`
 applies these settings, so that the start is like a start without a seat. If a setting can no longer
-be applied, the report says why the seat was not used. The exception is the thread count of
-OpenBLAS: the seat is used, and the report has a note. This module is needed only after the imports
-of a seat.
+be applied, the report says why the seat was not used. OpenBLAS's thread count is an exception: if
+it cannot be applied, the seat is still used, and the report has a note. This module is needed only
+after the imports of a seat.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ LIMIT_OF_LOSSES = 5
 """After losing this many seats in a row, a `SeatKeeper` requests no more seats."""
 
 PAUSE_S = 2.0
-"""Seconds to wait after the first lost seat. The wait doubles with each further loss in a row."""
+"""Seconds to wait after the first lost seat. The wait doubles with each consecutive loss."""
 
 RPC_LIMIT_S = 10.0
 
@@ -133,7 +133,7 @@ class Raylet:
             )
         except (ImportError, AttributeError, RuntimeError) as error:
             raise SeatsUnavailable(
-                f"Ray {ray.__version__} does not report its raylet: {error}"
+                f"Ray {ray.__version__} does not expose the raylet's address: {error}"
             ) from error
 
     def ask(self, many: int, *, keep_alive_s: float) -> None:
@@ -368,8 +368,8 @@ class SeatKeeper:
 
         Ray starts a worker for a replica that finds no seat. If Ray started a seat's worker at the
         same time, the replica could take the seat's ticket and import at low priority. The other
-        worker would then have no imports, and Ray could give this worker, instead of a seat, to a
-        later replica.
+        worker would then have imported nothing, and a later replica could get this worker instead
+        of a seat.
         """
         if not self._is_one_starting(sys.argv):
             self._starting_since_s = None

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Calls on the user's object, made as Ray Serve makes them: methods, routes, generators.
+"""Calls to the user's object (methods, routes, generators), made as Ray Serve makes them.
 
 This module uses these private Ray Serve names, each seen in 2.60 and checked by the tests:
 `ASGIAppReplicaWrapper` (whether a class is an ASGI app), `_serve_request_context` (the multiplexed
@@ -33,8 +33,8 @@ from serve_warm.inputs import Input, suggest_input
 from serve_warm.report import CompileEvent
 
 KEPT_BYTES = 1 << 16
-"""Maximum bytes of an error answer that are kept. Fewer bytes are shown, but all kept bytes are
-redacted before the text is cut for display."""
+"""Maximum number of bytes to keep of an HTTP error response. Fewer bytes are shown, but all kept
+bytes are redacted before the text is cut for display."""
 
 LARGEST_BATCH = 32
 """Largest batch size that is considered outside Serve, where no setting limits batches."""
@@ -186,7 +186,7 @@ class ServeCalls:
         return sorted({handle.deployment_name for handle in self._handles()})
 
     def list_absent(self) -> Sequence[str]:
-        """Return the names of deployments that were called but have had no replica so far."""
+        """Return the names of deployments that were called but have not had a replica yet."""
         # A handle gets its router on the first call; 2.53 to 2.60 have both properties.
         absent = (
             handle.deployment_name

@@ -48,7 +48,7 @@ class Replica(Protocol):
         """Return the names of the deployments that this deployment has handles to."""
 
     def list_absent(self) -> Sequence[str]:
-        """Return the names of deployments that were called but have had no replica so far."""
+        """Return the names of deployments that were called but have not had a replica yet."""
 
     def largest_batch(self) -> int:
         """Return the largest number of requests in one batch; 1 without `@serve.batch`."""

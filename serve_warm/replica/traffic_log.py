@@ -103,7 +103,7 @@ class TrafficLog:
                 )
             return (
                 "the input is declared and proven, but a value changed after the proof; the reason "
-                "in this line names the value: do not change it"
+                "in this line names the value: do not change that value"
             )
         # Call `suggest` only if a line is written, because it inspects the current request.
         declare = f"declare this input in warmup_inputs(), or pad to a bucket: {suggest(event)}"

@@ -15,7 +15,7 @@ from serve_warm.node import boot_s
 from serve_warm.replica.timeline import Timeline
 
 LOOK_S = 0.05
-"""Seconds after which a replay in progress is checked again for waiting."""
+"""Seconds between two checks of whether a running replay is waiting."""
 
 
 class Waits:

@@ -3,8 +3,8 @@
 """The order of a start's stages, with deadlines and policies. Only this module knows the order.
 
 A `Warmup` is one start of one replica. A `Replica` provides the facts that only the deployment
-knows: the inputs, how to call them, and the compile arguments. The warm-up writes to a journal,
-which tells observers about each change.
+knows: the inputs, the way to call their targets, and the compile arguments. The warm-up writes to a
+journal, which tells observers about each change.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ class Warmup:
             self.journal.tell()
 
     def _stuck(self, error: WarmupTimeout, where: str) -> None:
-        """Fail the start and end the process, because a blocked event loop cannot do this.
+        """Mark the start as failed and end the process, because the blocked loop cannot do this.
 
         If the policy is to serve late, this only logs the line that blocks the loop, and the start
         continues.

@@ -22,7 +22,7 @@ POLL_S = 0.1
 
 GRACE_S = 0.4
 """If the loop does not run for this many seconds after the deadline, the loop counts as blocked. A
-loop that runs notices the deadline within this time, and ends the start itself."""
+loop that is not blocked notices the deadline within this time, and ends the start itself."""
 
 
 class Watchdog:

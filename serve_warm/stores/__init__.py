@@ -192,8 +192,8 @@ class MissingFolder:
     folder: Path
     is_file: bool
     near: str
-    """A question such as "did you mean 'artifacts'?" about a folder with a similar name in the same
-    parent; empty if there is none."""
+    """A question such as "did you mean 'artifacts'?", which suggests a folder with a similar name
+    in the same parent folder; empty if there is no such folder."""
 
     def __str__(self) -> str:
         return f"{self.folder} {'is a file' if self.is_file else 'does not exist'}"
@@ -202,7 +202,7 @@ class MissingFolder:
 def find_missing_folder(store: Store, *, holding: str = "") -> MissingFolder | None:
     """Return details if `store` is a folder store whose folder does not exist, else None.
 
-    Only folders that contain `holding` are suggested.
+    Only folders with the subfolder `holding` are suggested.
     """
     folder = folder_of(store.uri)
     if folder is None:
@@ -299,7 +299,7 @@ def check_key(key: str) -> None:
 
 
 def check_prefix(prefix: str) -> None:
-    """Raise if no key can begin with a prefix.
+    """Raise if no valid key begins with `prefix`.
 
     Raises:
         StoreError: the prefix is invalid.

@@ -54,7 +54,7 @@ _REASONS = (
     ("dns error", "the host name cannot be resolved"),
     ("certificate", "the server's certificate is not accepted"),
     ("TimedOut", "timeout: no complete answer in time"),
-    ("IncompleteMessage", "the connection ended before the answer"),
+    ("IncompleteMessage", "the connection ended before the answer was complete"),
     ("IncompleteBody", "the answer ended early"),
     ("UnexpectedEof", "the answer ended early"),
     ("BadScheme", "an endpoint with http://"),
@@ -62,7 +62,7 @@ _REASONS = (
 
 
 def status_and_code(text: str) -> tuple[int, str]:
-    """Return the HTTP status and the store's error code in an error text; 0 and "" if missing."""
+    """Return the HTTP status and the store's error code from an error text; 0 and "" if missing."""
     status, code = _STATUS.search(text), _CODE.search(text)
     return int(status.group(1)) if status else 0, code.group(1) if code else ""
 
@@ -91,7 +91,8 @@ set wins."""
 def describe_endpoint(scheme: BucketScheme, environ: Mapping[str, str]) -> str:
     """Return ` at SERVER (VARIABLE)` if an environment variable sets a server, else "".
 
-    The text has only scheme, host and port, because a user, path or query could be a credential.
+    The text has only scheme, host and port, because a user name, path or query could contain a
+    credential.
 
     >>> describe_endpoint("s3", {"AWS_ENDPOINT_URL": "http://me:secret@127.0.0.1:9/x?y"})
     ' at http://127.0.0.1:9 (AWS_ENDPOINT_URL)'

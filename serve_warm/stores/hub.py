@@ -3,10 +3,10 @@
 """A Hugging Face Hub model repository as a store, read at one commit.
 
 A branch can move between reads. So the first read and each `list` resolve the revision to a commit,
-which all later reads use. After a write through this store, the new commit is read. Call `list`
-again to see changes by other writers. Before each write, the store checks the newest commit, and
-uses this commit as the parent of the new commit. If several writers commit at once, the Hub accepts
-one commit. The other writers check again and retry.
+which all later reads use. After a write through this store, later reads use the new commit. Call
+`list` again to see changes by other writers. Before each write, the store checks the newest commit,
+and uses this commit as the parent of the new commit. If several writers commit at once, the Hub
+accepts one commit. The other writers check again and retry.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class HubStore:
         return sort_keys(self.pages(prefix))
 
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
-        """Yield the keys that `list` returns, one Hub answer at a time.
+        """Yield the keys that `list` returns, one page for each answer of the Hub.
 
         The listed objects have no times, because the Hub would need another request for every few
         files.

@@ -187,9 +187,9 @@ _bars_hidden = 0
 def no_progress_bars() -> Iterator[None]:
     """Hide the client's upload progress bars.
 
-    The client has only one such setting for the whole process. It is restored afterwards. If
-    HF_HUB_DISABLE_PROGRESS_BARS is set, for example to 0, this function does not change the
-    setting.
+    The client has only one progress bar setting for the whole process. The setting is restored
+    afterwards. If HF_HUB_DISABLE_PROGRESS_BARS is set, for example to 0, this function does not
+    change the setting.
     """
     global _bars_hidden  # noqa: PLW0603 - it counts the holders of a setting of the process
     from huggingface_hub import constants

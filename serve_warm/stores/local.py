@@ -52,11 +52,12 @@ Times = Literal["all", "none"]
 class LocalStore:
     """A folder whose files are the objects. If the folder is missing, `create` creates it.
 
-    On Windows, where folders cannot be opened, a store is read-only. Links below the root are
-    followed only for reading, and links to folders are not listed. Nothing is created or deleted
-    through a link. Otherwise, anyone with write access to the store could use a link to change any
-    file of this user. Reading through links is harmless, because callers check the content. Reading
-    through links is also necessary, because mounted Kubernetes volumes consist of links.
+    On Windows, where Python cannot open a file descriptor for a folder, a store is read-only. Links
+    below the root are followed only for reading, and links to folders are not listed. Nothing is
+    created or deleted through a link. Otherwise, anyone with write access to the store could use a
+    link to change any file of this user. Reading through links is harmless, because callers check
+    the content. Reading through links is also necessary, because mounted Kubernetes volumes consist
+    of links.
     """
 
     root: Path
@@ -358,7 +359,7 @@ def _open_folder(
     """Yield a file descriptor for the folder at path `names` below `root`.
 
     Each folder is opened relative to the descriptor of its parent folder. So nobody can replace a
-    folder by a link in the meantime.
+    folder with a link in the meantime.
 
     Raises:
         _LinkError: one of the names is a link.

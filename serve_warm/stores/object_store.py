@@ -109,8 +109,8 @@ CONFLICT_TRIES = 5
 class ObjectStore:
     """The objects of a bucket whose keys begin with a prefix.
 
-    A missing bucket raises StoreDenied, just like missing permission, because many stores give the
-    same answer in both cases and retries do not help. Only `head` raises ObjectNotFound instead:
+    A missing bucket raises StoreDenied, as missing permission does: many stores give the same
+    answer in both cases, and retries do not help. Only `head` raises ObjectNotFound instead:
     the answer to HEAD has no body, so a missing bucket looks like a missing object.
     """
 
@@ -147,7 +147,7 @@ class ObjectStore:
             except StoreError as error:
                 raise ConfigError(
                     f"{scheme}://{bucket}/ is not followed by a valid prefix",
-                    hint="separate names by single slashes; no name may begin with a dot",
+                    hint="separate names with single slashes; no name may begin with a dot",
                 ) from error
         store = cls(scheme=scheme, bucket=bucket, prefix=prefix)
         # Build the client now: a wrong setting should fail here, not at the first request.
@@ -162,12 +162,12 @@ class ObjectStore:
     def list(self, prefix: str) -> builtins.list[str]:
         """Return the keys that begin with `prefix`. Objects with invalid names are skipped.
 
-        The bucket returns everything in the folder of `prefix` that sorts at or after `prefix`.
+        The bucket returns all objects in the folder of `prefix` except those that sort before it.
         """
         return sort_keys(self.pages(prefix))
 
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
-        """Yield the keys that `list` returns, one server answer per page."""
+        """Yield the keys that `list` returns, one page for each answer of the server."""
         import obstore
 
         check_prefix(prefix)
@@ -317,7 +317,7 @@ class ObjectStore:
             raise ObjectExists(key, store=self.uri)
 
     def delete(self, key: str) -> None:
-        """Remove an object. A versioned bucket only hides the object, and keeps its old version."""
+        """Remove an object. A versioned bucket hides the object, but keeps its old version."""
         import obstore
 
         path = self._path(key)
@@ -514,11 +514,11 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
 class _Failure(AbstractContextManager["_Failure"]):
     """Catches obstore's exceptions and exceptions of the given kinds, to translate them later.
 
-    This is not an `except` block for two reasons. First, an error raised in an `except` block keeps
-    the original error as its context, and error trackers show the original text. Second, a panic in
-    obstore's native code raises a `BaseException` that is not an `Exception`, and no module exports
-    the class of this exception. For example, a line break at the end of an access key can cause a
-    panic.
+    There are two reasons not to use an `except` block. First, an error raised in an `except` block
+    keeps the original error as its context, and error trackers show the original text. Second, a
+    panic in obstore's native code raises a `BaseException` that is not an `Exception`, and no
+    module exports the class of this exception. For example, a line break at the end of an access
+    key can cause a panic.
     """
 
     error: BaseException

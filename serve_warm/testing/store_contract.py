@@ -199,7 +199,7 @@ class StoreContract:
         assert winners == [raw.read(KEY)]
 
     def test_racing_writers_of_the_same_bytes_all_succeed(self, store: Store, raw: Raw) -> None:
-        """Builders that publish the same blob at the same time do not disturb each other."""
+        """Builders that publish the same blob at the same time do not interfere with each other."""
         barrier = Barrier(8)
 
         def write(data: bytes) -> None:
@@ -245,7 +245,7 @@ class StoreContract:
     def test_download_notices_that_the_object_was_replaced(self, store: Store, raw: Raw) -> None:
         """A download returns the object that `head` found.
 
-        If the object was replaced, the download raises an error, and never mixes both objects.
+        If the object was replaced, the download raises an error, and never mixes the two objects.
         """
         raw.write(KEY, b"first" * 1000)
         found = store.head(KEY)
@@ -306,7 +306,7 @@ class StoreContract:
             store.head("s/a")
 
     def test_delete_of_nothing_is_success(self, store: Store) -> None:
-        """Two processes can prune a store at the same time without disturbing each other."""
+        """Two processes can prune a store at the same time without interfering with each other."""
         store.create("s/a", b"x")
 
         store.delete("s/a")

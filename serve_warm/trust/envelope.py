@@ -4,8 +4,9 @@
 
 A statement describes an artifact. A statement is stored in an envelope. The signatures in the
 envelope cover the exact bytes of the statement (https://github.com/secure-systems-lab/dsse). The
-statement and the envelope can come from an attacker. So bytes that two parsers could read
-differently are refused, such as JSON with a repeated name, or base64 with invalid characters.
+statement and the envelope can come from an attacker. So serve_warm refuses bytes that two
+parsers could read differently, such as JSON with a repeated name, or base64 with invalid
+characters.
 """
 
 from __future__ import annotations

@@ -247,7 +247,7 @@ def unsigned_ok(*stores: str, reason: str) -> Trust:
 
 
 def with_scope(key: TrustedKey, scope: Mapping[str, Any], *, where: str) -> TrustedKey:
-    """Return the key, limited to the `deployments` and `stores` in `scope`, if given there.
+    """Return the key, limited to the `deployments` and `stores` that `scope` contains.
 
     Raises:
         ConfigError: `deployments` or `stores` is not a list of patterns.

@@ -116,7 +116,7 @@ def _out_of_scope(
 
 
 def _refusal(opened: Envelope, trust: Trust) -> ArtifactRefused:
-    """Return a refusal of an envelope that no trusted key signed, with the most specific reason."""
+    """Return the most specific refusal for an envelope that no trusted key signed."""
     claimed = {signature.key_id for signature in opened.signatures}
     forged = [key for key in trust.keys if key.id in claimed]
     if forged:
@@ -213,15 +213,16 @@ def _age_s(created: str, now_unix: float) -> float:
 
 
 def describe_end(trust: Trust, *, created: str) -> str:
-    """Return a warning that an artifact will soon be too old; empty before 90 % of the age limit.
+    """Return a warning that an artifact will soon be too old.
 
-    The warning leaves time to rebuild the artifact before replicas refuse it and start cold.
+    The text is empty while the artifact's age is below 90 % of the limit. The warning leaves time
+    to rebuild the artifact before replicas refuse it and start cold.
     """
     age_s, limit_s = _age_s(created, time.time()), trust.age_limit_s
     if age_s < 0.9 * limit_s:
         return ""
     return (
-        f"the artifact was created {created}, and in {_show_age(max(0.0, limit_s - age_s))} it "
+        f"the artifact was created at {created}, and in {_show_age(max(0.0, limit_s - age_s))} it "
         "will be refused as too old: build it again, or raise "
         f"{'max_age_days' if trust.max_age_s is None else trust.max_age_set_by}"
     )

@@ -178,10 +178,10 @@ SCENARIOS = (
         level=1,
     ),
     Scenario(name="two adapters in turn", step=_switch, declared=_each_adapter, limit=LOOK_LIMIT),
-    Scenario(name="a module built before each call", step=_build_modules),
-    Scenario(name="a hook on another module before each call", step=_add_hook),
+    Scenario(name="a new module is built before each call", step=_build_modules),
+    Scenario(name="a hook is added to another module before each call", step=_add_hook),
     Scenario(
-        name="a function, and a module with a hook built before each call",
+        name="a compiled function; a hook is added to a module before each call",
         step=_add_hook,
         make=lambda: function,
     ),

@@ -73,7 +73,7 @@ def figures() -> str:
         )
     floor = result["floor"]
     lines.append(
-        f"| floor: only imports, weights and forward passes | {floor['to_proof_s']:.1f} s "
+        f"| floor: only imports, weight loading and forward passes | {floor['to_proof_s']:.1f} s "
         f"| {floor['ready_s']:.1f} s | 0 |"
     )
     lines += [
@@ -99,14 +99,14 @@ def costs() -> str:
     transfer = load("transfer")
     items = (
         (
-            "To get from the built model to the proof, serve_warm takes "
+            "From the end of model construction to the proof, a warm start takes "
             f"{ratios['warm_to_cold']:.2f} times as long as a cold start, and "
             f"{ratios['warm_to_torch_bytes']:.2f} times as long as a start from torch's own "
             f"cache. For ResNet-152, the ratios are {other['warm_to_cold']:.2f} and "
             f"{other['warm_to_torch_bytes']:.2f}."
         ),
         (
-            f"Without the compute time of the passes, serve_warm takes {warm:.2f} s, and a cold "
+            f"Without the compute time of the passes, a warm start takes {warm:.2f} s, and a cold "
             f"start takes {cold:.1f} s."
         ),
         (
@@ -139,7 +139,7 @@ def example(name: str) -> str:
     result = load(name)
     medians, machine = result["medians"], result["machine"]
     lines = [
-        "| start | CPU time until ready | of cold | compiler processes | compiles after ready |",
+        "| start | CPU time until ready | vs. cold | compiler processes | compiles after ready |",
         "|---|---:|---:|---:|---:|",
     ]
     for mode, words in NAMES.items():
@@ -219,12 +219,12 @@ def _scale_ups(found: Mapping[str, Any]) -> str:
         for name in ("first", "all")
     )
     return (
-        "Under load, a deployment was scaled from one replica to three. The first new replica "
-        f"answered {statistics.median(plain['first']):.1f} s after this change on plain workers, "
-        f"and after {statistics.median(seat['first']):.1f} s on seats (ratio {first:.2f}, median "
-        "of the rounds). Both new replicas answered after "
-        f"{statistics.median(plain['all']):.1f} s on plain workers, and after "
-        f"{statistics.median(seat['all']):.1f} s on seats (ratio {all_new:.2f}). "
+        "Under load, a deployment was scaled from one replica to three. On plain workers, the "
+        f"first new replica answered {statistics.median(plain['first']):.1f} s after the scale-up "
+        f"began, and the second after {statistics.median(plain['all']):.1f} s. On seats, the "
+        f"first answered after {statistics.median(seat['first']):.1f} s, and the second after "
+        f"{statistics.median(seat['all']):.1f} s. The median ratios of the rounds are "
+        f"{first:.2f} for the first replica and {all_new:.2f} for the second. "
         f"{found['scale_hits']} of {found['scale_starts']} new replicas found a seat."
     )
 
@@ -234,11 +234,11 @@ def _neighbour(found: Mapping[str, Any]) -> str:
 
     def compared(name: str) -> str:
         before, beside = statistics.median(alone[name]), statistics.median(importing[name])
-        return f"{name} {before * 1e3:.1f} ms without and {beside * 1e3:.1f} ms with an import"
+        return f"{name} {before * 1e3:.1f} ms without imports, {beside * 1e3:.1f} ms during imports"
 
     return (
         "A seat runs its imports at low priority. Latency of requests to the replica that asked "
-        f"for the seat: {compared('p50')}, {compared('p99')} (medians of the rounds)."
+        f"for the seat: {compared('p50')}; {compared('p99')} (medians of the rounds)."
     )
 
 
@@ -272,8 +272,8 @@ def imports() -> str:
         f"When a level-3 replica is READY, it has imported {found['modules']} modules of "
         "serve_warm. These modules and their libraries add "
         f"{statistics.median(found['cpu_s']) * 1e3:.0f} ms of CPU time to the imports of torch and "
-        f"Ray Serve (the fastest process {min(found['cpu_s']) * 1e3:.0f} ms, the slowest "
-        f"{max(found['cpu_s']) * 1e3:.0f} ms). According to `-X importtime`, they add "
+        f"Ray Serve ({min(found['cpu_s']) * 1e3:.0f} ms in the fastest process, "
+        f"{max(found['cpu_s']) * 1e3:.0f} ms in the slowest). `-X importtime` reports "
         f"{statistics.median(found['importtime_s']) * 1e3:.0f} ms, including "
         f"{found['libraries_s'] * 1e3:.0f} ms for the libraries. The slowest imports are "
         + ", ".join(f"`{name}` ({own_s * 1e3:.1f} ms)" for name, own_s in most)
@@ -363,9 +363,9 @@ def label(row: Mapping[str, Any]) -> str:
 def starts(rows: Sequence[Mapping[str, Any]]) -> Sequence[str]:
     """Return the table of one workload, and a line for each system without figures."""
     head = (
-        *("system", "to proof s", "overhead s", "of cold", "of bytes", "import left s", "CPU s"),
-        *("ready s", "floor s", "ready / floor", "compiler runs", "artifact MB", "peak MB"),
-        *("call ms, smallest", "largest", "error"),
+        *("system", "to proof s", "overhead s", "overhead / cold", "overhead / torch_bytes"),
+        *("import left s", "CPU s", "ready s", "floor s", "ready / floor", "compiler runs"),
+        *("artifact MB", "peak MB", "call ms, smallest", "largest", "error"),
     )
     lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
     without = []
@@ -422,8 +422,8 @@ def asked(found: Mapping[str, Any]) -> Sequence[str]:
         (
             f"Levels {' and '.join(map(str, limits.FASTER))} were compared with the alternatives "
             f"({', '.join(limits.ALTERNATIVES)}). In {sum(check.held for check in faster)} of "
-            f"{len(faster)} comparisons of readiness and overhead, serve_warm was faster. The "
-            "table above lists only those in which serve_warm was slower. The overhead of "
+            f"{len(faster)} comparisons of readiness and overhead, serve_warm was faster. If "
+            "serve_warm was slower in a comparison, the table above lists it. The overhead of "
             "aotinductor is not compared, because this overhead includes loading the weights. "
             f"{_not_compared(found)}"
         ),
@@ -582,8 +582,8 @@ def loading() -> str:
         f"loading the entries together take {low:.2f} to {high:.2f} s at level 2, and "
         f"{low_3:.2f} to {high_3:.2f} s at level 3 ([{len(by_level[2])} models]"
         f"(../benchmarks.md)). On {title}, the slowest model, this work takes "
-        f"{slowest['cpu_stages']['load']:.2f} s of CPU time in "
-        f"{slowest['stages']['load']:.2f} s, so none of this time is spent waiting. Python "
+        f"{slowest['cpu_stages']['load']:.2f} s of CPU time and "
+        f"{slowest['stages']['load']:.2f} s of wall time, so it spends no time waiting. Python "
         "unpickles and checks each fact, and the GIL allows only one thread to do this at a time. "
         "It was not measured whether other parts of the load could run in parallel."
     )
@@ -620,7 +620,7 @@ def architectures(name: str = "architectures") -> str:
         "- `error`: the largest difference from eager execution, relative to the largest value.",
         "- `load`: the time at level 2 from reading the entries to the first result.",
         "- `torch`: the time of the first call of `torch.compile` with empty caches.",
-        "- `why not`: the reason for a missing entry or library. Long reasons are cut off.",
+        "- `why not`: why there is no entry or library. Long reasons are cut off.",
         "",
         "| model | library | shapes | level 2 | level 3 | error | load, s | torch, s | why not |",
         "|---|---|---|---|---|---:|---:|---:|---|",
@@ -668,9 +668,9 @@ def generation() -> str:
             "`python tests/benchmarks/bench_generation.py` ran small random models with one "
             f"thread: transformers {versions['transformers']}, torch {versions['torch']}, Python "
             f"{versions['python']}, {versions['machine']}. One process made the entries. Another "
-            "process loaded them, and generated 32 tokens after each of two padded prompts. All "
-            "times are CPU times, because other programs used the same cores. The times in a row "
-            "can come from different runs."
+            "process loaded the entries, and generated 32 tokens after each of two padded "
+            "prompts. All times are CPU times, because other programs used the same cores. The "
+            "times in a row can come from different runs."
         ),
         "",
         (
@@ -697,8 +697,7 @@ def generation() -> str:
         lines.append(
             f"| {row['model']} | {row['level']} | {equal} | {row['compiles']} "
             f"| {row['to_proof_cpu_s']:.2f} | {row['torch_cpu_s']:.1f} "
-            f"| {row['cached_cpu_s']:.1f} "
-            f"| {row['dispatch_us']:.0f} |"
+            f"| {row['cached_cpu_s']:.1f} | {row['dispatch_us']:.0f} |"
         )
     return "\n".join(lines)
 
@@ -767,7 +766,7 @@ def gpu_line() -> str:
     ]
     lines = [
         (
-            "| seconds on a GPU, from the built model to the proof | cold | torch's own cache "
+            "| seconds from model construction to proof, on a GPU | cold | torch's own cache "
             "| level 1 | level 2 | level 3 |"
         ),
         "|---|---:|---:|---:|---:|---:|",
@@ -905,9 +904,9 @@ def warm_calls() -> str:
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     lines += [
-        f"| {row['name']} | {row['level']} | {row['us']['torch_compile']:.0f} "
-        f"| {row['us']['serve_warm']:.0f} | {row['ratio']:.2f} | {row['limit']} "
-        f"| {row['compiles']} |"
+        f"| {row['name']} | {row['level']} "
+        f"| {row['us']['torch_compile']:.0f} | {row['us']['serve_warm']:.0f} "
+        f"| {row['ratio']:.2f} | {row['limit']} | {row['compiles']} |"
         for row in changes["rows"]
     ]
     return "\n".join(lines)
@@ -933,10 +932,10 @@ def soundness() -> str:
             counts = [sum(row[key] == value for row in rows) for value in values]
             lines.append(f"| {torch} | {name} | {' | '.join(map(str, counts))} |")
     ready = collections.Counter(shape["ready"] for shape in found["false_ready"])
-    said = ", ".join(f"{count} `{name}`" for name, count in sorted(ready.items()))
+    said = ", ".join(f"`{name}` ({count})" for name, count in sorted(ready.items()))
     lines += [
         "",
-        f"{len(found['false_ready'])} kinds of applications reported this readiness: {said}.",
+        f"The readiness of {len(found['false_ready'])} kinds of applications was {said}.",
     ]
     return "\n".join(lines)
 
@@ -954,7 +953,7 @@ def at_once_on_gpus() -> str:
         f"level {summary['level']}, on {found['gpus']} {found['machine']['gpu']} and "
         f"{found['machine']['cpus']} cores. {warm} starts were full hits. All starts together "
         f"caused {counted} compiles, kernel builds and autotuning runs, and one download of "
-        f"{summary['downloaded_bytes'] / 1e6:.2f} MB. The median time from the built model to the "
+        f"{summary['downloaded_bytes'] / 1e6:.2f} MB. The median time from model construction to "
         f"proof was {statistics.median(took):.1f} s, and the longest was {max(took):.1f} s. A "
         f"replica that started alone took {summary['alone_s']:.1f} s."
     )
@@ -1072,7 +1071,7 @@ def decoding_on_a_gpu() -> str:
             "compiles_in_steps",
             text="{}, {}",
         ),
-        row("a decode step of 8 slots, ms", "step_ms", text="{:.2f}"),
+        row("time of a decode step with 8 slots, ms", "step_ms", text="{:.2f}"),
         row("CPU time of serve_warm in this step, µs", "dispatch_us", text="{:.0f}"),
         "",
         (
@@ -1086,7 +1085,7 @@ def decoding_on_a_gpu() -> str:
 
 MODELS_ON_A_GPU = {
     "vit_large_gpu": "ViT-L, batch 32",
-    "whisper_large_gpu": "Whisper model as large as Whisper-large, 30 s of sound",
+    "whisper_large_gpu": "Whisper model of Whisper-large's size, 30 s of audio",
 }
 STARTS_ON_A_GPU = {
     ("cold", None): "cold",
@@ -1097,11 +1096,11 @@ STARTS_ON_A_GPU = {
 
 
 def models_on_a_gpu() -> str:
-    """Return how long large models take from the built model to the proof on a GPU."""
+    """Return how long large models take from construction to proof on a GPU."""
     found = load("models_gpu")
     machine = found["machine"]
     rows = {(row["workload"], row["system"], row["level"]): row for row in found["rows"]}
-    lines = ["| model | system | to proof, s | of cold | compiler runs | a call, ms | verdict |"]
+    lines = ["| model | system | to proof, s | vs. cold | compiler runs | a call, ms | verdict |"]
     lines.append("|---|---|---:|---:|---:|---:|---|")
     for model, title in MODELS_ON_A_GPU.items():
         cold_s = rows[model, "cold", None]["to_proof_s"]
@@ -1119,7 +1118,7 @@ def models_on_a_gpu() -> str:
             "`python tests/gpu/models_gpu.py --models vit_large,whisper_large --turns 1`: models "
             f"in bfloat16 with CUDA graphs, on one {machine['gpu']} and {machine['cpus']} cores, "
             f"one run of each system; torch {machine['torch']}, Python {machine['python']}. The "
-            "time begins when the model is built."
+            "time begins when the model has been built."
         ),
     ]
     return "\n".join(lines)

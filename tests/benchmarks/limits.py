@@ -62,16 +62,16 @@ ON_A_GPU = (
         *(_LEVEL_2, ("resnet152_gpu", "torch_bytes", None), "to_proof_s", 1 / 4),
     ),
     (
-        "64-layer recipe, cold start by regions, relative to a cold start of the whole model",
+        "64-layer recipe, cold start: compiled by region relative to compiled as a whole",
         *(_REGIONS, ("recipe64_gpu", "cold", None), "past_import_s", 1 / 5),
     ),
     (
-        "64-layer recipe by regions, level 2 relative to cold",
+        "64-layer recipe, compiled by region, level 2 relative to cold",
         *(("recipe64_regions_gpu", "serve_warm", 2), _REGIONS, "past_import_s", 1 / 3),
     ),
 )
 """The claim, the two rows that it compares, the clock, and the largest allowed ratio of the first
-row to the second. For models compiled by regions, the clock leaves out the import of the
+row to the second. For models compiled by region, the clock leaves out the import of the
 compiler."""
 
 

@@ -330,7 +330,7 @@ def whisper_inputs() -> list[Example]:
     generator = torch.Generator().manual_seed(SEED)
     return [
         Example(
-            name="30 s of sound",
+            name="30 s of audio",
             kwargs={
                 "input_features": torch.randn(1, 128, 3000, generator=generator).bfloat16(),
                 "decoder_input_ids": torch.randint(0, 50_000, (1, 4), generator=generator),
@@ -409,7 +409,7 @@ ALL = {
         ),
         Workload(
             name="recipe64_regions",
-            title="64-layer recipe by regions, 2 inputs",
+            title="64-layer recipe, compiled by region, 2 inputs",
             build=build_recipe64,
             inputs=recipe64_inputs,
             blocks=("Layer",),
@@ -433,7 +433,7 @@ ALL = {
         ),
         Workload(
             name="recipe64_regions_gpu",
-            title="64-layer recipe by regions, 2 inputs on a GPU",
+            title="64-layer recipe, compiled by region, 2 inputs on a GPU",
             build=build_recipe64,
             inputs=recipe64_inputs,
             device="cuda",
@@ -460,7 +460,7 @@ ALL = {
         ),
         Workload(
             name="whisper_large_gpu",
-            title="Whisper-large's size, bfloat16, 30 s of sound, CUDA graphs",
+            title="Whisper of Whisper-large's size, bfloat16, 30 s of audio, CUDA graphs",
             build=build_whisper_large,
             inputs=whisper_inputs,
             tensor=lambda result: result.logits.float(),

@@ -319,7 +319,7 @@ def test_inputs_that_are_never_returned_are_a_problem(written, body, returns):
     where, what, fix = one_problem(path)
 
     assert where == "Scorer.warmup_inputs"
-    assert what == f"it returns {returns}, but a start without inputs fails"
+    assert what == f"it returns {returns}, and without inputs the start fails"
     assert "return a list of Input" in fix
 
 

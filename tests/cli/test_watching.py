@@ -212,7 +212,7 @@ def test_the_time_of_a_start_is_the_one_of_the_metrics(directory, replica):
     for each in (by_file, by_page):
         assert 1000 <= each.elapsed_s < 1100
         assert re.search(r"created 10\d\d s ago, ", watching.line(each))
-        assert "deadline 1800 s after its __init__" in watching.line(each)
+        assert "deadline 1800 s after the end of __init__" in watching.line(each)
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
@@ -237,7 +237,7 @@ def test_what_a_page_leaves_out_is_said(run, directory, replica, pages, options)
     )
     assert by_file.err == ""
     assert by_page.err == words + (
-        "1 more replica ended before READY, but metrics pages do not show when: use --all to "
+        "1 more replica ended before READY, but metrics pages do not show the time: use --all to "
         "show all ended replicas\n"
     )
     assert "r2: FAILED, ended" in with_ended.out
@@ -763,7 +763,7 @@ def test_a_drawing_has_a_bar_and_fits_into_a_terminal():
         "  replica   stage      inputs          verdict   for   heartbeat",
         "text_embedder#TextEmbedder  0 of 1 ready",
         "  fu8nhl35  REPLAYING  ━━━━━───── 3/6  miss      41 s  1 s ago",
-        "    created 44 s ago, deadline 1800 s after its __init__",
+        "    created 44 s ago, deadline 1800 s after the end of __init__",
         "    compiling cold",
         "scorer#Scorer  1 of 1 ready",
         "  fu8nhl35  READY      ━━━━━━━━━━ 6/6  full_hit  41 s  1 s ago",

@@ -319,7 +319,7 @@ REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
     ),
     (
         lambda model: draw(model, prompt(4, rows=3)),
-        "The batch needs 3 slots, but only 2 of 3 are free until other sequences end.",
+        "The batch needs 3 slots, but other sequences still use 1 of the 3 slots.",
     ),
     (
         lambda model: draw(model, prompt(16), max_new_tokens=45),

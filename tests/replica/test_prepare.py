@@ -180,7 +180,8 @@ def test_cuda_graphs_on_threads_that_end_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("others", "said"), [((), "declare inputs that reach it"), (("Encoder",), "(Encoder) warms up")]
+    ("others", "said"),
+    [((), "declare inputs that reach it"), (("Encoder",), "(Encoder) is warmed up by")],
 )
 def test_an_app_that_compiles_nothing_says_so(others: tuple[str, ...], said: str):
     """This is not an error, and the inputs count: a router has nothing to prove."""

@@ -219,7 +219,7 @@ def test_no_rank_refuses_requests_alone(starts: dict[str, list[dict[str, Any]]])
     """`after_ready: forbid` is refused, with the reason."""
     for said in starts["forbidding"]:
         assert said["raised"] == "ConfigError"
-        assert "the other ranks wait for it" in said["report"]["error"]
+        assert "the other ranks wait for that rank" in said["report"]["error"]
 
 
 @pytest.mark.slow
