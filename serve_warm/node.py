@@ -1327,7 +1327,7 @@ def asked(settings: Settings, *, limit_s: float = CHECK_LIMIT_S) -> dict[str, st
 
 
 def get(url: str, *, limit_s: float = CHECK_LIMIT_S) -> str:
-    """Return the problem of a health URL, or "" if the URL answers 200 in time.
+    """Return what is wrong with a health URL, or "" if it answers 200 in time.
 
     This function uses a socket, because importing `urllib.request` would be too slow for a probe.
     """
@@ -1785,7 +1785,7 @@ def _written_openmetrics(family: Family) -> str:
 
 
 UNITS = ("seconds", "bytes")
-"""Suffixes of metric names. A suffix is the unit of the metric."""
+"""Suffixes of metric names, which state the metric's unit."""
 
 
 def _written_samples(family: Family) -> str:

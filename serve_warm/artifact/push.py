@@ -228,7 +228,7 @@ def _place(
 
 
 def _find_resigned(key: str, envelope: bytes) -> str:
-    """Return a key for an envelope with different signatures of the payload at `key`."""
+    """Return a key for an envelope that signs the payload at `key` differently."""
     stem = re.sub(r"(-s[0-9a-f]{8})?" + re.escape(STATEMENT_SUFFIX) + r"\Z", "", key)
     return f"{stem}-s{hashlib.sha256(envelope).hexdigest()[:8]}{STATEMENT_SUFFIX}"
 

@@ -124,7 +124,7 @@ def _reason(error: BaseException) -> str:
 def find_user_code(lines: Sequence[str]) -> tuple[str, str]:
     """Return the file, line and code of the innermost frame that torch quotes.
 
-    If torch quotes frames outside torch, frames in torch are ignored.
+    Frames inside torch are ignored if the text has any frame outside torch.
     """
     found = [(at, match) for at, line in enumerate(lines) if (match := FRAME.match(line))]
     others = [each for each in found if OF_TORCH not in each[1][1]]

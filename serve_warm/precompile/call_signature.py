@@ -296,7 +296,7 @@ class Dynamic:
                 )
 
     def free(self, index: int) -> Free:
-        """Return which dimensions of a tensor the conditions mention: by size, and by stride."""
+        """Return the dimensions whose sizes the conditions mention, and those whose strides."""
         text = " ".join(self.conditions)
         return (
             [int(i) for i in re.findall(rf"L\['t{index}'\]\.size\(\)\[(\d+)\]", text)],

@@ -138,7 +138,7 @@ class LookedUp:
     """All keys that were looked up, in the form of `encode_key`."""
 
     def key(self, number: int) -> Any:
-        """Return the key that had this index at the build, in the form of `encode_key`."""
+        """Return the encoded key (`encode_key`) that had this index during the build."""
         return encode_key(list(dict.keys(self.value))[number])  # type: ignore[arg-type]
 
 

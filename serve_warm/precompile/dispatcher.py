@@ -254,10 +254,7 @@ class Dispatcher(HandedOver):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> tuple[Entry, Callable[..., Any], Sequence[int] | None]:
-        """Return an entry for a call, the entry's code, and the entry's order of tensors.
-
-        The order is None if the entry takes the tensors in the same order as the call.
-        """
+        """Return a call's entry, the entry's code, and the order of its tensors if it differs."""
         if state["grad_mode"] == "on":
             raise NoEntry("called with grad mode on: use torch.inference_mode()")
         for entry, fn in binding.entries:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A watch on all sources from which facts about one callable were read.
+"""A watch on everything that the facts about one callable were read from.
 
 After facts have been checked, calls to other packages can change a model. For example, a call can
 switch an adapter, set a config value, remove a hook or append a module to a list. `FactWatch`

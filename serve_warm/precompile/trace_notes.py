@@ -230,7 +230,7 @@ DEPENDS_ON_ORDER = (
     "it iterates over a set, whose order differs in each process, and its graph depends on the "
     "order: keep the items in a list, or as keys of a dict"
 )
-"""Reason and advice for a call without an entry whose code iterates over a Python `set`."""
+"""Reason and advice for a call whose code iterates over a Python `set`, so it has no entry."""
 
 
 def _noting_hashes(found: Unguarded) -> Replacements:

@@ -19,9 +19,9 @@ from serve_warm.replica.input_calls import InputCalls
 from serve_warm.replica.timed_calls import Deadline, Progress
 
 IDLE_S = (0.25, 5.0)
-"""Minimum and maximum idle time, in seconds. Between these limits, the idle time is as long as the
-slowest replay whose calls may come from other threads. No input is replayed during the idle time.
-So all compiled calls in this time come from threads that work independently of replays."""
+"""Minimum and maximum idle time, in seconds. Between these limits, the idle time is the duration of
+the slowest replay whose calls may come from other threads. No input is replayed during the idle
+time. So all compiled calls in this time come from threads that work independently of replays."""
 
 
 class CallEvidence:

@@ -143,8 +143,7 @@ class ServeReplica(ServeCalls):
         self._init_failed: tuple[float, str] | None = None
         """The time (CLOCK_BOOTTIME) when `__init__` raised an exception, and the error text."""
         self._served_unwarmed: tuple[float, float] | None = None
-        """The time when the replica became ready without a warm-up, as CLOCK_BOOTTIME and as Unix
-        time."""
+        """The CLOCK_BOOTTIME and Unix time when the replica became ready without a warm-up."""
         self._shown: ShownState | None = None
         """The visible state of the replica; None outside Serve."""
         if self.in_serve:

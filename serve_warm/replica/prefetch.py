@@ -75,7 +75,7 @@ POLL_S = 0.02
 
 LOOK_S = 2.0
 """Maximum seconds that the import of the compiler waits for the store's list of artifacts. A store
-usually answers in milliseconds. If the store does not answer, the import begins."""
+usually answers in milliseconds. If the store has not answered by then, the import begins."""
 
 NOT_YET_KNOWN = frozenset({"compile_arguments"})
 """Fingerprint factors that `__init__` sets. All other factors are read before `__init__` runs. If

@@ -70,7 +70,7 @@ class Prepared:
 
 
 class Preparation:
-    """The stage PENDING of one start; call `prepare`."""
+    """The PENDING stage of one start. Call `prepare` to run it."""
 
     def __init__(self, start: Start) -> None:
         self._start = start

@@ -75,7 +75,7 @@ PAUSE_S = 2.0
 RPC_LIMIT_S = 10.0
 
 SPARE = 1.5
-"""Free memory that a seat needs, as a multiple of the seat's own memory."""
+"""The memory that must be free for a seat, as a multiple of the seat's own memory."""
 
 SEAT_BYTES = 400_000_000
 """Memory in bytes assumed for the first seat: torch and transformers (docs/guides/seats.md)."""

@@ -94,7 +94,7 @@ def explain_failure(error: BaseException) -> tuple[type[StoreError], str, str]:
 
 MAX_ANSWER_BYTES = 4 << 20
 """Limit in bytes for one JSON answer about files. A page of a thousand files takes a tenth of this
-limit. After parsing, an answer takes at most 20 times as much memory."""
+limit. A parsed answer takes at most 20 times the memory of its text."""
 
 MAX_REDIRECTS = 5
 
