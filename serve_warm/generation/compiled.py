@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from serve_warm._package import public
@@ -43,63 +43,90 @@ def compile_generation(
         MissingPackage: `transformers` is not installed.
     """
     try:
-        from serve_warm.generation import reading, served, steps
+        from serve_warm.generation import reading, served, step_check, steps
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "transformers":
             raise
         raise MissingPackage("compile_generation", package="serve-warm[generation]") from error
-    from serve_warm.generation.adapters import Adapters
     from serve_warm.generation.decoder import CachedDecoder
+    from serve_warm.generation.same_model import SameModel
 
     _check_numbers(batch, max_length, prompt_lengths)
+    _check_model(model)
     needs = reading.read(model, max_length=max_length, prompt_lengths=prompt_lengths)
     _check_lengths(model, max_length, prompt_lengths, has_fixed_input=needs.encoder_length > 0)
     cache = steps.SlotCache(
         needs.layers, needs.cross, slots=batch, max_length=max_length, like=needs.like
     )
 
+    raw = _make_steps(model, cache, needs.form)
     decoder = CachedDecoder(
-        **_compile_steps(model, cache, needs.form, {"level": level, **arguments}),
+        **_compile_steps(raw, {"level": level, **arguments}),
         slots=batch,
         max_length=max_length,
         prompt_lengths=() if needs.encoder_length else prompt_lengths,
         device=model.device,
         has_positions=bool(needs.form.positions),
-        adapters=Adapters(model),
+        same_model=SameModel(model),
+        vocabulary=lambda: model.get_input_embeddings().weight.shape[0],
     )
-    return served.serve(model, decoder, cache)
+    check = step_check.StepCheck(
+        model, raw, decoder, positions=needs.form.positions, features=needs.features
+    )
+    check.find_equal_lengths()
+    return served.serve(model, decoder, cache, check)
 
 
-def _compile_steps(
-    model: Any, cache: Any, form: Any, arguments: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return a model's compiled steps as keyword arguments of `CachedDecoder`."""
+def _make_steps(model: Any, cache: Any, form: Any) -> dict[str, Any]:
+    """Return a model's steps, not compiled, as keyword arguments of `CachedDecoder`."""
     from serve_warm.generation import steps
-    from serve_warm.precompile.compiled import compile as compile_
 
     kinds: dict[str, Any] = {"decode": (steps.Decode, model)}
     if form.encoder_width:
         kinds |= {"encode": (steps.Encode, model.get_encoder()), "begin": (steps.Begin, model)}
     else:
         kinds["prefill"] = (steps.Prefill, model)
+    return {name: kind(of, cache, form).eval() for name, (kind, of) in kinds.items()}
+
+
+def _compile_steps(raw: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    from serve_warm.precompile.compiled import compile as compile_
+
     # With a graph break, eager code between two graphs would have to update the cache.
     given = {"dynamic": False, "fullgraph": True, **arguments}
-    return {
-        name: compile_(kind(of, cache, form).eval(), **given) for name, (kind, of) in kinds.items()
-    }
+    return {name: compile_(step, **given) for name, step in raw.items()}
 
 
 def _check_numbers(batch: int, max_length: int, prompt_lengths: Sequence[int]) -> None:
+    if not isinstance(prompt_lengths, Iterable):
+        raise ConfigError(
+            f"compile_generation got prompt_lengths={prompt_lengths!r}",
+            hint="pass a list of lengths, for example [32, 128]",
+        )
     for name, number in (
         ("batch", batch),
         ("max_length", max_length),
         *(("prompt_lengths", n) for n in prompt_lengths),
     ):
-        if not isinstance(number, int) or number < 1:
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise ConfigError(
                 f"compile_generation got an invalid {name}: {number!r}",
                 hint="pass positive whole numbers",
             )
+
+
+def _check_model(model: Any) -> None:
+    name = type(model).__name__
+    if hasattr(model, "get_base_model") and hasattr(model, "peft_config"):
+        raise ConfigError(
+            f"compile_generation got a {name}, whose generate() calls another model",
+            hint="pass model.get_base_model(), which contains the adapters",
+        )
+    if "_serve_warm_decoder" in vars(model):
+        raise ConfigError(
+            f"compile_generation got a {name} that it has already returned",
+            hint="pass the original model",
+        )
 
 
 def _check_lengths(
@@ -115,6 +142,7 @@ def _check_lengths(
             f"max_length={max_length} exceeds the {window} positions of {name}",
             hint=f"pass at most {window}",
         )
+    _check_rope(name, config, max_length)
     if has_fixed_input:
         return
     if not prompt_lengths:
@@ -127,3 +155,25 @@ def _check_lengths(
             f"the prompt length {max(prompt_lengths)} leaves no room in max_length={max_length}",
             hint="pass a larger max_length or shorter prompt_lengths",
         )
+
+
+def _check_rope(name: str, config: Any, max_length: int) -> None:
+    """Refuse rotary positions whose factors depend on the longest sequence of a batch."""
+    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    for each in [found, *(v for v in found.values() if isinstance(v, Mapping))]:
+        kind = each.get("rope_type", each.get("type"))
+        if kind not in LENGTH_DEPENDENT:
+            continue
+        original = each.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", config.max_position_embeddings
+        )
+        if max_length > original:
+            raise ConfigError(
+                f"{name} has rope type {kind!r}, which changes the factors of all rows of a batch "
+                f"when one of them exceeds {original} tokens",
+                hint=f"pass max_length={original} or less",
+            )
+
+
+LENGTH_DEPENDENT = ("longrope", "dynamic")
+"""Kinds of rotary positions that depend on the length of the longest sequence in a batch."""

@@ -8,15 +8,18 @@ A step handles all slots, but changes only the slots of its caller.
 
 from __future__ import annotations
 
+import operator
+import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from serve_warm._package import public
 from serve_warm.errors import GenerationRefused
-from serve_warm.generation.adapters import Active, Adapters
+from serve_warm.generation.same_model import Active, SameModel, refuse_change
+from serve_warm.precompile.session import SESSION
 
 
 def _no_step(*_arguments: Any) -> Any:
@@ -48,7 +51,8 @@ class CachedDecoder:
         device: torch.device,
         has_positions: bool = True,
         idle_position: int | None = None,
-        adapters: Adapters | None = None,
+        same_model: SameModel | None = None,
+        vocabulary: Callable[[], int] | None = None,
     ) -> None:
         self._decode, self._prefill, self._encode, self._begin = decode, prefill, encode, begin
         self.slots, self.max_length = slots, max_length
@@ -56,17 +60,29 @@ class CachedDecoder:
         self.device = device
         self.has_positions = has_positions
         """Whether each slot has its own position. If not, only one caller at a time can decode."""
+        self.needs_equal_lengths = False
+        """Whether all prompts of a batch must have the same length."""
         self._idle = max_length if idle_position is None else idle_position
         # Written in place, because a captured step always reads the same addresses.
         self._tokens = torch.zeros(slots, dtype=torch.int64, device=device)
         self._positions = torch.zeros_like(self._tokens)
         self.dispatcher = getattr(decode, "__dict__", {}).get("_serve_warm")
         """The dispatcher of the decode step; None if the step was not compiled."""
-        self._adapters = adapters
+        self._same_model = same_model
         self._began: dict[int, Active] = {}
         """For each slot, the adapters that were active when the slot was filled."""
+        self._vocabulary = vocabulary
+        self._token_limit = sys.maxsize
         self._lock = threading.Lock()
         self._free = list(range(slots))
+
+    def has_entries(self) -> bool:
+        """Return whether an artifact was loaded that has compiled code for the decode step.
+
+        Such a step was compared with the model in the build.
+        """
+        dispatcher = self.dispatcher
+        return SESSION.loaded is not None and bool(dispatcher and dispatcher.binder.binding.entries)
 
     def take(self, count: int) -> list[int]:
         """Reserve and return `count` free slots; `release` gives the slots back.
@@ -131,13 +147,18 @@ class CachedDecoder:
         kind = prompt.dtype if prompt.is_floating_point() else torch.int64
         tokens = prompt.new_zeros((1, self.bucket(length), *prompt.shape[1:]), dtype=kind)
         tokens[0, :length] = prompt
-        self._note_adapter(slot)
+        self._begin_slot(slot)
+        if not prompt.is_floating_point():
+            self._check_tokens(prompt.tolist())
         with self._lock, torch.inference_mode():
             last = torch.tensor([length - 1])
             return _kept(self._prefill(*self._moved(tokens, torch.tensor([slot]), last)))
 
     def encode(self, inputs: torch.Tensor, *, is_text: bool) -> torch.Tensor:
         """Return the encoder's states, of shape (1, bucket, width), for one unbatched input."""
+        if is_text:
+            self._count_tokens()
+            self._check_tokens(inputs.tolist())
         with self._lock, torch.inference_mode():
             length = len(inputs)
             if is_text:
@@ -149,7 +170,8 @@ class CachedDecoder:
 
     def begin(self, slot: int, states: torch.Tensor, length: int, token: int) -> torch.Tensor:
         """Fill a slot from the encoder's states; return the logits after a first token."""
-        self._note_adapter(slot)
+        self._begin_slot(slot)
+        self._check_tokens([token])
         with self._lock, torch.inference_mode():
             rest = (torch.tensor([length]), torch.tensor([token]), torch.tensor([slot]))
             return _kept(self._begin(*self._moved(states, *rest)))
@@ -159,24 +181,66 @@ class CachedDecoder:
 
         `newest` maps each of these slots to its new token and the token's position. The logits of
         other slots are meaningless.
+
+        Raises:
+            GenerationRefused: a token is not in the vocabulary, or a sequence is too long.
         """
         tokens, positions = [0] * self.slots, [self._idle] * self.slots
         for slot, (token, position) in newest.items():
             self.check_length(position + 1)
+            if type(token) is not int or not 0 <= token < self._token_limit:
+                token = self.check_token(token)  # noqa: PLW2901 - rare, and takes longer
             tokens[slot], positions[slot] = token, position
         with self._lock, torch.inference_mode():
             self._tokens.copy_(torch.tensor(tokens))
             self._positions.copy_(torch.tensor(positions))
             return _kept(self._decode(self._tokens, self._positions))
 
-    def _note_adapter(self, slot: int) -> None:
-        if self._adapters is not None:
-            self._began[slot] = self._adapters.find()
+    def check_settings(self) -> None:
+        """Raise `GenerationRefused` if the model's settings do not fit its steps any more."""
+        if self._same_model is not None:
+            self._same_model.begin()
 
-    def check_adapter(self, slot: int) -> None:
-        """Raise `GenerationRefused` if the model's adapter changed after the slot was filled."""
-        if self._adapters is not None and slot in self._began:
-            self._adapters.check(self._began[slot])
+    def _begin_slot(self, slot: int) -> None:
+        if self._same_model is not None:
+            self._began[slot] = self._same_model.begin()
+        self._count_tokens()
+
+    def _count_tokens(self) -> None:
+        if self._vocabulary is not None:
+            self._token_limit = self._vocabulary()
+
+    def find_changed(self, slots: Iterable[int]) -> dict[int, GenerationRefused]:
+        """Return the slots whose sequences cannot continue, because the model has changed."""
+        if self._same_model is None:
+            return {}
+        try:
+            now = self._same_model.read()
+        except GenerationRefused as why:
+            return dict.fromkeys(slots, why)
+        began = self._began
+        return {slot: refuse_change(began[slot], now) for slot in slots if began[slot] != now}
+
+    def check_token(self, token: Any) -> int:
+        """Return a token as an int.
+
+        Raises:
+            GenerationRefused: it is no whole number, or is outside the vocabulary. Compiled code
+            does not check this, and a CPU thread of it would end the process.
+        """
+        try:
+            found = operator.index(token)
+        except (TypeError, RuntimeError):  # RuntimeError for a tensor of several items
+            raise GenerationRefused(f"A token must be a whole number, not {token!r:.40}.") from None
+        if not 0 <= found < self._token_limit:
+            raise GenerationRefused(
+                f"Token {found} is not in the vocabulary of {self._token_limit} tokens."
+            )
+        return found
+
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        for token in {min(tokens), max(tokens)} if tokens else ():
+            self.check_token(token)
 
     def _moved(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         return [tensor.to(self.device) for tensor in tensors]

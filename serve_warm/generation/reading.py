@@ -16,6 +16,7 @@ import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 
 from serve_warm._records import record
+from serve_warm._redaction import describe_error
 from serve_warm.errors import ConfigError
 from serve_warm.generation.steps import CallForm, LayerShape
 
@@ -23,6 +24,12 @@ SLIDING = ("sliding_attention",)
 FULL = ("full_attention",)
 MASKS = {"sdpa": True, "eager": False}
 """Attention implementations that take a mask. The value says whether the mask is boolean."""
+
+ERRORS = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError),
+    *(RuntimeError, TypeError, ValueError),
+)
+"""Exceptions of a model that does not work with a cache or a mask that it gets."""
 
 
 @record(frozen=True, kw_only=True)
@@ -37,6 +44,8 @@ class Needs:
     """An empty tensor with the cache's dtype and device."""
     encoder_length: int = 0
     """Number of positions in the encoder's states; 0 if the length of the input can vary."""
+    features: torch.Tensor | None = None
+    """An input for the encoder, if its length is fixed."""
 
 
 def read(model: Any, *, max_length: int, prompt_lengths: Sequence[int]) -> Needs:
@@ -53,7 +62,15 @@ def read(model: Any, *, max_length: int, prompt_lengths: Sequence[int]) -> Needs
             f"{type(model).__name__} uses attention {attention!r}, whose masks are not tensors",
             hint="load the model with attn_implementation='sdpa'",
         )
-    cache, states, encoder_length = _call_once(model)
+    try:
+        cache, states, features = _call_once(model)
+    except ERRORS as error:
+        raise ConfigError(
+            f"compile_generation could not find the cache of {type(model).__name__}: "
+            f"{describe_error(error)}",
+            hint="serve it with serve_warm.compile, without a cache",
+        ) from error
+    encoder_length = 0 if features is None or states is None else states.shape[1]
     own, cross = cache, None
     if isinstance(cache, EncoderDecoderCache):
         own, cross = cache.self_attention_cache, cache.cross_attention_cache
@@ -81,6 +98,7 @@ def read(model: Any, *, max_length: int, prompt_lengths: Sequence[int]) -> Needs
         form=form,
         like=own.layers[0].keys.new_empty(0),
         encoder_length=encoder_length,
+        features=features,
     )
 
 
@@ -105,10 +123,10 @@ def _check_kind(model: Any) -> None:
         )
 
 
-def _call_once(model: Any) -> tuple[Any, Any, int]:
-    """Return the cache after a one-token call, the encoder's states, and the states' fixed length.
+def _call_once(model: Any) -> tuple[Any, Any, torch.Tensor | None]:
+    """Return the cache after a one-token call, the encoder's states, and the encoder's input.
 
-    The states are None without an encoder. The length is 0 if it is not fixed.
+    The states are None without an encoder. The input is None if its length can vary.
     """
     name, device = type(model).__name__, model.device
     token = torch.zeros((1, 1), dtype=torch.int64, device=device)
@@ -117,11 +135,11 @@ def _call_once(model: Any) -> tuple[Any, Any, int]:
         if not model.config.is_encoder_decoder:
             cache: Any = DynamicCache(config=config)
             out = model(input_ids=token, past_key_values=cache, use_cache=True)
-            length, states = 0, None
+            features, states = None, None
         else:
-            given, length = _encoder_input(model, token)
+            features = _features(model)
+            given = token if features is None else features
             states = model.get_encoder()(given).last_hidden_state
-            length = length and states.shape[1]
             cache = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
             out = model(
                 encoder_outputs=(states,),
@@ -134,20 +152,20 @@ def _call_once(model: Any) -> tuple[Any, Any, int]:
             f"{name} does not keep its state in a transformers key-value cache",
             hint="serve it with serve_warm.compile, without a cache",
         )
-    return cache, states, length
+    return cache, states, features
 
 
-def _encoder_input(model: Any, token: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return an input for the encoder, and the input's fixed length; 0 if the length can vary."""
+def _features(model: Any) -> torch.Tensor | None:
+    """Return an input for an encoder whose input has a fixed length; None for a text encoder."""
     if model.main_input_name == "input_ids":
-        return token, 0
-    config = model.config
-    if model.main_input_name == "input_features" and hasattr(config, "max_source_positions"):
-        encoder = model.get_encoder()
+        return None
+    config, encoder = model.config, model.get_encoder()
+    is_known = model.main_input_name == "input_features" and hasattr(encoder, "conv2")
+    if is_known and hasattr(config, "max_source_positions"):
         stride = encoder.conv1.stride[0] * encoder.conv2.stride[0]
         length = config.max_source_positions * stride
         shape = (1, config.num_mel_bins, length)
-        return torch.zeros(shape, dtype=model.dtype, device=model.device), length
+        return torch.zeros(shape, dtype=model.dtype, device=model.device)
     raise ConfigError(
         f"compile_generation does not know the length of {model.main_input_name!r} for a "
         f"{type(model).__name__}",

@@ -11,8 +11,9 @@ tokens and decides when to stop. Only the calls to the model go to compiled step
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,7 @@ from serve_warm.errors import GenerationRefused
 from serve_warm.generation import pictures
 from serve_warm.generation.decoder import CachedDecoder
 from serve_warm.generation.slots import Call, Slots
+from serve_warm.generation.step_check import StepCheck
 from serve_warm.generation.steps import SlotCache
 
 Choose = Callable[[torch.Tensor], torch.Tensor]
@@ -120,10 +122,10 @@ class Rows(Cache):
         """Add one token to each row; return the logits, of shape (rows, vocabulary).
 
         Raises:
-            GenerationRefused: the adapter of the model changed after the slots were filled.
+            GenerationRefused: the model changed too much after the slots were filled.
         """
-        for slot in self.slots:
-            self.decoder.check_adapter(slot)
+        for why in self.decoder.find_changed(self.slots).values():
+            raise why
         newest = {
             slot: (token, length)
             for slot, token, length in zip(self.slots, tokens, self.lengths, strict=True)
@@ -147,6 +149,7 @@ class CompiledGeneration:
     _serve_warm_decoder: CachedDecoder
     _serve_warm_buffers: SlotCache
     _serve_warm_local: threading.local
+    _serve_warm_check: StepCheck
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Generate as the original model does, but with compiled steps.
@@ -155,17 +158,32 @@ class CompiledGeneration:
             GenerationRefused: the steps do not support an option, a prompt or a length. Other calls
             are not affected.
         """
+        original: Any = super().generate  # type: ignore[misc]
+        kwargs = {**_by_name(inspect.signature(original).parameters, args), **kwargs}
         for name, why in REFUSED_ARGUMENTS.items():
             if kwargs.get(name) is not None:
                 raise _refused(f"{name}=", why)
         if kwargs.get("past_key_values") is not None:
-            raise _foreign(kwargs["past_key_values"])
+            raise self._foreign(kwargs["past_key_values"])
         if kwargs.get("cache_implementation") == "static":
-            kwargs = {key: kwargs[key] for key in kwargs if key != "cache_implementation"}
+            del kwargs["cache_implementation"]
+        self._check_steps()
+        # A logits processor may call `generate` of the same model.
+        local = self._serve_warm_local
+        outer, local.rows = getattr(local, "rows", None), None
         try:
-            return super().generate(*args, **kwargs)  # type: ignore[misc]
+            return original(**kwargs)
         finally:
             self._close_rows()
+            local.rows = outer
+
+    def _check_steps(self) -> None:
+        """Compare the steps with the model once, unless an artifact has their compiled code."""
+        decoder = self._serve_warm_decoder
+        if self._serve_warm_check.is_done or decoder.has_entries():
+            return
+        decoder.check_settings()  # after a change, the steps would differ
+        self._serve_warm_check.check()
 
     def stream(
         self,
@@ -189,7 +207,12 @@ class CompiledGeneration:
             raise _refused(
                 "stream()", "it works only with decoder-only models; pass a streamer to generate"
             )
+        if max_new_tokens < 1:
+            raise GenerationRefused(
+                f"A stream needs at least one new token, not max_new_tokens={max_new_tokens}."
+            )
         decoder.check_length(input_ids.shape[1] + max_new_tokens)
+        self._check_steps()
         rows = Rows(decoder, self._serve_warm_buffers)
 
         def chosen(logits: torch.Tensor) -> torch.Tensor:
@@ -218,6 +241,7 @@ class CompiledGeneration:
         """
         if self.config.is_encoder_decoder:  # type: ignore[attr-defined]
             raise _refused("continuous()", "it works only with decoder-only models")
+        self._check_steps()
         return Slots(self._serve_warm_decoder, call=call)
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> Any:
@@ -234,12 +258,8 @@ class CompiledGeneration:
         """Return the result of a model call. If `generate` makes the call, run a compiled step."""
         if rows is None:
             return original(past_key_values=None, **given)  # not called by `generate`
-        if not isinstance(rows, Rows) or rows.decoder is not self._serve_warm_decoder:
-            raise _foreign(rows)
-        if not rows.is_open:
-            raise GenerationRefused(
-                "This cache belongs to a generation that has ended, so the cache cannot be used."
-            )
+        if not self._is_own(rows) or not rows.is_open:
+            raise self._foreign(rows)
         _check_given(given)
         if self.config.is_encoder_decoder:  # type: ignore[attr-defined]
             made: dict[str, Any] = {"past_key_values": rows}
@@ -272,6 +292,20 @@ class CompiledGeneration:
     def _valid_auto_compile_criteria(self, *_args: Any, **_kwargs: Any) -> bool:
         return False
 
+    def _is_own(self, cache: Any) -> bool:
+        return isinstance(cache, Rows) and cache.decoder is self._serve_warm_decoder
+
+    def _foreign(self, cache: Any) -> GenerationRefused:
+        if self._is_own(cache):
+            return GenerationRefused(
+                "This cache belongs to a generation that has ended, so the cache cannot be used."
+            )
+        is_served = isinstance(cache, Rows)
+        what = "the cache of another model" if is_served else f"a {type(cache).__name__}"
+        return GenerationRefused(
+            f"past_key_values is {what}, but the compiled steps have their own cache."
+        )
+
     def _close_rows(self) -> None:
         rows = getattr(self._serve_warm_local, "rows", None)
         if rows is not None:
@@ -279,17 +313,21 @@ class CompiledGeneration:
             rows.close()
 
 
-def serve(model: Any, decoder: CachedDecoder, buffers: SlotCache) -> Any:
-    """Return an object like `model`, but with a `generate` that uses `decoder`'s steps."""
+def serve(model: Any, decoder: CachedDecoder, buffers: SlotCache, check: StepCheck) -> Any:
+    """Return an object like `model`, but with a `generate` that uses `decoder`'s steps.
+
+    `check` compares the steps with the model before they are compiled.
+    """
     kind = type(model)
     original = kind.forward
+    _, *names_of_arguments = inspect.signature(original).parameters
 
     @functools.wraps(original)
-    def forward(self: Any, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         own = functools.partial(original, self)
         if args:  # `generate` passes only keywords
-            return own(*args, past_key_values=past_key_values, **kwargs)
-        return self._serve_warm_call(own, past_key_values, kwargs)
+            kwargs = {**_by_name(names_of_arguments, args), **kwargs}
+        return self._serve_warm_call(own, kwargs.pop("past_key_values", None), kwargs)
 
     names = {"forward": forward, "__module__": PACKAGE, "__doc__": kind.__doc__}
     # Keep the class name, because some code in transformers checks it.
@@ -301,7 +339,13 @@ def serve(model: Any, decoder: CachedDecoder, buffers: SlotCache) -> Any:
     vars(served)["_serve_warm_decoder"] = decoder
     vars(served)["_serve_warm_buffers"] = buffers
     vars(served)["_serve_warm_local"] = threading.local()
+    vars(served)["_serve_warm_check"] = check
     return served
+
+
+def _by_name(names: Iterable[str], values: Sequence[Any]) -> dict[str, Any]:
+    """Return positional arguments by name."""
+    return dict(zip(names, values, strict=False))
 
 
 class _Encoder:
@@ -336,9 +380,16 @@ class _Encoder:
 
 
 def _prefill(rows: Rows, tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    if tokens.is_floating_point() and tokens.dim() == 2:
+        raise GenerationRefused(f"Token ids must be whole numbers, not {tokens.dtype}.")
     prompts = _without_padding(tokens, mask)
     for prompt in prompts:
         rows.decoder.bucket(len(prompt))  # before any slot is taken
+    if rows.decoder.needs_equal_lengths and len({*map(len, prompts)}) > 1:
+        raise GenerationRefused(
+            "This model has one position for all rows, so all prompts of a batch need the same "
+            "length, padding excluded."
+        )
     rows.begin(len(prompts), tokens.shape[1])
     rows.lengths = [len(prompt) for prompt in prompts]
     made = [rows.decoder.prefill(*pair) for pair in zip(rows.slots, prompts, strict=True)]
@@ -379,6 +430,11 @@ def _lengths_of(encoded: Any, mask: torch.Tensor | None) -> list[int]:
     states = encoded[0]
     if mask is None:
         return [states.shape[1]] * len(states)
+    if len(mask) != len(states):
+        raise GenerationRefused(
+            f"An attention_mask of {len(mask)} rows does not match encoder_outputs of "
+            f"{len(states)} rows."
+        )
     lengths: list[int] = mask.sum(1).tolist()
     for row, length in zip(mask, lengths, strict=True):
         if not bool(row[:length].all()):
@@ -504,10 +560,3 @@ def _check_options(config: Any) -> None:
 
 def _refused(option: str, why: str) -> GenerationRefused:
     return GenerationRefused(f"The compiled steps do not support {option}: {why}.")
-
-
-def _foreign(cache: Any) -> GenerationRefused:
-    what = "the cache of another model" if isinstance(cache, Rows) else f"a {type(cache).__name__}"
-    return GenerationRefused(
-        f"past_key_values is {what}, but the compiled steps have their own cache."
-    )

@@ -83,11 +83,15 @@ class Slots:
         logit. Close the generator to end the sequence early and free its slot.
 
         Raises:
-            GenerationRefused: the prompt is empty or longer than the longest bucket, or the
-            sequence does not fit into a slot. Other sequences continue.
+            GenerationRefused: the prompt is empty or longer than the longest bucket, the sequence
+            does not fit into a slot, or a token is not in the vocabulary. Other sequences continue.
         """
         self._decoder.bucket(len(prompt))
+        if count < 1:
+            raise GenerationRefused(f"A sequence needs at least one new token, not count={count}.")
         self._decoder.check_length(len(prompt) + count)
+        for token in prompt:
+            self._decoder.check_token(token)
         slot = await self._free.get()
         try:
             # A cancelled call may still run. The model thread runs it before any call for the
@@ -124,42 +128,35 @@ class Slots:
 
     def _prefill(self, slot: int, prompt: list[int], choose: ChooseToken | None) -> int:
         logits = self._decoder.prefill(slot, torch.tensor(prompt))
-        return int(logits.argmax()) if choose is None else choose(logits.clone())
+        if choose is None:
+            return int(logits.argmax())
+        return self._decoder.check_token(choose(logits.clone()))
 
     def _decode(
         self,
         newest: Mapping[int, tuple[int, int]],
         choosers: Mapping[int, ChooseToken | None],
     ) -> dict[int, int | Exception]:
-        refused: dict[int, int | Exception] = {
-            slot: why for slot in newest if (why := self._why_not(slot)) is not None
-        }
+        # Only these sequences raise the error. Sequences that began later continue.
+        refused: dict[int, int | Exception] = {**self._decoder.find_changed(newest)}
         newest = {slot: each for slot, each in newest.items() if slot not in refused}
         if not newest:
             return refused
         logits = self._decoder.decode(newest)
         best: list[int] = logits.argmax(-1).tolist()
         made = {
-            slot: best[slot] if choose is None else _chosen(choose, logits[slot])
+            slot: best[slot] if choose is None else self._chosen(choose, logits[slot])
             for slot, choose in choosers.items()
             if slot not in refused
         }
         return {**made, **refused}
 
-    def _why_not(self, slot: int) -> Exception | None:
-        # Only this sequence raises the error. Sequences that began with the new adapter continue.
+    def _chosen(self, choose: ChooseToken, logits: torch.Tensor) -> int | Exception:
         try:
-            self._decoder.check_adapter(slot)
-        except GenerationRefused as why:
-            return why
-        return None
-
-
-def _chosen(choose: ChooseToken, logits: torch.Tensor) -> int | Exception:
-    try:
-        # Pass a copy: the logits are inference tensors, which `choose` could not change in place.
-        return choose(logits.clone())
-    # `choose` is code of one request, and other sequences share the step. So return the error,
-    # which only this request's sequence raises.
-    except Exception as error:  # noqa: BLE001
-        return error
+            # Pass a copy: the logits are inference tensors, which `choose` could not change in
+            # place.
+            return self._decoder.check_token(choose(logits.clone()))
+        # `choose` is code of one request, and other sequences share the step. So return the error,
+        # which only this request's sequence raises.
+        except Exception as error:  # noqa: BLE001
+            return error

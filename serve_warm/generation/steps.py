@@ -22,7 +22,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 from serve_warm._package import public
 from serve_warm._records import record
 
-GRAPH = 2
+GRAPH = 3
 """Version of the graphs that this module's code makes. Increase it if the graphs change. Entries
 are checked against this version, because facts contain no digest of this package's code."""
 
@@ -289,9 +289,10 @@ class Decode(_Step):
         limit = self.slots.max_length
         rows = torch.arange(self.slots.count, device=tokens.device)[:, None]
         where = positions[:, None]
-        own = where.clamp(max=limit - 1)
+        # Idle slots have position 0, because some models choose factors by the largest position.
+        own = where.masked_fill(where >= limit, 0)
         # Models without an argument for positions use one position for all rows.
-        seen = where.masked_fill(where >= limit, 0).amax()
+        seen = own.amax()
 
         def of_window(window: int) -> Any:
             place = torch.arange(_size(window), device=tokens.device)[None]

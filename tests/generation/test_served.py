@@ -194,6 +194,25 @@ def test_states_of_the_encoder_may_be_handed_over(pads: str):
         assert best(model, given, max_new_tokens=8) == best(eager, batch, max_new_tokens=8)
 
 
+def test_a_logits_processor_may_generate_with_the_same_model(model: Any):
+    """The inner call has its own slots, and the outer call goes on."""
+    inner: list[Any] = []
+
+    def process(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if len(inner) < 2:
+            inner.append(None)
+            inner[-1] = best(model, batch_of("llama", (5,)), max_new_tokens=3)
+        return scores
+
+    options = {"logits_processor": [process], "max_new_tokens": 6}
+    made = best(model, batch_of("llama", (7,)), **options)
+
+    eager = load("llama")
+    assert made == best(eager, batch_of("llama", (7,)), max_new_tokens=6)
+    assert inner == [best(eager, batch_of("llama", (5,)), max_new_tokens=3)] * 2
+    assert free(model) == BATCH
+
+
 def test_logits_processors_and_stops_work_as_before(model: Any):
     """Penalties, a minimum length and an end token are outside the compiled steps."""
     batch = batch_of("llama")
@@ -300,6 +319,21 @@ def ended_cache(model: Any) -> Any:
     return model(input_ids=prompt(1)["input_ids"], past_key_values=cache)
 
 
+def ended_cache_of_generate(model: Any) -> Any:
+    cache = draw(model, prompt(4), return_dict_in_generate=True).past_key_values
+    return draw(model, prompt(6), past_key_values=cache)
+
+
+def ended_cache_by_position(model: Any) -> Any:
+    cache = draw(model, prompt(4), return_dict_in_generate=True).past_key_values
+    return model(prompt(1)["input_ids"], None, None, cache)
+
+
+def assistant_by_position(model: Any) -> Any:
+    nothing = [None] * 5
+    return model.generate(prompt(4)["input_ids"], *nothing, load("llama"))
+
+
 def stream(*given: Any, **options: Any) -> Callable[[Any], Any]:
     return lambda model: list(model.stream(prompt(*given)["input_ids"], **options))
 
@@ -357,6 +391,33 @@ REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
     (own_cache, "past_key_values is a DynamicCache, but the compiled steps have their own cache"),
     (cache_of_another, "past_key_values is the cache of another model, but the compiled"),
     (ended_cache, "This cache belongs to a generation that has ended, so the cache cannot"),
+    (ended_cache_of_generate, "This cache belongs to a generation that has ended, so the cache"),
+    (ended_cache_by_position, "This cache belongs to a generation that has ended, so the cache"),
+    (assistant_by_position, "steps do not support assistant_model=: assisted decoding"),
+    (
+        lambda model: best(model, {"input_ids": torch.tensor([[5, 64]])}),
+        "Token 64 is not in the vocabulary of 64 tokens.",
+    ),
+    (
+        lambda model: list(model.stream(torch.tensor([[5, -1]]), max_new_tokens=2)),
+        "Token -1 is not in the vocabulary of 64 tokens.",
+    ),
+    (
+        lambda model: list(
+            model.stream(
+                **prompt(4), max_new_tokens=3, choose=lambda logits: logits.new_full((1,), 64)
+            )
+        ),
+        "A token must be a whole number, not 64.0.",
+    ),
+    (
+        lambda model: best(model, {"input_ids": torch.tensor([[1.5, 2.0]])}),
+        "Token ids must be whole numbers, not torch.float32.",
+    ),
+    (
+        lambda model: model.stream(**prompt(4), max_new_tokens=0),
+        "A stream needs at least one new token, not max_new_tokens=0.",
+    ),
 ]
 
 

@@ -126,6 +126,39 @@ def test_a_choice_that_raises_ends_its_own_sequence(model: Any):
     assert others == [expected(n) for n in (9, 4, 12)]
 
 
+@pytest.mark.parametrize(
+    ("token", "message"),
+    [
+        (64, "Token 64 is not in the vocabulary of 64 tokens."),
+        (-1, "Token -1 is not in the vocabulary of 64 tokens."),
+        (2.5, "A token must be a whole number, not 2.5."),
+        (torch.tensor([3, 4]), "A token must be a whole number, not tensor"),
+    ],
+)
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_choice_outside_the_vocabulary_ends_its_own_sequence(
+    model: Any, token: Any, message: str, after: int
+):
+    """Before, the shared step failed for all sequences, or compiled code ended the process."""
+    made: list[int] = []
+
+    def choose(logits: torch.Tensor) -> Any:
+        if len(made) == after:
+            return token
+        made.append(int(logits.argmax()))
+        return made[-1]
+
+    failed, *others = run(
+        model,
+        lambda s: generated(s, 5, choose=choose),
+        *(lambda s, n=n: generated(s, n) for n in (9, 4, 12)),
+    )
+
+    assert isinstance(failed, GenerationRefused)
+    assert str(failed).startswith(message)
+    assert others == [expected(n) for n in (9, 4, 12)]
+
+
 def test_a_client_that_leaves_frees_its_slot(model: Any):
     """Waiting sequences get the slot, and running sequences do not change."""
 

@@ -1,0 +1,175 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""A comparison of a model's decoding steps with the model itself, before the steps are compiled.
+
+The steps call a model with masks, positions and a cache that serve_warm makes. A model may ignore
+these, or compute its own, such as a local window that depends on the size of the cache. The build
+compares compiled code with the same step run eagerly, so the build cannot notice this. So a process
+that will compile the steps first runs them eagerly on two short sequences, and compares the logits
+with calls of the model that use no cache.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from serve_warm._redaction import describe_error
+from serve_warm.errors import ConfigError
+from serve_warm.generation.decoder import CachedDecoder
+from serve_warm.generation.reading import ERRORS
+
+LENGTHS = (2, 5)
+"""Prompt lengths of the compared sequences, if the longest bucket allows."""
+
+STEPS = 2
+"""Number of decode steps after each prompt, if the cache allows."""
+
+LARGEST_ERROR = {4: 1e-3, 2: 0.2}
+"""Largest allowed difference by the size of an element in bytes, relative to the largest logit.
+With 16 bits, correct steps of deep models differ by up to about 0.05, because sums are rounded in
+another order. Wrong positions or masks change logits by about their own size."""
+
+
+class StepCheck:
+    """Compares the steps of one model with the model, for sequences of the given lengths."""
+
+    def __init__(
+        self,
+        model: Any,
+        steps: Mapping[str, Any],
+        decoder: CachedDecoder,
+        *,
+        positions: str = "",
+        features: torch.Tensor | None = None,
+    ) -> None:
+        """`steps` are not compiled. `features` is an encoder's input of fixed size, if any.
+
+        `positions` is the name of the model's argument for positions, which `generate` passes too.
+        """
+        self.is_done = False
+        """Whether `check` has found that the steps are right."""
+        self._lock = threading.Lock()
+        self._positions = positions
+        self._model, self._real, self._features = model, decoder, features
+        self._largest = LARGEST_ERROR.get(model.dtype.itemsize, LARGEST_ERROR[4])
+        self._decoder = CachedDecoder(
+            **steps,
+            slots=decoder.slots,
+            max_length=decoder.max_length,
+            prompt_lengths=decoder.prompt_lengths,
+            device=decoder.device,
+        )
+
+    def find_error(self, lengths: Sequence[int] = LENGTHS) -> float:
+        """Return the largest difference of logits, relative to the largest logit.
+
+        Takes free slots of the decoder for this time.
+
+        Raises:
+            ConfigError: the model does not work with the steps.
+        """
+        slots = self._real.take(min(len(lengths), self._real.slots))
+        try:
+            with torch.inference_mode():
+                pairs = self._compare(slots, lengths)
+        except ERRORS as error:
+            raise ConfigError(
+                f"{type(self._model).__name__} cannot run with serve_warm's decoding steps: "
+                f"{describe_error(error)}",
+                hint="serve it with serve_warm.compile, without a cache",
+            ) from error
+        finally:
+            self._real.release(slots)
+        return max(
+            float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-9))
+            for ours, theirs in pairs
+        )
+
+    def find_equal_lengths(self) -> None:
+        """Find out whether all prompts of a batch need the same length, and tell the decoder.
+
+        A decoder-only model without an argument for positions computes them by itself, perhaps one
+        position for all rows.
+        """
+        if not self._positions and not self._model.config.is_encoder_decoder:
+            is_right = self.find_error(self.lengths()) <= self._largest
+            self._real.needs_equal_lengths = not is_right
+
+    def check(self) -> None:
+        """Raise `ConfigError` if the steps give other logits than the model."""
+        with self._lock:
+            error = 0.0 if self.is_done else self.find_error(self.lengths())
+            self.is_done = error <= self._largest  # False for NaN
+        if not self.is_done:
+            raise ConfigError(
+                f"{type(self._model).__name__} gives other logits with serve_warm's decoding steps "
+                f"than without a cache: they differ by {error:.0e}, relative to the largest logit. "
+                "The model may compute masks or positions from the size of its cache",
+                hint="serve it with serve_warm.compile, without a cache",
+            )
+
+    def lengths(self) -> Sequence[int]:
+        """Return the prompt lengths to compare."""
+        longest = max(self._decoder.prompt_lengths, default=1)
+        found = [min(length, longest) for length in LENGTHS]
+        return found[-1:] * 2 if self._real.needs_equal_lengths else found
+
+    def _compare(self, slots: Sequence[int], lengths: Sequence[int]) -> list[Any]:
+        config = self._model.config
+        count = self._model.get_input_embeddings().weight.shape[0]
+        prompts = [
+            [(7 * place + 3 * row + 5) % count for place in range(length)]
+            for row, length in enumerate(lengths[: len(slots)])
+        ]
+        first = 1 if config.is_encoder_decoder else max(map(len, prompts))
+        steps = max(0, min(STEPS, self._decoder.max_length - first))
+        tokens = [
+            [(5 * step + row + 2) % count for step in range(steps)] for row in range(len(slots))
+        ]
+        begin = self._begin_encoder if config.is_encoder_decoder else self._begin
+        begun = [begin(slot, prompt) for slot, prompt in zip(slots, prompts, strict=True)]
+        made = [[logits] for logits, _ in begun]
+        starts = [start for _, start in begun]
+        for step in range(steps):
+            newest = {
+                slot: (tokens[row][step], starts[row] + step) for row, slot in enumerate(slots)
+            }
+            logits = self._decoder.decode(newest)
+            for row, slot in enumerate(slots):
+                made[row].append(logits[slot].clone())
+        pairs = []
+        for row, prompt in enumerate(prompts):
+            whole = self._whole(prompt, tokens[row])
+            pairs.append((torch.stack(made[row]).float(), whole[starts[row] - 1 :].float()))
+        return pairs
+
+    def _begin(self, slot: int, prompt: list[int]) -> tuple[torch.Tensor, int]:
+        return self._decoder.prefill(slot, torch.tensor(prompt)).clone(), len(prompt)
+
+    def _begin_encoder(self, slot: int, prompt: list[int]) -> tuple[torch.Tensor, int]:
+        is_text = self._features is None
+        inputs = torch.tensor(prompt) if self._features is None else self._features[0]
+        states = self._decoder.encode(inputs, is_text=is_text)
+        length = len(prompt) if is_text else states.shape[1]
+        return self._decoder.begin(slot, states, length, 1).clone(), 1
+
+    def _whole(self, prompt: list[int], tokens: list[int]) -> Any:
+        """Return the model's own logits for each position of a sequence, without a cache."""
+        device = self._decoder.device
+        begin = [1] if self._model.config.is_encoder_decoder else prompt
+        ids = torch.tensor([[*begin, *tokens]], device=device)
+        more: dict[str, Any] = {"use_cache": False}
+        if self._positions:
+            more[self._positions] = torch.arange(ids.shape[1], device=device)[None]
+        if not self._model.config.is_encoder_decoder:
+            return self._model(input_ids=ids, **more).logits[0]
+        given = (
+            {"input_ids": torch.tensor([prompt], device=device)}
+            if self._features is None
+            else {self._model.main_input_name: self._features}
+        )
+        return self._model(**given, decoder_input_ids=ids, **more).logits[0]

@@ -1,0 +1,195 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Models whose own masks or positions do not fit the steps are refused, not served wrongly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import serve_warm
+from components import require_module
+from generators import (  # noqa: F401 - a fixture
+    BATCH,
+    ENDS,
+    MAX_LENGTH,
+    MODELS,
+    PROMPT_LENGTHS,
+    TEXT,
+    TWO_STACKS,
+    batch_of,
+    best,
+    eagerly,
+    load,
+    load_compiled,
+)
+from serve_warm.errors import ConfigError, GenerationRefused
+from serve_warm.generation.step_check import LARGEST_ERROR
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("eagerly")]
+
+
+def made(name: str, **settings: Any) -> Any:
+    """Return a random model of `transformers`."""
+    transformers = require_module("transformers", "pip install 'serve-warm[generation]'")
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**settings)
+    of = "ForConditionalGeneration" if name == "LED" else "ForCausalLM"
+    return getattr(transformers, f"{name}{of}")(config).eval()
+
+
+def compiled(model: Any, **options: Any) -> Any:
+    given = {"batch": BATCH, "max_length": MAX_LENGTH, "prompt_lengths": PROMPT_LENGTHS, **options}
+    return serve_warm.compile_generation(model, **given)
+
+
+def gpt_neo() -> Any:
+    """Its local layers compute their window from the length of the cache."""
+    return made(
+        "GPTNeo",
+        vocab_size=64,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=8,
+        max_position_embeddings=64,
+        initializer_range=0.5,
+        **ENDS,
+    )
+
+
+def bart_decoder() -> Any:
+    """It takes no positions, and uses one for all rows."""
+    options = {**TWO_STACKS, "max_position_embeddings": 64, "is_decoder": True}
+    return made("Bart", **{**options, "is_encoder_decoder": False})
+
+
+def long_rope(kind: str = "longrope") -> Any:
+    rope = {
+        "rope_type": kind,
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * 4,
+        "long_factor": [3.0] * 4,
+        "original_max_position_embeddings": 32,
+        "factor": 2.0,
+    }
+    return made("Phi3", **TEXT, original_max_position_embeddings=32, rope_parameters=rope)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_supported_models_pass(name: str):
+    """Their steps give the logits of a call without a cache."""
+    model = load_compiled(name)
+
+    error = model._serve_warm_check.find_error()
+
+    assert error < 1e-4
+
+
+def test_a_model_whose_layers_mask_by_themselves_is_refused():
+    """Before, each token after the first was wrong, and nothing said so."""
+    model = compiled(gpt_neo())
+
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="GPTNeoForCausalLM gives other logits with") as error:
+            best(model, batch_of("llama"))
+
+    assert "serve it with serve_warm.compile" in str(error.value.hint)
+    stream = pytest.raises(ConfigError, match="gives other logits")
+    with stream:
+        next(model.stream(**batch_of("llama"), max_new_tokens=2))
+
+
+def test_a_model_with_one_position_for_all_rows_needs_prompts_of_one_length():
+    """Rows of one length get the tokens that they get alone; others are refused."""
+    eager = bart_decoder()
+    model = compiled(bart_decoder())
+    together = {"input_ids": batch_of("llama", (9, 9))["input_ids"]}
+
+    rows = best(model, together)
+
+    assert rows == [best(eager, {"input_ids": ids[None]})[0] for ids in together["input_ids"]]
+    with pytest.raises(GenerationRefused, match="all prompts of a batch need the same length"):
+        best(model, batch_of("llama", (9, 4)))
+
+
+def test_rope_that_depends_on_the_longest_row_is_refused_beyond_its_first_length():
+    """Within this length, all rows have the short factors."""
+    with pytest.raises(ConfigError, match="rope type 'longrope'") as error:
+        compiled(long_rope())
+    model, eager = compiled(long_rope(), max_length=32), long_rope()
+
+    rows = best(model, batch_of("llama"), max_new_tokens=16)
+
+    assert error.value.hint == "pass max_length=32 or less"
+    asked = batch_of("llama")
+    for row, keep in enumerate(asked["attention_mask"].bool()):
+        alone = {"input_ids": asked["input_ids"][row : row + 1, keep]}
+        assert best(eager, alone, max_new_tokens=16)[0] == rows[row]
+
+
+def test_a_model_that_cannot_run_with_the_steps_is_refused_in_one_sentence():
+    """LED's layers expect masks of another form."""
+    model = compiled(
+        made(
+            "LED", **TWO_STACKS, attention_window=4, max_encoder_position_embeddings=64,
+            max_decoder_position_embeddings=64,
+        )
+    )  # fmt: skip
+
+    with pytest.raises(ConfigError, match="LEDForConditionalGeneration cannot run with serve_warm"):
+        best(model, batch_of("bart"))
+
+
+def test_steps_with_compiled_code_from_an_artifact_are_not_compared_again(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The build has compared them. A start would need six more eager calls of the model."""
+    model = load_compiled("llama")
+    decoder = model._serve_warm_decoder
+    monkeypatch.setattr(decoder, "has_entries", lambda: True)
+    monkeypatch.setattr(model._serve_warm_check, "check", lambda: pytest.fail("compared again"))
+
+    assert best(model, batch_of("llama")) == best(load("llama"), batch_of("llama"))
+
+
+def test_a_comparison_uses_free_slots_and_gives_them_back():
+    """A running stream is not disturbed, and one slot is enough."""
+    model, asked = load_compiled("llama"), batch_of("llama", (7,))
+    stream = model.stream(**asked, max_new_tokens=8)
+    tokens = next(stream).tolist()
+
+    assert model._serve_warm_check.find_error() < LARGEST_ERROR[4]
+    others = model._serve_warm_decoder.take(2)
+    with pytest.raises(GenerationRefused, match="needs 2 slots"):
+        model._serve_warm_check.find_error()
+
+    model._serve_warm_decoder.release(others)
+    tokens += [token for each in stream for token in each.tolist()]
+    assert [tokens] == best(load("llama"), asked, max_new_tokens=8)
+
+
+def test_a_served_model_and_a_peft_model_are_refused():
+    """A wrapper's generate() would not use the steps."""
+    model = load_compiled("llama")
+    with pytest.raises(ConfigError, match="that it has already returned"):
+        compiled(model)
+
+    wrapper = load("llama")
+    wrapper.peft_config, wrapper.get_base_model = {}, lambda: None
+    with pytest.raises(ConfigError, match="whose generate") as error:
+        compiled(wrapper)
+    assert "get_base_model()" in str(error.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"batch": True}, "invalid batch: True"), ({"prompt_lengths": 4}, "got prompt_lengths=4")],
+)
+def test_numbers_of_another_kind_are_refused(options: dict[str, Any], message: str):
+    """True is not a count, and one number is not a list."""
+    with pytest.raises(ConfigError, match=message):
+        compiled(load("llama"), **options)
