@@ -51,14 +51,12 @@ def compile_generation(
     from serve_warm.generation.decoder import CachedDecoder
     from serve_warm.generation.same_model import SameModel
 
-    _check_numbers(batch, max_length, prompt_lengths)
-    _check_model(model)
+    _check_arguments(model, batch, max_length, prompt_lengths)
     needs = reading.read(model, max_length=max_length, prompt_lengths=prompt_lengths)
     _check_lengths(model, max_length, prompt_lengths, has_fixed_input=needs.encoder_length > 0)
     cache = steps.SlotCache(
         needs.layers, needs.cross, slots=batch, max_length=max_length, like=needs.like
     )
-
     raw = _make_steps(model, cache, needs.form)
     decoder = CachedDecoder(
         **_compile_steps(raw, {"level": level, **arguments}),
@@ -73,7 +71,6 @@ def compile_generation(
     check = step_check.StepCheck(
         model, raw, decoder, positions=needs.form.positions, features=needs.features
     )
-    check.find_equal_lengths()
     return served.serve(model, decoder, cache, check)
 
 
@@ -97,7 +94,10 @@ def _compile_steps(raw: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict
     return {name: compile_(step, **given) for name, step in raw.items()}
 
 
-def _check_numbers(batch: int, max_length: int, prompt_lengths: Sequence[int]) -> None:
+def _check_arguments(
+    model: Any, batch: int, max_length: int, prompt_lengths: Sequence[int]
+) -> None:
+    _check_model(model)
     if not isinstance(prompt_lengths, Iterable):
         raise ConfigError(
             f"compile_generation got prompt_lengths={prompt_lengths!r}",

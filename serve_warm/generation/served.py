@@ -318,6 +318,7 @@ def serve(model: Any, decoder: CachedDecoder, buffers: SlotCache, check: StepChe
 
     `check` compares the steps with the model before they are compiled.
     """
+    check.find_equal_lengths()
     kind = type(model)
     original = kind.forward
     _, *names_of_arguments = inspect.signature(original).parameters
