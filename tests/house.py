@@ -19,7 +19,8 @@ the earlier values of these measures. The program uses only the standard library
     past_participles   share of functions and methods whose names begin with one, and some names
     readme_lines       lines of README.md
     patches_of_own_modules  places where tests replace a part of the package while they run
-    sentences_marked   sentences shown to readers, and how many of them had to be read twice
+    sentences_marked   sentences shown to readers, and how many of them had to be read twice;
+                       the same for sentences of other projects (`tests/sentences.py`)
     unit_s, test_s, test_long_s  wall seconds of `make unit`, `make test` and `make test-long`
     tests              tests that `make test` and `make test-long` ran
 """
@@ -333,12 +334,21 @@ def main() -> None:
         metavar=("OF", "MARKED"),
         help="how many sentences readers were shown, and how many they marked",
     )
+    parser.add_argument(
+        "--others",
+        type=int,
+        nargs=2,
+        metavar=("OF", "MARKED"),
+        help="the same for sentences of other projects",
+    )
     arguments = parser.parse_args()
     target = arguments.json
     after = {**measure(ROOT / PACKAGE), **measure_texts(ROOT), **read_recorded(target)}
     after.update(measure_runs(arguments.junit))
     if arguments.sentences:
-        after["sentences_marked"] = dict(zip(("of", "marked"), arguments.sentences, strict=True))
+        numbers = [*arguments.sentences, *(arguments.others or ())]
+        names = ("of", "marked", "of_others", "marked_of_others")
+        after["sentences_marked"] = dict(zip(names, numbers, strict=False))
     text = json.dumps({"before": {**before(), **BEFORE}, "after": after}, indent=1) + "\n"
     if target is None:
         sys.stdout.write(text)

@@ -1079,6 +1079,12 @@ def decoding_on_a_gpu() -> str:
             f"weights in float32, on one {machine['gpu']} and {machine['cpus']} cores, one run; "
             f"torch {machine['torch']}, Python {machine['python']}."
         ),
+        *(
+            f"On another host with the same kind of GPU, a step at level {each['level']} took "
+            f"{each['step_us'] / 1e3:.2f} ms, and {each['dispatch_us']:.0f} µs of this were CPU time "
+            "of serve_warm."
+            for each in found.get("decode_on_another_host", ())
+        ),
     ]
     return "\n".join(lines)
 
