@@ -121,8 +121,8 @@ class WarmupConfig(BaseModel):
     replica as degraded. With `fail` the replica does not become ready."""
 
     after_ready: Literal["count", "forbid"] = "count"
-    """What to do if a request needs a compile after READY. With `count` the replica compiles, and
-    logs and counts the compile. With `forbid` it answers the request with HTTP 503 instead."""
+    """What to do if a request needs a compile after READY. With `count`, the replica compiles, and
+    reports this in its log and metrics. With `forbid`, it answers the request with HTTP 503."""
 
     parity: str = "off"
     """Share of calls after READY that are compared with eager execution. `1/1000` compares one in a

@@ -256,9 +256,9 @@ def sign(
     """Add signatures by `keys` to a store's artifacts. The result has the new statements' keys.
 
     Use this function to rotate keys: if an artifact has signatures by the old and by the new key,
-    each reader finds a key that it trusts. Parts do not change. An artifact is skipped if `trust`
-    does not accept it, because a signature vouches for the whole artifact. Because such artifacts
-    are skipped, junk in a store cannot block a rotation. Artifacts that already have signatures by
+    each reader finds a key that it trusts. Parts do not change. A signature vouches for a whole
+    artifact, so artifacts that `trust` does not accept are skipped, and junk in a store cannot
+    block a rotation. Artifacts that already have signatures by
     these keys do not change.
 
     Raises:

@@ -67,7 +67,7 @@ working_dir_option = click.option(
     is_flag=True,
     help=(
         "Publish an unsigned artifact to a folder. The key signs only a temporary copy, which a "
-        "fresh replica loads to prove the artifact. Sign the artifact later with serve-warm sign "
+        "fresh replica loads for the round trip. Sign the artifact later with serve-warm sign "
         "--unsigned."
     ),
 )

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from serve_warm._package import public
-from serve_warm.errors import GenerationRefused
+from serve_warm.errors import ConfigError, GenerationRefused
 from serve_warm.generation.same_model import Active, SameModel, refuse_change
+from serve_warm.precompile.aot_load import describe_failure
 from serve_warm.precompile.session import SESSION
 
 
@@ -152,7 +153,8 @@ class CachedDecoder:
             self._check_tokens(prompt.tolist())
         with self._lock, torch.inference_mode():
             last = torch.tensor([length - 1])
-            return _kept(self._prefill(*self._moved(tokens, torch.tensor([slot]), last)))
+            given = self._moved(tokens, torch.tensor([slot]), last)
+            return self._run(self._prefill, *given)
 
     def encode(self, inputs: torch.Tensor, *, is_text: bool) -> torch.Tensor:
         """Return the encoder's states, of shape (1, bucket, width), for one unbatched input."""
@@ -166,7 +168,7 @@ class CachedDecoder:
                 padded[:length] = inputs
                 inputs = padded
             given = self._moved(inputs[None], torch.tensor([length if is_text else 1]))
-            return _kept(self._encode(*given))
+            return self._run(self._encode, *given)
 
     def begin(self, slot: int, states: torch.Tensor, length: int, token: int) -> torch.Tensor:
         """Fill a slot from the encoder's states; return the logits after a first token."""
@@ -174,7 +176,7 @@ class CachedDecoder:
         self._check_tokens([token])
         with self._lock, torch.inference_mode():
             rest = (torch.tensor([length]), torch.tensor([token]), torch.tensor([slot]))
-            return _kept(self._begin(*self._moved(states, *rest)))
+            return self._run(self._begin, *self._moved(states, *rest))
 
     def decode(self, newest: Mapping[int, tuple[int, int]]) -> torch.Tensor:
         """Add one token to some slots; return the logits, of shape (slots, vocabulary).
@@ -194,7 +196,18 @@ class CachedDecoder:
         with self._lock, torch.inference_mode():
             self._tokens.copy_(torch.tensor(tokens))
             self._positions.copy_(torch.tensor(positions))
-            return _kept(self._decode(self._tokens, self._positions))
+            return self._run(self._decode, self._tokens, self._positions)
+
+    def _run(self, step: Callable[..., Any], *given: torch.Tensor) -> torch.Tensor:
+        try:
+            made: torch.Tensor = step(*given)
+        except _unsupported() as error:
+            raise ConfigError(
+                f"a step of the model cannot be compiled as one graph: {describe_failure(error)}",
+                hint="change that line of the model, or serve the model without compile_generation",
+            ) from error
+        # The next run of a CUDA graph overwrites the original.
+        return made.clone() if made.is_cuda else made
 
     def check_settings(self) -> None:
         """Raise `GenerationRefused` if the model's settings do not fit its steps any more."""
@@ -246,9 +259,7 @@ class CachedDecoder:
         return [tensor.to(self.device) for tensor in tensors]
 
 
-def _kept(made: torch.Tensor) -> torch.Tensor:
-    """Return a tensor, or a copy of it if it is on a GPU.
-
-    The next run of a CUDA graph overwrites the original.
-    """
-    return made.clone() if made.is_cuda else made
+def _unsupported() -> tuple[type[Exception], ...]:
+    """Return the exceptions of torch.compile for code without a graph, if Dynamo is imported."""
+    dynamo: Any = sys.modules.get("torch._dynamo.exc")
+    return () if dynamo is None else (dynamo.Unsupported, dynamo.UserError)

@@ -73,7 +73,7 @@ def as_reasons() -> Iterator[None]:
     try:
         yield
     except FAILURES as error:
-        raise NoEntry(_reason(error)) from error
+        raise NoEntry(describe_failure(error)) from error
 
 
 @contextlib.contextmanager
@@ -104,7 +104,7 @@ def file_digest(module: str) -> str:
         return ""
 
 
-def _reason(error: BaseException) -> str:
+def describe_failure(error: BaseException) -> str:
     """Return torch's long error text as one line: failure, cause, place in user code, and fix."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     where, code = find_user_code(lines)

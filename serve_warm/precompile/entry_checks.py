@@ -54,7 +54,7 @@ class Phase(Enum):
     CHECKING = "checking"
     """For each callable without a checked entry, the first call of an entry is checked."""
     SERVING = "serving"
-    """Calls from requests are checked, as `is_sampled` decides."""
+    """Of the calls from requests, those are checked that `is_sampled` selects."""
 
 
 @dataclass

@@ -60,7 +60,7 @@ class Source:
         self.name = name
         self.value: Any = None
         self.user: int | None = user
-        """A user of this source: the index of a row, or `~index` for the facts about that row."""
+        """What uses this source: a row, by its index, or the facts about that row, by `~index`."""
         self.more_users: set[int] | None = None
         """The other users; only one source in seven has any. A set takes 216 bytes."""
 

@@ -122,7 +122,7 @@ class Facts:
     def find_broken(
         self, fact: tuple[int, str, Any], objects: Sequence[Any] | Mapping[int, Any]
     ) -> Why | None:
-        """Return a function that says why a fact does not hold, or None if it holds."""
+        """Return None if a fact holds, else a function that says why it does not hold."""
         row, kind, value = fact
         found = objects[row]
         if isinstance(found, Missing):

@@ -230,7 +230,7 @@ TORCH_LITERALS = ("dtype", "device", "layout", "memory_format")
 
 
 def literal(value: Any) -> str | None:
-    """Return text that is equal for equal plain values, or `None` if the value is not plain."""
+    """Return a plain value as text, the same for equal values; `None` if it is not plain."""
     kind = type(value)
     text: str | None = None
     if kind in PLAIN:

@@ -9,8 +9,8 @@ code and the same keys as the start itself. Nothing is loaded before the start a
 
 Downloading, hashing, decompressing and writing release the GIL, so these steps run in parallel with
 `__init__`. Imports are Python code, so imports run in parallel only while `__init__` waits, or
-reads and copies weights in C++. While `__init__` runs Python code, imports and `__init__` take
-turns, which saves no time.
+reads and copies weights in C++. Imports and the Python code of `__init__` take turns, so
+overlapping these two saves no time.
 
 Prefetching never queries CUDA devices before user code does. The first query fixes the device list,
 and `__init__` might set `CUDA_VISIBLE_DEVICES` after that. Importing Inductor queries CUDA devices

@@ -35,8 +35,8 @@ PULSE_S = 5.0
 compiles."""
 
 SILENT_S = 60.0
-"""Seconds without a pulse after which a rank counts as ended. A rank also counts as ended if its
-code blocks all Python threads for this long."""
+"""Seconds. A rank that sends no pulse for this long is taken to have ended, also if its code only
+blocks all Python threads for this long."""
 
 POLL_S = (0.001, 0.05)
 """First and longest wait, in seconds, between two checks for answers."""
@@ -48,8 +48,8 @@ WORDS = 500
 class Ranks:
     """The ranks that start together, as seen by one of them. By default, there is only one rank.
 
-    `pulse_s` is the time between two pulses of this rank. `silent_s` is the time without a pulse
-    after which another rank counts as ended. Both times are in seconds.
+    `pulse_s` is the time between two pulses of this rank. If another rank sends no pulse for
+    `silent_s`, it is taken to have ended. Both times are in seconds.
     """
 
     def __init__(

@@ -324,7 +324,7 @@ class StoreContract:
         assert raw.read(KEY) == b"new"
 
     def test_head_tells_when_it_was_written(self, store: Store) -> None:
-        """The time of an object is in seconds since the epoch, within an hour of now."""
+        """An object's time is in seconds since the epoch, and less than an hour from now."""
         store.create(KEY, b"x")
 
         assert abs(store.head(KEY).modified_unix - time.time()) < 3600

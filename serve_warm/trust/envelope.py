@@ -171,7 +171,7 @@ def add_signatures(envelope: bytes, *keys: Ed25519PrivateKey) -> bytes:
     envelope first, because a signature vouches for the whole payload.
 
     Raises:
-        ArtifactRefused: `too_large` or `bad_statement`: not an envelope.
+        ArtifactRefused: `too_large` or `bad_statement`, if the bytes are not an envelope.
         ConfigError: no key was given, or there would be more than `MAX_SIGNATURES` signatures.
         BuildFailed: the new envelope is larger than any reader accepts.
     """

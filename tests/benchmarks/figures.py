@@ -1081,8 +1081,8 @@ def decoding_on_a_gpu() -> str:
         ),
         *(
             f"On another host with the same kind of GPU, a step at level {each['level']} took "
-            f"{each['step_us'] / 1e3:.2f} ms, and {each['dispatch_us']:.0f} µs of this were CPU time "
-            "of serve_warm."
+            f"{each['step_us'] / 1e3:.2f} ms, of which serve_warm used "
+            f"{each['dispatch_us']:.0f} µs of CPU time."
             for each in found.get("decode_on_another_host", ())
         ),
     ]
