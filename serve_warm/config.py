@@ -188,7 +188,8 @@ class WarmupConfig(BaseModel):
     sign code that an earlier process made."""
 
     state_dir: str | None = None
-    """Folder for the state file of this replica. The default is `<tmp>/serve_warm-<uid>/state`."""
+    """Folder for the state file of this replica. The default is `<tmp>/serve_warm-<uid>/state`. The
+    node server and the probe must read the same folder (`--state-dir`)."""
 
     seats: Seats = Seats()
     """Workers that finish their imports in advance and wait for the deployment's next replicas. The
