@@ -45,7 +45,6 @@ from serve_warm._seats import (
     resident_bytes,
     start_ticks,
 )
-from serve_warm.errors import ServeWarmError
 
 logger = logging.getLogger(__name__)
 
@@ -151,8 +150,8 @@ def hook_environment() -> dict[str, str]:
 def run() -> None:
     """Import the modules on a ticket for this worker. Ray calls this function as a setup hook.
 
-    Without a ticket, this function returns at once. If an import hangs, the hook returns after
-    the ticket's limit. The limit for reading the ticket is `FILES_LIMIT_S`. Raises nothing.
+    Without a ticket, this function returns at once. If an import hangs, the hook returns after the
+    ticket's limit. Reading the ticket has the limit `FILES_LIMIT_S`. Raises nothing.
     """
     _ran.set()
     search, current = TicketSearch(), _Run()
@@ -197,8 +196,12 @@ def _settle(early: EarlyImports | None) -> None:
 
 def _fail(state: Literal["failed", "hung"], note: str, current: _Run | None = None) -> None:
     logger.warning("seat: %s", note)
-    seat, folder = (None, None) if current is None else (current.seat, current.folder)
-    _settle(EarlyImports(state=state, note=note, seat=seat, folder=folder))
+    early = EarlyImports(state=state, note=note)
+    if current is not None and current.folder is not None and current.seat is not None:
+        early = replace(early, folder=current.folder, seat=_file_of(current, early))
+        with suppress(OSError):  # the keeper gives up a seat without news
+            current.folder.write(early.seat or current.seat)
+    _settle(early)
 
 
 def _import_for_ticket(search: TicketSearch, current: _Run) -> None:
@@ -229,8 +232,8 @@ def _import_for_ticket(search: TicketSearch, current: _Run) -> None:
         _settle(early)
         if early is not None and early.seat is not None:
             folder.write(early.seat)
-    except (OSError, ValueError, ServeWarmError) as error:
-        _fail("failed", f"no early imports: {error}", current)
+    except Exception as error:  # noqa: BLE001 - the keeper waits for a result of every seat
+        _fail("failed", f"no early imports: {type(error).__name__}: {error}", current)
     finally:
         search.decide("none")
 
@@ -468,8 +471,7 @@ def _unset(current: _Run, name: str) -> None:
 def _paths(current: _Run, paths: Sequence[str]) -> Iterator[None]:
     """Add the replica's folders to `sys.path` until the block ends or `_give_up` is called.
 
-    When Ray assigns a job to the worker, Ray itself adds the driver's folders, in the same order as
-    in a start without a seat.
+    Later, Ray adds the driver's folders, in the same order as in a start without a seat.
     """
     here = [path for path in paths if path not in sys.path]
     sys.path[:0] = here

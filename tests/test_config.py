@@ -315,3 +315,11 @@ def test_files_to_read_ahead_are_absolute_paths(pattern: str):
         "invalid warm-up settings: user_config.warmup.readahead: write files as absolute paths "
         "without **, such as /models/*.safetensors (found "
     )
+
+
+@pytest.mark.parametrize("field", ["keep_alive_s", "import_deadline_s"])
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e10])
+def test_times_of_seats_that_no_timer_takes_are_refused(field: str, value: float):
+    """Before, such a time ended the worker that took the ticket, or the thread that keeps seats."""
+    with pytest.raises(ValueError, match=field):
+        Seats(**{field: value})

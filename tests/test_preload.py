@@ -515,10 +515,44 @@ def test_a_file_of_the_app_that_changed_after_its_import_is_found(process: Any):
     edited = process(imports=[name, "json"], edited=name)
     same = process(imports=[name])
 
-    assert edited["changed_file"].endswith("/edited_app.py")
+    assert edited["stale"].endswith("/edited_app.py changed after this seat had imported it")
     assert "/edited_app.py changed after this seat had imported it" in edited["refused"]
-    assert same["changed_file"] == ""
+    assert same["stale"] == ""
     assert edited["use"]["hit"] is same["use"]["hit"] is True
+
+
+@pytest.mark.parametrize("is_package", [False, True])
+def test_code_that_the_next_job_has_in_another_folder_is_found(
+    process: Any, tmp_path: Path, is_package: bool
+):
+    """Before, a seat served the folder of the job that it came from, and the start was a hit."""
+    other = tmp_path / "other job"
+    other.mkdir()
+    if is_package:  # without __init__.py
+        for folder in (tmp_path / "modules", other):
+            (folder / "moved_app").mkdir()
+            (folder / "moved_app" / "part.py").write_text("import json\n")
+        name = "moved_app.part"
+    else:
+        name = process.module("moved_app", "import json\n")
+        (other / "moved_app.py").write_text("import json\n")
+
+    moved = process(imports=[name], paths_of_job=[str(other)])
+
+    assert moved["stale"].startswith(f"this seat imported {tmp_path / 'modules'}/moved_app")
+    assert f", but a replica imports {other}/moved_app" in moved["stale"]
+
+
+def test_an_error_outside_the_imports_is_a_result_of_the_seat(process: Any):
+    """Before, the seat stayed "importing" forever, and its keeper asked for no more seats."""
+    name = process.module(
+        "half_a_torch", "import sys, types\nsys.modules['torch'] = types.ModuleType('torch')\n"
+    )
+
+    seat = process(imports=[name], only_the_seat=True)
+
+    assert seat["seat_file"]["state"] == seat["use"]["miss"] == "failed"
+    assert "no early imports: AttributeError" in seat["seat_file"]["note"]
 
 
 @pytest.mark.slow

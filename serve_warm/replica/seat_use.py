@@ -16,8 +16,9 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +103,38 @@ def is_on_wrong_gpu(environ: Mapping[str, str]) -> bool:
     )
 
 
-def find_changed_file() -> str:
-    """Return a source file of the app that changed after this seat imported it, or ""."""
+def find_stale_code() -> str:
+    """Return a sentence about code of the app that a start without a seat would not have, or ""."""
     early = early_imports()
     files = {} if early is None else early.files
-    return next((file for file, digest in files.items() if file_digest(file) != digest), "")
+    for file, digest in files.items():
+        if file_digest(file) != digest:
+            return f"{file} changed after this seat had imported it"
+    # A seat outlives the job of its replica, and the next job may have another folder.
+    for name, module in tuple(sys.modules.items()):
+        path = str(getattr(module, "__file__", None))
+        if path in files and (place := _other_place(name, path)):
+            return f"this seat imported {path}, but a replica imports {place}"
+    return ""
+
+
+def _other_place(name: str, file: str) -> str:
+    """Return where a module is found now if this is not `file`, else ""."""
+    spec, path = None, None
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        spec = _find_spec(".".join(parts[:count]), path)
+        if spec is None:
+            return "" if path else f"no {parts[0]}"  # code of a package may find its own parts
+        path = spec.submodule_search_locations
+    place = "" if spec is None or not spec.has_location else str(spec.origin)
+    return "" if not place or Path(place).resolve() == Path(file).resolve() else place
+
+
+def _find_spec(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """Find a module again. `importlib.util.find_spec` returns the spec of the imported module."""
+    specs = (finder.find_spec(name, path) for finder in sys.meta_path)
+    return next((spec for spec in specs if spec is not None), None)
 
 
 def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:

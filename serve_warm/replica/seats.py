@@ -57,6 +57,9 @@ RENEW_S = 60.0
 """A seat is replaced this many seconds before its keep-alive time ends, but not before two thirds
 of its keep-alive time have passed."""
 
+RECORD_S = 60.0
+"""Seconds after the limit of its imports within which a seat must have written their result."""
+
 TAKEN_PAUSE_S = 5.0
 """Seconds to wait before replacing a taken seat. The imports of the next seat would slow down the
 start that uses the taken seat. On two busy cores, the passes of such a start took nearly twice as
@@ -189,10 +192,10 @@ class ReplicaSeats:
         is_on_wrong_gpu = seat_use.is_on_wrong_gpu(environ)
         self._use = seat_use.take(environ)
         self._keeper: SeatKeeper | None = None
-        changed_file = seat_use.find_changed_file()
-        if changed_file:
+        stale = seat_use.find_stale_code()
+        if stale:
             raise WarmupFailed(
-                f"{changed_file} changed after this seat had imported it",
+                stale,
                 hint="Serve starts another replica; deploy new code in a new working_dir or image",
                 stage="PENDING",
             )
@@ -422,6 +425,7 @@ class SeatKeeper:
             self._folder.remove(seat)
             if self._is_fresh(seat):
                 self._lose(f"the worker of a seat ended while the seat was {seat.state}")
+        gone += self._give_up_stuck([seat for seat in seats.values() if seat not in gone])
         living = [seat for seat in seats.values() if seat not in gone]
         claimed = {seat.ticket for seat in seats.values()}
         came = [each for each in self._asked if each.ticket in claimed]
@@ -458,6 +462,19 @@ class SeatKeeper:
             importing = any(seat.state == "importing" for seat in living)
             missing = min(missing, 0 if importing or self._asked else 1)
         return missing
+
+    def _give_up_stuck(self, living: Sequence[Seat]) -> list[Seat]:
+        """Return the seats that should have ended their imports, or their workers, long ago."""
+        limit_s = self._settings.import_deadline_s + RECORD_S
+        stuck = [
+            seat
+            for seat in living
+            if seat.state == "importing" and self._clock() - seat.began_boot_s > limit_s
+        ]
+        for seat in stuck:
+            self._folder.remove(seat)
+            self._lose(f"a seat did not record the end of its imports within {limit_s:.0f} s")
+        return stuck
 
     def _is_fresh(self, seat: Seat) -> bool:
         """Return whether a seat is too young to need a replacement."""

@@ -36,6 +36,7 @@ from serve_warm.config import Seats
 from serve_warm.replica.seats import (
     LIMIT_OF_LOSSES,
     PAUSE_S,
+    RECORD_S,
     SEAT_BYTES,
     SPARE,
     STARTING_LIMIT_S,
@@ -375,6 +376,20 @@ def test_a_worker_that_takes_a_ticket_and_writes_no_file_is_a_loss(workers: Work
     assert said(kept).problem == (
         "a worker took the ticket of a seat, but wrote no state file, 5 times in a row"
     )
+
+
+def test_a_seat_that_never_says_how_its_imports_ended_is_given_up(workers: Workers):
+    """As with a full disk. Before, no more seats were asked for, and nothing said so."""
+    clock = Clock()
+    kept = keeper(workers, count=1, clock=clock)
+
+    for _ in range(10):
+        kept.look()
+        clock.ahead_s += 60 + RECORD_S + 70  # the default limit, and more than a pause
+        kept.look()
+
+    assert len(workers.asked) == LIMIT_OF_LOSSES
+    assert "did not record the end of its imports within 120 s" in said(kept).problem
 
 
 def test_seats_that_are_killed_are_not_asked_for_without_end(workers: Workers):

@@ -125,6 +125,14 @@ def start_after_an_edit(module: str) -> str:
     return ""
 
 
+def seat_file() -> dict[str, str]:
+    """Return what the keeper reads of this process's seat."""
+    folder = SeatFolder.of_worker(COMMAND_LINE)
+    assert folder is not None
+    [seat] = folder.seats()
+    return {"state": seat.state, "note": seat.note}
+
+
 def main() -> None:
     question = json.loads(sys.argv[1])
     if question["seat"]:
@@ -150,9 +158,11 @@ def main() -> None:
     answer["frozen"] = gc.get_freeze_count()
     if "thread" in question:
         threading.current_thread().name = question["thread"]
+    answer["seat_file"] = seat_file() if question.get("only_the_seat") else None
+    sys.path[:0] = question.get("paths_of_job", [])  # as Ray does
     if "edited" in question:
         answer["refused"] = start_after_an_edit(question["edited"])
-    answer["changed_file"] = seat_use.find_changed_file()
+    answer["stale"] = seat_use.find_stale_code()
     answer["wrong_gpu"] = seat_use.is_on_wrong_gpu(os.environ)
     use = seat_use.take(os.environ)
     answer["use"] = {**vars(use), "text": use.text()}
