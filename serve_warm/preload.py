@@ -45,6 +45,7 @@ from serve_warm._seats import (
     resident_bytes,
     start_ticks,
 )
+from serve_warm.errors import ServeWarmError
 
 logger = logging.getLogger(__name__)
 
@@ -174,8 +175,7 @@ def import_now(*names: str) -> None:
     """Import modules in this process before the process becomes a replica. Raises nothing.
 
     Call this function in one of your modules, and name that module in the environment variable
-    `RAY_preload_python_modules` of `ray start`. Then every worker on the node is a seat, with any
-    runtime_env:
+    `RAY_preload_python_modules` of `ray start`. Every worker on the node is then a seat:
 
         from serve_warm import preload
 
@@ -232,7 +232,7 @@ def _import_for_ticket(search: TicketSearch, current: _Run) -> None:
         _settle(early)
         if early is not None and early.seat is not None:
             folder.write(early.seat)
-    except Exception as error:  # noqa: BLE001 - the keeper waits for a result of every seat
+    except (AttributeError, OSError, RuntimeError, TypeError, ValueError, ServeWarmError) as error:
         _fail("failed", f"no early imports: {type(error).__name__}: {error}", current)
     finally:
         search.decide("none")

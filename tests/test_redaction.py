@@ -33,7 +33,7 @@ from serve_warm._redaction import (
 from serve_warm.compiler.cuda_graphs import first_words
 from serve_warm.errors import REFUSAL_REASONS, ArtifactRefused, InputError, StoreError
 from serve_warm.inputs import Input
-from serve_warm.precompile.aot_load import _reason
+from serve_warm.precompile.aot_load import describe_failure
 from serve_warm.precompile.facts import _short, take
 from serve_warm.replica.serve_calls import Exchange
 from serve_warm.stores.bucket_failures import boil_down
@@ -515,8 +515,8 @@ SLICES = {
     },
     "artifact.statements": {"name[:100]"},  # of an object, which the name makes
     "builder.portable": {"found[:SHOWN]"},  # instructions
+    "precompile.aoti_assigned": {"short[:SHOWN]"},  # names of changed objects
     "precompile.entries": {"hashlib.sha256(data).hexdigest()[:32]"},
-    "precompile.trace_notes": {"short[:SHOWN]"},  # names of changed objects
     "precompile.settling": {"[*dict.items(value)][:ITEMS_READ]", "items[:ITEMS_READ]"},  # items
     "replica.load": {
         "sorted(trace, key=lambda considered: not considered.accepted)[:TRACE_LINES]"  # records
@@ -583,7 +583,7 @@ PLACES = {
     "a bucket": lambda text: boil_down(ValueError(text)),
     "the Hub": lambda text: explain_failure(ValueError(text))[1],
     "a capture": lambda text: first_words(RuntimeError(text), None),
-    "torch": lambda text: _reason(RuntimeError(text)),
+    "torch": lambda text: describe_failure(RuntimeError(text)),
     "a path of facts": lambda text: take({}, "item", text).why,
     "a fact": _short,
     "anything": lambda text: excerpt(text, 300),

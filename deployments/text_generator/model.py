@@ -80,7 +80,7 @@ def decoder_of(model: Decoder, lengths: Sequence[int]) -> CachedDecoder:
         # No sequence reads this position, because the last token of the longest sequence is
         # returned but not written into the cache.
         idle_position=shape.max_length - 1,
-        vocabulary=lambda: shape.vocabulary,
+        vocabulary=lambda: (shape.vocabulary, shape.vocabulary),
     )
 
 

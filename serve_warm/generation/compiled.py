@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -51,7 +52,7 @@ def compile_generation(
     from serve_warm.generation.decoder import CachedDecoder
     from serve_warm.generation.same_model import SameModel
 
-    _check_arguments(model, batch, max_length, prompt_lengths)
+    prompt_lengths = _check_arguments(model, batch, max_length, prompt_lengths)
     needs = reading.read(model, max_length=max_length, prompt_lengths=prompt_lengths)
     _check_lengths(model, max_length, prompt_lengths, has_fixed_input=needs.encoder_length > 0)
     cache = steps.SlotCache(
@@ -66,7 +67,7 @@ def compile_generation(
         device=model.device,
         has_positions=bool(needs.form.positions),
         same_model=SameModel(model),
-        vocabulary=lambda: model.get_input_embeddings().weight.shape[0],
+        vocabulary=functools.partial(reading.count_tokens, model),
     )
     check = step_check.StepCheck(
         model, raw, decoder, positions=needs.form.positions, features=needs.features
@@ -96,23 +97,25 @@ def _compile_steps(raw: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict
 
 def _check_arguments(
     model: Any, batch: int, max_length: int, prompt_lengths: Sequence[int]
-) -> None:
+) -> Sequence[int]:
     _check_model(model)
     if not isinstance(prompt_lengths, Iterable):
         raise ConfigError(
             f"compile_generation got prompt_lengths={prompt_lengths!r}",
             hint="pass a list of lengths, for example [32, 128]",
         )
+    lengths = tuple(prompt_lengths)
     for name, number in (
         ("batch", batch),
         ("max_length", max_length),
-        *(("prompt_lengths", n) for n in prompt_lengths),
+        *(("prompt_lengths", n) for n in lengths),
     ):
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise ConfigError(
                 f"compile_generation got an invalid {name}: {number!r}",
                 hint="pass positive whole numbers",
             )
+    return lengths
 
 
 def _check_model(model: Any) -> None:

@@ -53,7 +53,7 @@ class CachedDecoder:
         has_positions: bool = True,
         idle_position: int | None = None,
         same_model: SameModel | None = None,
-        vocabulary: Callable[[], int] | None = None,
+        vocabulary: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
         self._decode, self._prefill, self._encode, self._begin = decode, prefill, encode, begin
         self.slots, self.max_length = slots, max_length
@@ -73,7 +73,8 @@ class CachedDecoder:
         self._began: dict[int, Active] = {}
         """For each slot, the adapters that were active when the slot was filled."""
         self._vocabulary = vocabulary
-        self._token_limit = sys.maxsize
+        """Returns the number of tokens that the encoder and the decoder know."""
+        self._token_limits = sys.maxsize, sys.maxsize
         self._lock = threading.Lock()
         self._free = list(range(slots))
 
@@ -83,7 +84,10 @@ class CachedDecoder:
         Such a step was compared with the model in the build.
         """
         dispatcher = self.dispatcher
-        return SESSION.loaded is not None and bool(dispatcher and dispatcher.binder.binding.entries)
+        if SESSION.loaded is None or dispatcher is None:
+            return False
+        binding = dispatcher.binder.binding
+        return bool(binding.entries) and binding.unchanged()
 
     def take(self, count: int) -> list[int]:
         """Reserve and return `count` free slots; `release` gives the slots back.
@@ -100,8 +104,8 @@ class CachedDecoder:
             others = self.slots - len(self._free)
             if count > len(self._free):
                 raise GenerationRefused(
-                    f"The batch needs {count} slots, but other sequences still use {others} of the "
-                    f"{self.slots} slots."
+                    f"The batch needs {count} slot{'s' * (count > 1)}, but other sequences still "
+                    f"use {others} of the {self.slots} slots."
                 )
             if others and not self.has_positions:
                 raise GenerationRefused(
@@ -160,7 +164,7 @@ class CachedDecoder:
         """Return the encoder's states, of shape (1, bucket, width), for one unbatched input."""
         if is_text:
             self._count_tokens()
-            self._check_tokens(inputs.tolist())
+            self._check_tokens(inputs.tolist(), limit=self._token_limits[0])
         with self._lock, torch.inference_mode():
             length = len(inputs)
             if is_text:
@@ -190,7 +194,7 @@ class CachedDecoder:
         tokens, positions = [0] * self.slots, [self._idle] * self.slots
         for slot, (token, position) in newest.items():
             self.check_length(position + 1)
-            if type(token) is not int or not 0 <= token < self._token_limit:
+            if type(token) is not int or not 0 <= token < self._token_limits[1]:
                 token = self.check_token(token)  # noqa: PLW2901 - rare, and takes longer
             tokens[slot], positions[slot] = token, position
         with self._lock, torch.inference_mode():
@@ -221,7 +225,7 @@ class CachedDecoder:
 
     def _count_tokens(self) -> None:
         if self._vocabulary is not None:
-            self._token_limit = self._vocabulary()
+            self._token_limits = self._vocabulary()
 
     def find_changed(self, slots: Iterable[int]) -> dict[int, GenerationRefused]:
         """Return the slots whose sequences cannot continue, because the model has changed."""
@@ -234,7 +238,7 @@ class CachedDecoder:
         began = self._began
         return {slot: refuse_change(began[slot], now) for slot in slots if began[slot] != now}
 
-    def check_token(self, token: Any) -> int:
+    def check_token(self, token: Any, limit: int | None = None) -> int:
         """Return a token as an int.
 
         Raises:
@@ -245,15 +249,14 @@ class CachedDecoder:
             found = operator.index(token)
         except (TypeError, RuntimeError):  # RuntimeError for a tensor of several items
             raise GenerationRefused(f"A token must be a whole number, not {token!r:.40}.") from None
-        if not 0 <= found < self._token_limit:
-            raise GenerationRefused(
-                f"Token {found} is not in the vocabulary of {self._token_limit} tokens."
-            )
+        limit = self._token_limits[1] if limit is None else limit
+        if not 0 <= found < limit:
+            raise GenerationRefused(f"Token {found} is not in the vocabulary of {limit} tokens.")
         return found
 
-    def _check_tokens(self, tokens: Sequence[int]) -> None:
+    def _check_tokens(self, tokens: Sequence[int], limit: int | None = None) -> None:
         for token in {min(tokens), max(tokens)} if tokens else ():
-            self.check_token(token)
+            self.check_token(token, limit)
 
     def _moved(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         return [tensor.to(self.device) for tensor in tensors]

@@ -102,6 +102,19 @@ def read(model: Any, *, max_length: int, prompt_lengths: Sequence[int]) -> Needs
     )
 
 
+def count_tokens(model: Any) -> tuple[int, int]:
+    """Return how many tokens the encoder and the decoder of a model know."""
+
+    def count(part: Any) -> int:
+        return int(part.get_input_embeddings().weight.shape[0])
+
+    if not model.config.is_encoder_decoder:
+        return count(model), count(model)
+    encoder = model.get_encoder()
+    is_text = model.main_input_name == "input_ids"
+    return count(encoder) if is_text else 0, count(model.get_decoder())
+
+
 def _check_kind(model: Any) -> None:
     name = type(model).__name__
     can_generate = getattr(model, "can_generate", None)

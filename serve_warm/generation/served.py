@@ -131,6 +131,9 @@ class Rows(Cache):
             for slot, token, length in zip(self.slots, tokens, self.lengths, strict=True)
         }
         logits = self.decoder.decode(newest)[self.slots]
+        # Another thread may have changed the adapter meanwhile.
+        for why in self.decoder.find_changed(self.slots).values():
+            raise why
         self.lengths = [length + 1 for length in self.lengths]
         self.seen += 1
         return logits
@@ -159,7 +162,10 @@ class CompiledGeneration:
             are not affected.
         """
         original: Any = super().generate  # type: ignore[misc]
-        kwargs = {**_by_name(inspect.signature(original).parameters, args), **kwargs}
+        names = [*inspect.signature(original).parameters]
+        if len(args) > len(names) or kwargs.keys() & {*names[: len(args)]}:
+            return original(*args, **kwargs)  # raises TypeError
+        kwargs = {**_by_name(names, args), **kwargs}
         for name, why in REFUSED_ARGUMENTS.items():
             if kwargs.get(name) is not None:
                 raise _refused(f"{name}=", why)

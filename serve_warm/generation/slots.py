@@ -149,7 +149,8 @@ class Slots:
             for slot, choose in choosers.items()
             if slot not in refused
         }
-        return {**made, **refused}
+        # Another thread may have changed the adapter meanwhile.
+        return {**made, **self._decoder.find_changed(newest), **refused}
 
     def _chosen(self, choose: ChooseToken, logits: torch.Tensor) -> int | Exception:
         try:

@@ -11,13 +11,13 @@ items of an existing list, the call gets no library.
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from serve_warm.precompile.facts import NoEntry
-from serve_warm.precompile.trace_notes import describe_changes
 
 ASSIGNING = "assigning"
 """Kind of result for calls that also assign attributes. Releases that do not know this kind refuse
@@ -119,3 +119,23 @@ def _containers(value: Any) -> list[Any]:
 
 ASSIGN = "assign a new object to an attribute of a module instead, or use level 2"
 """Advice for a change that a library cannot make."""
+
+
+def describe_changes(sources: Sequence[str]) -> str:
+    """Return the names of changed objects for a message, such as `layers.0.cache and 3 others`.
+
+    `sources` are the keys of a mapping that `side_effects` yields.
+    """
+    short = [STEP.sub(r".\1", source).removeprefix(CALLEE).lstrip(".") for source in sources]
+    rest = len(short) - SHOWN
+    names = ", ".join(name or "the model itself" for name in short[:SHOWN])
+    return f"{names} and {rest} other{'s' * (rest > 1)}" if rest > 0 else names
+
+
+SHOWN = 2
+"""How many changed objects a message names."""
+
+CALLEE = "L['callee']"
+
+STEP = re.compile(r"(?:\.__dict__\['_modules'\]|\._modules)\['([^']+)'\]")
+"""How torch writes the step from a module to a submodule."""

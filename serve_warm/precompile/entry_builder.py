@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from serve_warm._records import record
 from serve_warm.precompile import aot_compile, aot_load, aoti_build, call_signature, entry_checks
+from serve_warm.precompile.aoti_assigned import describe_changes
 from serve_warm.precompile.aoti_library import assigns
 from serve_warm.precompile.call_signature import Dynamic, Signature
 from serve_warm.precompile.eager_check import TooFar, difference_from_eager, why_not_twice
@@ -36,7 +37,7 @@ from serve_warm.precompile.running_build import PendingEntry, RunningBuild
 from serve_warm.precompile.session import LIBRARY_LEVEL
 from serve_warm.precompile.settling import SETTLES, ChangedByCall, settle, state_of
 from serve_warm.precompile.settling_calls import SettlingCalls
-from serve_warm.precompile.trace_notes import describe_changes, side_effects
+from serve_warm.precompile.trace_notes import side_effects
 from serve_warm.precompile.unbroken_parts import advise, is_of_trace
 
 Attempt = TypeVar("Attempt")

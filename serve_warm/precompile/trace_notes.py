@@ -12,7 +12,6 @@ import functools
 import inspect
 import itertools
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -422,26 +421,6 @@ def _same(variable: Any, value: object) -> bool:
     constant = variable.as_python_constant()
     plain = type(value) in (type(None), bool, int, str) and type(constant) is type(value)
     return plain and constant == value
-
-
-def describe_changes(sources: Sequence[str]) -> str:
-    """Return the names of changed objects for a message, such as `layers.0.cache and 3 others`.
-
-    `sources` are the keys of a mapping that `side_effects` yields.
-    """
-    short = [STEP.sub(r".\1", source).removeprefix(CALLEE).lstrip(".") for source in sources]
-    rest = len(short) - SHOWN
-    names = ", ".join(name or "the model itself" for name in short[:SHOWN])
-    return f"{names} and {rest} other{'s' * (rest > 1)}" if rest > 0 else names
-
-
-SHOWN = 2
-"""How many changed objects a message names."""
-
-CALLEE = "L['callee']"
-
-STEP = re.compile(r"(?:\.__dict__\['_modules'\]|\._modules)\['([^']+)'\]")
-"""How torch writes the step from a module to a submodule."""
 
 
 def guard_from(entry: Any) -> Guard:

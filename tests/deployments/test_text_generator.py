@@ -31,6 +31,7 @@ from deployments.text_generator.app import (
 from deployments.text_generator.model import Decoder, Shape, compiled, decoder_of, load_model
 from serve_warm import compile_regions
 from serve_warm.compiler.compiled_objects import HandedOver, compile_arguments
+from serve_warm.errors import GenerationRefused
 from serve_warm.generation import Slots
 from serve_warm.inputs import sort_by_size
 
@@ -338,7 +339,7 @@ def test_a_call_that_fails_gives_its_slot_back(slots, model):
 
     async def scenario() -> list[int]:
         for _ in range(2 * SMALL.slots):
-            with pytest.raises(IndexError):
+            with pytest.raises(GenerationRefused, match="not in the vocabulary"):
                 await generated(slots, [SMALL.vocabulary], 2)
         return await generated(slots, prompt(4), 4)
 

@@ -28,6 +28,10 @@ def eager_attention(model: Any) -> None:
     model.set_attn_implementation("eager")
 
 
+def eager_encoder(model: Any) -> None:
+    model.model.encoder.set_attn_implementation("eager")
+
+
 def other_window(model: Any) -> None:
     model.config.sliding_window = 4
 
@@ -38,6 +42,8 @@ def half(model: Any) -> None:
 
 CHANGES = [
     ("llama", eager_attention, "_attn_implementation is 'eager' now, but the compiled steps were"),
+    ("t5", eager_attention, "_attn_implementation is 'eager' now, but the compiled steps were"),
+    ("bart", eager_encoder, "_attn_implementation is 'eager' now, but the compiled steps were"),
     ("mistral", other_window, "sliding_window is 4 now, but the compiled steps were made for 8"),
     ("llama", half, "The model is torch.bfloat16 now, but its compiled steps have a cache of"),
 ]
@@ -95,17 +101,29 @@ def add(model: Any) -> None:
     model.lm_head = Adapted(model.lm_head)
 
 
+def add_to_norm(model: Any) -> None:
+    """As adapters of norms and of experts, whose layers have no matrix."""
+    model.model.norm = Adapted(model.model.norm)
+
+
 def remove(model: Any) -> None:
     model.lm_head = model.lm_head.base
+
+
+def replace(model: Any) -> None:
+    """Delete an adapter, and add one with the same name."""
+    model.lm_head = Adapted(model.lm_head.base)
 
 
 @pytest.mark.parametrize(
     ("make", "change", "message"),
     [
         (lambda: load_compiled("llama"), add, "changed from none to 'a' during"),
+        (lambda: load_compiled("llama"), add_to_norm, "changed from none to 'a' during"),
         (load_adapted, remove, "changed from 'a' to none during"),
+        (load_adapted, replace, "changed in some layers during"),
     ],
-    ids=["added", "removed"],
+    ids=["added", "added to a norm", "removed", "replaced"],
 )
 def test_an_adapter_that_comes_or_goes_ends_a_running_stream(
     make: Callable[[], Any], change: Callable[[Any], None], message: str

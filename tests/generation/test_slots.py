@@ -229,5 +229,5 @@ def test_a_changed_adapter_ends_the_sequences_that_began_before():
     assert made == best(alone, batch_of("llama", (9,)), max_new_tokens=COUNT)[0]
     assert why == (
         "The adapter changed from 'a' to 'b' during this generation, but the cache was made with "
-        "the first adapter."
+        "the first adapter: generate again."
     )

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -164,12 +165,63 @@ def test_a_comparison_uses_free_slots_and_gives_them_back():
 
     assert model._serve_warm_check.find_error() < LARGEST_ERROR[4]
     others = model._serve_warm_decoder.take(2)
-    with pytest.raises(GenerationRefused, match="needs 2 slots"):
+    with pytest.raises(GenerationRefused, match="needs 1 slot, but"):
         model._serve_warm_check.find_error()
+    model._serve_warm_decoder.release(others[:1])
+    assert model._serve_warm_check.find_error() < LARGEST_ERROR[4]
 
     model._serve_warm_decoder.release(others)
     tokens += [token for each in stream for token in each.tolist()]
     assert [tokens] == best(load("llama"), asked, max_new_tokens=8)
+
+
+@pytest.mark.parametrize("value", [torch.finfo(torch.float32).min, float("-inf")])
+def test_logits_that_a_model_masks_do_not_hide_a_difference(value: float):
+    """Before, the difference was divided by the mask, or was NaN."""
+
+    def masked(model: Any) -> Any:
+        original = model.forward
+
+        @functools.wraps(original)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            out = original(*args, **kwargs)
+            out.logits[..., 60:] = value
+            return out
+
+        model.forward = forward
+        return compiled(model)
+
+    good, bad = masked(load("llama")), masked(gpt_neo())
+
+    assert good._serve_warm_check.find_error((2, 5)) < 1e-4
+    assert bad._serve_warm_check.find_error((2, 5)) > 0.1
+
+
+def test_a_model_that_is_in_training_mode_at_its_first_call_is_refused_for_that():
+    """Dropout would make every comparison fail."""
+    model = load_compiled("gpt2")
+    model.train()
+
+    with pytest.raises(GenerationRefused, match="The model is in training mode: call eval"):
+        best(model, batch_of("gpt2"))
+
+
+def test_a_decoder_with_its_own_vocabulary_takes_its_own_tokens():
+    """Before, tokens that the model itself chose were refused."""
+    transformers = require_module("transformers", "pip install 'serve-warm[generation]'")
+    torch.manual_seed(0)
+    settings = {**TWO_STACKS, "vocab_size": 40, "decoder_vocab_size": 96, "pad_token_id": 0}
+    config = transformers.MarianConfig(
+        **settings, share_encoder_decoder_embeddings=False, tie_word_embeddings=False
+    )
+    eager = transformers.MarianMTModel(config).eval()
+    model, asked = compiled(eager), {"input_ids": torch.tensor([[5, 6, 7]])}
+
+    tokens = best(model, asked, max_new_tokens=8)
+
+    assert tokens == best(eager, asked, max_new_tokens=8)
+    with pytest.raises(GenerationRefused, match="Token 40 is not in the vocabulary of 40 tokens"):
+        best(model, {"input_ids": torch.tensor([[5, 40]])})
 
 
 def test_a_served_model_and_a_peft_model_are_refused():
