@@ -126,6 +126,7 @@ def test_a_choice_that_raises_ends_its_own_sequence(model: Any):
     assert others == [expected(n) for n in (9, 4, 12)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("token", "message"),
     [
