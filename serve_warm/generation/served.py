@@ -331,16 +331,18 @@ def serve(model: Any, decoder: CachedDecoder, buffers: SlotCache, check: StepChe
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        own = functools.partial(original, self)
         if args:  # `generate` passes only keywords
             kwargs = {**_by_name(names_of_arguments, args), **kwargs}
-        return self._serve_warm_call(own, kwargs.pop("past_key_values", None), kwargs)
+        # The original model runs its own hooks, also within the steps.
+        return self._serve_warm_call(model, kwargs.pop("past_key_values", None), kwargs)
 
     names = {"forward": forward, "__module__": PACKAGE, "__doc__": kind.__doc__}
     # Keep the class name, because some code in transformers checks it.
     served_kind = type(kind.__name__, (CompiledGeneration, kind), names)
     served: Any = object.__new__(served_kind)
     vars(served).update(vars(model))
+    # With the original's dicts, hooks would run in a step and again around it.
+    vars(served).update({name: type(own)() for name, own in vars(model).items() if _is_hooks(name)})
     # All steps have the same compile arguments. The fingerprint reads them from this attribute.
     vars(served)["_serve_warm"] = decoder.dispatcher
     vars(served)["_serve_warm_decoder"] = decoder
@@ -348,6 +350,10 @@ def serve(model: Any, decoder: CachedDecoder, buffers: SlotCache, check: StepChe
     vars(served)["_serve_warm_local"] = threading.local()
     vars(served)["_serve_warm_check"] = check
     return served
+
+
+def _is_hooks(name: str) -> bool:
+    return "_hooks" in name and name.startswith(("_forward", "_backward"))
 
 
 def _by_name(names: Iterable[str], values: Sequence[Any]) -> dict[str, Any]:

@@ -228,6 +228,30 @@ def test_logits_processors_and_stops_work_as_before(model: Any):
     assert ours.tolist() == theirs.tolist()
 
 
+@pytest.mark.parametrize("whose", ["original", "served"])
+def test_a_hook_of_the_model_runs_once_a_token(whose: str):
+    """Before, a hook ran in the step and again around it, so a bias was added twice."""
+
+    def add_bias(_module: Any, _inputs: Any, out: Any) -> Any:
+        out.logits = out.logits + torch.arange(64) / 8
+        return out
+
+    original, eager = load("llama"), load("llama")
+    eager.register_forward_hook(add_bias)
+    if whose == "original":
+        original.register_forward_hook(add_bias)
+    model = serve_warm.compile_generation(
+        original, batch=BATCH, max_length=MAX_LENGTH, prompt_lengths=(4, 16)
+    )
+    if whose == "served":
+        model.register_forward_hook(add_bias)
+    asked = batch_of("llama")
+
+    assert generate(model, asked) == generate(eager, asked)
+    ids = asked["input_ids"]
+    torch.testing.assert_close(model(input_ids=ids).logits, eager(input_ids=ids).logits)
+
+
 def test_the_cache_stays_where_it_is(model: Any):
     """CUDA graphs read the addresses of their capture: no step replaces a buffer."""
     buffers = model._serve_warm_buffers
