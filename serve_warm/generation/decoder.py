@@ -216,11 +216,11 @@ class CachedDecoder:
     def check_settings(self) -> None:
         """Raise `GenerationRefused` if the model's settings do not fit its steps any more."""
         if self._same_model is not None:
-            self._same_model.begin()
+            self._same_model.read()
 
     def _begin_slot(self, slot: int) -> None:
         if self._same_model is not None:
-            self._began[slot] = self._same_model.begin()
+            self._began[slot] = self._same_model.read()
         self._count_tokens()
 
     def _count_tokens(self) -> None:

@@ -31,7 +31,7 @@ _states = operator.attrgetter("disable_adapters", "active_adapters", "merged_ada
 class SameModel:
     """Refuses to use a model's steps after a change of the model that the steps cannot follow.
 
-    Call `begin` when a sequence begins, and `read` before each later step.
+    Call `read` when a sequence begins and around each later step, and compare the results.
     """
 
     def __init__(self, model: Any) -> None:
@@ -52,14 +52,6 @@ class SameModel:
         self._parts: list[Any] = []
         """All parts of the model, with the dict and the name of each. `peft` can replace any."""
         self._find()
-
-    def begin(self) -> Active:
-        """Check everything, and return the active adapters.
-
-        Raises:
-            GenerationRefused: the steps do not fit the model any more, or autocast is on.
-        """
-        return self.read()
 
     def read(self) -> Active:
         """Return the active adapters.

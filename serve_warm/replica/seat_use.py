@@ -133,7 +133,8 @@ def _other_place(name: str, file: str) -> str:
 
 def _find_spec(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
     """Find a module again. `importlib.util.find_spec` returns the spec of the imported module."""
-    specs = (finder.find_spec(name, path) for finder in sys.meta_path)
+    finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)  # some have none
+    specs = (find(name, path) for find in finders if find is not None)
     return next((spec for spec in specs if spec is not None), None)
 
 
