@@ -165,14 +165,26 @@ def test_a_comparison_uses_free_slots_and_gives_them_back():
 
     assert model._serve_warm_check.find_error() < LARGEST_ERROR[4]
     others = model._serve_warm_decoder.take(2)
-    with pytest.raises(GenerationRefused, match="needs 1 slot, but"):
+    with pytest.raises(GenerationRefused, match="needs 2 slots, but"):
         model._serve_warm_check.find_error()
-    model._serve_warm_decoder.release(others[:1])
-    assert model._serve_warm_check.find_error() < LARGEST_ERROR[4]
 
     model._serve_warm_decoder.release(others)
     tokens += [token for each in stream for token in each.tolist()]
     assert [tokens] == best(load("llama"), asked, max_new_tokens=8)
+
+
+def test_a_request_that_fits_is_served_while_others_use_the_slots_of_the_comparison():
+    """One row is compared then, and both rows at a later request."""
+    model, asked = load_compiled("llama"), batch_of("llama", (7,))
+    others = model._serve_warm_decoder.take(2)
+
+    tokens = best(model, asked)
+    was_done = model._serve_warm_check.is_done
+    model._serve_warm_decoder.release(others)
+    again = best(model, asked)
+
+    assert tokens == again == best(load("llama"), asked)
+    assert (was_done, model._serve_warm_check.is_done) == (False, True)
 
 
 @pytest.mark.parametrize("value", [torch.finfo(torch.float32).min, float("-inf")])
