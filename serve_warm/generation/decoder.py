@@ -86,8 +86,9 @@ class CachedDecoder:
         dispatcher = self.dispatcher
         if SESSION.loaded is None or dispatcher is None:
             return False
-        binding = dispatcher.binder.binding
-        return bool(binding.entries) and binding.unchanged()
+        # Facts may need another look: an import or an attribute can change after the binding.
+        with dispatcher.binder.lock:
+            return bool(dispatcher.binder.bind_again().entries)
 
     def take(self, count: int) -> list[int]:
         """Reserve and return `count` free slots; `release` gives the slots back.
