@@ -60,7 +60,7 @@ class SeatUse:
     count: int = 0
     """Seats to keep on this node, from the settings."""
     hit: bool = False
-    """Whether the process had finished its imports before Ray turned it into this replica."""
+    """Whether this start used imports that its process made before it became this replica."""
     miss: Miss | Literal[""] = ""
     """Why `hit` is false; empty if `hit` is true."""
     note: str = ""
@@ -159,7 +159,7 @@ class SeatFolder:
         return cls(_private_folders.user_folder("seats") / digest)
 
     def make(self) -> None:
-        """Make the folder, and remove folders of clusters that no longer exist.
+        """Make the folder. Remove folders of clusters that no longer exist, and unfinished files.
 
         Raises:
             OSError: the folder cannot be made.
@@ -167,6 +167,10 @@ class SeatFolder:
         """
         _private_folders.make_private(self.path)
         _private_folders.check_private(self.path, "the seat folder")
+        for path in [*self.path.glob("claimed-*"), *self.path.glob(".*-*")]:
+            with suppress(OSError):  # its process may have removed it
+                if time.time() - path.stat().st_mtime > TICKET_S:
+                    path.unlink()
         for other in self.path.parent.iterdir():
             with suppress(OSError):  # another process may be removing it, too
                 if other != self.path and time.time() - other.stat().st_mtime > KEPT_S:

@@ -404,22 +404,36 @@ def test_modules_of_the_drivers_folder_are_found(
     assert answer["paths"].count(str(folder)) == left
 
 
+BEGINS_A_THREAD = """
+import os, threading
+nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+assert nice == min(19, os.getpriority(os.PRIO_PROCESS, os.getpid()) + 10), nice
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+
+
 @pytest.mark.slow
 def test_the_low_priority_ends_with_the_imports(process: Any):
     """The main thread never had it, and threads that an import began have it no more."""
-    name = process.module(
-        "begins_a_thread",
-        "import os, threading\n"
-        "nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())\n"
-        "assert nice == min(19, os.getpriority(os.PRIO_PROCESS, os.getpid()) + 10), nice\n"
-        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n",
-    )
+    name = process.module("begins_a_thread", BEGINS_A_THREAD)
 
     answer = process(imports=[name, "torch"])
 
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert answer["use"]["hit"], answer["use"]
     assert answer["nice"] == [own] or os.geteuid() != 0
+
+
+def test_a_seat_that_may_not_raise_priorities_names_the_threads(process: Any):
+    """As in a container without the right. The main thread has its own priority all along."""
+    name = process.module("begins_a_thread", BEGINS_A_THREAD)
+
+    answer = process(imports=[name], may_raise_priority=False)
+
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert answer["nice"] == [own, min(19, own + 10)]
+    assert answer["use"]["hit"]
+    assert answer["use"]["note"] == "number of threads that still have a low priority: 1"
 
 
 NOTES_ITS_PRIORITY = """

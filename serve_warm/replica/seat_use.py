@@ -79,9 +79,8 @@ def take(environ: Mapping[str, str]) -> SeatUse:
         names = ", ".join(changed)
         note = f"environment variables changed after the imports of the seat: {names}"
         return replace(use, miss="environment", note=note)
-    notes = (
-        [f"{early.slow_threads} threads still have a low priority"] if early.slow_threads else []
-    )
+    slow = early.slow_threads
+    notes = [f"number of threads that still have a low priority: {slow}"] if slow else []
     if early.omp_threads != environ.get(OMP) and _has_openblas():
         notes.append(f"OpenBLAS keeps the thread count from {OMP}={early.omp_threads or ''}")
     return replace(use, hit=True, note="; ".join(notes))

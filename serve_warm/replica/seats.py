@@ -4,7 +4,8 @@
 
 Ray has no public API to ask for workers. All private Ray names used here are in `Raylet`, each with
 the file and version in which the name was seen. If a name is missing, no seats are kept, and each
-start works as it does without seats.
+start works as it does without seats. A worker must not import Ray's modules before it knows that it
+is a seat, so the Ray names that a worker needs are in `_seats` and `preload`.
 
 `PrestartWorkers` always starts new workers, however many workers already exist
 (HandlePrestartWorkers in src/ray/raylet/node_manager.cc). Ray gives a replica a worker that has the
@@ -285,6 +286,8 @@ class SeatKeeper:
         self._settings = settings
         self._source = source
         self._folder = folder
+        digest = hashlib.sha256(deployment.encode()).hexdigest()[:16]
+        self._lock_path = folder.path / f"keeper-{digest}.lock"
         self._wanted = Wanted(
             deployment=deployment,
             imports=tuple(imports),
@@ -347,6 +350,8 @@ class SeatKeeper:
             self._stop(f"no seats: {error}")
 
     def _look(self) -> None:
+        if self._lock is not None and not self._is_locked(self._lock):
+            self._release()
         if self._lock is None and not self._become_keeper():
             return
         living = self._count()
@@ -385,9 +390,8 @@ class SeatKeeper:
         import fcntl
 
         self._folder.make()
-        digest = hashlib.sha256(self._deployment.encode()).hexdigest()[:16]
-        path = self._folder.path / f"keeper-{digest}.lock"
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        lock = os.open(self._lock_path, flags, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -396,6 +400,16 @@ class SeatKeeper:
         self._lock = lock  # held until a problem, or until the process ends
         return True
 
+    def _is_locked(self, lock: int) -> bool:
+        """Return whether this lock is on the file that other replicas would lock.
+
+        If the folder was swept, another replica can have a lock on a new file.
+        """
+        try:
+            return os.path.samestat(os.fstat(lock), self._lock_path.stat())
+        except FileNotFoundError:
+            return False
+
     def _release(self) -> None:
         """Release the lock, so that another replica can keep seats."""
         lock, self._lock, self._waiting = self._lock, None, None
@@ -403,41 +417,23 @@ class SeatKeeper:
             os.close(lock)
 
     def _count(self) -> list[Seat]:
-        """Return the live seats, and record which seats have arrived, were taken or were lost."""
+        """Return the live usable seats, and record which have arrived, were taken or were lost."""
         seats = {
             seat.pid: seat for seat in self._folder.seats() if seat.deployment == self._deployment
         }
         gone = [seat for seat in seats.values() if not lives(seat)]
-        # A worker may also end itself. Ignore failures from before this keeper began, because they
-        # may be fixed by now.
-        useless = next(
-            (
-                seat
-                for seat in seats.values()
-                if seat.state in ("failed", "hung", "cuda")
-                and (seat not in gone or seat.began_boot_s >= self._since_s)
-            ),
-            None,
-        )
-        if useless is not None:
-            self._stop(f"a seat cannot be used ({useless.state}): {useless.note}")
+        useless = [seat for seat in seats.values() if seat.state in ("failed", "hung", "cuda")]
+        for seat in useless:
+            # Causes of failures from before this keeper began may be fixed by now.
+            if seat.began_boot_s >= self._since_s:
+                self._stop(f"a seat cannot be used ({seat.state}): {seat.note}")
         for seat in gone:
             self._folder.remove(seat)
-            if self._is_fresh(seat):
+            if self._is_fresh(seat) and seat not in useless:
                 self._lose(f"the worker of a seat ended while the seat was {seat.state}")
         gone += self._give_up_stuck([seat for seat in seats.values() if seat not in gone])
-        living = [seat for seat in seats.values() if seat not in gone]
-        claimed = {seat.ticket for seat in seats.values()}
-        came = [each for each in self._asked if each.ticket in claimed]
-        late = [each for each in self._asked if self._clock() - each.at_s > TICKET_S]
-        for each in late:
-            if each in came:
-                continue
-            if self._folder.withdraw(each.ticket):
-                self._lose(f"Ray started no worker for the seat within {TICKET_S:.0f} s")
-            else:
-                self._lose("a worker took the ticket of a seat, but wrote no state file")
-        self._asked = [each for each in self._asked if each not in came and each not in late]
+        living = [seat for seat in seats.values() if seat not in gone and seat not in useless]
+        self._settle_tickets({seat.ticket for seat in seats.values()})
         for seat in [seat for seat in living if seat.state == "waiting" and is_taken(seat)]:
             self._folder.remove(seat)
             living.remove(seat)
@@ -450,6 +446,19 @@ class SeatKeeper:
             self._seen_waiting = True
         self._known = {seat.pid: seat for seat in waiting}
         return living
+
+    def _settle_tickets(self, claimed: set[str]) -> None:
+        """Forget requests whose ticket became a seat, and those that are too old."""
+        came = [each for each in self._asked if each.ticket in claimed]
+        late = [each for each in self._asked if self._clock() - each.at_s > TICKET_S]
+        for each in late:
+            if each in came:
+                continue
+            if self._folder.withdraw(each.ticket):
+                self._lose(f"Ray started no worker for the seat within {TICKET_S:.0f} s")
+            else:
+                self._lose("a worker took the ticket of a seat, but wrote no state file")
+        self._asked = [each for each in self._asked if each not in came and each not in late]
 
     def _missing(self, living: Sequence[Seat]) -> int:
         count = self._settings.count
@@ -548,17 +557,17 @@ def new_keeper(
     )
 
 
-def free_memory_bytes() -> int | None:
+def free_memory_bytes(root: Path = Path("/")) -> int | None:
     """Return the free memory of the node or its container, whichever is less; None if unknown."""
     found = []
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = (root / "proc/meminfo").read_text().splitlines()
         fields = dict(line.split(":", 1) for line in lines if ":" in line)
         found.append(int(fields["MemAvailable"].split()[0]) * 1024)
     except (OSError, KeyError, ValueError):
         pass
     try:
-        group = Path("/sys/fs/cgroup")  # cgroup version 2, as seen in a container
+        group = root / "sys/fs/cgroup"  # cgroup version 2, as seen in a container
         most = (group / "memory.max").read_text().strip()
         if most != "max":
             used = int((group / "memory.current").read_text())

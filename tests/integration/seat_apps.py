@@ -31,12 +31,19 @@ class Adder(WarmupMixin):
         return {"pid": os.getpid(), "threads": torch.get_num_threads()}
 
 
-def bound(case: str, *, hook: bool = True, more: dict[str, str] | None = None, **seats: Any) -> Any:
+def bound(
+    case: str,
+    *,
+    hook: bool = True,
+    more: dict[str, str] | None = None,
+    cpus: float = 0,
+    **seats: Any,
+) -> Any:
     """Return an application whose workers serve no other case."""
     variables = {"CASE": case, **(preload.hook_environment() if hook else {}), **(more or {})}
     deployment = serve.deployment(
         Adder,
-        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": variables}},
+        ray_actor_options={"num_cpus": cpus, "runtime_env": {"env_vars": variables}},
         graceful_shutdown_timeout_s=0,
         max_constructor_retry_count=1,
         user_config={"warmup": {"seats": {"count": 1, **seats}}},

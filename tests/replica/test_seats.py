@@ -45,6 +45,7 @@ from serve_warm.replica.seats import (
     SeatKeeper,
     SeatsDelayed,
     SeatsUnavailable,
+    free_memory_bytes,
     imports_of_seat,
 )
 
@@ -313,6 +314,24 @@ def test_a_worker_that_ended_itself_is_the_last_one(workers: Workers, is_new: bo
     assert len(workers.asked) == (1 if is_new else 2)
 
 
+def test_useless_seats_from_before_this_replica_are_not_counted(workers: Workers):
+    """The cause may be fixed by now, but Ray may keep the workers for a long time."""
+    for _ in range(2):  # as many as a keeper has at most
+        earlier = keeper(workers, count=1)
+        earlier.look()
+        workers.settle("failed", note="importing app raised ValueError")
+        earlier.look()
+
+    fixed = keeper(workers, count=1)
+    fixed.look()
+    workers.settle()
+    fixed.look()
+
+    assert said(earlier).problem.endswith("importing app raised ValueError")
+    assert (said(fixed).problem, said(fixed).waiting) == ("", 1)
+    assert workers.asked == [1, 1, 1]
+
+
 def test_a_raylet_that_refuses_is_asked_once(workers: Workers):
     """No ticket is left for a worker that comes later for another reason."""
     kept = keeper(workers)
@@ -464,6 +483,40 @@ def test_no_more_is_asked_for_than_memory_is_free(workers: Workers):
     assert workers.asked == [1, 2]
 
 
+KIB, GIB = 1024, 1024**3
+
+
+@pytest.mark.parametrize(
+    ("group", "free"),
+    [
+        ({}, 8 * GIB),
+        ({"max": "max", "current": str(GIB), "stat": "anon 1\n"}, 8 * GIB),
+        ({"max": str(4 * GIB), "current": str(3 * GIB), "stat": "anon 1\n"}, GIB),
+        ({"max": str(4 * GIB), "current": str(3 * GIB), "stat": f"inactive_file {GIB}\n"}, 2 * GIB),
+        ({"max": str(64 * GIB), "current": "0", "stat": ""}, 8 * GIB),
+        ({"max": "lots", "current": "0", "stat": ""}, 8 * GIB),
+        ({"max": str(GIB), "current": "0"}, 8 * GIB),
+    ],
+)
+def test_free_memory_is_that_of_the_node_or_of_the_container(
+    tmp_path: Path, group: dict[str, str], free: int
+):
+    """Whichever is less. A limit that cannot be read counts as none."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    lines = f"MemTotal: {16 * GIB // KIB} kB\nMemAvailable: {8 * GIB // KIB} kB\n"
+    (tmp_path / "proc/meminfo").write_text(lines)
+    for name, text in group.items():
+        (tmp_path / "sys/fs/cgroup" / f"memory.{name}").write_text(text)
+
+    assert free_memory_bytes(tmp_path) == free
+
+
+def test_free_memory_that_no_file_tells_is_unknown(tmp_path: Path):
+    assert free_memory_bytes(tmp_path) is None
+    assert free_memory_bytes() > 0
+
+
 def test_a_keeper_whose_folder_is_gone_makes_it_again(workers: Workers):
     """As after a sweep of /tmp. Only repeated losses stop the keeper."""
     clock = Clock()
@@ -480,6 +533,24 @@ def test_a_keeper_whose_folder_is_gone_makes_it_again(workers: Workers):
 
     assert workers.asked == [1, 1]
     assert said(kept).problem == ""
+
+
+def test_a_keeper_whose_lock_was_swept_gives_way_to_the_one_in_the_new_folder(workers: Workers):
+    """Two keepers of one deployment would ask for seats at the same time."""
+    first, second = keeper(workers, count=1), keeper(workers, count=1)
+    first.look()
+    workers.settle()
+    first.look()
+    shutil.rmtree(workers.folder.path)
+    second.look()
+    workers.settle()
+
+    for each in (first, second, first):
+        each.look()
+
+    assert (said(first).waiting, said(first).problem) == (None, "")
+    assert said(second).waiting == 1
+    assert workers.asked == [1, 1]
 
 
 def test_a_keeper_that_stopped_lets_another_one_try(workers: Workers):
@@ -562,6 +633,23 @@ def test_a_ticket_is_for_one_worker(tmp_path: Path):
 
     assert folder.claim() is not None
     assert folder.claim() is None
+
+
+def test_files_of_workers_that_were_killed_are_removed(tmp_path: Path):
+    """A worker can be killed while it takes a ticket, and a replica while it writes one."""
+    folder = SeatFolder(tmp_path / "seats")
+    folder.make()
+    folder.offer(Wanted(deployment="app#Embedder", imports=()))
+    names = ["claimed-17", ".ticket-0a1b.0a1b", ".seat-17.0a1b"]
+    for name in [*names, "claimed-18"]:
+        (folder.path / name).touch()
+    for name in names:
+        os.utime(folder.path / name, (0, time.time() - TICKET_S - 1))
+
+    folder.make()
+
+    left = sorted(path.name for path in folder.path.iterdir())
+    assert [name.partition("-")[0] for name in left] == ["claimed", "ticket"]
 
 
 def test_an_old_ticket_is_taken_by_nobody(tmp_path: Path):

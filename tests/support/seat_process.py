@@ -8,6 +8,7 @@ Ray is not used: this module does what Ray does to a worker (command line, hook,
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -32,6 +33,8 @@ def be_seat(question: dict[str, Any]) -> None:
     sys.argv = ["default_worker.py", *COMMAND_LINE]
     folder = SeatFolder.of_worker(sys.argv)
     assert folder is not None
+    if not question.get("may_raise_priority", True):
+        drop_the_right_to_raise({**question, "may_raise_priority": True})
     if question.get("ticket", True):
         folder.make()
         folder.offer(
@@ -110,6 +113,13 @@ def priorities() -> set[int]:
         with contextlib.suppress(ProcessLookupError):
             found.add(os.getpriority(os.PRIO_PROCESS, int(thread.name)))
     return found
+
+
+def drop_the_right_to_raise(question: dict[str, Any]) -> None:
+    """Run this program again without the right to raise a priority, which root has."""
+    pr_capbset_drop, cap_sys_nice = 24, 23  # linux/prctl.h, linux/capability.h
+    ctypes.CDLL(None).prctl(pr_capbset_drop, cap_sys_nice)  # others than root have no such right
+    os.execv(sys.executable, [sys.executable, __file__, json.dumps(question)])
 
 
 def start_after_an_edit(module: str) -> str:
