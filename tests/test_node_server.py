@@ -1327,6 +1327,7 @@ def test_a_scrape_during_a_death_is_whole(serve, replica, directory):
     assert server.process.poll() is None
 
 
+@pytest.mark.slow
 def test_a_poisoned_directory_is_a_failed_check(serve, replica, directory):
     """Figures of replicas stay as they were last seen, a gauge says so, and nobody is buried."""
     server = serve()

@@ -334,6 +334,7 @@ def test_an_import_that_hangs_is_given_up(process: Any):
     assert answer["collection_then"][1] == list(gc.get_threshold())
 
 
+@pytest.mark.slow
 def test_an_import_that_raises_after_it_was_given_up_changes_nothing(process: Any):
     """The reason stays that it took too long, and no file says that a replica is a seat."""
     name = process.module(
@@ -353,6 +354,7 @@ def test_an_import_that_raises_after_it_was_given_up_changes_nothing(process: An
     assert "colorsys" not in answer["before_replica"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [True, False])
 def test_a_slow_module_that_is_not_of_the_app_is_not_imported_twice(process: Any, named: bool):
     """The worker ends and its file says why. A second import of torch would raise."""
@@ -522,6 +524,7 @@ def test_a_driver_that_is_only_loaded_is_no_reason(
     assert answer["use"]["miss"] == miss
 
 
+@pytest.mark.slow
 def test_a_file_of_the_app_that_changed_after_its_import_is_found(process: Any):
     """The seat would serve the old code, and a plain start the new one."""
     name = process.module("edited_app", "import json\n")

@@ -870,6 +870,7 @@ with NodeCache.open(default_root()) as cache, pull(
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_memory_does_not_grow_with_a_part(tmp_path: Path):
     """200 MiB that come in any order, from several threads, stream to the disk and are hashed."""

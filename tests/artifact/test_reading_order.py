@@ -166,6 +166,7 @@ def test_reading_ends_where_nothing_newer_can_come(store: Flooded):
     assert [each.key for each in found.statements if each.readable] == [key]
 
 
+@pytest.mark.slow
 def test_times_that_cannot_be_right_decide_nothing(store: Flooded):
     """If a copy kept no times, each statement may be newer than it looks."""
     times = ("2026-11-20T10:00:00.000000Z", "2026-11-22T10:00:00.000000Z")
@@ -199,6 +200,7 @@ def test_what_was_not_read_is_said(store: Flooded, caplog: pytest.LogCaptureFixt
     assert [line for line in warnings(caplog) if "skipped at least 4489" in line]
 
 
+@pytest.mark.slow
 def test_nothing_fits_says_how_many_were_not_read(store: Flooded):
     """The reader learns that the reason may be in an unread statement."""
     for number in range(MAX_READ + 5):
@@ -208,6 +210,7 @@ def test_nothing_fits_says_how_many_were_not_read(store: Flooded):
         pull_here(store)
 
 
+@pytest.mark.slow
 def test_an_explanation_has_all(store: Flooded):
     """The explanation contains every statement, however many exist."""
     for number in range(MAX_READ + 5):

@@ -120,6 +120,7 @@ def prove(on: Room, *, replicas: int = 1, told: list[str] | None = None) -> Any:
     return reports, seconds
 
 
+@pytest.mark.slow
 def test_trips_run_beside_each_other_where_there_is_room():
     """The reports are those of the last trip, whichever ended last; each has seconds of its own."""
     third = {**GOOD, "covered": {"expected": 3, "proven": 3}}

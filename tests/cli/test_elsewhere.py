@@ -87,6 +87,7 @@ def store_fixture(tmp_path: Path) -> LocalStore:
     return store
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_an_application_can_be_written_there(system: str, tmp_path: Path) -> None:
@@ -103,6 +104,7 @@ def test_an_application_can_be_written_there(system: str, tmp_path: Path) -> Non
     assert "'scores'" in said["bad"][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_the_package_and_its_help_need_neither_torch_nor_ray(system: str) -> None:
     """`serve-warm --help` loads the module of each command."""
@@ -137,6 +139,7 @@ print(json.dumps(ended))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_command_works_or_says_in_a_sentence_that_it_does_not(system: str) -> None:
     """Before it does anything, with its reason and where it works; its help is there."""

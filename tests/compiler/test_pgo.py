@@ -121,6 +121,7 @@ said["back"] = graphs_made()
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_profile_is_read_anew_from_where_the_caches_are(tmp_path: Path):
     """A compile before the artifact arrived does not prevent a new read of the profile."""

@@ -403,6 +403,7 @@ TARGETS = [["cuda", 80, 32], ["cuda", 90, 32], ["hip", "gfx942", 64]]
 """An A100, an H100 or H200, and an MI300: what they are to Triton, and their threads per warp."""
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_kernels_for_gpus_that_are_not_here_travel(tmp_path: Path):
     """Kernels for absent GPUs are in the artifact, and are not built again at another path."""
@@ -487,6 +488,7 @@ print(watch.counts().compiler_processes)
 """
 
 
+@pytest.mark.slow
 def test_c_that_triton_compiles_counts_as_a_compiler_run(tmp_path: Path):
     """Triton compiles a launcher for each kernel that torch cannot launch itself.
 

@@ -902,6 +902,7 @@ def pinned(order: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(not has_portable_isa(), reason="this CPU is below x86-64-v3")
 @pytest.mark.skipif(not CAN_PIN, reason="this torch has no setting cpp.march")

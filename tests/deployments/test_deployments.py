@@ -185,6 +185,7 @@ def test_warmup_images_are_accepted():
     assert [len(item.body) for item in inputs] == [IMAGE_BYTES] * 2
 
 
+@pytest.mark.slow
 def test_settings_choose_the_batches():
     """Inputs, padding and the most images in a batch follow one setting, and cannot drift apart."""
     cls = ImageClassifier.func_or_class

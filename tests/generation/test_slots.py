@@ -63,6 +63,7 @@ def run(model: Any, *requests: Callable[[Slots], Any]) -> list[Any]:
     return asyncio.run(every())
 
 
+@pytest.mark.slow
 def test_more_sequences_than_slots_all_get_their_tokens(model: Any):
     """Each sequence gets the same tokens as alone, and waits for a free slot."""
     lengths = [5, 16, 1, 9, 4, 12]
@@ -160,6 +161,7 @@ def test_a_choice_outside_the_vocabulary_ends_its_own_sequence(
     assert others == [expected(n) for n in (9, 4, 12)]
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_frees_its_slot(model: Any):
     """Waiting sequences get the slot, and running sequences do not change."""
 
@@ -175,6 +177,7 @@ def test_a_client_that_leaves_frees_its_slot(model: Any):
     assert others == [expected(n) for n in (9, 4, 12)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "count", "message"),
     [
@@ -208,6 +211,7 @@ def test_continuous_batches_keep_all_slots(model: Any):
         model.continuous(call=on_this_thread)
 
 
+@pytest.mark.slow
 def test_a_changed_adapter_ends_the_sequences_that_began_before():
     """The next token of each raises; a sequence that begins then shares steps and goes on."""
     model = load_adapted()

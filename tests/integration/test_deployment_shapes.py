@@ -63,6 +63,7 @@ def values(notes: list[dict[str, Any]], key: str) -> list[Any]:
 # --- plain classes ----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_every_input_of_every_kind_of_handler_is_proven(apps):
     """Async methods, batches, generators, streams, multiplexed models, HTTP: all are covered."""
     report = apps["handlers"].ready().report()

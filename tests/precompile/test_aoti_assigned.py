@@ -113,6 +113,7 @@ class OwnDict(Assigning):
         return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [

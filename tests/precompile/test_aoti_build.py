@@ -745,6 +745,7 @@ class Switching(torch.nn.Module):
         return y
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_forward_that_sets_back_what_it_set_has_a_library():
     """An object that ends as it was is not changed: so transformers marks a forward under way."""
@@ -805,6 +806,7 @@ def _(x):
     return torch.empty_like(x)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_operator_of_python_is_refused():
     """An operator without a C interface would be called through torch's own runner.
@@ -822,6 +824,7 @@ def test_an_operator_of_python_is_refused():
         made_of(Custom(), torch.randn(3, 4))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_operator_that_has_an_equal_one_has_a_library():
     """Models of images and text check their masks by `_is_all_true`."""
@@ -991,6 +994,7 @@ def counting(kind: type, made: list[int], deleted: list[int]) -> type:
     return Counting
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [aoti_library.Native, AsOnAGpu])
 def test_calls_that_fail_leak_no_models(

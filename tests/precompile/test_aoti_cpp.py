@@ -122,6 +122,7 @@ def test_all_code_of_a_library_is_compiled_in_the_background(two: Looked):
     assert threads_of_code == {aoti_cpp.THREAD}
 
 
+@pytest.mark.long
 def test_a_call_is_answered_before_and_after(two: Looked):
     """By torch.compile while its library is begun, and by the library once it is made."""
     assert len(two.answers) == 6

@@ -296,6 +296,7 @@ def test_a_patched_method_is_level_1(fresh: tuple[Path, Any], monkeypatch: pytes
 # --- several modules --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_modules_of_one_structure_share_entries(scaled: tuple[Path, Any]):
     """Each module has its own weights. A module with another graph does not share."""

@@ -175,6 +175,7 @@ def test_sizes_in_a_range_are_looked_up_once(tmp_path: Path):
     assert (found["_judge"], found["compiles"]) == (0, 0)
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 @pytest.mark.parametrize(
     ("arguments", "lookups"),

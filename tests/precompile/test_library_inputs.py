@@ -213,6 +213,7 @@ def test_a_call_that_nobody_checked_reads_what_is_there():
     assert is_same(library(net, *CALL), expected(net))
 
 
+@pytest.mark.slow
 def test_replaced_modules_are_freed_although_one_library_is_not_called_again():
     """Each rare shape would otherwise keep another version of the weights."""
     net = Net()

@@ -884,6 +884,7 @@ def test_weights_that_were_replaced_are_not_kept(layer: Any):
     assert not watch.unchanged()
 
 
+@pytest.mark.slow
 def test_thousands_of_changes_need_no_memory(layer: Any):
     """A model whose parts are exchanged keeps neither the old parts nor notes about them."""
     layer.config = Config()

@@ -115,6 +115,7 @@ def test_another_recurrent_layer_is_a_miss(settings: dict[str, Any], folder: Pat
     torch.testing.assert_close(found.value, model(x()))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
 @torch.inference_mode()
@@ -132,6 +133,7 @@ def test_a_recurrent_layer_is_a_library(kind: type, tmp_path: Path):
     torch.testing.assert_close(found.value, fresh(x()))
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_a_recurrent_layer_with_many_steps_says_what_to_do(tmp_path: Path):
     """Its graph would repeat the code of a step for each of them."""

@@ -134,6 +134,7 @@ class OfItsOwn(BaseException):
 RAISED = [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError, OfItsOwn]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", RAISED)
 def test_an_entry_that_raises_no_error_is_refused_once_as_well(
     kind: type[BaseException], broken: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -223,6 +224,7 @@ def with_code(good: Path, folder: Path, data: bytes) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "said"),
     [

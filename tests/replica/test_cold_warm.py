@@ -142,6 +142,7 @@ def by_tuned(machine: Machine, tuned: Started) -> Started:
     return start_tuned(machine, load=True, traffic=3)
 
 
+@pytest.mark.long
 def test_the_control_runs_the_compiler(cold: Started):
     """Without an artifact the same program compiles, so the tests below prove something."""
     report = cold.report

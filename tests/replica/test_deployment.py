@@ -321,6 +321,7 @@ def test_a_second_object_of_a_replica_is_refused(inner: type, in_replica: InRepl
 HOSTILE = "user == 'a@b.c' " * 100_000
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("exports")
 def test_a_replica_with_texts_of_megabytes_probes_ready(tmp_path: Path):

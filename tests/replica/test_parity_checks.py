@@ -218,6 +218,7 @@ def test_libraries_are_checked_without_any_compiler(libraries: tuple[Path, Path]
     assert (report["compiler_imported"], answer["imported"]) == ("", [])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_wrong_library_is_served_eagerly_without_a_compiler(
     libraries: tuple[Path, Path], tmp_path: Path

@@ -635,6 +635,7 @@ print("torch._inductor.compile_fx" in sys.modules, len(work._spans))
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     # One span is Dynamo, the second this machine, the third Inductor.
@@ -684,6 +685,7 @@ print(under_way, os.waitstatus_to_exitcode(status))
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_process_that_init_forks_can_compile(store: LocalStore, tmp_path: Path):
     """Forked in the middle of the import it has a whole compiler."""

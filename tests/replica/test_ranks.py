@@ -242,6 +242,7 @@ def test_a_rank_that_fails_ends_the_others(starts: dict[str, list[dict[str, Any]
     assert first["report"]["stage"] == "FAILED"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_rank_that_dies_in_a_pass_is_not_waited_for(tmp_path: Path):
     """Its peer fails in the collective that it was to call, with the input."""

@@ -262,6 +262,7 @@ def test_an_input_that_fails_every_proof_is_named_with_its_reason():
     assert stance() == "default"
 
 
+@pytest.mark.slow
 def test_a_handler_that_swallows_the_proof_is_not_proven():
     """An answer made without the model is no proof that the model is warm."""
     model = compiled(double, recompile_limit=64)

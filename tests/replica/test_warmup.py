@@ -463,6 +463,7 @@ def test_batches_that_nobody_declared_are_named_before_ready():
     assert (report.covered.proven, report.warmup.compiles) == (3, 3)
 
 
+@pytest.mark.slow
 def test_a_slow_model_is_not_called_with_every_batch_size(caplog: pytest.LogCaptureFixture):
     """A start must not take longer for sizes that nobody declared than for those of traffic."""
     replica = Batched(4, pads=True)

@@ -57,6 +57,7 @@ def run(*command: str, path: tuple[Path, ...]) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.slow
 def test_the_store_of_the_guide_passes_the_contract(package: Path):
     """A reader who copies both files has a store that works, and tests that show it."""
     ended = run(
