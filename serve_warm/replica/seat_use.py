@@ -103,7 +103,7 @@ def is_on_wrong_gpu(environ: Mapping[str, str]) -> bool:
 
 
 def find_stale_code() -> str:
-    """Return a sentence about code of the app that a start without a seat would not have, or ""."""
+    """Return why the app's code here is not what a start without a seat would import, or ""."""
     early = early_imports()
     files = {} if early is None else early.files
     for file, digest in files.items():
@@ -118,7 +118,7 @@ def find_stale_code() -> str:
 
 
 def _other_place(name: str, file: str) -> str:
-    """Return where a module is found now if this is not `file`, else ""."""
+    """Return the file that an import of this module would load now, if not `file`, else ""."""
     spec, path = None, None
     parts = name.split(".")
     for count in range(1, len(parts) + 1):

@@ -59,7 +59,7 @@ RENEW_S = 60.0
 of its keep-alive time have passed."""
 
 RECORD_S = 60.0
-"""Seconds after the limit of its imports within which a seat must have written their result."""
+"""Seconds for a seat to write the result of its imports, counted from the limit of the imports."""
 
 TAKEN_PAUSE_S = 5.0
 """Seconds to wait before replacing a taken seat. The imports of the next seat would slow down the
@@ -448,7 +448,7 @@ class SeatKeeper:
         return living
 
     def _settle_tickets(self, claimed: set[str]) -> None:
-        """Forget requests whose ticket became a seat, and those that are too old."""
+        """Forget requests that a seat has answered, and requests that are too old."""
         came = [each for each in self._asked if each.ticket in claimed]
         late = [each for each in self._asked if self._clock() - each.at_s > TICKET_S]
         for each in late:
@@ -473,7 +473,7 @@ class SeatKeeper:
         return missing
 
     def _give_up_stuck(self, living: Sequence[Seat]) -> list[Seat]:
-        """Return the seats that should have ended their imports, or their workers, long ago."""
+        """Return the seats whose imports, or whose workers, should have ended long ago."""
         limit_s = self._settings.import_deadline_s + RECORD_S
         stuck = [
             seat
