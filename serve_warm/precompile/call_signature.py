@@ -268,9 +268,9 @@ _names: set[str] = set()
 _NAME = re.compile(r"(?<![\w.'])[A-Za-z_]\w*")
 
 _COMPUTED_WITH = frozenset(
-    {*keyword.kwlist, "L", "math", "torch", "abs", "float", "int", "max", "min", "round"}
+    {*keyword.kwlist, "L", "math", "torch", "abs", "float", "hasattr", "int", "max", "min", "round"}
 )
-"""The names that a condition on sizes can use."""
+"""The names that a condition can use. `guard_facts.conditions_of` writes `hasattr`."""
 
 
 _VALUES = frozenset({int, float, str})

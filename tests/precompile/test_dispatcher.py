@@ -406,6 +406,33 @@ def test_a_dynamic_entry_serves_other_sizes_and_not_all(tmp_path: Path):
         close(result.value, model._orig_mod(x(n, 4)))
 
 
+class Marked(nn.Module):
+    """Asks whether its argument has an attribute, as models of transformers ask for `jax`."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if hasattr(x, "jax") else x + 1
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+@pytest.mark.parametrize("level", [2, 3])
+def test_an_attribute_that_the_forward_asks_for_decides_which_entry_fits(
+    tmp_path: Path, level: int
+):
+    """An argument that has the attribute needs another graph."""
+    model = serve_warm.compile(Marked().eval(), level=level)
+    build(tmp_path, lambda: model(x(3, 4)), level=level)
+    plain, marked = x(3, 4), x(3, 4)
+    marked.jax = True
+
+    with started(tmp_path), eager_below():
+        results = [served(lambda: model(plain)), served(lambda: model(marked))]
+
+    assert [result.level for result in results] == [level, 1]
+    close(results[0].value, plain + 1)
+    close(results[1].value, marked * 2)
+
+
 class Patches(nn.Module):
     """Computes positions from a size, as vision models do: torch then rounds floats of sizes."""
 
