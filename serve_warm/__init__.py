@@ -1,6 +1,8 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled PyTorch models that start warm on Ray Serve, and prove it before they take traffic.
+"""Compiled PyTorch models that start warm on Ray Serve.
+
+Each replica proves that it is warm before it takes traffic.
 
     from serve_warm import Buckets, WarmupMixin, shape_grid
 

@@ -37,7 +37,7 @@ class _HandedOver(AbstractContextManager["_HandedOver"]):
 
     If an exception did not reach the future, the caller that waits for the future would hang. Also,
     `threading.excepthook` would print the exception, with the addresses and headers that a client
-    puts into the message. A context manager is used instead of an `except` block, because the
+    puts into the message. This is a context manager, not an `except` block, because only the
     caller handles the exception.
     """
 

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 Leaf = Literal["private", "unwritable", "above"]
 """What the check requires of the folder itself. `private`: only this user can enter the folder.
 `unwritable`: this user owns the folder, and others cannot write to it. `above`: the folder meets
-the rules for a parent folder, which is enough to protect a new folder inside."""
+the rules for a parent folder, which is enough to protect a new folder inside it."""
 
 ABANDONED_S = 60.0
 """A sweep skips a process folder that is younger than this many seconds, because the folder's owner
@@ -74,7 +74,7 @@ class Problem:
 def problems(
     folder: Path, *, leaf: Leaf = "private", opened: int | None = None
 ) -> tuple[Problem, ...]:
-    """Return all problems of a folder and its parents; empty if the folder is safe.
+    """Return all problems with a folder and its parents; empty if the folder is safe.
 
     A symbolic link anywhere on the path is a problem. `opened` is a descriptor of the folder. If
     `opened` is given, the owner and mode of the open folder are checked, even if the path now leads
@@ -103,7 +103,7 @@ def problems(
 
 
 def judged(path: Path, status: os.stat_result, *, of: Leaf, user: int) -> Problem | None:
-    """Return the problem of one path step, given its `lstat`; None if there is no problem."""
+    """Return the problem with one path step, given its `lstat`; None if there is no problem."""
     mode = stat.S_IMODE(status.st_mode)
     if stat.S_ISLNK(status.st_mode):
         fix = f"use {os.path.realpath(path)} instead"
@@ -406,8 +406,8 @@ def _log_once(level: int, text: str) -> None:
 def process_folder(base: Path | None = None) -> Path:
     """Return a new folder of mode 0700 that belongs to this process until the process ends.
 
-    Most processes end by a signal, so they run no cleanup. Instead, each call removes the folders
-    of ended processes from `base`, by default `private_base()`.
+    Most processes are ended by a signal, so they run no cleanup. Instead, each call removes the
+    folders of ended processes from `base`, by default `private_base()`.
 
     Raises:
         OSError: the folder cannot be made.
@@ -516,7 +516,9 @@ def create_file(path: Path, data: bytes, *, mode: int) -> None:
 
 
 def write_beside(path: Path, data: bytes, *, mode: int) -> Path:
-    """Write a new file with a random name next to `path`; return the new path, for a rename.
+    """Write a new file with a random name next to `path`, and return the new file's path.
+
+    The caller can then rename the new file to `path`.
 
     Raises:
         OSError: the file cannot be written. No partial file is left behind.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 else:
 
     def record(*, kw_only: bool, frozen: bool = False) -> Any:
-        """Turn a class into a dataclass, as `dataclasses.dataclass` with the same arguments does.
+        """Turn a class into a dataclass; the arguments are those of `dataclasses.dataclass`.
 
         Methods that the class itself defines are kept. On a frozen record, setting or deleting an
         attribute raises `FrozenInstanceError`.

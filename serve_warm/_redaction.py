@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Redaction, which keeps credentials and request texts out of logs, metrics and errors.
 
-Credentials get into texts in two ways: an SDK puts a signed address or a header into its message,
-or a user writes a credential into an address that serve_warm repeats. So every serve_warm error
-passes its text through `redact`. A logged traceback prints the whole chain of causes. So `tainted`
-replaces an SDK's exception before the exception becomes the cause of an error.
+A text can contain a credential for two reasons: an SDK puts a signed address or a header into its
+message, or a user writes a credential into an address that serve_warm repeats. So every serve_warm
+error passes its text through `redact`. A logged traceback prints the whole chain of causes. So
+`tainted` replaces an SDK's exception before the exception becomes the cause of an error.
 
 Most credentials can be recognized by their form or by the name before them. But a server can return
 a credential in any form and without a name. So some environment variables of this process count as
@@ -89,7 +89,7 @@ _SECRETS: tuple[tuple[str, re.RegexFlag, str], ...] = (
     ),
 )
 """Pattern, flags and replacement. `re` compiles a pattern at its first use and caches it. Compiling
-all patterns would cost each start 2 ms, but most starts hide nothing."""
+all patterns would cost each start 2 ms, but most starts redact no text."""
 
 
 _VARIABLE = re.compile(

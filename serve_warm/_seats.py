@@ -43,7 +43,8 @@ Miss = Literal[
 MISSES: tuple[Miss, ...] = get_args(Miss)
 
 KEPT_S = 86400.0
-"""A folder without a write for this many seconds is removed, unless one of its seats is alive."""
+"""A folder that has not changed for this many seconds is removed, unless one of its seats is
+alive."""
 
 TICKET_S = 60.0
 """Seconds after which a ticket expires. If the ticket's worker has written no file by then, the
@@ -60,7 +61,7 @@ class SeatUse:
     count: int = 0
     """Seats to keep on this node, from the settings."""
     hit: bool = False
-    """Whether this start used imports that its process made before it became this replica."""
+    """Whether this start used modules that were imported before its process became a replica."""
     miss: Miss | Literal[""] = ""
     """Why `hit` is false; empty if `hit` is true."""
     note: str = ""
@@ -129,15 +130,15 @@ class Seat:
     ticket: str
     note: str = ""
     is_named_idle: bool = False
-    """Whether the process had Ray's name for an idle worker. Ray changes the name when it assigns
-    work to the worker."""
+    """Whether the process had the name that Ray gives to idle workers. Ray changes the name when it
+    assigns work to the worker."""
     began_boot_s: float = 0.0
     import_s: float = 0.0
     memory_bytes: int = 0
 
 
 class SeatFolder:
-    """Tickets and seats for the workers of one node and runtime_env, in a private folder."""
+    """Tickets and seats for the workers of one node and one runtime_env, in a private folder."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = boot_s) -> None:
         self.path = path
@@ -295,7 +296,7 @@ def is_one_starting(arguments: Sequence[str]) -> bool:
     """Return whether Ray is starting another worker that it could use instead of this worker.
 
     `arguments` is the command line of this worker. A worker keeps its command line until Ray names
-    the process, before the setup hook.
+    the process, which happens before the setup hook.
     """
     options = _options_of_pool(arguments)
     if options is None:
@@ -329,7 +330,7 @@ def file_digest(path: str) -> str:
 
 
 def is_named_idle(pid: int | Literal["self"]) -> bool:
-    """Return whether a process has Ray's name for an idle worker; False once the process has ended.
+    """Return whether a process has the name that Ray gives to idle workers; False if it has ended.
 
     `WORKER_PROCESS_TYPE_IDLE_WORKER` in ray/_private/ray_constants.py (2.53 to 2.60). Ray writes
     the name over the command line before it calls the setup hook.

@@ -23,7 +23,7 @@ class Span:
     """One part of a start."""
 
     name: str
-    """`process`, `imports`, `__init__`, a stage in lower case, or a part of one of these."""
+    """`process`, `imports`, `__init__`, a stage's name in lower case, or a part of one of these."""
     began_boot_s: float
     """Seconds by CLOCK_BOOTTIME."""
     seconds: float
@@ -133,7 +133,7 @@ def _shared_s(span: Span, other: Span | None) -> float:
 
 
 def _contains(part: Span, span: Span) -> bool:
-    """Return whether a span began within a part; if so, the span's seconds count in both."""
+    """Return whether a span began within a part; if so, the part's seconds include the span's."""
     is_other = span.name not in PARTS
     return is_other and 0.0 <= span.began_boot_s - part.began_boot_s < part.seconds
 

@@ -28,7 +28,7 @@ class NodeCollector:
     Use the collector in a process that outlives the replicas and runs as the same user. `state_dir`
     is the folder with the replicas' state files, by default the replicas' own default folder.
 
-    The collector does not check the raylet and the proxy, so `serve_warm_node_ready` only reports
+    The collector does not check the raylet and the proxy, so `serve_warm_node_ready` reports only
     whether the replicas are warm under `policy`. Each collection also includes replicas that ended
     since the last collection, because the files of ended replicas are kept for `node.SWEEP_S`
     seconds. If the directory cannot be read or is not trusted, the metrics show a failed check, and

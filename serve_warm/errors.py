@@ -105,7 +105,7 @@ class MissingPackage(ConfigError):
 CHANGED_LATER = (
     "the store was changed after publishing: find out who wrote to it before you publish again"
 )
-"""The hint if the bytes in a store differ from the signed bytes."""
+"""The hint for errors about bytes in a store that differ from the signed bytes."""
 
 
 class CompilerMissing(ServeWarmError):

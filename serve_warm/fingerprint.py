@@ -479,7 +479,7 @@ def gpu_in_use() -> int:
 
 
 def _device_in_use(visible: Sequence[str], current: int) -> str:
-    """Return the GPU that kernels are compiled and autotuned for, and other kinds of visible GPUs.
+    """Return the GPU for compiling and autotuning, and any other kinds of visible GPUs.
 
     The number of GPUs of the same kind does not matter. A GPU of another kind matters, because user
     code might put the model on that GPU.

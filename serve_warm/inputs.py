@@ -231,7 +231,7 @@ class Field:
     Each item of `axes` is the name of a bucket axis, or a fixed size. A tensor of an integer type
     has whole numbers from `low` to `high`, both included. A tensor of a floating-point type has
     uniformly distributed numbers between `low` and `high`. A tensor of type `bool` is True
-    everywhere. The argument's name seeds the random generator, so every start replays the same
+    everywhere. The argument's name seeds the random generator, so every replica replays the same
     values.
     """
 
@@ -343,7 +343,7 @@ def _within(budget: int, buckets: Buckets) -> list[dict[str, int]]:
     if len(points) > budget:
         raise InputError(
             f"{buckets!r} makes {len(points)} inputs, but the budget is {budget}",
-            hint="use fewer buckets, or raise budget= if a longer start is acceptable",
+            hint="use fewer buckets, or raise budget= if a longer warm-up is acceptable",
         )
     return points
 
@@ -514,7 +514,7 @@ HAVE_BODIES = frozenset({"POST", "PUT", "PATCH"})
 
 
 def _open_query(verb: str, path: str) -> str:
-    """Return a target for a request without a body, with a query that the user must fill in."""
+    """Return a target for a request without a body; the user must fill in the query."""
     plain, _, query = path.partition("?")
     names = [name for name, _ in urllib.parse.parse_qsl(query, keep_blank_values=True)]
     asked = "&".join(f"{urllib.parse.quote(name)}={ELLIPSIS}" for name in names) or ELLIPSIS

@@ -52,8 +52,8 @@ class Metric:
     """`gauge` or `counter`."""
     help: str
     labels: tuple[str, ...] = ()
-    """Labels, except labels that the sink adds. The set of label values is fixed, except in metrics
-    whose name ends in `_info`. Those metrics have one series per replica."""
+    """Labels, except labels that the exporter adds. The set of label values is fixed, except in
+    metrics whose name ends in `_info`. Those metrics have one series per replica."""
     while_alive: bool = False
     """Whether the metric describes the live replica. After the replica has ended, such a metric is
     0 or absent. Other metrics describe the start."""
@@ -149,8 +149,8 @@ METRICS = (
         absent_after=True,
         says_ready=((),),
         help=(
-            "1 if a ready replica missed its deadline, has unproven inputs or an incomplete "
-            "artifact, or withdrew entries."
+            "1 for a ready replica with a missed deadline, unproven inputs, an incomplete artifact "
+            "or withdrawn entries."
         ),
         read=_one(lambda r: r.stage is Stage.READY and bool(r.degraded)),
     ),
@@ -160,14 +160,14 @@ METRICS = (
         while_alive=True,
         says_ready=((Stage.READY.value.lower(),),),
         labels=("stage",),
-        help="1 for the current stage, else 0. If a ready replica is hung, all stages are 0.",
+        help="1 for the current stage, else 0. If a ready replica is hung, all series are 0.",
         read=lambda r: {(s.value.lower(),): float(r.stage is s) for s in Stage},
     ),
     Metric(
         name="serve_warm_verdict",
         kind="gauge",
         labels=("verdict",),
-        help="1 for this start's verdict on its artifact, 0 for the other verdicts.",
+        help="1 for the verdict on this start's artifact, 0 for the other verdicts.",
         read=lambda r: {(v.value,): float(r.verdict is v) for v in Verdict},
     ),
     Metric(
@@ -175,7 +175,7 @@ METRICS = (
         kind="gauge",
         zeros=False,
         labels=("reason",),
-        help="1 for the reason why this start refused its artifact.",
+        help="1 for the reason why the replica refused its artifact.",
         read=lambda r: {
             (reason,): float(r.artifact is not None and r.artifact.refused == reason)
             for reason in REFUSAL_REASONS
@@ -253,7 +253,7 @@ METRICS = (
         kind="gauge",
         zeros=False,
         labels=("traced",),
-        help="1 if Dynamo traced this share of calls ('all', 'some' or 'none'), else 0.",
+        help="1 for the share of calls that Dynamo traced ('all', 'some' or 'none'), else 0.",
         read=lambda r: {(traced,): float(r.traced == traced) for traced in TRACED},
     ),
     Metric(
@@ -296,7 +296,7 @@ METRICS = (
     Metric(
         name="serve_warm_captures",
         kind="gauge",
-        help="CUDA graphs captured during warm-up. Every start must capture its graphs again.",
+        help="CUDA graphs captured during warm-up. Each replica must capture its own graphs.",
         read=_one(lambda r: r.warmup.captures),
     ),
     Metric(
@@ -429,7 +429,7 @@ METRICS = (
         kind="gauge",
         while_alive=True,
         absent_after=True,
-        help="Seconds since the replica was created. Stops increasing at READY or FAILED.",
+        help="Seconds since the replica was created. The value stops growing at READY or FAILED.",
         read=_one(lambda r: r.elapsed_s),
         since=lambda r: None if r.ended else r.created_boot_s,
     ),
@@ -470,7 +470,7 @@ METRICS = (
     Metric(
         name="serve_warm_seat_hits",
         kind="counter",
-        help="Replicas that started in a seat, a worker that has already finished its imports.",
+        help="Replicas that started on a seat (a worker that has already finished its imports).",
         read=_one(lambda r: r.seat is not None and r.seat.hit),
     ),
     Metric(

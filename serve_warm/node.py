@@ -71,7 +71,7 @@ MAX_STATE_BYTES = 1 << 20
 HEARTBEAT_S = 5.0
 """Seconds between two writes by a replica while nothing changes."""
 STALE_S = 30.0
-"""Seconds without a heartbeat after which a replica no longer counts as warm. This is six missed
+"""A replica without a heartbeat for this many seconds no longer counts as warm. This is six missed
 heartbeats."""
 SWEEP_S = 600.0
 """Seconds for which a dead replica's files are kept, so that its last metrics can be exported."""
@@ -99,8 +99,8 @@ MAX_THREADS = 320
 """Limit on connections that have a thread. A dropped connection keeps its thread until its answer
 is finished. At this limit, new connections from untrusted addresses are closed at once."""
 SLOW_S = 1.0
-"""Seconds without a request after which a client counts as slow. A probe sends its request at once.
-"""
+"""A client that sends no request for this many seconds counts as slow. A probe sends its request at
+once."""
 LOOPBACK = frozenset(("127.0.0.1", "::1"))
 BACKLOG = 1024
 """Number of connections that can wait to be accepted, if the kernel allows that many."""
@@ -334,7 +334,7 @@ def call_in_children(release: Callable[[], None]) -> None:
 
     Without this call, a child would still hold an inherited lock after the lock's owner has ended.
 
-    `release` must be a method. The method's object is not kept alive.
+    `release` must be a method. This function does not keep the method's object alive.
     """
     import weakref
 
@@ -1237,8 +1237,8 @@ class Settings(NamedTuple):
     """The settings for the checks that a probe or a server makes."""
 
     state_dir: str
-    """The directory with state files. Empty means the directory that this user's first replica
-    chose."""
+    """The directory with state files. If empty, this is the directory that this user's first
+    replica chose."""
     policy: Policy = Policy()
     stale_s: float = STALE_S
     urls: tuple[tuple[str, str], ...] = (("raylet", RAYLET), ("proxy", PROXY))
@@ -1388,7 +1388,7 @@ def split_url(url: str) -> tuple[str, int, str]:
     """Split an http URL into host, port and path.
 
     Raises:
-        ValueError: the URL has no host, no port, or another scheme.
+        ValueError: the URL has no host or no port, or its scheme is not http.
 
     >>> split_url("http://127.0.0.1:8000/-/healthz")
     ('127.0.0.1', 8000, '/-/healthz')
@@ -1458,8 +1458,8 @@ NODE_METRICS = {
         "counter",
         ("application", "deployment", "outcome"),
         (
-            "Number of starts that ended while this server was running, by outcome: the verdict, "
-            "'failed' or 'died'."
+            "Number of replicas whose start ended while this server was running, by outcome: the "
+            "verdict, 'failed' or 'died'."
         ),
     ),
     "serve_warm_start_duration_seconds": (
@@ -1467,15 +1467,15 @@ NODE_METRICS = {
         ("application", "deployment", "outcome"),
         (
             "Seconds from a replica's creation to READY, FAILED or, if it died, the last state "
-            "that it wrote. Covers starts that ended while this server was running."
+            "that it wrote. The histogram covers starts that ended while this server was running."
         ),
     ),
     "serve_warm_stage_duration_seconds": (
         "histogram",
         ("application", "deployment", "stage", "outcome"),
         (
-            "Seconds in each stage, for starts that ended while this server was running. The "
-            "metric has no series until a start has ended."
+            "Seconds that a start spent in each stage, for starts that ended while this server was "
+            "running. The metric has no series before the end of the first start."
         ),
     ),
 }
@@ -2337,7 +2337,7 @@ OPTIONS: dict[str, tuple[str, str, str]] = {
     "--stale-s": (
         "SECONDS",
         f"{STALE_S:g}",
-        "Seconds without a heartbeat after which a replica counts as hung.",
+        "A replica without a heartbeat for this many seconds counts as hung.",
     ),
 }
 """Metavar, default and help of each option. `serve-warm probe` also has the option `--json`."""

@@ -387,7 +387,7 @@ def torch_modes() -> dict[str, Any]:
 
 
 def _give_up(current: _Run) -> bool:
-    """Let the worker continue although an import hangs, so that a replica can import again.
+    """Let the worker continue although an import hangs; a replica can then repeat the import.
 
     Returns False if the imports have ended, and True otherwise. Ends the process if a module that
     is being imported cannot be imported twice. For example, torch's C extensions register

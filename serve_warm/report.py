@@ -64,7 +64,7 @@ class Verdict(str, Enum):
     OFF = "off"
     """No artifact is configured, or `enabled: false`."""
     FULL_HIT = "full_hit"
-    """An artifact was loaded. No compiler ran, and torch's caches missed nothing."""
+    """An artifact was loaded. No compiler ran, and every lookup in torch's caches was a hit."""
     PARTIAL = "partial"
     """An artifact was loaded, but something was compiled, an input was skipped because memory ran
     out, or an entry was withdrawn."""
@@ -72,8 +72,7 @@ class Verdict(str, Enum):
     """No variant fits, the store is empty, or the store could not be reached. Everything was
     compiled."""
     REFUSED = "refused"
-    """The artifact was refused because of its trust, integrity or format. Everything was compiled.
-    """
+    """The artifact failed a check of trust, integrity or format. Everything was compiled."""
     LATE = "late"
     """The deadline passed with `on_deadline: serve`. The replica serves as soon as it can."""
 
@@ -318,7 +317,7 @@ class ArtifactUse(Bounded):
     stored_bytes: int = 0
     raw_bytes: int = 0
     downloaded_bytes: int = 0
-    """Stored bytes that were downloaded. The node already had the rest."""
+    """Stored bytes that were downloaded. The node already had the artifact's other bytes."""
     believed: str = ""
     """Reason why the artifact was trusted: `signature`, `pin` or `unsigned_ok`."""
     signers: tuple[str, ...] = ()
@@ -380,7 +379,7 @@ class Report(Bounded):
     inputs: tuple[InputResult, ...] = ()
     passes: int = 0
     inputs_done: int = 0
-    """Inputs replayed in the current or last pass."""
+    """Number of inputs replayed in the current pass, or in the last pass if warm-up has ended."""
     to_proof_s: float = 0.0
     overhead_s: float = 0.0
     cpu_s: float = 0.0
@@ -397,8 +396,9 @@ class Report(Bounded):
     parity: Parity | None = None
     """Comparison of entries with eager execution. None without entries."""
     compiler_imported: str = ""
-    """Who imported Dynamo or Inductor. `app`: the app, in its imports or its `__init__`. `start`:
-    serve_warm, because levels below 3 need these modules. Empty if neither is imported."""
+    """Who imported Dynamo or Inductor. `app`: the app imported them, at module level or in
+    `__init__`. `start`: serve_warm imported them, because levels below 3 need them. Empty if
+    neither is imported."""
     compiler_imported_by: str = ""
     """The module and line outside torch that imported Dynamo. Empty if Dynamo is not imported, or
     was imported before the deployment's object was created, for example by the app's module."""
@@ -459,7 +459,7 @@ class Report(Bounded):
 
     @property
     def seconds_by_owner(self) -> dict[str, float]:
-        """Wall seconds until READY, or until now, by owner (`_spans`); empty outside of Serve."""
+        """Wall seconds of each owner (`_spans`) until READY, or until now; empty outside Serve."""
         ended_boot_s = self.created_boot_s + self.elapsed_s
         return seconds_by_owner(self.spans, self.stage_seconds, ended_boot_s)
 

@@ -278,8 +278,8 @@ def _build() -> Any:
         dashboard.Dashboard("Warm start")
         .uid(UID)
         .description(
-            "The starts of replicas that run compiled models, and the work after READY that "
-            "warm-up should have prevented."
+            "This dashboard shows how replicas with compiled models start, and the work after "
+            "READY that warm-up should have prevented."
         )
         .tags(["ray", "serve", "serve_warm"])
         .editable()

@@ -235,7 +235,7 @@ NUMBERS = (
     ),
     number(
         f"Failed starts ({NODE_ONLY})",
-        "Number of starts in the time range that failed, or whose replica died before READY.",
+        "Number of replicas that failed to start, or died before READY, in the time range.",
         "short",
         "round(sum(increase(serve_warm_starts_total"
         f'{{{OF_DEPLOYMENT},outcome=~"failed|died"}}[$__range])))',
@@ -244,8 +244,8 @@ NUMBERS = (
     number(
         "Cold share",
         "Share of replicas that started cold, because they found no matching artifact (miss) or "
-        "refused to load their artifact (refused). Counts only replicas with a configured "
-        "artifact.",
+        "refused to load their artifact (refused). Replicas without a configured artifact are not "
+        "counted.",
         "percentunit",
         # A dead replica exports only its last verdict, which can be a different verdict.
         f"(sum({over_range('verdict', COLD)} and on ({REPLICA}) {CONFIGURED}) "
@@ -257,7 +257,7 @@ NUMBERS = (
     number(
         "Objective met, 28 days",
         "Share of starts that met the objective, for the selected deployments on all clusters. "
-        "Needs the chart's recording rules. Turns red below 95 %, the default of "
+        "Needs the chart's recording rules. The panel turns red below 95 %, the default of "
         "startSloObjective.",
         "percentunit",
         f"1 - sum({MISSED} * on (namespace, application, deployment) {STARTS}) / sum({STARTS})",
@@ -282,8 +282,8 @@ NUMBERS = (
     ),
     number(
         "Oldest artifact",
-        "Age of the oldest artifact in use by a live replica. Turns orange at 30 days, the default "
-        "of artifactMaxAgeDays.",
+        "Age of the oldest artifact in use by a live replica. The panel turns orange at 30 days, "
+        "the default of artifactMaxAgeDays.",
         "s",
         f"max({living('time() - ' + each('artifact_created_timestamp_seconds'))}) "
         f"or {NONE_NOW} - 1",
@@ -375,7 +375,7 @@ FLEET = Row(
             title="Seats: workers with finished imports",
             description=(
                 "Free seats on all nodes, and the number of seats that each node should keep. "
-                "Without a free seat, the next start runs its own imports."
+                "If no seat is free, the next replica runs its imports itself."
             ),
             unit="short",
             empty="no live replica has seats configured",
@@ -614,9 +614,9 @@ TRAFFIC = Row(
             kind="lines",
             title="Ray's own start-up histograms, 95th percentile",
             description=(
-                "Covers all starts that the controller has seen. The value is an estimate: the "
-                "largest bucket ends at 240 s, unless "
-                "RAY_SERVE_REPLICA_STARTUP_SHUTDOWN_LATENCY_BUCKETS_MS sets other buckets."
+                "The panel covers all starts that the controller has seen. The value is an "
+                "estimate: the largest bucket ends at 240 s, unless "
+                "RAY_SERVE_REPLICA_STARTUP_SHUTDOWN_LATENCY_BUCKETS_MS sets different buckets."
             ),
             unit="ms",
             empty="Ray's own metrics are not exported",
@@ -709,8 +709,8 @@ NODES = Row(
             kind="lines",
             title=f"Duration of starts, median and 95th percentile ({NODE_ONLY})",
             description=(
-                "Grouped by outcome. Covers all starts that the node servers have seen since these "
-                "servers started. The values are estimates from histogram buckets."
+                "Grouped by outcome. The panel covers all starts that the node servers have seen "
+                "since these servers started. The values are estimates from histogram buckets."
             ),
             unit="s",
             empty="no node server has seen the end of a start",
@@ -726,7 +726,7 @@ NODES = Row(
             kind="lines",
             title=f"Duration of stages, 95th percentile ({NODE_ONLY})",
             description=(
-                "Covers all starts that the node servers have seen since these servers "
+                "The panel covers all starts that the node servers have seen since these servers "
                 "started. The values are estimates from histogram buckets."
             ),
             unit="s",
@@ -892,7 +892,7 @@ OF_ONE_DEPLOYMENT = Row(
         Panel(
             kind="bars",
             title="Stages of each start",
-            description="Exact time that each replica's start spent in each stage.",
+            description="Exact time that each replica spent in each stage of its start.",
             unit="s",
             empty="no replica has finished a stage",
             queries=(Query(expr=each("stage_seconds", "stage"), legend="{{replica}} {{stage}}"),),
@@ -969,9 +969,9 @@ OF_ONE_REPLICA = Row(
             kind="lines",
             title="Degraded or unverified",
             description=(
-                "Degraded is 1 if a ready replica missed its deadline, has unproven inputs or an "
-                "incomplete artifact, or withdrew entries. Unverified is 1 while the replica uses "
-                "an artifact without a trusted signature."
+                "The value of 'degraded' is 1 for a ready replica with a missed deadline, unproven "
+                "inputs, an incomplete artifact or withdrawn entries. The value of 'unverified' is "
+                "1 while the replica uses an artifact without a trusted signature."
             ),
             unit="short",
             empty="no live replica exports metrics",
@@ -985,7 +985,7 @@ OF_ONE_REPLICA = Row(
             kind="lines",
             title="Elapsed seconds of the start",
             description=(
-                "Seconds since the replica was created. Stops increasing at READY or FAILED."
+                "Seconds since the replica was created. The value stops growing at READY or FAILED."
             ),
             unit="s",
             empty="no live replica exports metrics",

@@ -226,9 +226,15 @@ and {starts(long)} >= {value("minStarts")}
 
 
 SLO = (
-    f"Objective: at least {value('startSloObjective')} of all starts must reach READY within "
-    f"{value('startSloSeconds')} s of the replica's creation"
+    f"The objective is {value('startSloObjective')}: at least this share of starts must reach "
+    f"READY within {value('startSloSeconds')} s of the replica's creation"
 )
+
+RECENT_REPLICAS = (
+    "The number includes replicas that are still starting, and replicas whose start ended in the "
+    "last hour."
+)
+"""Describes the replicas that `RECENT` selects."""
 
 
 def in_traffic(name: str, span: str = "10m") -> str:
@@ -265,8 +271,8 @@ count by ({WHO}) (
 )
 """,
         f"{OF} starts cold although an artifact is configured",
-        "{{ $value }} start(s) found no matching artifact, so they compiled everything. The "
-        "number includes starts in progress and starts that ended in the last hour.",
+        "{{ $value }} replica(s) found no matching artifact, so they compiled everything. "
+        f"{RECENT_REPLICAS}",
     ),
     alert(
         "ServeWarmArtifactRefused",
@@ -278,9 +284,9 @@ count by ({WHO}, reason) (
 )
 """,
         f"{OF} refuses its artifact: {{{{ $labels.reason }}}}",
-        "{{ $value }} start(s) found an artifact but refused to load it. The number includes "
-        "starts in progress and starts that ended in the last hour. The reasons untrusted, "
-        "bad_signature and digest_mismatch can be signs of an attack.",
+        "{{ $value }} replica(s) found an artifact but refused to load it. "
+        f"{RECENT_REPLICAS} The reasons untrusted, bad_signature and digest_mismatch can be signs "
+        "of an attack.",
     ),
     alert(
         "ServeWarmParityFailed",
@@ -310,7 +316,7 @@ max by ({WHO}) (
         "{{ $value | humanizePercentage }} of deadline_s",
         "The percentage includes the time in __init__, but deadline_s covers only the time from "
         "the end of __init__ to READY. After deadline_s, the start fails. If on_deadline is "
-        "'serve', the replica does not fail but serves without proof.",
+        "'serve', a late replica serves without proof instead of failing.",
     ),
     alert(
         "ServeWarmCompilesAfterReady",
@@ -372,8 +378,8 @@ count by ({WHO}) (
 unless on ({WHO}) {STARTING}
 """,
         f"{OF} has no ready replica, and no replica is starting",
-        "In the last hour, {{ $value }} start(s) ended without a ready replica. No new start "
-        "has begun for 5 minutes, so Serve might have given up.",
+        "In the last hour, {{ $value }} replica(s) failed, or ended before READY. Serve has not "
+        "started a new replica for 5 minutes, so Serve might have given up.",
         lasting="5m",
     ),
     alert(
@@ -397,8 +403,8 @@ max by ({WHO}) (
         burns(6, "6h", "30m"),
         f"{OF}: in the last 6 hours, {{{{ $value | humanizePercentage }}}} of starts were too slow "
         "or failed",
-        "The share of starts that were too slow or failed is more than 6 times the share that the "
-        f"objective allows, both over the last 6 hours and over the last 30 minutes. {SLO}.",
+        "Too many starts were slow or failed: more than 6 times the share that the objective "
+        f"allows, both in the last 6 hours and in the last 30 minutes. {SLO}.",
     ),
     alert(
         "ServeWarmStartBudgetBurnsSlowly",
@@ -406,8 +412,8 @@ max by ({WHO}) (
         burns(1, "3d", "6h"),
         f"{OF}: in the last 3 days, {{{{ $value | humanizePercentage }}}} of starts were too slow "
         "or failed",
-        "The share of starts that were too slow or failed is larger than the objective allows, "
-        f"both over the last 3 days and over the last 6 hours. {SLO}.",
+        "Too many starts were slow or failed: a larger share than the objective allows, both in "
+        f"the last 3 days and in the last 6 hours. {SLO}.",
     ),
     alert(
         "ServeWarmSeatsUnusable",
@@ -425,8 +431,8 @@ count by ({WHO}, reason) (
 """,
         f"{OF} starts without its configured seats: {{{{ $labels.reason }}}}",
         "{{ $value }} replica(s) started without a seat, or cannot keep a seat for the next "
-        "start. The number includes starts in progress and starts that ended in the last hour. If "
-        "the reason is 'unavailable', the number includes all live replicas with this reason.",
+        f"start. {RECENT_REPLICAS} If the reason is 'unavailable', the number includes all live "
+        "replicas with this reason.",
     ),
     alert(
         "ServeWarmNodeServerDown",

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Archives: packed directories, which are the raw bytes of some parts. Packing is reproducible."""
+"""Archives: reproducible tar files of directories. The raw bytes of some parts are archives."""
 
 from __future__ import annotations
 

@@ -255,13 +255,12 @@ def receive_unnamed(digest: str, size_bytes: int, fill: Callable[[Sink], None]) 
 
 
 def receive(file: BinaryIO, digest: str, size_bytes: int, fill: Callable[[Sink], None]) -> None:
-    """Write a blob into an empty file with `fill`, hash it on arrival, and rewind the file.
+    """Call `fill` to write a blob into an empty file, hash the blob on arrival, rewind the file.
 
     Raises:
         ArtifactRefused: `digest_mismatch`.
         StoreError: `fill` wrote too few or too many bytes, or raised StoreError itself.
-        OSError: the file cannot be written. This error is raised even if `fill` turns it into a
-            StoreError.
+        OSError: the file cannot be written, even if `fill` reports this failure as a StoreError.
     """
     landing = _Landing(file.fileno(), size_bytes)
     try:

@@ -66,7 +66,7 @@ class Considered:
 
 @record(frozen=True, kw_only=True)
 class Candidate:
-    """A statement, with the decision whether it is accepted for one machine and app."""
+    """A statement, and whether it is accepted for one machine and app."""
 
     considered: Considered
     statement: Statement
@@ -175,7 +175,7 @@ def _refused(statement: Statement, refusal: ArtifactRefused) -> Candidate:
 
 
 def _find_same_folders(mismatches: Sequence[Mismatch]) -> frozenset[str]:
-    """Return the factors with two different paths that lead to the same folders on this machine."""
+    """Return the factors whose two paths differ but lead to the same folders on this machine."""
     return frozenset(
         each.factor
         for each in mismatches

@@ -173,7 +173,7 @@ class Manifest:
     def has_older_entries(self, rules: int) -> bool:
         """Return whether the artifact has entries that were made under rules older than `rules`.
 
-        Replicas with rules of this version do not run older entries.
+        A replica does not run entries that were made under older rules than its own.
         """
         entries = self.facts.get("entries") or ()
         levels = {entry.get("level") for entry in entries if isinstance(entry, dict)}

@@ -226,7 +226,7 @@ class NodeCache:
             os.close(descriptor)
 
     def _evict(self, descriptor: int, *, used: str) -> None:
-        """Remove old files, then blobs above the size limit.
+        """Remove old files, then the least recently used blobs until the rest fit the size limit.
 
         Other processes may evict at the same time.
         """

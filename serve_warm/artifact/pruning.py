@@ -156,7 +156,7 @@ def prune(
 def _entries(store: Store, keys: Iterable[str]) -> tuple[list[_Entry], list[str], set[str] | None]:
     """Return readable statements as entries, and the keys and blobs of unreadable statements.
 
-    Return None instead of the blobs if the blobs of any unreadable statement are unknown.
+    Return None instead of the blobs if an unreadable statement's blobs are unknown.
     """
     entries, unreadable = [], []
     foreign: set[str] | None = set()
@@ -180,7 +180,7 @@ def _entries(store: Store, keys: Iterable[str]) -> tuple[list[_Entry], list[str]
 
 
 def _subjects(payload: bytes) -> set[str] | None:
-    """Return the blobs that a statement of any format names; None if the blobs cannot be found."""
+    """Return the blobs that a statement of any format names; None if the blobs are unknown."""
     try:
         digests = [subject["digest"]["sha256"] for subject in parse_json(payload)["subject"]]
     except (ValueError, KeyError, TypeError):

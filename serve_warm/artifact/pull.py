@@ -185,7 +185,7 @@ class Found:
     unread: int = 0
     """Number of statements that were listed but not read."""
     is_complete: bool = True
-    """Whether all statements that a pull could choose were read."""
+    """Whether every statement that a pull could choose has been read."""
     read_s: float
     """Wall-clock seconds for reading the store."""
     verify_s: float

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The publication of artifacts in a store: each variant once, and its statement after its blobs.
+"""The publication of artifacts in a store. A published artifact is never replaced.
 
     statements/<deployment>/<variant>.dsse.json     the first published artifact
     ...                    /<variant>-g2.dsse.json  an artifact that superseded the first
@@ -238,8 +238,8 @@ class Done:
     """The result of signing or copying the statements of a store."""
 
     statements: tuple[str, ...]
-    """Keys of the written statements. A copy also lists statements that the target already had.
-    """
+    """Keys of the written statements. After a copy, this field also has the keys of statements that
+    the target already had."""
     unchanged: int = 0
     """Number of artifacts that already had all requested signatures."""
     refused: tuple[ArtifactRefused, ...]
@@ -257,9 +257,8 @@ def sign(
 
     Use this function to rotate keys: if an artifact has signatures by the old and by the new key,
     each reader finds a key that it trusts. Parts do not change. A signature vouches for a whole
-    artifact, so artifacts that `trust` does not accept are skipped, and junk in a store cannot
-    block a rotation. Artifacts that already have signatures by
-    these keys do not change.
+    artifact, so artifacts that `trust` does not accept are skipped. As a result, junk in a store
+    cannot block a rotation. Artifacts that already have signatures by these keys do not change.
 
     Raises:
         ArtifactNotFound: the store has no artifacts to sign.
@@ -324,10 +323,10 @@ def copy(
 ) -> Done:
     """Copy signed artifacts unchanged. The result has the keys of the copied statements.
 
-    With a `deployment`, copies only artifacts of this deployment. Copies only the newest artifact
-    of each variant, with all its signatures. Every artifact is checked first: signature, statement,
-    sizes, digests, unpacking. An artifact is skipped if `trust` refuses it, or if its parts do not
-    match its statement.
+    If `deployment` is given, only artifacts of this deployment are copied. Only the newest artifact
+    of each variant is copied, with all its signatures. Every artifact is checked first: signature,
+    statement, sizes, digests, unpacking. An artifact is skipped if `trust` refuses it, or if its
+    parts do not match its statement.
 
     Raises:
         ArtifactNotFound: the source has no artifacts to copy.

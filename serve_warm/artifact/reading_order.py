@@ -108,7 +108,7 @@ class ReadingOrder:
         self._best_unix = -math.inf
         """Signing time of the best-fitting statement so far, in seconds since the epoch."""
         self._clock_is_right = True
-        """False if any statement read so far was stored before it was signed."""
+        """False if any of the statements read so far was stored before it was signed."""
 
     @property
     def left(self) -> int:

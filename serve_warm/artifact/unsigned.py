@@ -51,8 +51,8 @@ supersedes the variant, because no current replica runs these entries.
 
 
 MAX_UNSIGNED = 64
-"""Maximum number of a deployment's statements to sign at once. A build makes one statement for each
-rank."""
+"""One call accepts at most this many statements of a deployment. A build makes one statement for
+each rank."""
 
 CLOCK_SKEW_S = 600.0
 """Maximum number of seconds by which a build's clock may be ahead of the signer's clock."""

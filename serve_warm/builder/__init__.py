@@ -1,3 +1,3 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The builder: runs deployments on Ray to build, prove, publish and measure artifacts."""
+"""The builder: runs deployments on Ray to build, test, publish and measure artifacts."""

@@ -60,7 +60,7 @@ def run(
     request_count: int = 60,
     progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
-    """Start `app` `repeats` times in each of `modes`, and return the results.
+    """Start `app` in each of `modes`, `repeats` times per mode, and return the results.
 
     Raises:
         BuildFailed: a replica did not become ready, or a request failed.

@@ -1,13 +1,13 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The build of an artifact. For a build, the deployment itself runs on Ray.
+"""The build of an artifact. A build runs the deployment itself on Ray.
 
 Ray sets a replica's thread count from `num_cpus`, and the thread count is in torch's cache keys. So
 an artifact that was built outside a replica would not fit any replica. The build starts the
 deployment with the deployment's own options. A replica warms up until all inputs are proven, and
 then packs its caches. Before publication, a second, fresh replica must load the artifact and reach
 the same proof without running a compiler. If the artifact has ahead-of-time entries or libraries,
-other fresh replicas prove these entries and libraries.
+other fresh replicas test these entries and libraries.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def build(
     progress: Progress = lambda _: None,
     notice: Progress = lambda _: None,
 ) -> Built | NothingToBuild:
-    """Build, prove, sign and publish the artifact of one deployment, or of each rank of its gang.
+    """Build, test, sign and publish the artifact of one deployment, or of each rank of its gang.
 
     The artifact is published only if a second, fresh replica loads the artifact, proves every input
     and runs no compiler. `cpu` overrides the deployment's own `cpu` setting. Replicas that load
@@ -113,7 +113,7 @@ def build(
 
 
 class _Work:
-    """The phases of a build on Ray: a cold start makes the artifact, warm starts prove it."""
+    """The phases of a build on Ray: a cold start makes the artifact, warm starts test it."""
 
     def __init__(
         self, app: App, on: Cluster, settings: Mapping[str, Any], progress: Progress

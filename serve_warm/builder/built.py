@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The result of a build: what was published, its sizes, and the reports that prove the artifact."""
+"""The result of a build: the published artifacts, their sizes, and the reports of the replicas."""
 
 from __future__ import annotations
 

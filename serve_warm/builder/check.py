@@ -30,7 +30,7 @@ from serve_warm.errors import ConfigError, StoreError, did_you_mean, nearest
 from serve_warm.stores import find_missing_folder, open_store
 
 STORE_LIMIT_S = 10.0
-"""Maximum seconds for a store to answer. No answer within this time is a problem."""
+"""Maximum seconds for a store to answer. A store that does not answer in time is a problem."""
 
 
 def check(
@@ -41,7 +41,7 @@ def check(
     environ: Mapping[str, str],
     limit_s: float = STORE_LIMIT_S,
 ) -> Checked:
-    """Return the problems of an application and of its stores.
+    """Return the problems with an application and with its stores.
 
     Args:
         target: a Serve YAML or `module:app`. Its module is imported.
@@ -73,7 +73,7 @@ def check(
 def check_application(
     application: Application, *, deployment: str | None = None, environ: Mapping[str, str]
 ) -> Checked:
-    """Return the problems of an application, without checking its stores."""
+    """Return the problems with an application, without checking its stores."""
     checked = check_keys(application.target, application.document)
     checked += _check_names(application, deployment)
     for name in _names(application, deployment):

@@ -20,7 +20,7 @@ from serve_warm.replica.serve_calls import max_batch_size, suggest_target
 
 
 def check_inputs(application: Application, name: str) -> Checked:
-    """Return the problems of declared inputs, as far as the source of the class shows them."""
+    """Return the problems with declared inputs, as far as the source of the class shows them."""
     from serve_warm.replica.deployment import WarmupMixin
 
     cls = application.warming[name]

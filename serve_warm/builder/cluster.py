@@ -210,7 +210,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def deployed(self, app: App, settings: Mapping[str, Any]) -> Iterator[str]:
-        """Deploy `app` under a new name and route, yield the name, and delete the app afterwards.
+        """Deploy `app` with a new name and a new route, yield the name, then delete the app.
 
         The method does not wait until the replicas are ready, and does not change other
         applications on the cluster.

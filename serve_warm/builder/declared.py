@@ -124,7 +124,7 @@ def _maybe(node: ast.expr | None, scope: _Scope) -> Any:
 
 
 class _Scope:
-    """Evaluates those expressions in a method that depend only on the class and the module."""
+    """Evaluates expressions in a method if they depend only on the class and the module."""
 
     def __init__(self, cls: type, function: types.FunctionType) -> None:
         self._cls = cls

@@ -31,7 +31,7 @@ class RoundTrip:
 
 
 def plan(stored: Mapping[str, bytes], entries: Sequence[Mapping[str, Any]]) -> list[RoundTrip]:
-    """Return the round trips that prove an artifact, one per level.
+    """Return the round trips that test an artifact, one per level.
 
     Each level needs its own test. For example, a call that uses an entry does not test the caches,
     but a later start needs the caches if no entry matches. If every call has a library, the last

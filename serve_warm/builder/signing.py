@@ -67,7 +67,7 @@ def check_place(destination: Destination, signing: Signing) -> None:
         )
     if destination.if_published == "keep":
         raise ConfigError(
-            "`--if-published keep` cannot be combined with `--unsigned`, because `keep` proves the "
+            "`--if-published keep` cannot be combined with `--unsigned`, because `keep` tests the "
             "published artifact instead of building an unsigned one",
             hint="pass `--if-published keep` to `serve-warm sign` instead",
         )
@@ -127,7 +127,7 @@ def check_key(
 
 @contextlib.contextmanager
 def staging(store: Store, beside: Beside) -> Iterator[str]:
-    """Yield a store that only the replicas of the round trip read.
+    """Yield a store that is read only by the replicas of the round trip.
 
     With `temporary`, the store is a temporary folder on this machine. With `store`, the yielded
     store is inside the artifact's own store, under a path that no artifact uses. This location is

@@ -97,7 +97,7 @@ def _compiles(node: ast.AST) -> bool:
 
 
 def _own_modules(cls: type) -> Iterator[types.ModuleType]:
-    """Yield a class's modules and the modules that they import, except installed packages."""
+    """Yield the modules of a class and everything they import, except installed packages."""
     waiting = [base.__module__ for base in cls.__mro__]
     seen = set()
     while waiting:

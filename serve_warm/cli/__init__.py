@@ -62,9 +62,9 @@ ANYWHERE = frozenset(["check", "inspect", "metrics", "status"])
 """Commands that work on every system. On systems other than Linux, `status` reads only metrics
 pages."""
 WHERE_OWNERS_ARE_KNOWN = frozenset(["diff", "keygen", "prune", "pull", "push", "sign", "verify"])
-"""Commands that also work on macOS. From the system, they need only a way to check who may change a
-key, a trust file or a store. All other commands start replicas, or read state files of replicas,
-and need Linux."""
+"""Commands that also work on macOS. They need only one thing from the system: a way to check who
+may change a key, a trust file or a store. All other commands start replicas, or read state files of
+replicas, and need Linux."""
 
 EXIT_CODES = """\b
 Exit codes:

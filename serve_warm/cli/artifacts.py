@@ -217,8 +217,8 @@ def push(
 ) -> None:
     """Verify the artifacts in FOLDER, and publish them to STORE.
 
-    A published artifact is never replaced. With --if-published supersede, push adds the
-    new artifact of a variant, and keeps the old artifact. Replicas use the newest artifact.
+    A published artifact is never replaced. With --if-published supersede, the command adds
+    the new artifact of a variant, and keeps the old artifact. Replicas use the newest artifact.
     """
     _copy(folder, store, deployment, on_taken, as_json=as_json)
 
@@ -234,8 +234,8 @@ def pull(
 ) -> None:
     """Verify the artifacts in STORE, and copy them into FOLDER.
 
-    Use pull to fill a mirror or a container image. Replicas need no pull command: they download the
-    matching artifact themselves.
+    Use this command to fill a mirror or a container image. Replicas need no such command: they
+    download the matching artifact themselves.
     """
     _copy(store, folder, deployment, on_taken, as_json=as_json)
 

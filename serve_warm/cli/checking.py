@@ -21,8 +21,8 @@ from serve_warm.errors import ServeWarmError
 @click.argument("app")
 @click.option(
     "--store",
-    help="Store that serve-warm build will publish to. The command reports a problem if the "
-    "app's settings name another store.",
+    help="The store that serve-warm build will publish to. The command reports a problem if the "
+    "app's settings name a different store.",
 )
 @click.option("--deployment", help="Check only this deployment, which must use WarmupMixin.")
 @click.option(

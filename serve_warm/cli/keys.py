@@ -106,7 +106,9 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
         "ignores the source, image and builder that the build itself recorded."
     ),
 )
-@click.option("--publish", "target", help="With --unsigned: store to publish to; default: STORE.")
+@click.option(
+    "--publish", "target", help="With --unsigned: the store to publish to; default: STORE."
+)
 @click.option(
     "--if-published",
     "on_taken",
@@ -130,14 +132,14 @@ def sign(
 ) -> None:
     """Sign the artifacts in STORE again, without uploading their parts.
 
-    Use sign to rotate keys: each artifact gets a new statement with its old and new signatures.
-    The command skips artifacts that this machine does not trust, because a new signature would
-    vouch for their content. If an artifact is skipped, the exit code is 3.
+    Use this command to rotate keys: each artifact gets a new statement with its old and new
+    signatures. The command skips artifacts that this machine does not trust, because a new
+    signature would vouch for their content. If an artifact is skipped, the exit code is 3.
 
-    With --unsigned, sign adds the first signature to artifacts that were built without a signature.
-    Before it signs, the command checks the parts. It loads nothing, so the model's code never runs
-    in a process that has the key. An unsigned artifact can contain false claims, so pass the
-    deployment and the origin as options.
+    With --unsigned, the command adds the first signature to artifacts that were built without a
+    signature. Before it signs, the command checks the parts. It loads nothing, so the model's
+    code never runs in a process that has the key. An unsigned artifact can contain false claims, so
+    pass the deployment and the origin as options.
     """
     if not unsigned and (target or on_taken or source_commit or image or builder):
         raise click.UsageError(

@@ -65,7 +65,7 @@ class Observed:
     """Seconds since the replica last wrote its state."""
     elapsed_s: float | None = None
     """Seconds from the replica's creation, just before `__init__`, until READY or FAILED, or until
-    now if neither stage is reached."""
+    now if neither stage has been reached."""
     deadline_s: float | None = None
     """Limit in seconds from the end of `__init__` to READY."""
     graph_pool_bytes: int | None = None
@@ -230,7 +230,7 @@ def _of_replica(replica: node.Replica, now: float, source: str) -> Observed:
 
 READY_SECONDS = ("serve_warm_ready_seconds", "")
 ELAPSED_SECONDS = ("serve_warm_start_elapsed_seconds", "")
-"""Both metrics count seconds from just before `__init__`, when no state file exists yet."""
+"""Both metrics count seconds from just before `__init__`, when there is no state file yet."""
 
 
 def _elapsed_s(replica: node.Replica, stage: str, now: float) -> float | None:
@@ -315,7 +315,7 @@ def fetch(url: str, *, limit_s: float = FETCH_LIMIT_S) -> str:
     """Return the text at an address.
 
     Raises:
-        UnreachableError: the server fails or is too slow, or the answer is not text or too large.
+        UnreachableError: the server fails or is too slow, or the answer is too large or not text.
     """
     end = time.monotonic() + limit_s
     request = urllib.request.Request(url, headers={"Accept": "text/plain"})  # noqa: S310 - http(s)

@@ -41,10 +41,10 @@ def probe(
 ) -> None:
     """Report whether this node's replicas are warm and whether its raylet and proxy are healthy.
 
-    The exit code is 0 if the node is ready. Otherwise probe prints one reason per line, and the
-    exit code is 1. For a Kubernetes probe, run the file node.py directly, because it needs only
-    a few hundredths of a second: python -I -S .../serve_warm/node.py probe. This faster probe has
-    the same options, except --json.
+    The exit code is 0 if the node is ready. Otherwise the command prints one reason per line,
+    and the exit code is 1. For a Kubernetes probe, run the file node.py directly, because it needs
+    only a few hundredths of a second: python -I -S .../serve_warm/node.py probe. This faster probe
+    has the same options, except --json.
     """
     configured = resolve(WarmupConfig()).state_dir
     try:

@@ -99,7 +99,7 @@ def version(text: str) -> str:
         "statements; repeatable."
     ),
 )
-@click.option("--dry-run", is_flag=True, help="Show what prune would remove, but remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, but remove nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 def prune(
     *,

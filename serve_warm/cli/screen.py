@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Output of the commands: bars and a clock in a terminal, lines in a log, JSON for programs.
 
-Anyone could have written an untrusted statement. So show texts from untrusted statements only with
-`show_line` or a table of this module.
+Anyone could have written an untrusted statement. So use only `show_line` or a table of
+this module to show texts from untrusted statements.
 """
 
 from __future__ import annotations

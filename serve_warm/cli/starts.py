@@ -101,7 +101,7 @@ working_dir_option = click.option(
     default="refuse",
     show_default=True,
     help="What to do if the store already has this variant. refuse: fail. keep: publish nothing, "
-    "and prove the published artifact. supersede: publish the new artifact as well; replicas "
+    "and test the published artifact. supersede: publish the new artifact as well; replicas "
     "then use the new artifact.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
@@ -122,7 +122,7 @@ def build(
     if_published: Literal["refuse", "keep", "supersede"],
     as_json: bool,
 ) -> None:
-    """Build, prove, sign and publish the artifact of a deployment.
+    """Build, test, sign and publish the artifact of a deployment.
 
     The command first looks for the mistakes that serve-warm check finds, and stops if there is a
     problem. Then it starts the deployment with its configured resources, replays its inputs and
@@ -320,13 +320,13 @@ def _waits(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _own_seconds(report: Mapping[str, Any]) -> float:
-    """Return the seconds until the proof, excluding waits for other deployments."""
+    """Return the seconds from the built model to the proof, minus waits for other deployments."""
     waited_s = sum(float(span["seconds"]) for span in _waits(report))
     return max(0.001, float(report["to_proof_s"]) - waited_s)
 
 
 def _describe_seconds(report: Mapping[str, Any]) -> str:
-    """Describe the seconds until the proof, and the seconds spent waiting for other deployments."""
+    """Describe the time from the built model to the proof, and the waits for other deployments."""
     waits = _waits(report)
     waited_s = sum(span["seconds"] for span in waits)
     names = ", ".join(dict.fromkeys(span["name"] for span in waits))
@@ -380,7 +380,7 @@ def bench(
     repeats: int,
     request_count: int,
 ) -> None:
-    """Compare three kinds of starts: cold, with torch's own cache bytes, and with the artifact."""
+    """Compare three ways to start a replica: cold, with torch's cache bytes or with an artifact."""
     _check_working_dir(address, working_dir)
     need_ray("bench")
     from serve_warm.builder import bench as bench_
@@ -447,4 +447,4 @@ def show(result: dict[str, Any]) -> None:
             "warm_to_cold": "a cold start",
             "warm_to_torch_bytes": "a start with torch's bytes",
         }[name]
-        screen.stdout.print(f"model built → proof: {ratio:.2f} of the time in {against}")
+        screen.stdout.print(f"model built → proof: {ratio:.2f} times as long as in {against}")

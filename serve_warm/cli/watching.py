@@ -191,8 +191,8 @@ def remarks(now: Look, which: Which) -> list[str]:
 
 
 WORDS_ELSEWHERE = (
-    "metrics pages have only numbers: to see stores, errors, last events and what a start waits "
-    "for, run serve-warm status on the replica's node"
+    "metrics pages have only numbers: to see stores, errors, last events and what a replica "
+    "waits for, run serve-warm status on the replica's node"
 )
 
 
@@ -308,7 +308,7 @@ def _describe_levels(each: Observed) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """Return a duration as a whole number of one unit.
+    """Return a duration as a whole number of seconds, minutes, hours or days.
 
     >>> [age(s) for s in (None, 0.4, 99, 100, 7200, 400_000)]
     ['–', '0 s', '99 s', '2 min', '2 h', '5 d']

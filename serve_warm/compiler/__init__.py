@@ -1,3 +1,3 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Process-wide hooks into torch: they count compiles, fill torch's caches and prove warm starts."""
+"""Process-wide hooks into torch, which count compiles, fill caches and check for warm starts."""

@@ -52,8 +52,8 @@ POLL_S = 0.02
 STUCK_S = 10.0
 """Maximum seconds that an import waits for the background thread to reach its next module. After
 that, the waiting import continues, because the background thread may need a lock that the waiting
-thread holds. The slowest of torch's modules took 0.7 s (torch 2.13, on a machine whose load was
-four times its number of cores)."""
+thread holds. The import of torch's slowest module took 0.7 s (torch 2.13, on a machine whose load
+was four times its number of cores)."""
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
 """The two halves of torch's compiler."""
 LOGGING_S = 0.25
@@ -341,7 +341,7 @@ class Importer:
 
 
 IMPORTER = Importer()
-"""The importer of this process's compiler."""
+"""The `Importer` that this process uses."""
 
 
 def find_importer() -> str:

@@ -32,7 +32,7 @@ def defer_precompiled_headers() -> None:
 
     In every process, Inductor preprocesses two headers and precompiles them into the user's folder
     under the temp directory. Inductor does both before it checks whether the kernel's library
-    exists. On a fresh node, both steps take 5 s of g++, even if the artifact has all kernels (torch
+    exists. On a fresh node, both steps run g++ for 5 s, even if the artifact has all kernels (torch
     2.13, `_precompile_header` of codecache.py). Only the compiler's command line uses the path of
     the header. So a placeholder replaces the path until a compiler runs.
     """

@@ -49,9 +49,9 @@ def _find_dispatcher(value: Any) -> HandedOver | None:
 def compile_arguments(owner: Any) -> dict[str, str]:
     """Return the compile arguments of each compiled attribute of `owner`, by attribute name.
 
-    This finds compiled attributes and modules compiled in place, but no compiled functions
-    elsewhere. The arguments of such functions are still in torch's own cache keys. If one of these
-    arguments differs, torch later reports a cache miss, without naming the argument.
+    This function finds compiled attributes and modules compiled in place. It does not find compiled
+    functions elsewhere. The arguments of such functions are still in torch's own cache keys. If one
+    of these arguments differs, torch later reports a cache miss, without naming the argument.
     """
     found = {}
     for name, value in vars(owner).items():

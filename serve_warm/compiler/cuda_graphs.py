@@ -4,8 +4,8 @@
 
 Graphs cannot be cached, so every process captures its own graphs. Inductor's graph trees need two
 calls to a function: the first runs eagerly in the memory pool of the graphs, and the second is
-captured. The eager run compiles nothing, but serve_warm counts it, because later calls launch a
-graph instead of running eagerly. Libraries (level 3) do not use graph trees: `aoti_graphs` captures
+captured. The eager run compiles nothing. But serve_warm counts this run, because later calls
+launch a graph instead. Libraries (level 3) do not use graph trees: `aoti_graphs` captures
 their graphs.
 
 A capture fails if it runs out of memory or meets an operation that cannot be captured. Without
@@ -122,7 +122,7 @@ def alone() -> Iterator[None]:
 
 
 def _manager_without_some(manager_class: Any) -> type:
-    """Return the class that a graph manager is switched to after one of its captures fails.
+    """Return the class that a graph manager gets after one of its captures fails.
 
     The class runs a function without a graph if the capture of this function failed. A subclass is
     used so that launches by other managers cost nothing extra.

@@ -55,7 +55,7 @@ def forget_profile() -> None:
 
 
 def begin_anew() -> None:
-    """Make torch recompile everything with the profile, as a new process would.
+    """Make torch use the profile to recompile everything, as a new process would.
 
     The files in the cache directory stay. Call this only while no compiled function is running.
     """

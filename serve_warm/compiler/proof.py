@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The proof: a stance of torch that forbids every compile, and a count of eager fallbacks.
 
-`torch.compiler.set_stance` is public. Dynamo's handling of code that has reached its recompile
+`torch.compiler.set_stance` is public. The part of Dynamo that handles code beyond its recompile
 limit is private. The names `_FrameExecStrategy` and `set_code_exec_strategy` were seen in torch
 2.13.0.
 https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/eval_frame.py
@@ -75,7 +75,7 @@ def run_eagerly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def falls_counted() -> Iterator[None]:
-    """Count code that runs eagerly inside the block because it has reached its recompile limit.
+    """Count functions that run eagerly in the block because they reached their recompile limit.
 
     Each function counts once per block, and compiling remains allowed. The proof uses this instead
     of `forbid` if an error in one rank would leave other ranks waiting.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Counts of the Triton kernels that are built or autotuned, both Inductor's and hand-written ones.
+"""Counts of built and autotuned Triton kernels: Inductor's kernels and hand-written kernels.
 
 Each built kernel leaves a binary in Triton's cache directory, no matter which process built it.
 Inductor builds kernels in worker processes, where this process's hooks do not run. So serve_warm
@@ -354,8 +354,9 @@ class Built:
         self._at_first = 0
         self._seen_ns = -1
         self._there: dict[str, int] = {}
-        """Number of binaries in each kernel's folder that has any. These folders are not listed
-        again: a cache can have thousands, and a start counts several times a second."""
+        """Number of binaries in each kernel folder that has binaries. These folders are not
+        listed again: a cache can have thousands of folders, and a starting replica counts kernels
+        several times a second."""
 
     def look_at(self, folder: Path) -> None:
         """From now on, count kernels that appear in `folder`, and ignore older kernels."""

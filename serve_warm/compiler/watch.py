@@ -8,8 +8,8 @@ variant matches (private; seen in torch 2.13.0). The hook wraps that callback. S
 Python code runs only when torch is about to compile; every other call costs one extra function call
 (about 1 µs). https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/eval_frame.py
 
-A start at level 3 imports neither Dynamo nor Inductor. So each hook is installed when its target
-module is imported, before any code can use that module.
+A replica that starts at level 3 imports neither Dynamo nor Inductor. So each hook is installed when
+its target module is imported, before any code can use that module.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Watch:
         """Code that reached its recompile limit and now runs eagerly, keyed by the id of the code
         object."""
         self.refusing = False
-        """Whether `forbid()`, not user code, set torch's stance to `fail_on_recompile`."""
+        """Whether `forbid()` (and not user code) set torch's stance to `fail_on_recompile`."""
         self.on_event: Callable[[CompileEvent], None] | None = None
         self.forbidden: Callable[[CompileEvent], BaseException] | None = None
         """If set, serve_warm prevents each compile, and raises the exception that this function

@@ -76,7 +76,7 @@ def compile_generation(
 
 
 def _make_steps(model: Any, cache: Any, form: Any) -> dict[str, Any]:
-    """Return a model's steps, not compiled, as keyword arguments of `CachedDecoder`."""
+    """Return a model's uncompiled steps, as keyword arguments of `CachedDecoder`."""
     from serve_warm.generation import steps
 
     kinds: dict[str, Any] = {"decode": (steps.Decode, model)}
@@ -173,7 +173,7 @@ def _check_rope(name: str, config: Any, max_length: int) -> None:
         if max_length > original:
             raise ConfigError(
                 f"{name} has rope type {kind!r}, which changes the factors of all rows of a batch "
-                f"when one of them exceeds {original} tokens",
+                f"when one row exceeds {original} tokens",
                 hint=f"pass max_length={original} or less",
             )
 

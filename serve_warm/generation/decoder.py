@@ -79,9 +79,9 @@ class CachedDecoder:
         self._free = list(range(slots))
 
     def has_entries(self) -> bool:
-        """Return whether an artifact was loaded that has compiled code for the decode step.
+        """Return whether a loaded artifact has compiled code for the decode step.
 
-        Such a step was compared with the model in the build.
+        The build has compared such a step with the model.
         """
         dispatcher = self.dispatcher
         if SESSION.loaded is None or dispatcher is None:
@@ -215,7 +215,7 @@ class CachedDecoder:
         return made.clone() if made.is_cuda else made
 
     def check_settings(self) -> None:
-        """Raise `GenerationRefused` if the model's settings do not fit its steps any more."""
+        """Raise `GenerationRefused` if the model's settings no longer fit its steps."""
         if self._same_model is not None:
             self._same_model.read()
 
@@ -243,8 +243,8 @@ class CachedDecoder:
         """Return a token as an int.
 
         Raises:
-            GenerationRefused: it is no whole number, or is outside the vocabulary. Compiled code
-            does not check this, and a CPU thread of it would end the process.
+            GenerationRefused: the token is not a whole number, or is outside the vocabulary.
+            Compiled code does not check tokens: on a CPU, a wrong token would end the process.
         """
         try:
             found = operator.index(token)
@@ -264,6 +264,6 @@ class CachedDecoder:
 
 
 def _unsupported() -> tuple[type[Exception], ...]:
-    """Return the exceptions of torch.compile for code without a graph, if Dynamo is imported."""
+    """Return torch.compile's exceptions for code without a graph; empty without Dynamo."""
     dynamo: Any = sys.modules.get("torch._dynamo.exc")
     return () if dynamo is None else (dynamo.Unsupported, dynamo.UserError)

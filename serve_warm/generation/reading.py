@@ -29,7 +29,7 @@ ERRORS = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError),
     *(RuntimeError, TypeError, ValueError),
 )
-"""Exceptions of a model that does not work with a cache or a mask that it gets."""
+"""Exceptions that a model raises if it does not work with the cache or the mask that it gets."""
 
 
 @record(frozen=True, kw_only=True)

@@ -3,10 +3,10 @@
 """A comparison of a model's decoding steps with the model itself, before the steps are compiled.
 
 The steps call a model with masks, positions and a cache that serve_warm makes. A model may ignore
-these, or compute its own, such as a local window that depends on the size of the cache. The build
-compares compiled code with the same step run eagerly, so the build cannot notice this. So a process
-that will compile the steps first runs them eagerly on two short sequences, and compares the logits
-with calls of the model that use no cache.
+them, or compute its own, such as a local window that depends on the size of the cache. The build
+compares each compiled step with the same step in eager mode, so the build cannot notice this. So a
+process that will compile the steps first runs them eagerly on two short sequences, and compares the
+logits with calls of the model that use no cache.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from serve_warm.generation.decoder import CachedDecoder
 from serve_warm.generation.reading import ERRORS, count_tokens
 
 LENGTHS = (2, 5)
-"""Prompt lengths of the compared sequences, if the longest bucket allows."""
+"""Prompt lengths of the compared sequences, if the longest bucket allows them."""
 
 STEPS = 2
 """Number of decode steps after each prompt, if the cache allows."""
 
 LARGEST_ERROR = {4: 1e-2, 2: 0.08}
-"""Largest allowed difference by the size of an element in bytes, relative to the largest logit.
-Correct steps of random Llamas with 32 layers differ by up to 0.02 with 16 bits, and those with 80
-layers by up to 0.002 with TF32, because sums are rounded in another order. A wrong mask in one of
-24 layers changed logits by 0.1, and wrong positions changed them by about their own size."""
+"""Largest allowed difference, relative to the largest logit, for each element size in bytes. With
+correct steps, logits of random Llamas differ by up to 0.02 (32 layers, 16 bits) or 0.002 (80
+layers, TF32), because sums are rounded in a different order. A wrong mask in one of 24 layers
+changed logits by 0.1, and wrong positions changed them by about their own size."""
 
 LARGEST_OF_EXPERTS = 0.6
-"""The limit for experts with 16 bits. Rounding can choose other experts: up to 0.53 with 16
-layers."""
+"""The limit for mixture-of-experts models with 16 bits. Rounding can make such a model choose
+different experts. With 16 layers, this changed logits by up to 0.53."""
 
 MASKED = 1e30
 """Logits beyond this number are masks, such as `torch.finfo(dtype).min`."""
 
 
 class StepCheck:
-    """Compares the steps of one model with the model, for sequences of the given lengths."""
+    """Compares a model's steps with the model itself, on a few short sequences."""
 
     def __init__(
         self,
@@ -76,9 +76,9 @@ class StepCheck:
         )
 
     def find_error(self, lengths: Sequence[int] = LENGTHS) -> float:
-        """Return the largest difference of logits, relative to the largest logit.
+        """Return the largest difference between logits, relative to the largest logit.
 
-        Takes free slots of the decoder for this time.
+        Uses free slots of the decoder during the comparison.
 
         Raises:
             ConfigError: the model does not work with the steps.
@@ -103,15 +103,15 @@ class StepCheck:
     def find_equal_lengths(self) -> None:
         """Find out whether all prompts of a batch need the same length, and tell the decoder.
 
-        A decoder-only model without an argument for positions computes them by itself, perhaps one
-        position for all rows.
+        A decoder-only model without an argument for positions computes the positions itself. It
+        might use one position for all rows.
         """
         if not self._positions and not self._model.config.is_encoder_decoder:
             is_right = self.find_error(self.lengths()) <= self._largest
             self._real.needs_equal_lengths = not is_right
 
     def check(self) -> None:
-        """Raise `ConfigError` if the steps give other logits than the model."""
+        """Raise `ConfigError` if the steps and the model give different logits."""
         with self._lock:
             if self.is_done:
                 return
@@ -127,10 +127,10 @@ class StepCheck:
             raise GenerationRefused("The model is in training mode: call eval().")
         if not is_right:
             raise ConfigError(
-                f"{type(self._model).__name__} gives other logits with serve_warm's decoding steps "
-                f"than without a cache: they differ by {error:.0e}, relative to the largest logit "
-                f"(limit {self._largest:g}). The model may compute masks or positions from the "
-                "size of its cache",
+                f"{type(self._model).__name__} gives different logits with serve_warm's decoding "
+                f"steps than without a cache: they differ by {error:.0e}, relative to the largest "
+                f"logit (limit {self._largest:g}). The model may compute masks or positions from "
+                "the size of its cache",
                 hint="serve it with serve_warm.compile, without a cache",
             )
 

@@ -106,7 +106,7 @@ class SlotCache(nn.Module):
 
 
 def _size(window: int) -> int:
-    """Return a size that holds a ring and at least one position behind it, as a multiple of 8."""
+    """Return the smallest multiple of 8 that holds a ring and at least one position behind it."""
     return (window + 8) // 8 * 8
 
 

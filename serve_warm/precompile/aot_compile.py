@@ -123,8 +123,8 @@ def capture(
 
 
 RESTARTS = 20
-"""Largest number of traces of one call. Each trace learns one thing from the trace before it, such
-as a size that must be a constant."""
+"""Maximum number of times that one call is traced. Each trace learns one thing from the trace
+before it, such as a size that must be a constant."""
 
 
 def _restarting(

@@ -106,7 +106,7 @@ class Assigned:
                 )
             known.add(id(each))
         if known & set(map(id, _containers(returned))) and values:
-            raise NoEntry("it assigns a list that it returns")
+            raise NoEntry("it assigns attributes and returns a list that is also used elsewhere")
 
 
 def _containers(value: Any) -> list[Any]:
@@ -133,7 +133,7 @@ def describe_changes(sources: Sequence[str]) -> str:
 
 
 SHOWN = 2
-"""How many changed objects a message names."""
+"""Maximum number of changed objects that a message names."""
 
 CALLEE = "L['callee']"
 

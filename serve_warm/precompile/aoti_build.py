@@ -48,7 +48,7 @@ SMALL = {
     "aot_inductor.enable_frame_pointer": False,
 }
 """Settings that keep a library small: 0.3 MB without tables for profilers, 1.5 MB with them.
-Settings that the installed torch does not have are skipped; torch 2.11 has none of them."""
+A setting that the installed torch lacks is skipped; torch 2.11 lacks all settings of this dict."""
 
 DEVICES = ("cpu", "cuda")
 """Kinds of devices that a library supports. All inputs of a library are on one device."""
@@ -109,7 +109,7 @@ class LibraryBuild:
 
 @record(frozen=True, kw_only=True)
 class _Run:
-    """One call of the bytecode around a graph, in which the graph itself runs eagerly."""
+    """One call of the bytecode around a graph; the graph itself runs eagerly."""
 
     given: Sequence[Any]
     returned: Any
@@ -180,7 +180,7 @@ def _settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Graph:
-    """A graph that Dynamo passed to a backend, and one eager run that records its tensors."""
+    """A graph that Dynamo passed to a backend, and the tensors of one eager run of the graph."""
 
     def __init__(
         self,
@@ -261,7 +261,7 @@ class _Graph:
         self._inputs, self._outputs = [], []
 
     def _run_eagerly(self, *inputs: Any) -> list[Any]:
-        """Run the graph eagerly instead of the compiled graph, and record its tensors."""
+        """Run the graph eagerly, without its compiled code, and record the tensors of this run."""
         tensors = (value for value in inputs if isinstance(value, torch.Tensor))
         self._inputs = [part for tensor in tensors for part in plain_parts(tensor)]
         copies = copy_tensors(self._inputs, inference=False)
@@ -377,7 +377,7 @@ class _Graph:
     def refuse_other_result(
         self, function: aoti_library.Function, tensors: Sequence[Any], returned: Any
     ) -> None:
-        """Raise `NoEntry` if the plan's result differs from the eager result for equal tensors."""
+        """Raise `NoEntry` if, for equal tensors, the plan's and the eager result differ."""
         given = (self._outputs, self._inputs, tensors)
         places = self.assigned.places(_path_of_module)
         for (_, name, make), (_, _, value) in zip(function.assigns, places, strict=True):
@@ -391,7 +391,7 @@ class _Graph:
 
 @contextlib.contextmanager
 def _without_foreign() -> Iterator[None]:
-    """Make torch replace operators that lack a C interface with equivalent operators (2.13)."""
+    """Make torch replace operators without a C interface by equivalent operators (2.13)."""
     from torch._inductor import decomposition
 
     table: Any = decomposition.select_decomp_table()  # a dict that torch keeps
@@ -405,7 +405,7 @@ def _without_foreign() -> Iterator[None]:
 
 
 EQUAL = {torch.ops.aten._is_all_true.default: torch.ops.aten.all.default}
-"""Operators, each with the equivalent operator that replaces it."""
+"""Maps each operator to the equivalent operator that replaces it."""
 
 
 def _is_on_the_cpu(node: Any) -> bool:

@@ -79,7 +79,7 @@ def _wait(begun: Future[bytes], generate: Callable[[], str]) -> bytes:
     try:
         data = begun.result()
     except (OSError, subprocess.SubprocessError) as error:
-        logger.warning("compiling C++ code in the background failed: %s", describe_error(error))
+        logger.warning("the C++ compiler failed in the background: %s", describe_error(error))
         return _compile_now(generate)
     _refuse_another_runtime(data)
     return data

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs for libraries (level 3), which serve_warm captures because Inductor does not.
+"""CUDA graphs for libraries (level 3). Inductor does not capture these graphs, so serve_warm does.
 
 As in torch's graph trees, each thread captures its own graphs, and each call copies its tensors to
 the addresses that the graph reads. Unlike in torch's graph trees, a call returns a copy of the
@@ -33,7 +33,7 @@ class Code(Protocol):
     """Native code that several threads can run."""
 
     def __call__(self, inputs: Sequence[Any], /) -> Sequence[Any]:
-        """Run on the given tensors, and return the outputs."""
+        """Run the code on the given tensors, and return the outputs."""
 
     def reserve(self) -> contextlib.AbstractContextManager[Run]:
         """Yield a function that runs the code and that no other thread uses during the block."""
@@ -90,8 +90,8 @@ class Pools(threading.local):
 
     def __init__(self) -> None:
         self.by_place: dict[tuple[str, int], _Pool] = {}
-        """Pools by the device and stream of the launch. Work on one stream runs in order, so it can
-        share memory."""
+        """Maps a device and a stream to the pool for graphs that are launched there. Work on one
+        stream runs in order, so it can share memory."""
 
 
 POOLS = Pools()
@@ -128,7 +128,7 @@ class Graphed:
         self._local = threading.local()
 
     def __call__(self, inputs: Sequence[Any], addresses: Addresses | None = None) -> Sequence[Any]:
-        """Run on the given tensors, and return the outputs.
+        """Run the code or its graph on the given tensors, and return the outputs.
 
         `addresses` has the addresses of the inputs, if the caller has read these addresses.
 
@@ -179,7 +179,9 @@ class Graphed:
         `like` has this call's outputs. If the code cannot be captured, the code itself is returned.
         """
         if any(map(overlaps_itself, like)):
-            return self._never("its output is expanded, and cannot be copied")
+            return self._never(
+                "its output is an expanded tensor, and values cannot be copied into such a tensor"
+            )
         handled = sys.exc_info()[1]
         for again in (False, True):
             try:
@@ -296,7 +298,7 @@ class _Latest:
 
 
 def _picker(indexes: Sequence[int]) -> Callable[[Addresses], Addresses]:
-    """Return a function that returns the items at these indexes of a tuple."""
+    """Return a function that picks the items at `indexes` from a tuple."""
     if len(indexes) < 2:  # one index would return an item and no tuple
         return lambda items: tuple(items[index] for index in indexes)
     pick: Callable[[Addresses], Addresses] = operator.itemgetter(*indexes)

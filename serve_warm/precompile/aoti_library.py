@@ -350,7 +350,7 @@ class Native:
         return (text.value or b"no reason given").decode(errors="replace")
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
-        """Run on the given tensors, and return the outputs.
+        """Run the library on the given tensors, and return the outputs.
 
         Raises:
             LibraryFailed: the code failed.
@@ -402,7 +402,7 @@ class NativeOnGpu(Native):
     """
 
     _short = 0
-    """Number of times that torch had run out of memory at the last check."""
+    """Number of out-of-memory errors that torch had counted at the last check."""
 
     def _create(self, model: Any) -> int:
         create = self._library.AOTInductorModelContainerCreateWithDevice

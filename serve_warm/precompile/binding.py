@@ -58,15 +58,16 @@ class Binding:
     unfit: Mapping[str, Why] = field(default_factory=dict)
     """Maps an entry's call to the reason why the entry does not match now."""
     known: frozenset[tuple[type, Any]] = frozenset()
-    """Numbers and strings that entries were made for."""
+    """Numbers and strings in the calls that have entries."""
     hits: dict[Any, list[KnownCall]] = field(default_factory=dict)
     open_hits: dict[Any, list[KnownCall]] = field(default_factory=dict)
-    """Known calls of entries with dynamic sizes, by keys without sizes."""
+    """Maps keys without sizes to the known calls of entries with dynamic sizes."""
     states: dict[tuple[int, ...], tuple[dict[Any, Any], dict[Any, Any]]] = field(
         default_factory=dict
     )
-    """Known calls for each state of the model, by the indexes of the entries that match in the
-    state. So calls are still recognized when the model returns to an earlier state."""
+    """Maps each state of the model to the known calls in this state. A state is written as the
+    indexes of the entries that match. So calls are still recognized when the model returns to an
+    earlier state."""
 
     def why_none(
         self, name: str, table: EntryTable, signature: Signature, state: Mapping[str, str]
@@ -187,7 +188,7 @@ class Binder:
         return any(e.function_key == entry.function_key for e, _ in self.binding.entries)
 
     def forget_calls(self) -> None:
-        """Forget the code for all kinds of calls; the next call of each kind looks it up again."""
+        """Forget the code of all kinds of calls; the next call of each kind looks up the code."""
         with self.lock:
             for tables in self.binding.states.values():
                 for table in tables:
@@ -199,9 +200,9 @@ class _Pause(contextlib.AbstractContextManager[None]):
 
     Several threads can be in the block at the same time.
 
-    A watch on a large model creates about ten objects per fact, and almost no garbage. Garbage
-    collection took 15 % of the time (ResNet-152, 8,600 facts). This does not call `gc.disable()`,
-    because a `gc.disable()` call by the app would then go unnoticed.
+    A watch on a large model creates about ten objects per fact, and almost no garbage.
+    Garbage collection took 15 % of the time to create a watch (ResNet-152, 8,600 facts). This class
+    does not call `gc.disable()`, because a `gc.disable()` call by the app would then go unnoticed.
     """
 
     def __init__(self) -> None:

@@ -198,8 +198,8 @@ BACKEND_FLAGS: Mapping[str, Callable[[], Any]] = {
     "cudnn_sdp": torch._C._get_cudnn_sdp_enabled,
     "mha.fastpath": torch.backends.mha.get_fastpath_enabled,
 }
-"""Maps each flag to the function that reads it (private; 2.5 to 2.15). The flag for TF32 in cuDNN
-is missing here, because `FP32_PRECISIONS` covers it."""
+"""Maps each flag to the function that reads it (private, torch 2.5 to 2.15). The flag for TF32 in
+cuDNN is missing here, because `FP32_PRECISIONS` covers it."""
 
 
 def state_check() -> Callable[[], bool]:

@@ -111,7 +111,7 @@ Form = tuple[int, tuple[str, ...]]
 def in_form(
     form: Form, parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]] | None:
-    """Return a call's arguments in the given form, or None if that form has other arguments."""
+    """Return a call's arguments in the given form, or None if the arguments do not fit."""
     count, names = form
     bound = parameters.bind(args, kwargs)
     if bound is None or count > len(parameters.positional):

@@ -296,7 +296,10 @@ class Dynamic:
                 )
 
     def free(self, index: int) -> Free:
-        """Return the dimensions whose sizes the conditions mention, and those whose strides."""
+        """Return the dimensions that the conditions mention, as two lists.
+
+        The first list is about sizes, and the second list is about strides.
+        """
         text = " ".join(self.conditions)
         return (
             [int(i) for i in re.findall(rf"L\['t{index}'\]\.size\(\)\[(\d+)\]", text)],

@@ -20,7 +20,7 @@ def reading_names() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     """Turn the names of torch's classes into constants, as Dynamo does for other classes.
 
     The class itself has a guard. Yields a Dynamo class, the name of one of its methods, and the
-    method's replacement for 2.13.
+    method's replacement for torch 2.13.
     """
     from torch._dynamo.variables import builtin, constant, torch
 

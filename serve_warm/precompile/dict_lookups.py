@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Lookups:
-    """The reads of one dict during a trace."""
+    """What a trace read from one dict."""
 
     keys: list[Any] = field(default_factory=list)
     """Keys that were looked up, found or not."""
@@ -62,10 +62,11 @@ def noting_lookups(
 ) -> Replacements:
     """Yield replacements that record, in `found`, what a trace reads from each dict.
 
-    `found` maps a dict's path to the reads of the dict. A read of a dict's items by methods other
-    than `LOOKS_UP` counts as a read of the whole dict. Bytecode that gets an item by the index of
-    the item's key also counts as a read of the whole dict. `path_of` returns the path of a Dynamo
-    source. If a key on this path has no usable repr, `path_of` adds the key to its second argument.
+    `found` maps a dict's path to what was read from the dict. A read of a dict's items by methods
+    other than `LOOKS_UP` counts as a read of the whole dict. Bytecode that gets an item by the
+    index of the item's key also counts as a read of the whole dict. `path_of` returns the path of a
+    Dynamo source. If a key on this path has no usable repr, `path_of` adds the key to its second
+    argument.
     """
     from torch._dynamo import source as sources
     from torch._dynamo.variables import dicts
@@ -115,7 +116,7 @@ def _noting_reads(allowed: Collection[Any], note: Callable[[Any], Lookups]) -> p
 
 
 def _noting_key(original: Callable[..., Any], note: Callable[[Any], Lookups]) -> Callable[..., Any]:
-    """Return a replacement for a lookup method that also records the key, its last argument."""
+    """Return a lookup method that calls `original` and records the last argument, the key."""
 
     def look_up(self: Any, *args: Any) -> Any:
         key = args[-1]

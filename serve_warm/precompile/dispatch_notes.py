@@ -60,7 +60,7 @@ class Dispatched:
 
 
 def _plain(space: dict[str, Any], name: str) -> dict[tuple[str, str], Any]:
-    """Return a dict of one global, keyed by module and name; empty if the value is not plain."""
+    """Return a dict from module and name to a global's value; empty if the value is not plain."""
     value, module = space.get(name), str(space.get("__name__"))
     is_of_module = vars(sys.modules.get(module, types)) is space
     if not is_of_module or name.startswith("__") or value is None or callable(value):

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds entries for one callable's calls, and compares the entries with eager execution.
 
-Only a build imports this module and the modules that it uses to make entries.
+This module, and the modules with which it makes entries, are imported only in a build.
 
 An entry is a plain function of (callee, *tensors) and holds no weights. So modules of the same
 class and structure share an entry, and weights can be loaded or replaced later.
@@ -98,7 +98,7 @@ class EntryBuilder:
         self._answered: set[int] = set()
         """Ids of this build's entries that have answered a later call of the build."""
         self._failed: dict[tuple[Any, ...], dict[str, str]] = {}
-        """Why a build could not make an entry, by call and by plain values of the modules."""
+        """For each call, maps the modules' plain values to the reason why an attempt failed."""
         self._settling = settling
         self._advice: str | None = None
         """Advice on which parts to compile if torch cannot trace the whole callable."""

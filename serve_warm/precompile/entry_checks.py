@@ -50,11 +50,11 @@ class Phase(Enum):
     """Which calls are checked."""
 
     WARMING = "warming"
-    """No calls are checked: inputs are being replayed until they are proven warm."""
+    """No calls are checked: the replica replays inputs until it is proven warm."""
     CHECKING = "checking"
     """For each callable without a checked entry, the first call of an entry is checked."""
     SERVING = "serving"
-    """Of the calls from requests, those are checked that `is_sampled` selects."""
+    """A call from a request is checked if `is_sampled` selects the call."""
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Tally:
 
     counts: dict[ParityResult, int] = field(default_factory=lambda: dict.fromkeys(ParityResult, 0))
     failures: list[str] = field(default_factory=list)
-    """The first `FAILURES_KEPT` withdrawn entries, and why."""
+    """The first `FAILURES_KEPT` withdrawn entries, each with the reason."""
     failed: int = 0
     """Number of withdrawn entries."""
     worst_error: float | None = None

@@ -36,7 +36,7 @@ class Plan(TypedDict, total=False):
     draws: bool
     """Whether the library uses random numbers."""
     device: str
-    """Device of a library that is not for the CPU."""
+    """The device of the library; this key is missing if the device is the CPU."""
     captures: str
     """Reason why no CUDA graph is captured. Empty if a graph is captured; missing if the user did
     not request CUDA graphs."""
@@ -139,7 +139,7 @@ def inputs_of(fn: Callable[..., Any]) -> frozenset[int]:
 
 
 def may_run_again(fn: Callable[..., Any], error: BaseException) -> bool:
-    """Return whether a call may run again, with other code, after its entry raised an error.
+    """Return whether other code may run a call after the entry for this call raised an error.
 
     Before a graph runs, the bytecode around it looks up modules and attributes. If one of these no
     longer exists, other code can run the call. An error in the graph itself is the call's result.
@@ -187,7 +187,7 @@ def addresses_of(tensors: Iterable[Any]) -> Addresses:
 
 
 class ApartInMemory:
-    """Refuses a graph's tensors if they overlap in memory, and remembers addresses without overlap.
+    """Refuses a graph's tensors if they overlap in memory; otherwise remembers their addresses.
 
     Overlap depends on addresses, sizes and strides. Other checks of a graph cover sizes and
     strides. So if the sizes are fixed, only the addresses matter. Reading the addresses takes a

@@ -60,9 +60,9 @@ class Source:
         self.name = name
         self.value: Any = None
         self.user: int | None = user
-        """What uses this source: a row, by its index, or the facts about that row, by `~index`."""
+        """The user of this source: a row (`index`), or the facts about a row (`~index`)."""
         self.more_users: set[int] | None = None
-        """The other users; only one source in seven has any. A set takes 216 bytes."""
+        """The other users. Only one source in seven needs this set, which takes 216 bytes."""
 
     def users(self) -> list[int]:
         """Return all users of this source."""
@@ -109,7 +109,7 @@ class Source:
             self.value = copy.deepcopy(value)  # metadata may change in place
 
     def is_built_in(self) -> bool:
-        """Return whether the check that runs at each call contains the source's value or object."""
+        """Return whether the check at each call is built from this source's value or object."""
         if self.kind == "keys":
             return is_ordered(self.base)  # the dict's version does not cover its order
         return self.kind in ("attribute", "tensor", "class")
@@ -511,7 +511,7 @@ def is_ordered(mapping: Any) -> bool:
 
 
 def _find_defined(kind: type, name: str) -> Any:
-    """Return an attribute as a class or one of its bases defines it, or `ABSENT`."""
+    """Return the attribute from the first class in the MRO that defines it, or `ABSENT`."""
     for base in kind.__mro__:  # a loop, because a start does this thousands of times
         if name in base.__dict__:
             return base.__dict__[name]

@@ -73,7 +73,7 @@ class Facts:
 
     steps: tuple[Step, ...] = ()
     facts: tuple[tuple[int, str, Any], ...] = ()
-    """Row, kind and expected value at that row."""
+    """A row, a kind of fact, and the value that the fact requires at the row."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain lists."""
@@ -499,8 +499,8 @@ def _describe_change(kind: str, now: Any, was: Any) -> str:
     """Return text that compares the current value of a fact with its value at the build."""
     if kind in ("attribute", "own", "contains"):
         name = show_key(now[0])
-        verb = {"attribute": "attribute", "own": "instance attribute", "contains": "key"}[kind]
-        return f"has {verb} {name} now" if now[1] else f"has no {verb} {name} any more"
+        part = {"attribute": "attribute", "own": "instance attribute", "contains": "key"}[kind]
+        return f"has {part} {name} now" if now[1] else f"no longer has the {part} {name}"
     if kind == "length":
         return f"is a {now[0]} of length {now[1]}, but was a {was[0]} of length {was[1]}"
     if kind in ("hooks", *OF_PARTS):

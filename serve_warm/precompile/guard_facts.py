@@ -68,7 +68,7 @@ CHECKED_ELSEWHERE = {
     "GRAD_MODE": (PROCESS, "checked at each call, with the state of the thread"),
     "DETERMINISTIC_ALGORITHMS": (PROCESS, "checked at each call, like all process state"),
     "GLOBAL_STATE": (PROCESS, "checked at each call, like all state of thread and process"),
-    "TORCH_FUNCTION_STATE": (PROCESS, "checked at each call; torch.compile runs calls in a mode"),
+    "TORCH_FUNCTION_STATE": (PROCESS, "checked at each call; calls in a torch mode use level 1"),
     "DEFAULT_DEVICE": (PROCESS, "a default device turns a mode on: torch.compile runs the call"),
     "FUNCTORCH_STACK_MATCH": (PROCESS, "checked at each call; in a transform, calls run eagerly"),
     "DUAL_LEVEL": (PROCESS, "checked at each call; in forward-mode AD, calls run eagerly"),
@@ -150,7 +150,7 @@ class _Table:
     """Maps the alias of a dict of globals to the path of a function with these globals. Used for
     globals that belong to no module, such as those of a named tuple's methods."""
     looked_up: Mapping[str, LookedUp] = field(default_factory=dict)
-    """Maps paths to dicts whose items are found by key. Items of other dicts are found by index."""
+    """Dicts by path. In these dicts, items are found by key; in all other dicts, by index."""
     keys: Sequence[Any] = ()
     """`KEYS` of the current path."""
     steps: list[Step] = field(default_factory=list)
@@ -277,8 +277,8 @@ def collect(
     `names` has the module and qualified name of each object in the globals, by alias; `scopes` has
     the ids of dicts of globals. `marked` returns a key of `OPAQUE` if a mark keeps Dynamo from
     tracing a function. `results` has the calls whose result is in the graph: function, arguments,
-    result. `lookups` has the reads of each dict, by path. `globals_read` has unguarded values, by
-    module and name. Each fact holds for `callee` now.
+    result. `lookups` says what was read from each dict, by path. `globals_read` has unguarded
+    values, by module and name. Each fact holds for `callee` now.
 
     Raises:
         NoEntry: a guard cannot become a fact, or a fact's value differs at each read.

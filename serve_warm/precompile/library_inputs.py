@@ -40,7 +40,7 @@ GONE = (AttributeError, LookupError, TypeError)
 """Exceptions raised when a part of the callee is missing."""
 
 Read = Callable[[Any, Sequence[Any]], list[Any]]
-"""A function that gets the callee and a call's tensors, and returns the inputs of the library."""
+"""A function that takes the callee and a call's tensors, and returns the inputs of the library."""
 
 
 @record(frozen=True, kw_only=True)
@@ -197,7 +197,7 @@ def follow(path: Sequence[Sequence[Any]]) -> Callable[[Any], Any]:
 
 
 def _modules(owners: Sequence[str]) -> tuple[list[tuple[int, str]], dict[str, int]]:
-    """Return a row for each module on the paths to owners, and the row number of each path."""
+    """Return one row per module on the owners' paths, and the row number for each path."""
     rows = {"": 0}
     steps: list[tuple[int, str]] = []
     for owner in owners:

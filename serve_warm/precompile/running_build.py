@@ -43,7 +43,7 @@ class RunningBuild:
         """Callback that receives the next step of the build."""
 
     def refuse_pending(self) -> None:
-        """Refuse each call that began a library which no later call finished."""
+        """Refuse each call whose library no later call finished."""
         for pending in self.pending:
             call = pending.unit.name, str(pending.entry.signature)
             taken = (entry.signature for entry in pending.unit.entries)

@@ -121,7 +121,7 @@ class Session:
         return self.checks
 
     def withdraw(self, entry: Entry, why: str, *, eagerly: bool) -> None:
-        """Stop running an entry in all callables.
+        """Make all callables stop running an entry.
 
         The entry's calls go to torch.compile, with `why` as the reason.
 

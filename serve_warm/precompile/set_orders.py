@@ -121,7 +121,7 @@ Trace = Callable[[Callable[..., Any], Orders], "Captured"]
 def join_orders(
     first: Captured, orders: Orders, trace: Trace, callee: Any, tensors: Sequence[Any]
 ) -> Captured:
-    """Trace again with the sets in other orders; return `first` with the facts of all traces.
+    """Trace again with the sets in new orders; return `first` with the facts of all traces.
 
     Raises:
         NoEntry: the graph or the result depends on the order.
@@ -165,7 +165,7 @@ class _Backend:
         self._in_order: list[str] = []
 
     def take(self, graph: Any, inputs: Sequence[Any], **_: Any) -> Any:
-        """Receive a graph from Dynamo, and read its form without in-place operations."""
+        """Receive a graph from Dynamo, and read its functional form (no in-place operations)."""
         from torch._functorch import config
         from torch._functorch._aot_autograd.utils import make_boxed_compiler
         from torch._functorch.aot_autograd import aot_module_simplified

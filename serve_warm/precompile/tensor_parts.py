@@ -162,7 +162,7 @@ class Whole:
         return tuple(text for place in self._places for text in describe_parts(tensors[place]))
 
     def read_same(self, tensors: Sequence[Any]) -> list[Any] | None:
-        """Return the plain parts of `tensors`, or `None` if their metadata is different.
+        """Return the plain parts of `tensors`, or `None` if their metadata has changed.
 
         The metadata is compared with that of the tensors given to `__init__`.
         """

@@ -50,7 +50,7 @@ Replacements = Iterator[tuple[Any, str, Callable[..., Any]]]
 
 @contextlib.contextmanager
 def all_guarded(begin_set: Callable[[Any, Any], None]) -> Iterator[Unguarded]:
-    """Make Dynamo guard or report dependencies that can change but that it ignores (torch 2.13).
+    """Make Dynamo guard or report changeable dependencies that it otherwise ignores (torch 2.13).
 
     Before each iteration over a set in a trace, `begin_set` is called with the set and the tracer.
     """
@@ -229,7 +229,7 @@ DEPENDS_ON_ORDER = (
     "it iterates over a set, whose order differs in each process, and its graph depends on the "
     "order: keep the items in a list, or as keys of a dict"
 )
-"""Reason and advice for a call whose code iterates over a Python `set`, so it has no entry."""
+"""Reason and advice for a call that has no entry because its code iterates over a `set`."""
 
 
 def _noting_hashes(found: Unguarded) -> Replacements:
@@ -353,7 +353,7 @@ def side_effects() -> Iterator[Mapping[str, Sequence[str]]]:
     no attribute names, the code changes the object in another way.
 
     The mapping grows during the capture, and is complete once the backend is called. Changes to the
-    contents of tensors are left out, because the graph makes them. Seen in 2.11 to 2.13.
+    contents of tensors are left out, because the graph makes these changes. Seen in 2.11 to 2.13.
     """
     from torch._dynamo.side_effects import SideEffects
     from torch._dynamo.variables.base import AttributeMutationNew

@@ -143,7 +143,7 @@ class ServeReplica(ServeCalls):
         self._init_failed: tuple[float, str] | None = None
         """The time (CLOCK_BOOTTIME) when `__init__` raised an exception, and the error text."""
         self._served_unwarmed: tuple[float, float] | None = None
-        """The CLOCK_BOOTTIME and Unix time when the replica became ready without a warm-up."""
+        """When the replica became ready without a warm-up: by CLOCK_BOOTTIME, and as Unix time."""
         self._shown: ShownState | None = None
         """The visible state of the replica; None outside Serve."""
         if self.in_serve:
@@ -177,7 +177,7 @@ class ServeReplica(ServeCalls):
             self._prefetch.begin()
 
     def note_init_raised(self, error: BaseException) -> None:
-        """Enter FAILED with the error that `__init__` raised.
+        """Enter stage FAILED with the error that `__init__` raised.
 
         Serve itself reports this error only to its controller.
         """
@@ -529,8 +529,8 @@ def _claim(replica: str, name: str) -> None:
     """Record the object that a replica warms up, and refuse a second object.
 
     Serve waits only for the object that it calls. So requests could arrive before a second object
-    is warm. Two objects would also share the state file and the process's caches, counts and
-    stance.
+    is warm. Two objects would also share the state file, and this process's caches, counts of
+    compiles and `torch.compiler` stance.
     """
     first = WARMED.get(replica)
     if first is not None:

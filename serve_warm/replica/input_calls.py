@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Replays of single inputs on one rank, with compiling allowed or forbidden.
+"""The replay of single inputs on one rank, with compiling allowed or forbidden.
 
 If the GPU runs out of memory for an input, that input is skipped and reported. The largest inputs
 are replayed first, while the most memory is free.
@@ -120,7 +120,7 @@ class InputCalls:
         return replayed
 
     def describe_eager(self) -> str:
-        """Return why an input is not proven: its code runs eagerly due to the recompile limit."""
+        """Return the reason to report for an input that runs eagerly due to the recompile limit."""
         needed = len(self._progress.inputs)
         return (
             "runs eagerly without a message from torch: a function has more compiled variants than "

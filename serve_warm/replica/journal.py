@@ -160,7 +160,7 @@ class Journal:
         logger.warning("%s", text)
 
     def begin_counting(self) -> None:
-        """From now on, count compiles and captures for the warm-up."""
+        """From now on, count compiles and captures as part of the warm-up."""
         self._span = _Warming()
 
     def warmup_counts(self) -> Counts:
@@ -168,7 +168,7 @@ class Journal:
         return self._span.warmup
 
     def end_warmup(self) -> None:
-        """From now on, count compiles for traffic.
+        """From now on, count compiles as part of traffic.
 
         Also add warnings about what the warm-up compiled, and update the verdict.
         """
@@ -307,8 +307,8 @@ class Journal:
     def log_compile(self, event: CompileEvent, suggest: Callable[[CompileEvent], str]) -> None:
         """Log a compile in traffic, at a limited rate.
 
-        Counting the compile is the task of `compiler.watch`, not of this method. `suggest` returns
-        an input that, if declared, would have prevented the compile.
+        This method does not count the compile; `compiler.watch` does. `suggest` returns an input
+        that, if declared, would have prevented the compile.
         """
         self.traffic_log.log(
             event, proven_on=self.progress.threads, suggest=suggest, fields=self.log_fields
@@ -354,7 +354,7 @@ class Journal:
 
 
 class _Preparing:
-    """The period before serve_warm hooks torch; nothing is counted in this period."""
+    """The period before serve_warm hooks into torch; nothing is counted in this period."""
 
     since = traffic = Counts()
     ready_unix = None
@@ -374,7 +374,7 @@ class _Preparing:
 
 
 class _Warming(_Preparing):
-    """The period in which each compile counts for the warm-up."""
+    """The period in which compiles are counted as part of the warm-up."""
 
     def __init__(self) -> None:
         self.since = watch_process().counts()
@@ -389,7 +389,7 @@ class _Warming(_Preparing):
 
 @record(kw_only=True)
 class _Serving:
-    """The period in which each compile counts for traffic."""
+    """The period in which compiles are counted as part of traffic."""
 
     since: Counts
     warmup: Counts

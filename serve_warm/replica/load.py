@@ -76,7 +76,7 @@ class Loaded:
     has_libraries: bool = False
     """Whether the artifact has libraries, and all of them can be used."""
     missing: WarmupFailed | None = None
-    """The error for `on_missing: fail`, if the start has found no compiled code so far. The error
+    """The error for `on_missing: fail`, kept while the start has found no compiled code. The error
     is raised later if the app turns out to have compiled code."""
 
     def needs_compiler(self, compiles_with: CompilesWith) -> bool:
@@ -90,7 +90,7 @@ class Loaded:
 
 
 class Loading:
-    """The stages of one start that load the artifact; call `load`."""
+    """The stages in which one start loads its artifact; call `load`."""
 
     def __init__(self, start: Start) -> None:
         self._start = start
@@ -315,7 +315,7 @@ class Loading:
             given_up.set()
 
     def _missed(self, error: ServeWarmError) -> ServeWarmError:
-        """Return the error for a miss.
+        """Return the error for a start with the verdict MISS.
 
         If the artifact's path is relative, the error text also names the working directory.
         """

@@ -29,7 +29,7 @@ class ModelThread:
         self._own_outputs = False
         self._asked_with_compiler = False
         self.executor: ThreadPoolExecutor | None = None
-        """The executor with the thread; None before the first call."""
+        """The executor that owns the thread; None before the first call."""
         self.native_id = 0
         """The thread's native id; 0 before the first call."""
 

@@ -24,7 +24,7 @@ LEVEL_PARTS = {2: "precompiled", 3: "exported"}
 """For each level, the name of the artifact part that contains the entries."""
 
 ISA_FACT = "isa_checks"
-"""Name of the manifest fact that contains the answers of torch's ISA probe."""
+"""Name of the manifest fact with the results of torch's ISA probe."""
 
 
 class PackedReplica(TypedDict):
@@ -92,7 +92,7 @@ class _Steps:
         self._done: Counter[str] = Counter()
 
     def tell(self, step: str) -> None:
-        """Report the start of the next step: `trace`, `entry` or `library`."""
+        """Report that the next step begins: `trace`, `entry` or `library`."""
         self._done[step] += 1
         number, of = self._done[step], self._kinds
         if step == "library":

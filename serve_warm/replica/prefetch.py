@@ -4,7 +4,7 @@
 
 Pulling and importing run in daemon threads, which start when the user's class is instantiated. Best
 effort: if the work is unfinished, has failed or is no longer wanted, the start does it again from
-the beginning. Prefetching does not weaken trust. It checks signatures and digests with the same
+the beginning. Prefetching does not weaken trust: it checks signatures and digests with the same
 code and the same keys as the start itself. Nothing is loaded before the start accepts the artifact.
 
 Downloading, hashing, decompressing and writing release the GIL, so these steps run in parallel with
@@ -78,9 +78,9 @@ LOOK_S = 2.0
 usually answers in milliseconds. If the store has not answered by then, the import begins."""
 
 NOT_YET_KNOWN = frozenset({"compile_arguments"})
-"""Fingerprint factors that `__init__` sets. All other factors are read before `__init__` runs. If
-`__init__` changes one of the other factors (threads, the default dtype), another variant fits, and
-the fetched variant is discarded."""
+"""Fingerprint factors that `__init__` sets. All other factors are read as soon as user code has
+imported torch and chosen its devices. If `__init__` changes such a factor later (threads, the
+default dtype), a different variant fits, and the fetched variant is discarded."""
 
 
 @record(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ ENTRY_PARTS = (PRECOMPILED, EXPORTED)
 
 @record(frozen=True, kw_only=True)
 class EntryFiles:
-    """The unpacked parts of an artifact that have entries."""
+    """The artifact parts that contain entries, unpacked."""
 
     folders: dict[str, Path]
     """The private folder of each part, by the part's name."""
@@ -183,13 +183,13 @@ class Taken:
 
     @property
     def early(self) -> float:
-        """Share of the work (0 to 1) that was finished before a start waited for the artifact."""
+        """Share of the work (0 to 1) that was finished before the start waited for the artifact."""
         work_s = self.pulled.download_s + self.pulled.verify_s + self.unpack_s
         return max(0.0, 1.0 - self.waited_s / work_s)
 
     @property
     def unpacked_early_s(self) -> float:
-        """Seconds of unpacking that were finished before a start waited for the artifact."""
+        """Seconds of unpacking that were finished before the start waited for the artifact."""
         return self.unpack_s * self.early
 
     def discard(self) -> None:
@@ -204,7 +204,8 @@ class Taken:
 class Prefetch:
     """The work done for one start during `__init__`. Call `begin()` once.
 
-    The start then calls `init_ended()`, calls `taken(...)` at most once, and always calls `drop()`.
+    After `__init__`, the start calls `init_ended()`, then `taken(...)` at most once. The start
+    always calls `drop()`.
     """
 
     def __init__(
@@ -239,7 +240,7 @@ class Prefetch:
         """The kind of code found in trusted artifacts of this deployment: none, only libraries, or
         also code of other levels."""
         self._looked = threading.Event()
-        """Set once the store has answered or failed."""
+        """An event that is set once the store has answered or failed."""
 
     def begin(self) -> None:
         """Start the work and return at once. Errors are logged, never raised."""

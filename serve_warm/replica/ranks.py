@@ -35,11 +35,11 @@ PULSE_S = 5.0
 compiles."""
 
 SILENT_S = 60.0
-"""Seconds. A rank that sends no pulse for this long is taken to have ended, also if its code only
-blocks all Python threads for this long."""
+"""Seconds. A rank that sends no pulse for this long is taken to have ended, even if it is alive and
+its code merely blocks all Python threads."""
 
 POLL_S = (0.001, 0.05)
-"""First and longest wait, in seconds, between two checks for answers."""
+"""The first wait and the longest wait, in seconds, between two checks for answers."""
 
 WORDS = 500
 """Maximum number of characters in the failure message of a rank."""

@@ -68,7 +68,8 @@ class Replay:
         self._changed = changed
         self._timed = TimedCalls(call, progress, limits=limits, waits=waits)
         self.overdue = self._timed.overdue
-        """Returns an error if the current replay is late, else None. Any thread may call this."""
+        """Function that returns an error if the current replay is late, else None. Any thread may
+        call it."""
         self._calls = InputCalls(
             self._timed, progress, seen=seen, ranks=ranks or Ranks(), deadline=limits.deadline
         )
@@ -79,7 +80,8 @@ class Replay:
     async def until_quiet(self) -> None:
         """Replay all inputs until a whole pass has no compile, no capture and no settling call.
 
-        If an entry depends on settling calls, it runs for the first time in the next pass.
+        Settling calls run eagerly, to create state that entries need. An entry that needs such
+        state runs for the first time in the next pass.
 
         Raises:
             ReplayFailed: an input raised an exception, or all inputs ran out of memory.

@@ -54,7 +54,7 @@ class Replica(Protocol):
         """Return the largest number of requests in one batch; 1 without `@serve.batch`."""
 
     def trust(self) -> Trust | None:
-        """Return the trust settings given in code; `None` means the machine's trust files."""
+        """Return the trust settings given in code; `None` if the machine's trust files apply."""
 
     def suggest(self, event: CompileEvent, declared: Sequence[Input]) -> str:
         """Return the `Input(...)` that would have prevented a compile in the current request."""
@@ -87,7 +87,7 @@ class CompileCaches:
         return self._directory or self.begin_anew()
 
     def begin_anew(self, directory: Path | None = None) -> Path:
-        """Make torch's caches use another directory, by default a new one; return its path.
+        """Make torch's caches use a different directory, by default a new one; return its path.
 
         Raises:
             OSError: the directory cannot be made.
@@ -102,7 +102,7 @@ class CompileCaches:
 
 @record(frozen=True, kw_only=True)
 class Start:
-    """The input data of all stages of one start. Stages return their results."""
+    """The data that the stages of one start work with. Stages return their results."""
 
     replica: Replica
     config: WarmupConfig

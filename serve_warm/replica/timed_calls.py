@@ -49,7 +49,7 @@ class Limits:
     """The limits of one replay."""
 
     deadline: Deadline
-    """The end of the whole start."""
+    """The time by which the whole start must end."""
     input_s: float
     """Maximum seconds for one call of one input."""
     passes: int
@@ -198,8 +198,8 @@ class TimedCalls:
     async def _call_without_exit(self, item: Input) -> None:
         """Call an input's target; treat SystemExit and KeyboardInterrupt like any other error.
 
-        If a task raised one of these two, asyncio would end the process. Ending the process is
-        correct only if a signal handler raised the exception.
+        If a task raised SystemExit or KeyboardInterrupt, asyncio would end the process. Ending the
+        process is correct only if a signal handler raised the exception.
         """
         with SignalsSeen() as signals:
             try:

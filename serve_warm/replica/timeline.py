@@ -3,8 +3,8 @@
 """The timeline of a start: when each part begins and ends, measured by one clock.
 
 The clock is CLOCK_BOOTTIME, which all processes on a machine share. /proc uses the same clock, and
-shows when parts began before any code of this package ran. The node's metrics server also uses this
-clock to compute current values.
+records when each process and thread began. So the timeline can include parts that began before any
+code of this package ran. The node's metrics server also uses this clock to compute current values.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def spans_before(created_boot_s: float, *, seat: bool = False) -> tuple[Span, ..
     """Return the phases of this process up to the creation of the replica's object.
 
     `process` lasts until Ray makes the process an actor. Then `imports` begins. If Ray's thread is
-    not found, `process` and `imports` are returned as one part. With `seat`, `process` is left out,
-    because that phase ended before the replica's start.
+    not found, `process` and `imports` are returned as one part. If `seat` is true, the phase
+    `process` is left out, because it ended before the replica's start.
     """
     began_s = _began_s(Path("/proc/self"))
     actor = next((t for t in threading.enumerate() if t.name == ACTOR_THREAD), None)

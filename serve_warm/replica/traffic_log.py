@@ -25,7 +25,7 @@ KEEP_ON_ONE_THREAD = (
     "make the handler `async def`, or call the model with "
     "`await self.on_model_thread(self.model, ...)`, which keeps the model on one thread"
 )
-"""Advice for compiled calls on threads that end with their request."""
+"""Advice if compiled calls run on threads that live only for one request."""
 
 LOST_RACE = "Unexpected recompilation"
 """torch's reason contains this text if another thread was compiling and no guard failed (2.13)."""

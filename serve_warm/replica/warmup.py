@@ -195,8 +195,8 @@ class Warmup:
     def become_ready(self) -> Report:
         """Enter READY after the proof, once, and return the report.
 
-        From now on, each compile counts for traffic. Until this call, each compile counts for the
-        warm-up.
+        From now on, compiles are counted as part of traffic. Until this call, they are counted as
+        part of the warm-up.
         """
         journal = self.journal
         if journal.stage is Stage.READY:
@@ -314,8 +314,8 @@ class Proof:
         self._journal = start.journal
         self._caches = start.caches
         self._replays: list[Replay] = []
-        """The replays so far. The last replay can still be running; the verdict uses its
-        results."""
+        """The replays so far. The last replay can still be running. The verdict uses the results
+        of the last replay."""
         self.ranks = ranks.Ranks()
 
     @property
@@ -475,12 +475,11 @@ class Proof:
     def judge(self, prepared: Prepared, missing: WarmupFailed | None) -> None:
         """Warn about problems that the proof found, or raise if a policy forbids them.
 
-        `missing` is the error for `on_missing: fail`. It is raised if this process has compiled
-        code.
+        `missing` is the error for `on_missing: fail`, raised if this process has compiled code.
 
         Raises:
             WarmupFailed: `missing` is set and there is compiled code, or the app uses CUDA graphs
-                and makes compiled calls on threads that end with their request.
+                and makes compiled calls on threads that live only for one request.
             NotProven: an input is not proven, and `on_uncovered` is `fail`.
         """
         progress = self._replays[-1].progress
@@ -522,7 +521,7 @@ class Proof:
                 stage=Stage.PROVING.value,
             )
         self._journal.warn(
-            f"compiled calls ran on {many} that ended with the request, as in a sync handler: "
+            f"compiled calls ran on {many} that lived only for one request, as in a sync handler: "
             "concurrent calls can hit a race condition in Dynamo's lookup and recompile; "
             + KEEP_ON_ONE_THREAD
         )
@@ -544,8 +543,9 @@ class Proof:
 
 
 FEW_OBJECTS = 50_000
-"""If at most this many objects are frozen, the app has not frozen its imports. With torch imported,
-over 150,000 objects exist. CPython 3.12 begins with 375 frozen objects."""
+"""If `gc.get_freeze_count()` is at most this number, the app did not call `gc.freeze()` after its
+imports. With torch imported, over 150,000 objects exist. CPython 3.12 begins with 375 frozen
+objects."""
 
 
 @contextlib.contextmanager

@@ -33,8 +33,8 @@ class Watchdog:
 
     `overdue` returns the error for late work, or None.
     `late` is called once, as soon as some work is overdue.
-    `stuck` is called once, with the blocked line, if the loop does not run in the next `GRACE_S`
-    seconds. `stuck` can end the process.
+    `stuck` is called once, with the line that blocks the loop, if the loop does not run in the
+    next `GRACE_S` seconds. `stuck` can end the process.
 
     Once `stop()` has returned, none of these functions is running or will be called.
     """

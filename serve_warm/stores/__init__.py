@@ -109,7 +109,7 @@ class Store(Protocol):
         Raises:
             ObjectNotFound: the object no longer exists.
             StoreError: the object differs from `found` or ended early. `sink` may already have
-                received pieces of it.
+                received pieces of the object.
         """
 
     def create(self, key: str, source: bytes | BinaryIO) -> None:
@@ -299,7 +299,7 @@ def check_key(key: str) -> None:
 
 
 def check_prefix(prefix: str) -> None:
-    """Raise if no valid key begins with `prefix`.
+    """Raise if no valid key can begin with `prefix`.
 
     Raises:
         StoreError: the prefix is invalid.

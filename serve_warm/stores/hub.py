@@ -219,7 +219,7 @@ class HubStore:
         return f"{open_api().endpoint}/api/models/{self.repository}/{what}/{quoted}"
 
     def head(self, key: str) -> Object:
-        """Return the metadata of an object. Its version is the commit that was read."""
+        """Return the metadata of an object, with the commit that was read as the version."""
         check_key(key)
         commit = self._commit()
         file = self._look(key, commit)

@@ -359,7 +359,7 @@ def _open_folder(
     """Yield a file descriptor for the folder at path `names` below `root`.
 
     Each folder is opened relative to the descriptor of its parent folder. So nobody can replace a
-    folder with a link in the meantime.
+    folder with a link while the path is being opened.
 
     Raises:
         _LinkError: one of the names is a link.

@@ -69,14 +69,14 @@ ONE_GET_BYTES = 32 << 20
 ranged GETs would lose more time in round trips than they would save."""
 
 PART_BYTES = 8 << 20
-"""Size in bytes of one ranged GET of a larger object. One S3 connection needs about 0.1 s for this
-size. This time is longer than a round trip, but short enough that the last parts end at about the
-same time.
+"""Size in bytes of one ranged GET of a larger object. One S3 connection downloads this many bytes
+in about 0.1 s. This time is longer than a round trip, but short enough that the last parts end at
+about the same time.
 """
 
 PARTS_AT_ONCE = 8
-"""Number of connections of one download. Each connection holds only about two pieces of its part in
-memory."""
+"""Number of connections that one download uses. Each connection holds only about two pieces of its
+part in memory."""
 
 ONE_PUT_BYTES = 64 << 20
 """Size in bytes of the largest object that is uploaded with one PUT, which can be conditional.
@@ -162,7 +162,8 @@ class ObjectStore:
     def list(self, prefix: str) -> builtins.list[str]:
         """Return the keys that begin with `prefix`. Objects with invalid names are skipped.
 
-        The bucket returns all objects in the folder of `prefix` except those that sort before it.
+        The bucket returns all objects in the folder of `prefix`, except those that sort before
+        `prefix`.
         """
         return sort_keys(self.pages(prefix))
 

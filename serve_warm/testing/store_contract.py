@@ -155,12 +155,12 @@ class StoreContract:
             assert abs(listed.modified_unix - store.head(KEY).modified_unix) < 1
 
     def test_a_prefix_that_could_lead_elsewhere_has_no_pages(self, store: Store) -> None:
-        """The pages of a listing have no objects from outside the store."""
+        """A listing contains no objects from outside the store."""
         with pytest.raises(StoreError, match="not a key"):
             list(store.pages("../"))
 
     def test_create_twice_with_the_same_bytes_is_success(self, store: Store, raw: Raw) -> None:
-        """An interrupted push can be repeated even though some of its objects exist."""
+        """An interrupted push can be repeated even though some of its objects already exist."""
         store.create(KEY, b"same")
 
         store.create(KEY, b"same")
@@ -324,7 +324,7 @@ class StoreContract:
         assert raw.read(KEY) == b"new"
 
     def test_head_tells_when_it_was_written(self, store: Store) -> None:
-        """An object's time is in seconds since the epoch, and less than an hour from now."""
+        """An object's time, in seconds since the epoch, is within an hour of the current time."""
         store.create(KEY, b"x")
 
         assert abs(store.head(KEY).modified_unix - time.time()) < 3600

@@ -89,7 +89,8 @@ class Trust:
     """The setting and file that the age limit comes from, for error messages."""
     unsigned_ok: tuple[UnsignedOk, ...] = ()
     require: frozenset[tuple[str, str]] = frozenset()
-    """Pairs of a name in `FACTS` and a pattern that the artifact's fact of this name must match."""
+    """Pairs of a name in `FACTS` and a pattern. The artifact's fact of this name must match the
+    pattern."""
     rollback: Literal["warn", "refuse"] = "warn"
     """What to do if an artifact is older than another artifact that this node has already used."""
 
@@ -154,7 +155,7 @@ def _check_exact(store: str) -> None:
             Path(os.path.normpath(urllib.parse.unquote(rest))).as_uri() if rest[:1] == "/" else ""
         )
         good = store == exact
-        hint = f"write {exact}" if exact else "write file:/// and the absolute path"
+        hint = f"write {exact}" if exact else "write file:// followed by the absolute path"
     elif scheme == "hf":
         good = _HUB_COMMIT.fullmatch("/".join(names[:2])) is not None and _are_names(names[2:])
         hint = (

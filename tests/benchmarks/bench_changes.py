@@ -179,9 +179,9 @@ SCENARIOS = (
     ),
     Scenario(name="two adapters in turn", step=_switch, declared=_each_adapter, limit=LOOK_LIMIT),
     Scenario(name="a new module is built before each call", step=_build_modules),
-    Scenario(name="a hook is added to another module before each call", step=_add_hook),
+    Scenario(name="a hook is added to a different module before each call", step=_add_hook),
     Scenario(
-        name="a compiled function; a hook is added to a module before each call",
+        name="a hook is added to a module before each call to a compiled function",
         step=_add_hook,
         make=lambda: function,
     ),

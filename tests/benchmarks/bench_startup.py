@@ -80,7 +80,7 @@ NEEDS = {
     "eager": "nothing",
     "cold": "a C++ compiler",
     "torch_bytes": "a C++ compiler, because the bytes contain sources instead of libraries",
-    "copied_dir": "an installed C++ compiler, and the same kind of CPU (no system checks this)",
+    "copied_dir": "an installed C++ compiler, and the same kind of CPU (torch does not check this)",
     "redis": "a server that every replica can reach, and a C++ compiler",
     "caching_precompile": "an experimental switch, torch's bytes and the cache directory",
     "aotinductor": "a model that torch.export supports; a package with the weights for each input; "

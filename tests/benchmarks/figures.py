@@ -200,10 +200,9 @@ def seats() -> str:
             f"torch {versions['torch']}, Ray {versions['ray']}. A start "
             f"on a seat takes {of_plain:.2f} times as long as a start on a plain worker (median "
             f"of the rounds). {found['full_hits']} of {found['starts']} starts on seats were full "
-            f"hits, and {found['thread_drift']} of them had a fingerprint that differed from the "
-            "fingerprint of the start on a plain worker. "
-            f"A seat uses {found['memory_bytes_per_seat'] / 1e6:.0f} MB of memory, including its "
-            "share of shared pages."
+            f"hits, and {found['thread_drift']} of them had a different fingerprint than the "
+            f"start on a plain worker. A seat uses {found['memory_bytes_per_seat'] / 1e6:.0f} MB "
+            "of memory. In this figure, memory that several processes share is divided among them."
         ),
         *(["", _scale_ups(found)] if "scale_s" in found else []),
         *(["", _neighbour(found)] if "neighbour_s" in found else []),
@@ -223,8 +222,9 @@ def _scale_ups(found: Mapping[str, Any]) -> str:
         f"first new replica answered {statistics.median(plain['first']):.1f} s after the scale-up "
         f"began, and the second after {statistics.median(plain['all']):.1f} s. On seats, the "
         f"first answered after {statistics.median(seat['first']):.1f} s, and the second after "
-        f"{statistics.median(seat['all']):.1f} s. The median ratios of the rounds are "
-        f"{first:.2f} for the first replica and {all_new:.2f} for the second. "
+        f"{statistics.median(seat['all']):.1f} s. On a seat, the first new replica takes "
+        f"{first:.2f} times as long as on a plain worker, and the second takes {all_new:.2f} "
+        "times as long (medians of the rounds). "
         f"{found['scale_hits']} of {found['scale_starts']} new replicas found a seat."
     )
 
@@ -309,7 +309,7 @@ WHY: Mapping[str, Mapping[str, str]] = {
     "aotinductor": {
         "": "aotinductor builds no model, because each package contains the weights; its loader "
         "imports less than Dynamo and Inductor; it checks no shapes, and only warns of another CPU",
-        "steady": "it checks no arguments, because neither Dynamo nor serve_warm runs first",
+        "steady": "it does not check arguments, because neither Dynamo nor serve_warm runs first",
     },
     "torch_bytes": {"artifact": "the artifact holds sources, so every start runs g++ again"},
     "redis": {"artifact": "the artifact holds sources, so every start runs g++ again"},
@@ -422,8 +422,8 @@ def asked(found: Mapping[str, Any]) -> Sequence[str]:
         (
             f"Levels {' and '.join(map(str, limits.FASTER))} were compared with the alternatives "
             f"({', '.join(limits.ALTERNATIVES)}). In {sum(check.held for check in faster)} of "
-            f"{len(faster)} comparisons of readiness and overhead, serve_warm was faster. If "
-            "serve_warm was slower in a comparison, the table above lists it. The overhead of "
+            f"{len(faster)} comparisons of readiness and overhead, serve_warm was faster. The "
+            "table above lists each comparison in which serve_warm was slower. The overhead of "
             "aotinductor is not compared, because this overhead includes loading the weights. "
             f"{_not_compared(found)}"
         ),
@@ -577,13 +577,14 @@ def loading() -> str:
     low, high = extremes(row["stages"]["load"] for row in by_level[2])
     low_3, high_3 = extremes(row["stages"]["load"] for row in by_level[3])
     title = found["titles"][slowest["workload"]].split(",")[0]
+    cpu_s, wall_s = slowest["cpu_stages"]["load"], slowest["stages"]["load"]
+    waits = ", so it spends no time waiting" if wall_s < 1.1 * cpu_s else ""
     return (
         "serve_warm loads entries one by one. Finishing the pull, checking the artifact and "
         f"loading the entries together take {low:.2f} to {high:.2f} s at level 2, and "
         f"{low_3:.2f} to {high_3:.2f} s at level 3 ([{len(by_level[2])} models]"
         f"(../benchmarks.md)). On {title}, the slowest model, this work takes "
-        f"{slowest['cpu_stages']['load']:.2f} s of CPU time and "
-        f"{slowest['stages']['load']:.2f} s of wall time, so it spends no time waiting. Python "
+        f"{cpu_s:.2f} s of CPU time and {wall_s:.2f} s of wall time{waits}. Python "
         "unpickles and checks each fact, and the GIL allows only one thread to do this at a time. "
         "It was not measured whether other parts of the load could run in parallel."
     )
@@ -935,7 +936,7 @@ def soundness() -> str:
     said = ", ".join(f"`{name}` ({count})" for name, count in sorted(ready.items()))
     lines += [
         "",
-        f"The readiness of {len(found['false_ready'])} kinds of applications was {said}.",
+        f"Readiness reported for the {len(found['false_ready'])} kinds of applications: {said}.",
     ]
     return "\n".join(lines)
 
@@ -992,12 +993,12 @@ def images() -> str:
         "",
         (
             f"The build ran {build['compiler_processes']} compiler processes. In this build, the "
-            f"cold replica was proven warm after {build['to_proof_s']:.1f} s, and the replica of "
-            f"the round trip after {build['round_trip_s']:.1f} s. The verdict of the baked image's "
-            f"replica was `{found['verdict']}`. This replica was ready in {found['ready_s']:.1f} "
-            f"s, and ran {found['compiler_processes']} compiler processes. The runbooks contain "
-            f"{len(found['commands'])} commands for a pod. All of them were run in this container "
-            "and ended with exit code 0."
+            f"proof ended after {build['to_proof_s']:.1f} s in the cold replica, and after "
+            f"{build['round_trip_s']:.1f} s in the replica of the round trip. The verdict of the "
+            f"baked image's replica was `{found['verdict']}`. This replica was ready in "
+            f"{found['ready_s']:.1f} s, and ran {found['compiler_processes']} compiler processes. "
+            f"The runbooks contain {len(found['commands'])} commands for a pod. All of them were "
+            "run in this container and ended with exit code 0."
         ),
     ]
     return "\n".join(lines)
@@ -1081,8 +1082,8 @@ def decoding_on_a_gpu() -> str:
         ),
         *(
             f"On another host with the same kind of GPU, a step at level {each['level']} took "
-            f"{each['step_us'] / 1e3:.2f} ms, of which serve_warm used "
-            f"{each['dispatch_us']:.0f} µs of CPU time."
+            f"{each['step_us'] / 1e3:.2f} ms, and serve_warm used "
+            f"{each['dispatch_us']:.0f} µs of CPU time per step."
             for each in found.get("decode_on_another_host", ())
         ),
     ]
@@ -1123,8 +1124,8 @@ def models_on_a_gpu() -> str:
         (
             "`python tests/gpu/models_gpu.py --models vit_large,whisper_large --turns 1`: models "
             f"in bfloat16 with CUDA graphs, on one {machine['gpu']} and {machine['cpus']} cores, "
-            f"one run of each system; torch {machine['torch']}, Python {machine['python']}. The "
-            "time begins when the model has been built."
+            f"one run of each system; torch {machine['torch']}, Python {machine['python']}. "
+            "`to proof` is measured from the end of model construction."
         ),
     ]
     return "\n".join(lines)

@@ -38,7 +38,7 @@ ALTERNATIVES = (
 
 IMPORT = (
     "the model is built before the import of torch's compiler ends, so the rest of the import "
-    "counts as overhead. If this rest is not counted, the overhead is below the limit"
+    "counts as overhead. Without this part of the import, the overhead is below the limit"
 )
 
 MISSED: Mapping[tuple[str, str], str] = {
@@ -62,7 +62,7 @@ ON_A_GPU = (
         *(_LEVEL_2, ("resnet152_gpu", "torch_bytes", None), "to_proof_s", 1 / 4),
     ),
     (
-        "64-layer recipe, cold start: compiled by region relative to compiled as a whole",
+        "64-layer recipe, cold start: compiling by region relative to compiling the whole model",
         *(_REGIONS, ("recipe64_gpu", "cold", None), "past_import_s", 1 / 5),
     ),
     (

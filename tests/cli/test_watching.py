@@ -232,7 +232,7 @@ def test_what_a_page_leaves_out_is_said(run, directory, replica, pages, options)
         assert {each["figures_alone"] for each in by_page} == {True}
         return
     words = (
-        "metrics pages have only numbers: to see stores, errors, last events and what a start "
+        "metrics pages have only numbers: to see stores, errors, last events and what a replica "
         "waits for, run serve-warm status on the replica's node\n"
     )
     assert by_file.err == ""

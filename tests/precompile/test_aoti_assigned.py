@@ -120,7 +120,7 @@ class OwnDict(Assigning):
         (OldList, "it assigns a dict or a set, or it assigns a list that is also used elsewhere"),
         (Appending, "it changes old, which a library cannot do: assign a new object"),
         (InParts, "it changes part.old, part.inner.old and 1 other, which a library cannot do"),
-        (Returning, "it assigns a list that it returns"),
+        (Returning, "it assigns attributes and returns a list that is also used elsewhere"),
         (Twice, "it assigns a dict or a set, or it assigns a list that is also used elsewhere"),
         (OwnDict, "it assigns a dict or a set, or it assigns a list that is also used elsewhere"),
     ],

@@ -258,7 +258,7 @@ def test_a_sync_handler_is_named_with_its_fix():
     """One input makes one thread in the proof."""
     [warning] = warm_up(OnThreads(2)).report().warnings
 
-    assert "compiled calls ran on 1 thread that ended with the request" in warning
+    assert "compiled calls ran on 1 thread that lived only for one request" in warning
     assert "make the handler `async def`" in warning
 
 

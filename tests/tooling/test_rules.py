@@ -832,8 +832,9 @@ TEXTS = {
         5,
         "shop#Ranker starts cold although an artifact is configured",
         (
-            "1 start(s) found no matching artifact, so they compiled everything. The number "
-            "includes starts in progress and starts that ended in the last hour."
+            "1 replica(s) found no matching artifact, so they compiled everything. The number "
+            "includes replicas that are still starting, and replicas whose start ended in the "
+            "last hour."
         ),
     ),
     "ServeWarmArtifactRefused": (
@@ -841,9 +842,9 @@ TEXTS = {
         20,
         "shop#Ranker refuses its artifact: expired",
         (
-            "1 start(s) found an artifact but refused to load it. The number includes starts in "
-            "progress and starts that ended in the last hour. The reasons untrusted, "
-            "bad_signature and digest_mismatch can be signs of an attack."
+            "1 replica(s) found an artifact but refused to load it. The number includes replicas "
+            "that are still starting, and replicas whose start ended in the last hour. The "
+            "reasons untrusted, bad_signature and digest_mismatch can be signs of an attack."
         ),
     ),
     "ServeWarmParityFailed": (
@@ -862,7 +863,7 @@ TEXTS = {
         (
             "The percentage includes the time in __init__, but deadline_s covers only the time "
             "from the end of __init__ to READY. After deadline_s, the start fails. If on_deadline "
-            "is 'serve', the replica does not fail but serves without proof."
+            "is 'serve', a late replica serves without proof instead of failing."
         ),
     ),
     "ServeWarmCapturesAfterReady": (
@@ -880,8 +881,8 @@ TEXTS = {
         12,
         "shop#Gone has no ready replica, and no replica is starting",
         (
-            "In the last hour, 1 start(s) ended without a ready replica. No new start has "
-            "begun for 5 minutes, so Serve might have given up."
+            "In the last hour, 1 replica(s) failed, or ended before READY. Serve has not started "
+            "a new replica for 5 minutes, so Serve might have given up."
         ),
     ),
     "ServeWarmArtifactOld": (
@@ -898,10 +899,9 @@ TEXTS = {
         8,
         "shop#Ranker: in the last 6 hours, 40% of starts were too slow or failed",
         (
-            "The share of starts that were too slow or failed is more than 6 times the share that "
-            "the objective allows, both over the last 6 hours and over the last 30 minutes. "
-            "Objective: at least 0.95 of all starts must reach READY within 60 s of the replica's "
-            "creation."
+            "Too many starts were slow or failed: more than 6 times the share that the objective "
+            "allows, both in the last 6 hours and in the last 30 minutes. The objective is 0.95: "
+            "at least this share of starts must reach READY within 60 s of the replica's creation."
         ),
     ),
     "ServeWarmSeatsUnusable": (
@@ -910,8 +910,9 @@ TEXTS = {
         "shop#Alone starts without its configured seats: unavailable",
         (
             "1 replica(s) started without a seat, or cannot keep a seat for the next start. The "
-            "number includes starts in progress and starts that ended in the last hour. If the "
-            "reason is 'unavailable', the number includes all live replicas with this reason."
+            "number includes replicas that are still starting, and replicas whose start ended in "
+            "the last hour. If the reason is 'unavailable', the number includes all live replicas "
+            "with this reason."
         ),
     ),
     "ServeWarmNodeServerDown": (
