@@ -16,17 +16,20 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, field, fields, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from serve_warm import _private_folders
 from serve_warm._records import record
 from serve_warm.node import boot_s
 
 SCHEMA = 2
+
+NICE = 10
+"""The niceness of the importing thread is increased by this number."""
 
 Miss = Literal[
     "none",
@@ -130,8 +133,10 @@ class Seat:
     ticket: str
     note: str = ""
     is_named_idle: bool = False
-    """Whether the process had the name that Ray gives to idle workers. Ray changes the name when it
-    assigns work to the worker."""
+    """Whether the process had the name that Ray gives to idle workers, at the time of the file. Ray
+    changes the name when it assigns work to the worker."""
+    offered_boot_s: float = 0.0
+    """Time at which the ticket was written."""
     began_boot_s: float = 0.0
     import_s: float = 0.0
     memory_bytes: int = 0
@@ -358,3 +363,71 @@ def resident_bytes(pid: int | Literal["self"] = "self") -> int:
     """Return the resident memory of a process, including shared pages. Raises OSError."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def lower_priority() -> dict[int, int]:
+    """Lower the priority of this thread. Return the niceness of each thread before the change.
+
+    On Linux, each thread has its own niceness. Only root can raise a priority again, so the main
+    thread keeps its priority.
+    """
+    before = _niceness()
+    with suppress(OSError):
+        me = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, me, before.get(me, 0) + NICE)
+    return before
+
+
+def restore_priority(before: Mapping[int, int]) -> int:
+    """Reset the priorities of this process's threads.
+
+    Returns the number of other threads that still have a low priority. If the system allows a
+    reset, this thread's priority is reset too. On a busy machine, a thread with a low priority can
+    take a long time to end.
+    """
+    me, normal = threading.get_native_id(), before.get(os.getpid(), 0)
+    refused: set[int] = set()
+    while slow := {
+        thread: wanted
+        for thread, nice in _niceness().items()
+        if thread not in refused and nice > (wanted := before.get(thread, normal))
+    }:  # again, because a slow thread may have started another one meanwhile
+        for thread, wanted in slow.items():
+            try:
+                os.setpriority(os.PRIO_PROCESS, thread, wanted)
+            except ProcessLookupError:
+                continue
+            except OSError:
+                refused.add(thread)
+    return len(refused - {me})
+
+
+def _niceness() -> dict[int, int]:
+    found = {}
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError):
+            found[int(thread.name)] = os.getpriority(os.PRIO_PROCESS, int(thread.name))
+    return found
+
+
+def free_memory_bytes(root: Path = Path("/")) -> int | None:
+    """Return the free memory of the node or its container, whichever is less; None if unknown."""
+    found = []
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        fields = dict(line.split(":", 1) for line in lines if ":" in line)
+        found.append(int(fields["MemAvailable"].split()[0]) * 1024)
+    except (OSError, KeyError, ValueError):
+        pass
+    try:
+        group = root / "sys/fs/cgroup"  # cgroup version 2, as seen in a container
+        most = (group / "memory.max").read_text().strip()
+        if most != "max":
+            used = int((group / "memory.current").read_text())
+            lines = (group / "memory.stat").read_text().splitlines()
+            stat: dict[str, Any] = dict(line.split() for line in lines)
+            # The kernel can drop cached files.
+            found.append(int(most) - used + int(stat.get("inactive_file", 0)))
+    except (OSError, ValueError):
+        pass
+    return min(found) if found else None

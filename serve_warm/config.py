@@ -58,8 +58,8 @@ class Seats(BaseModel):
     torch, serve_warm and the modules that are needed for the levels in use."""
 
     keep_alive_s: float = Field(default=900.0, ge=10, le=604_800)
-    """Seconds for which Ray keeps an unused seat. serve_warm requests a new seat before this time
-    ends."""
+    """Seconds for which Ray keeps an unused seat after its imports. serve_warm requests a new seat
+    before this time ends."""
 
     import_deadline_s: float = Field(default=60.0, gt=0, le=3600)
     """Longest time in seconds for the imports of a seat."""

@@ -42,7 +42,9 @@ from serve_warm._seats import (
     TicketSearch,
     file_digest,
     is_named_idle,
+    lower_priority,
     resident_bytes,
+    restore_priority,
     start_ticks,
 )
 from serve_warm.errors import ServeWarmError
@@ -58,9 +60,6 @@ HOOK = "serve_warm.preload.run"
 NOT_OF_THE_APP = frozenset({"torch", "ray", "serve_warm"})
 """Top-level packages that a ticket can name, but that do not count as packages of the app. These
 packages cannot be imported twice, or serve_warm itself adds them to the ticket."""
-
-NICE = 10
-"""The niceness of the importing thread is increased by this number."""
 
 FILES_LIMIT_S = 5.0
 """Time limit in seconds for finding and reading a ticket, and for writing a seat's file, because
@@ -82,6 +81,8 @@ class EarlyImports:
 
     state: State
     note: str = ""
+    imports: Sequence[str] = ()
+    """The modules that were imported by name."""
     seat: Seat | None = None
     """The state in the seat's file. None without a ticket."""
     folder: SeatFolder | None = None
@@ -115,8 +116,10 @@ class _Run:
     """Top-level packages of the app that the ticket names."""
     seat: Seat | None = None
     folder: SeatFolder | None = None
-    modes: Mapping[str, Any] = field(default_factory=dict)
-    """The result of `torch_modes` after the latest finished import. Empty without torch."""
+    first_threads: int | None = None
+    """torch's number of threads right after torch's import. None without torch."""
+    so_far: EarlyImports = field(default_factory=lambda: EarlyImports(state="importing"))
+    """The result after the latest finished import."""
     set_here: dict[str, str] = field(default_factory=dict)
     """Variables that are set only for the imports."""
     paths_here: list[str] = field(default_factory=list)
@@ -137,6 +140,8 @@ _early: EarlyImports | None = None
 """Set once, when the imports end or the hook gives up."""
 _ran = threading.Event()
 """Set when Ray has called the hook in this process."""
+_folder: SeatFolder | None = None
+"""The folder of seats, found before an import can change `TMPDIR`."""
 
 
 def hook_environment() -> dict[str, str]:
@@ -189,24 +194,43 @@ def import_now(*names: str) -> None:
 
 
 def _settle(early: EarlyImports | None) -> None:
-    global _early  # noqa: PLW0603 - one process, one early import
-    if early is not None and _early is None:
-        _early = early
+    global _early  # noqa: PLW0603 - one process, one result
+    if early is None or (_early is not None and _early.seat is not None):
+        return
+    _early = early if _early is None else _merge(_early, early)
+
+
+def _merge(first: EarlyImports, last: EarlyImports) -> EarlyImports:
+    """Return the result of two calls of `import_now`."""
+    worst = last if first.state == "waiting" else first
+    return replace(
+        last,
+        state=worst.state,
+        note=worst.note,
+        imports=(*first.imports, *last.imports),
+        import_s=first.import_s + last.import_s,
+        omp_threads=last.omp_threads if first.threads is None else first.omp_threads,
+        threads=last.threads and ((first.threads or last.threads)[0], last.threads[1]),
+        slow_threads=first.slow_threads + last.slow_threads,
+    )
 
 
 def _fail(state: Literal["failed", "hung"], note: str, current: _Run | None = None) -> None:
     logger.warning("seat: %s", note)
     early = EarlyImports(state=state, note=note)
     if current is not None and current.folder is not None and current.seat is not None:
-        early = replace(early, folder=current.folder, seat=_file_of(current, early))
+        current.is_given_up = True
+        early = replace(current.so_far, state=state, note=note, folder=current.folder)
+        early = replace(early, seat=_file_of(current, early))
         with suppress(OSError):  # the keeper gives up a seat without news
             current.folder.write(early.seat or current.seat)
     _settle(early)
 
 
 def _import_for_ticket(search: TicketSearch, current: _Run) -> None:
+    global _folder  # noqa: PLW0603 - one process, one folder
     try:
-        folder = SeatFolder.of_worker(sys.argv)
+        folder = _folder = SeatFolder.of_worker(sys.argv)
         found = folder.claim() if folder is not None else None
         if folder is None or found is None:
             return
@@ -221,6 +245,7 @@ def _import_for_ticket(search: TicketSearch, current: _Run) -> None:
             deployment=wanted.deployment,
             ticket=ticket,
             is_named_idle=is_named_idle("self"),
+            offered_boot_s=wanted.offered_boot_s,
             began_boot_s=node.boot_s(),
         )
         folder.write(current.seat)
@@ -232,6 +257,8 @@ def _import_for_ticket(search: TicketSearch, current: _Run) -> None:
         _settle(early)
         if early is not None and early.seat is not None:
             folder.write(early.seat)
+            if current.is_given_up:  # this process may be a replica by now
+                folder.remove(early.seat)
     except (AttributeError, OSError, RuntimeError, TypeError, ValueError, ServeWarmError) as error:
         _fail("failed", f"no early imports: {type(error).__name__}: {error}", current)
     finally:
@@ -241,9 +268,8 @@ def _import_for_ticket(search: TicketSearch, current: _Run) -> None:
 def _import(current: _Run, names: Sequence[str]) -> EarlyImports | None:
     """Import modules in order, at a low priority. Return the result; None if the hook gave up."""
     began_s = time.perf_counter()
-    before = _lower_priority()
-    first: list[int] = []
-    _call_when_torch_is_imported(lambda: first.append(torch_threads()))
+    before = lower_priority()
+    _call_when_torch_is_imported(lambda: _note_threads(current))
     omp_threads = os.environ.get(OMP)
     # is_available() would initialize CUDA before Ray has chosen a GPU. With this variable it asks
     # NVML instead (torch 2.11 to 2.13, torch/cuda/__init__.py).
@@ -256,8 +282,8 @@ def _import(current: _Run, names: Sequence[str]) -> EarlyImports | None:
             if current.is_given_up:
                 break
             raised.append(_import_one(current, name))
-            if "torch" in sys.modules and not current.is_given_up:
-                current.modes = torch_modes()  # after each one, because the next may hang
+            if not current.is_given_up:  # after each one, because the next may hang
+                current.so_far = _describe(current, omp_threads, names[: len(raised)])
     with current.lock:
         if current.is_given_up:
             return None
@@ -265,26 +291,38 @@ def _import(current: _Run, names: Sequence[str]) -> EarlyImports | None:
     # Serve does both before a replica is RUNNING. With torch in memory that takes 0.2 s.
     gc.collect()
     gc.freeze()
-    slow_threads = _restore_priority(before)
+    slow_threads = restore_priority(before)
     state, note = _judge([each for each in raised if each])
-    torch: Any = sys.modules.get("torch")
-    last = 0 if torch is None else torch_threads()
-    early = EarlyImports(
+    early = replace(
+        _describe(current, omp_threads, names),
         state=state,
         note=note,
         folder=current.folder,
         import_s=time.perf_counter() - began_s,
         ended_boot_s=node.boot_s(),
         memory_bytes=resident_bytes(),
-        omp_threads=omp_threads,
-        threads=None if torch is None else (first[0] if first else last, last),
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        environ=dict(os.environ),
-        modes=current.modes,
         slow_threads=slow_threads,
         files=_app_files(current.own),
     )
     return replace(early, seat=_file_of(current, early))
+
+
+def _note_threads(current: _Run) -> None:
+    current.first_threads = torch_threads()
+
+
+def _describe(current: _Run, omp_threads: str | None, names: Sequence[str]) -> EarlyImports:
+    """Return the settings that the imports of these modules have read or changed."""
+    last = torch_threads() if "torch" in sys.modules else None
+    return EarlyImports(
+        state="importing",
+        imports=tuple(names),
+        omp_threads=omp_threads,
+        threads=None if last is None else (current.first_threads or last, last),
+        environ=dict(os.environ),
+        modes={} if last is None else torch_modes(),
+    )
 
 
 def _import_one(current: _Run, name: str) -> str:
@@ -313,6 +351,8 @@ def _file_of(current: _Run, early: EarlyImports) -> Seat | None:
         current.seat,
         state=early.state,
         note=excerpt(early.note, 500),
+        # An import may have set the name of the process.
+        is_named_idle=is_named_idle("self"),
         import_s=early.import_s,
         memory_bytes=early.memory_bytes,
     )
@@ -409,7 +449,7 @@ def _give_up(current: _Run) -> bool:
         why = f", because {once[0]} cannot be imported twice" if once else ""
         note += f"; the worker ended{why}"
     logger.warning("seat: %s", note)
-    early = EarlyImports(state="hung", note=note, folder=current.folder, modes=current.modes)
+    early = replace(current.so_far, state="hung", note=note, folder=current.folder)
     with suppress(OSError):
         early = replace(early, memory_bytes=resident_bytes())
         early = replace(early, seat=_file_of(current, early))
@@ -510,51 +550,6 @@ def _collect_again(current: _Run) -> None:
         gc.set_threshold(*current.thresholds)  # an app may have set its own
 
 
-def _lower_priority() -> dict[int, int]:
-    """Lower the priority of this thread. Return the niceness of each thread before the change.
-
-    On Linux, each thread has its own niceness. Only root can raise a priority again, so the main
-    thread keeps its priority.
-    """
-    before = _niceness()
-    with suppress(OSError):
-        me = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, me, before.get(me, 0) + NICE)
-    return before
-
-
-def _restore_priority(before: Mapping[int, int]) -> int:
-    """Reset the priorities of this process's threads.
-
-    Returns the number of other threads that still have a low priority. If the system allows a
-    reset, this thread's priority is reset too. On a busy machine, a thread with a low priority can
-    take a long time to end.
-    """
-    me, normal = threading.get_native_id(), before.get(os.getpid(), 0)
-    refused: set[int] = set()
-    while slow := {
-        thread: wanted
-        for thread, nice in _niceness().items()
-        if thread not in refused and nice > (wanted := before.get(thread, normal))
-    }:  # again, because a slow thread may have started another one meanwhile
-        for thread, wanted in slow.items():
-            try:
-                os.setpriority(os.PRIO_PROCESS, thread, wanted)
-            except ProcessLookupError:
-                continue
-            except OSError:
-                refused.add(thread)
-    return len(refused - {me})
-
-
-def _niceness() -> dict[int, int]:
-    found = {}
-    for thread in Path("/proc/self/task").iterdir():
-        with suppress(OSError):
-            found[int(thread.name)] = os.getpriority(os.PRIO_PROCESS, int(thread.name))
-    return found
-
-
 def has_cuda() -> bool:
     """Return whether CUDA was initialized in this process. This function does not load the driver.
 
@@ -593,6 +588,11 @@ def _app_files(packages: frozenset[str]) -> dict[str, str]:
 def has_hook() -> bool:
     """Return whether Ray has called `run` in this process."""
     return _ran.is_set()
+
+
+def seat_folder() -> SeatFolder | None:
+    """Return the folder that the hook found for this worker; None without the hook."""
+    return _folder
 
 
 def early_imports() -> EarlyImports | None:

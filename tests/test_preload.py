@@ -222,12 +222,69 @@ def test_threads_that_cannot_be_known_are_a_reason(process: Any):
 
 
 @pytest.mark.slow
-def test_an_environment_that_torch_has_read_is_a_reason(process: Any):
+@pytest.mark.parametrize("name", ["ATEN_CPU_CAPABILITY", "HF_HUB_OFFLINE"])
+def test_an_environment_that_libraries_have_read_is_a_reason(process: Any, name: str):
     """A variable that is set after the imports cannot have its effect any more."""
-    answer = process(imports=["torch"], environ={"ATEN_CPU_CAPABILITY": "default", "OTHER": "1"})
+    answer = process(imports=["torch"], environ={name: "default", "OTHER": "1"})
 
     assert answer["use"]["miss"] == "environment"
-    assert "changed after the imports of the seat: ATEN_CPU_CAPABILITY" in answer["use"]["note"]
+    assert f"changed after the imports of the seat: {name}. List the" in answer["use"]["note"]
+
+
+@pytest.mark.slow
+def test_threads_are_set_although_a_later_import_hung(process: Any):
+    """Torch was imported with the thread count of the ticket."""
+    hangs = process.module("hangs_in_a_seat", HANGS_IN_A_SEAT)
+
+    answer = process(imports=["torch", hangs], limit_s=8.0, omp="1", omp_of_ticket="2", facts=True)
+
+    assert answer["use"]["miss"] == "hung"
+    assert answer["facts"]["fingerprint"]["app"]["threads"] == "1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", [[["json"], ["torch"]], [["torch"], ["json"]]])
+def test_all_calls_of_import_now_count(process: Any, calls: list[list[str]]):
+    """Before, only the first did, so torch kept the thread count of the node."""
+    answer = process(
+        ticket=False, now=calls, omp="1", own_environ={"OMP_NUM_THREADS": "2"}, facts=True
+    )
+
+    assert answer["use"]["hit"], answer["use"]
+    assert answer["facts"]["fingerprint"]["app"]["threads"] == "1"
+
+
+def test_modules_that_another_deployment_did_not_list_are_named(process: Any):
+    """Deployments with the same runtime_env share their seats."""
+    answer = process(imports=["json"], wanted=["json", "colorsys"])
+
+    assert answer["missing"] == ["colorsys"]
+
+
+def test_a_module_that_sets_the_folder_for_temporary_files_keeps_its_seats(
+    process: Any, tmp_path: Path
+):
+    """Workers look for tickets before they import anything of the app."""
+    (tmp_path / "scratch").mkdir()
+    name = process.module(
+        "app_with_scratch", f"import os\nos.environ['TMPDIR'] = {str(tmp_path / 'scratch')!r}\n"
+    )
+
+    answer = process(imports=[name])
+
+    assert answer["folder"].startswith(f"{process.tmp}/")
+
+
+def test_a_module_that_names_the_process_does_not_look_taken(process: Any):
+    """Before, the keeper asked for another seat at each look, without end."""
+    name = process.module(
+        "sets_its_title",
+        "import sys\nsys.modules['__main__'].name_process(b'my-embedder')\n",
+    )
+
+    named = process(imports=[name], named_idle=True, only_the_seat=True)
+
+    assert named["seat_file"] == {"state": "waiting", "note": "", "is_taken": False}
 
 
 @pytest.mark.slow
@@ -558,6 +615,26 @@ def test_code_that_the_next_job_has_in_another_folder_is_found(
 
     assert moved["stale"].startswith(f"this seat imported {tmp_path / 'modules'}/moved_app")
     assert f", but a replica imports {other}/moved_app" in moved["stale"]
+
+
+def test_a_second_name_for_a_module_is_not_stale(process: Any):
+    """No finder knows the other name, in any start."""
+    name = process.module(
+        "new_name", "import sys\nsys.modules['old_name'] = sys.modules[__name__]\n"
+    )
+
+    assert process(imports=[name])["stale"] == ""
+
+
+def test_a_module_whose_folder_the_app_adds_later_is_not_stale(process: Any, tmp_path: Path):
+    """A ticket has the folders of a READY replica, but the code is checked before `__init__`."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "models_lib.py").write_text("import json\n")
+
+    answer = process(imports=["models_lib"], paths=[str(tmp_path / "lib")])
+
+    assert answer["use"]["hit"]
+    assert answer["stale"] == ""
 
 
 def test_an_error_outside_the_imports_is_a_result_of_the_seat(process: Any):

@@ -254,10 +254,7 @@ class Dispatcher(HandedOver):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> tuple[Entry, Callable[..., Any], Sequence[int] | None]:
-        """Return a call's entry, the entry's code, and the order in which the code takes tensors.
-
-        The order is None if it is the same as in the call.
-        """
+        """Return a call's entry, its code, and the code's order of tensors; None if unchanged."""
         if state["grad_mode"] == "on":
             raise NoEntry("called with grad mode on: use torch.inference_mode()")
         for entry, fn in binding.entries:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from serve_warm._redaction import excerpt
-from serve_warm.replica.seats import free_memory_bytes
+from serve_warm._seats import free_memory_bytes
 from serve_warm.replica.timeline import Timeline
 
 logger = logging.getLogger(__name__)

@@ -43,8 +43,10 @@ when CUDA is initialized."""
 READ_AT_IMPORT = (
     *("TORCH", "PYTORCH", "ATEN_", "OMP_", "KMP_", "GOMP_", "MKL_", "ONEDNN_", "DNNL_"),
     *("OPENBLAS_", "CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "TRITON_"),
+    *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "DIFFUSERS_", "TOKENIZERS_", "SAFETENSORS_"),
 )
-"""Prefixes of environment variables that torch and its libraries read when they are loaded."""
+"""Prefixes of environment variables that torch, its libraries, and the libraries of Hugging Face
+read when they are imported."""
 
 ACTOR_THREAD = "AsyncIO Thread: default"
 """Name of the Ray thread on which a replica without a seat imports its app (2.53 to 2.60)."""
@@ -77,7 +79,10 @@ def take(environ: Mapping[str, str]) -> SeatUse:
     changed = _changed(early.environ, environ)
     if changed:
         names = ", ".join(changed)
-        note = f"environment variables changed after the imports of the seat: {names}"
+        note = (
+            f"environment variables changed after the imports of the seat: {names}. List the "
+            "module that sets them first in warmup.seats.imports, or set them in the runtime_env"
+        )
         return replace(use, miss="environment", note=note)
     slow = early.slow_threads
     notes = [f"number of threads that still have a low priority: {slow}"] if slow else []
@@ -102,6 +107,15 @@ def is_on_wrong_gpu(environ: Mapping[str, str]) -> bool:
     )
 
 
+def find_missing(imports: Sequence[str]) -> list[str]:
+    """Return the modules that this deployment wants in a seat, but that this seat did not import.
+
+    Deployments with the same runtime_env share their seats.
+    """
+    early = early_imports()
+    return [] if early is None else [name for name in imports if name not in early.imports]
+
+
 def find_stale_code() -> str:
     """Return why the app's code here is not what a start without a seat would import, or ""."""
     early = early_imports()
@@ -112,19 +126,24 @@ def find_stale_code() -> str:
     # A seat outlives the job of its replica, and the next job may have another folder.
     for name, module in tuple(sys.modules.items()):
         path = str(getattr(module, "__file__", None))
-        if path in files and (place := _other_place(name, path)):
+        # A module can also have other names, which no finder knows.
+        own_name = getattr(getattr(module, "__spec__", None), "name", name)
+        if path in files and name == own_name and (place := _other_place(name, path)):
             return f"this seat imported {path}, but a replica imports {place}"
     return ""
 
 
 def _other_place(name: str, file: str) -> str:
-    """Return the file that an import of this module would load now, if not `file`, else ""."""
+    """Return the file that an import of this module would load now, if not `file`, else "".
+
+    Returns "" if the module is not found, because the app may add its folder in `__init__`.
+    """
     spec, path = None, None
     parts = name.split(".")
     for count in range(1, len(parts) + 1):
         spec = _find_spec(".".join(parts[:count]), path)
         if spec is None:
-            return "" if path else f"no {parts[0]}"  # code of a package may find its own parts
+            return ""
         path = spec.submodule_search_locations
     place = "" if spec is None or not spec.has_location else str(spec.origin)
     return "" if not place or Path(place).resolve() == Path(file).resolve() else place

@@ -18,6 +18,7 @@ files that the seats write.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import logging
@@ -27,7 +28,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Protocol
 
 import ray
@@ -40,6 +40,7 @@ from serve_warm._seats import (
     SeatFolder,
     SeatUse,
     Wanted,
+    free_memory_bytes,
     is_one_starting,
     is_taken,
     lives,
@@ -65,6 +66,9 @@ TAKEN_PAUSE_S = 5.0
 """Seconds to wait before replacing a taken seat. The imports of the next seat would slow down the
 start that uses the taken seat. On two busy cores, the passes of such a start took nearly twice as
 long (MiniLM, level 3, two rounds)."""
+
+STEADY_S = 30.0
+"""A seat that has waited for this many seconds shows that seats can be kept."""
 
 STARTING_LIMIT_S = 15.0
 """Maximum seconds to wait for another worker to start. A worker takes 2 to 4 s to start on
@@ -187,7 +191,8 @@ class ReplicaSeats:
         """
         # Read these variables before code of the app can change them.
         has_hook = preload.has_hook()
-        self._folder = SeatFolder.of_worker(sys.argv) if has_hook else None
+        folder = preload.seat_folder() or SeatFolder.of_worker(sys.argv)
+        self._folder = folder if has_hook else None
         self._omp_threads = environ.get(preload.OMP)
         self.began_on_one = preload.early_imports() is not None
         is_on_wrong_gpu = seat_use.is_on_wrong_gpu(environ)
@@ -229,6 +234,9 @@ class ReplicaSeats:
         if not settings.count and not self.began_on_one:
             return None
         use = replace(self._use, count=settings.count)
+        if use.hit and (missing := seat_use.find_missing(settings.imports)):
+            note = f"the seat had not imported {', '.join(missing)}"
+            use = replace(use, note="; ".join([*([use.note] if use.note else []), note]))
         return use if self._keeper is None else self._keeper.describe(use)
 
 
@@ -293,7 +301,7 @@ class SeatKeeper:
             imports=tuple(imports),
             omp_threads=omp_threads,
             limit_s=settings.import_deadline_s,
-            paths=tuple(sys.path),
+            paths=tuple(path for path in sys.path if isinstance(path, str)),
         )
         self._free_bytes = free_bytes or free_memory_bytes
         self._is_one_starting = is_one_starting
@@ -307,6 +315,8 @@ class SeatKeeper:
         self._asked: list[_Asked] = []
         self._known: dict[int, Seat] = {}
         self._losses = 0
+        self._has_lost = False
+        """Whether this look has counted a loss."""
         self._not_before_s = 0.0
         self._seen_waiting = False
         self._waiting: int | None = None
@@ -321,8 +331,8 @@ class SeatKeeper:
         waiting = self._waiting
         if waiting is not None:
             # A start may have taken a seat since the last look.
-            free = [seat for seat in self._known.values() if lives(seat) and not is_taken(seat)]
-            waiting = min(waiting, len(free))
+            known = [seat for seat in self._known.values() if seat.state == "waiting"]
+            waiting = min(waiting, sum(lives(seat) and not is_taken(seat) for seat in known))
         return replace(use, waiting=waiting, problem=self._problem)
 
     def _run(self) -> None:
@@ -340,6 +350,7 @@ class SeatKeeper:
         """
         if self._problem or self._clock() < self._errors_until_s:
             return
+        self._has_lost = False
         try:
             self._look()
         except OSError as error:
@@ -368,7 +379,7 @@ class SeatKeeper:
             return
         if self._waits_for_a_start():
             return
-        if many := min(missing, self._affordable()):
+        if (many := min(missing, self._affordable(living))) > 0:
             self._ask(many)
 
     def _waits_for_a_start(self) -> bool:
@@ -424,8 +435,8 @@ class SeatKeeper:
         gone = [seat for seat in seats.values() if not lives(seat)]
         useless = [seat for seat in seats.values() if seat.state in ("failed", "hung", "cuda")]
         for seat in useless:
-            # Causes of failures from before this keeper began may be fixed by now.
-            if seat.began_boot_s >= self._since_s:
+            # Causes of failures that an earlier keeper's tickets led to may be fixed by now.
+            if seat.offered_boot_s >= self._since_s:
                 self._stop(f"a seat cannot be used ({seat.state}): {seat.note}")
         for seat in gone:
             self._folder.remove(seat)
@@ -438,13 +449,14 @@ class SeatKeeper:
             self._folder.remove(seat)
             living.remove(seat)
             del seats[seat.pid]
-        waiting = [seat for seat in living if seat.state == "waiting"]
-        if any(pid not in seats and lives(seat) for pid, seat in self._known.items()):
+        was_taken = any(pid not in seats and lives(seat) for pid, seat in self._known.items())
+        if was_taken:
             self._not_before_s = max(self._not_before_s, self._clock() + TAKEN_PAUSE_S)
-        if any(seat.pid not in self._known for seat in waiting):
+        waited_s = [self._waited_s(seat) for seat in living if seat.state == "waiting"]
+        self._seen_waiting = self._seen_waiting or bool(waited_s)
+        if was_taken or any(each > STEADY_S for each in waited_s):
             self._losses = 0
-            self._seen_waiting = True
-        self._known = {seat.pid: seat for seat in waiting}
+        self._known = {seat.pid: seat for seat in living}
         return living
 
     def _settle_tickets(self, claimed: set[str]) -> None:
@@ -489,35 +501,50 @@ class SeatKeeper:
         """Return whether a seat is too young to need a replacement."""
         keep_s = self._settings.keep_alive_s
         lead_s = min(RENEW_S, keep_s / 3)
-        return self._clock() - seat.began_boot_s < keep_s - lead_s
+        return seat.state == "importing" or self._waited_s(seat) < keep_s - lead_s
 
-    def _affordable(self) -> int:
+    def _waited_s(self, seat: Seat) -> float:
+        return self._clock() - seat.began_boot_s - seat.import_s
+
+    def _affordable(self, living: Sequence[Seat]) -> int:
         """Return how many more seats fit into the free memory."""
         free, held = self._free_bytes(), self._seat_bytes
         if free is None:
             return self._settings.count
+        # These seats will need memory that is still free now.
+        growing = len(self._asked) + sum(seat.state == "importing" for seat in living)
         many = int(free // (SPARE * held))
         if not many:
             text = f"{free / 1e6:.0f} MB of memory are free, but a seat takes {held / 1e6:.0f} MB"
             self._lose(text)
-        return many
+        return many - growing
 
     def _ask(self, many: int) -> None:
-        tickets = [self._folder.offer(self._wanted) for _ in range(many)]
-        try:
-            self._source.ask(many, keep_alive_s=self._settings.keep_alive_s)
-        except (SeatsUnavailable, SeatsDelayed) as error:
-            for ticket in tickets:
-                self._folder.withdraw(ticket)
-            if isinstance(error, SeatsUnavailable):
+        # Ray counts from the start of the worker.
+        keep_alive_s = self._settings.keep_alive_s + self._settings.import_deadline_s
+        with contextlib.ExitStack() as offered:
+            tickets = []
+            for _ in range(many):
+                tickets.append(self._folder.offer(self._wanted))
+                offered.callback(self._folder.withdraw, tickets[-1])
+            try:
+                self._source.ask(many, keep_alive_s=keep_alive_s)
+            except SeatsUnavailable as error:
                 self._stop(str(error))
-            else:
+                return
+            except SeatsDelayed as error:
                 self._lose(str(error))
-            return
+                return
+            offered.pop_all()
         at_s = self._clock()
         self._asked += [_Asked(ticket=ticket, at_s=at_s) for ticket in tickets]
 
     def _lose(self, why: str) -> None:
+        """Count a loss. Several losses in one look count as one, because they have one cause."""
+        if self._has_lost:
+            logger.info("seats: %s", why)
+            return
+        self._has_lost = True
         self._losses += 1
         self._not_before_s = self._clock() + PAUSE_S * 2 ** (self._losses - 1)
         if self._losses >= LIMIT_OF_LOSSES:
@@ -555,26 +582,3 @@ def new_keeper(
         omp_threads=omp_threads,
         imports=imports_of_seat(settings, tuple(sys.modules)),
     )
-
-
-def free_memory_bytes(root: Path = Path("/")) -> int | None:
-    """Return the free memory of the node or its container, whichever is less; None if unknown."""
-    found = []
-    try:
-        lines = (root / "proc/meminfo").read_text().splitlines()
-        fields = dict(line.split(":", 1) for line in lines if ":" in line)
-        found.append(int(fields["MemAvailable"].split()[0]) * 1024)
-    except (OSError, KeyError, ValueError):
-        pass
-    try:
-        group = root / "sys/fs/cgroup"  # cgroup version 2, as seen in a container
-        most = (group / "memory.max").read_text().strip()
-        if most != "max":
-            used = int((group / "memory.current").read_text())
-            lines = (group / "memory.stat").read_text().splitlines()
-            stat: dict[str, Any] = dict(line.split() for line in lines)
-            # The kernel can drop cached files.
-            found.append(int(most) - used + int(stat.get("inactive_file", 0)))
-    except (OSError, ValueError):
-        pass
-    return min(found) if found else None

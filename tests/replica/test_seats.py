@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -27,6 +28,7 @@ from serve_warm._seats import (
     SeatFolder,
     SeatUse,
     Wanted,
+    free_memory_bytes,
     is_named_idle,
     is_one_starting,
     lives,
@@ -40,17 +42,17 @@ from serve_warm.replica.seats import (
     SEAT_BYTES,
     SPARE,
     STARTING_LIMIT_S,
+    STEADY_S,
     TAKEN_PAUSE_S,
     Raylet,
     SeatKeeper,
     SeatsDelayed,
     SeatsUnavailable,
-    free_memory_bytes,
     imports_of_seat,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 MEGABYTE = 1_000_000
 
@@ -60,7 +62,9 @@ class Workers:
 
     def __init__(self, folder: SeatFolder) -> None:
         self.folder = folder
+        self.clock: Callable[[], float] = node.boot_s
         self.asked: list[int] = []
+        self.keep_alive_s: list[float] = []
         self.raises: Exception | None = None
         self.come = True
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -69,35 +73,37 @@ class Workers:
 
     def ask(self, many: int, *, keep_alive_s: float) -> None:
         self.asked.append(many)
+        self.keep_alive_s.append(keep_alive_s)
         if self.raises is not None:
             raise self.raises
         for _ in range(many if self.come else 0):
-            self._begin()
+            self.begin()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         process = subprocess.Popen(self.line, executable=self.program, stdin=subprocess.PIPE)
         self.processes.append(process)
         found = self.folder.claim()
         assert found is not None
-        ticket, wanted = found
+        ticket, self.wanted = found
         self.folder.write(
             Seat(
                 pid=process.pid,
                 start_ticks=start_ticks(process.pid),
                 state="importing",
-                deployment=wanted.deployment,
+                deployment=self.wanted.deployment,
                 ticket=ticket,
                 is_named_idle=is_named_idle(process.pid),
-                began_boot_s=node.boot_s(),
+                offered_boot_s=self.wanted.offered_boot_s,
+                began_boot_s=self.clock(),
                 memory_bytes=100 * MEGABYTE,
             )
         )
 
-    def settle(self, state: Any = "waiting", note: str = "") -> None:
+    def settle(self, state: Any = "waiting", note: str = "", import_s: float = 0.0) -> None:
         """Have all seats that import be through."""
         for seat in self.folder.seats():
             if seat.state == "importing":
-                self.folder.write(replace(seat, state=state, note=note))
+                self.folder.write(replace(seat, state=state, note=note, import_s=import_s))
 
     def end(self, process: subprocess.Popen[bytes]) -> None:
         process.kill()
@@ -123,13 +129,12 @@ class Clock:
 
 def keeper(workers: Workers, count: int = 2, **more: Any) -> SeatKeeper:
     options = {"free_bytes": lambda: 10_000 * MEGABYTE, "deployment": "app#Embedder", **more}
+    workers.clock = options.get("clock", workers.clock)
     return SeatKeeper(
-        settings=Seats(count=count),
+        **{"settings": Seats(count=count), "folder": workers.folder, **options},
         source=workers,
-        folder=workers.folder,
         omp_threads="1",
         imports=("torch",),
-        **options,
     )
 
 
@@ -219,7 +224,7 @@ def test_each_start_of_a_worker_has_its_own_time(workers: Workers):
     kept = keeper(workers, count=1, clock=clock, is_one_starting=lambda _: starting[0])
     kept.look()
     workers.folder.offer(kept._wanted)  # as a keeper did that has ended since
-    workers._begin()
+    workers.begin()
     starting[0] = False
     workers.settle()
     kept.look()
@@ -305,7 +310,7 @@ def test_a_worker_that_ended_itself_is_the_last_one(workers: Workers, is_new: bo
     kept.look()
     workers.settle("hung", note="importing torch took more than 60 s; the worker ended")
     if not is_new:
-        workers.folder.write(replace(workers.folder.seats()[0], began_boot_s=0.0))
+        workers.folder.write(replace(workers.folder.seats()[0], offered_boot_s=0.0))
     workers.end(workers.processes[0])
 
     kept.look()
@@ -330,6 +335,20 @@ def test_useless_seats_from_before_this_replica_are_not_counted(workers: Workers
     assert said(earlier).problem.endswith("importing app raised ValueError")
     assert (said(fixed).problem, said(fixed).waiting) == ("", 1)
     assert workers.asked == [1, 1, 1]
+
+
+def test_the_ticket_of_an_earlier_replica_does_not_stop_a_keeper(workers: Workers):
+    """Its worker can begin after the next replica, and import what the earlier one listed."""
+    workers.come = False
+    earlier = keeper(workers, count=1)
+    earlier.look()
+    fixed = keeper(workers, count=1)
+    workers.begin()
+    workers.settle("failed", note="importing old_app raised ImportError")
+
+    fixed.look()
+
+    assert said(fixed).problem == ""
 
 
 def test_a_raylet_that_refuses_is_asked_once(workers: Workers):
@@ -481,6 +500,161 @@ def test_no_more_is_asked_for_than_memory_is_free(workers: Workers):
     kept.look()
 
     assert workers.asked == [1, 2]
+
+
+def test_memory_that_seats_will_need_is_not_given_twice(workers: Workers):
+    """A worker that has just begun has taken little of it. Looks are a second apart."""
+    free = [100 * SPARE * 100 * MEGABYTE]
+    kept = keeper(workers, count=4, free_bytes=lambda: free[0])
+    kept.look()
+    workers.settle()
+    free[0] = 2.2 * SPARE * 100 * MEGABYTE
+    for _ in range(4):
+        kept.look()
+
+    assert workers.asked == [1, 2]
+    assert said(kept).problem == ""
+
+
+def test_seats_that_are_killed_while_they_import_are_losses(workers: Workers):
+    """However short the time is for which seats are kept."""
+    clock = Clock()
+    kept = keeper(workers, settings=Seats(count=1, keep_alive_s=60), clock=clock)
+    for _ in range(20):
+        kept.look()
+        clock.ahead_s += 41
+        while workers.processes:
+            workers.end(workers.processes.pop())
+
+    assert workers.asked == [1] * LIMIT_OF_LOSSES
+    assert "ended while the seat was importing, 5 times in a row" in said(kept).problem
+
+
+def test_seats_that_are_killed_soon_after_their_imports_are_losses_in_a_row(workers: Workers):
+    """A seat counts as a success once it has waited for some time, or was taken."""
+    clock = Clock()
+    kept = keeper(workers, count=1, clock=clock)
+    for _ in range(20):
+        kept.look()
+        workers.settle()
+        kept.look()
+        while workers.processes:
+            workers.end(workers.processes.pop())
+        kept.look()
+        clock.ahead_s += 40
+
+    assert workers.asked == [1] * LIMIT_OF_LOSSES
+    assert "ended while the seat was waiting, 5 times in a row" in said(kept).problem
+
+
+def test_losses_with_a_steady_seat_between_them_are_not_in_a_row(workers: Workers):
+    """A node may kill a seat now and then."""
+    clock = Clock()
+    kept = keeper(workers, count=1, clock=clock)
+    for _ in range(2 * LIMIT_OF_LOSSES):
+        kept.look()
+        workers.settle()
+        kept.look()
+        clock.ahead_s += STEADY_S + 1
+        kept.look()
+        workers.end(workers.processes.pop())
+        kept.look()
+        clock.ahead_s += PAUSE_S + 0.1
+
+    assert len(workers.asked) == 2 * LIMIT_OF_LOSSES
+    assert said(kept).problem == ""
+
+
+def test_seats_that_end_together_are_one_loss(workers: Workers):
+    """One wave of kills, or one stall of the raylet, does not end the keeper."""
+    clock = Clock()
+    kept = keeper(workers, count=6, clock=clock)
+    kept.look()
+    workers.settle()
+    kept.look()
+    workers.settle()
+    kept.look()
+    for process in workers.processes:
+        workers.end(process)
+
+    kept.look()
+    clock.ahead_s += PAUSE_S + 0.1
+    workers.come = False
+    kept.look()
+    clock.ahead_s += TICKET_S + 1
+    kept.look()
+
+    assert said(kept).problem == ""
+    assert workers.asked == [1, 5, 6]
+
+
+def test_a_seat_is_young_from_the_end_of_its_imports(workers: Workers):
+    """Before, slow imports made a seat old before it could be used."""
+    clock = Clock()
+    kept = keeper(workers, settings=Seats(count=1, keep_alive_s=30), clock=clock)
+    kept.look()
+    clock.ahead_s += 25
+    workers.settle(import_s=25.0)
+    for _ in range(3):
+        kept.look()
+        clock.ahead_s += 5
+
+    assert workers.asked == [1]
+    assert workers.keep_alive_s == [30 + Seats(count=1).import_deadline_s]
+
+
+def test_a_seat_that_is_taken_during_its_imports_is_replaced_after_a_pause(workers: Workers):
+    """Like each seat that is taken."""
+    clock = Clock()
+    kept = keeper(workers, count=1, clock=clock)
+    kept.look()
+    kept.look()
+    workers.folder.remove(workers.folder.seats()[0])
+    kept.look()
+    before = list(workers.asked)
+    clock.ahead_s += TAKEN_PAUSE_S + 0.1
+    kept.look()
+
+    assert (before, workers.asked) == ([1], [1, 1])
+
+
+def test_a_folder_in_sys_path_that_is_no_text_is_left_out(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+):
+    """Python ignores such a folder, too."""
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("/opt/models")])
+    kept = keeper(workers, count=1)
+
+    kept.look()
+
+    assert workers.asked == [1]
+    assert "/opt/models" not in workers.wanted.paths
+
+
+def test_tickets_that_were_not_asked_for_are_taken_back(workers: Workers):
+    """Here the disk becomes full at the second ticket. A plain start could take the first."""
+    folder = FullFolder(workers.folder.path)
+    kept = keeper(workers, count=3, folder=folder)
+    kept.look()
+    workers.settle()
+    folder.room = 1
+
+    kept.look()
+
+    assert not list(folder.path.glob("ticket-*"))
+    assert workers.asked == [1]
+
+
+class FullFolder(SeatFolder):
+    """A folder on a disk that can have room for few tickets."""
+
+    room = 100
+
+    def offer(self, wanted: Wanted) -> str:
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.room -= 1
+        return super().offer(wanted)
 
 
 KIB, GIB = 1024, 1024**3

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_warm import preload
-from serve_warm._seats import SeatFolder, Wanted
+from serve_warm._seats import SeatFolder, Wanted, is_taken
 from serve_warm.errors import WarmupFailed
 from serve_warm.replica import seat_use
 
@@ -56,9 +56,19 @@ def be_seat(question: dict[str, Any]) -> None:
         os.mkfifo(ticket)
     if question.get("no_file"):
         (folder.path / f"seat-{os.getpid()}").mkdir()
+    if question.get("named_idle"):
+        name_process(b"ray::IDLE")
+    for names in question.get("now", ()):
+        preload.import_now(*names)
     preload.run()
     if question.get("no_file"):
         (folder.path / f"seat-{os.getpid()}").rmdir()
+
+
+def name_process(name: bytes) -> None:
+    """Write over the command line, as Ray and programs that set their title do."""
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    ctypes.memmove(int(fields[45]), name + b"\0", len(name) + 1)  # arg_start, proc(5)
 
 
 def fingerprint() -> dict[str, Any]:
@@ -135,12 +145,12 @@ def start_after_an_edit(module: str) -> str:
     return ""
 
 
-def seat_file() -> dict[str, str]:
+def seat_file() -> dict[str, Any]:
     """Return what the keeper reads of this process's seat."""
     folder = SeatFolder.of_worker(COMMAND_LINE)
     assert folder is not None
     [seat] = folder.seats()
-    return {"state": seat.state, "note": seat.note}
+    return {"state": seat.state, "note": seat.note, "is_taken": is_taken(seat)}
 
 
 def main() -> None:
@@ -153,12 +163,12 @@ def main() -> None:
     answer["omp_then"] = os.environ.get("OMP_NUM_THREADS")
     if question.get("go"):
         # Looked up first: once GO is set, the thread may end at any moment.
-        preload = next(t for t in threading.enumerate() if t.name == "serve_warm-preload")
+        importer = next(t for t in threading.enumerate() if t.name == "serve_warm-preload")
         os.environ["GO"] = "1"
         folder = SeatFolder.of_worker(COMMAND_LINE)
         if folder is not None and question.get("fifo"):
             (folder.path / f"claimed-{os.getpid()}").write_bytes(question["fifo"])
-        preload.join()
+        importer.join()
     answer["before_replica"] = [name for name in question["imports"] if name in sys.modules]
     if (omp := question.get("omp")) is not None:
         os.environ["OMP_NUM_THREADS"] = omp  # as Ray does, once the worker is a replica's
@@ -173,6 +183,8 @@ def main() -> None:
     if "edited" in question:
         answer["refused"] = start_after_an_edit(question["edited"])
     answer["stale"] = seat_use.find_stale_code()
+    answer["missing"] = seat_use.find_missing(question.get("wanted", ()))
+    answer["folder"] = str(preload.seat_folder() and preload.seat_folder().path)
     answer["wrong_gpu"] = seat_use.is_on_wrong_gpu(os.environ)
     use = seat_use.take(os.environ)
     answer["use"] = {**vars(use), "text": use.text()}
