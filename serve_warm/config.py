@@ -244,7 +244,7 @@ class WarmupConfig(BaseModel):
             # A replica's working directory is Ray's choice, and ** may walk through a whole disk.
             is_absolute = pattern.startswith(("/", "~/")) and not pattern.endswith("/")
             if not is_absolute or "**" in pattern or "\0" in pattern:
-                message = "write files as absolute paths without **, such as /models/*.safetensors"
+                message = "list absolute paths, such as /models/*.safetensors; ** is not allowed"
                 raise ValueError(message)
         return patterns
 

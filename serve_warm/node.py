@@ -1276,8 +1276,8 @@ def judge(
 ) -> Readiness:
     """Return whether this node is ready now.
 
-    `health` contains the latest result of each check: a problem, or an empty text. Without
-    `health`, all URLs are requested now. `parsed` and `clock` have the same meaning as in `look`.
+    `health` contains the latest result of each check: a problem, or an empty text. None: request
+    all URLs now. `parsed` and `clock` have the same meaning as in `look`.
     """
     replicas: list[Replica] = []
     excused: tuple[Replica, ...] = ()

@@ -312,8 +312,8 @@ def test_files_to_read_ahead_are_absolute_paths(pattern: str):
     error = problem(user_config=section(readahead=["/models/*.safetensors", pattern]))
 
     assert error.message.startswith(
-        "invalid warm-up settings: user_config.warmup.readahead: write files as absolute paths "
-        "without **, such as /models/*.safetensors (found "
+        "invalid warm-up settings: user_config.warmup.readahead: list absolute paths, such as "
+        "/models/*.safetensors; ** is not allowed (found "
     )
 
 

@@ -32,7 +32,7 @@ class Destination:
     store: Store
     if_published: OfPublished = "refuse"
     """What to do if the store already has the variant. `refuse` fails. `keep` publishes nothing,
-    and tests the published artifact with a round trip. `supersede` publishes the new artifact
+    but tests the artifact that is already in the store. `supersede` publishes the new artifact
     beside the old one."""
 
     def refuse_early(self, app: App) -> Look:

@@ -96,7 +96,7 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
 @click.option(
     "--image",
     default="",
-    help="With --unsigned: image that the build ran in, recorded in the signed artifact.",
+    help="With --unsigned: image in which the build ran. The new signature covers it.",
 )
 @click.option(
     "--builder",

@@ -456,7 +456,7 @@ def _why_again(manager: Any, new_inputs: Any, function_id: Any) -> str:
         return ""
     _, why = captured[-1].check_invariants(new_inputs)
     text = why() if callable(why) else str(why)
-    return f"captured {len(captured)} times before: {' '.join(text.split())}"
+    return f"captured again (earlier captures: {len(captured)}): {' '.join(text.split())}"
 
 
 def _hook_graphs(note: Callable[[CompileEvent], None], graphs: ModuleType) -> None:

@@ -106,7 +106,7 @@ class SlotCache(nn.Module):
 
 
 def _size(window: int) -> int:
-    """Return the smallest multiple of 8 that holds a ring and at least one position behind it."""
+    """Return the smallest multiple of 8 that has room for a ring and one more position."""
     return (window + 8) // 8 * 8
 
 

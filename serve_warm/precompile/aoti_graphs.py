@@ -205,7 +205,7 @@ class Graphed:
         """
         brought = {f"input {index}": inputs[index] for index in self._brought}
         reason = (
-            f"captured {moved} times before: the weights have moved to new addresses"
+            f"captured again (earlier captures: {moved}): the weights have moved to new addresses"
             if moved
             else ""
         )

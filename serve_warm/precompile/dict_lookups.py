@@ -213,7 +213,7 @@ def is_implied(guard: Guard, looked_up: Mapping[str, LookedUp]) -> bool:
 
 
 def with_key(guard: Guard, looked_up: Mapping[str, LookedUp]) -> Guard:
-    """Return a guard that compares an object with a key, if `guard` names the key by index.
+    """Return an equivalent guard that names a key itself, if `guard` gives the key's index.
 
     Other guards are returned unchanged.
     """

@@ -250,7 +250,7 @@ class Checks:
         return not self._has_checked(dispatcher)
 
     def is_sampled(self, dispatcher: Dispatcher, check: Check) -> bool:
-        """Return whether to check this call from a request, and count the call."""
+        """Count this call of a request, and return whether to check it."""
         is_first = check.result is None and check.kept is None
         if not is_first and not self._one_in:
             return False

@@ -69,7 +69,7 @@ CHECKED_ELSEWHERE = {
     "DETERMINISTIC_ALGORITHMS": (PROCESS, "checked at each call, like all process state"),
     "GLOBAL_STATE": (PROCESS, "checked at each call, like all state of thread and process"),
     "TORCH_FUNCTION_STATE": (PROCESS, "checked at each call; calls in a torch mode use level 1"),
-    "DEFAULT_DEVICE": (PROCESS, "a default device turns a mode on: torch.compile runs the call"),
+    "DEFAULT_DEVICE": (PROCESS, "a default device turns on a torch mode: such calls use level 1"),
     "FUNCTORCH_STACK_MATCH": (PROCESS, "checked at each call; in a transform, calls run eagerly"),
     "DUAL_LEVEL": (PROCESS, "checked at each call; in forward-mode AD, calls run eagerly"),
     "AUTOGRAD_SAVED_TENSORS_HOOKS": (PROCESS, "hooks for backward: entries run without gradients"),

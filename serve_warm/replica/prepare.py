@@ -175,8 +175,7 @@ class Preparation:
             raise ConfigError(
                 f"the app compiled {count} frames while it was imported, and used headers from a "
                 "folder that this user's other processes can write to",
-                hint="compile only in __init__ or later: from __init__ on, a build uses only "
-                "private folders",
+                hint="do not compile before __init__: until then, a build can use shared folders",
             )
 
     def _warn_of_remote_caches(self) -> None:

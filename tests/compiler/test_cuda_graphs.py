@@ -84,7 +84,7 @@ def test_a_capture_of_a_known_path_says_why_it_is_made_again():
 
     manager.record_function([torch.rand(1), torch.rand(2)], 7)
 
-    assert events[-1].reason == "captured 1 times before: static input 0 moved"
+    assert events[-1].reason == "captured again (earlier captures: 1): static input 0 moved"
 
 
 def out_of_memory() -> BaseException:

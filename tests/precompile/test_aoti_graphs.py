@@ -223,7 +223,7 @@ def test_weights_that_moved_are_captured_anew(device: Device):
     assert (watch.counts() - after_writing).captures == 2
     assert of_the_other == ""
     assert watch.events()[-1].reason == (
-        "captured 1 times before: the weights have moved to new addresses"
+        "captured again (earlier captures: 1): the weights have moved to new addresses"
     )
 
 

@@ -194,7 +194,7 @@ def test_a_capture_of_another_thread_in_traffic_is_advised_on(caplog: pytest.Log
 def test_a_capture_that_is_made_again_in_traffic_is_advised_on(caplog: pytest.LogCaptureFixture):
     """The input is declared, and what its graph reads lies somewhere else now."""
     start = warm_up(StandIn(2))
-    reason = "captured 1 times before: static input 3 moved"
+    reason = "captured again (earlier captures: 1): static input 3 moved"
 
     watch_process().note(
         dataclasses.replace(
