@@ -231,6 +231,7 @@ def test_an_environment_that_libraries_have_read_is_a_reason(process: Any, name:
     assert f"changed after the imports of the seat: {name}. List the" in answer["use"]["note"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_threads_are_set_although_a_later_import_hung(process: Any):
     """Torch was imported with the thread count of the ticket."""

@@ -122,6 +122,9 @@ class Binder:
 
     def bind(self) -> None:
         """Compare the callable's current state with the entries, and load the entries that fit."""
+        if SESSION.active is not None:
+            # Without the lock, because loading can hang, and calls of the callable need the lock.
+            self._load(SESSION.active)
         with self.lock:
             self.bind_again()
 
@@ -152,15 +155,22 @@ class Binder:
         self.binding = binding
         return binding
 
-    def _bind(self, table: EntryTable) -> Binding:
+    def _load(
+        self, table: EntryTable
+    ) -> tuple[Unit, list[tuple[Entry, Callable[..., Any] | NoEntry]]]:
+        """Return the callable's unit, and its entries with their code. Loads code only once."""
         unit = table.unit(self._name, self._arguments, tree(self._callee))
-        entries = list(unit.entries)
-        functions: list[Callable[..., Any] | NoEntry] = []
-        for entry in entries:
+        loaded: list[tuple[Entry, Callable[..., Any] | NoEntry]] = []
+        for entry in list(unit.entries):
             try:
-                functions.append(table.function(entry))
+                loaded.append((entry, table.function(entry)))
             except NoEntry as error:
-                functions.append(error)
+                loaded.append((entry, error))
+        return unit, loaded
+
+    def _bind(self, table: EntryTable) -> Binding:
+        unit, loaded = self._load(table)
+        entries = [entry for entry, _ in loaded]
         known = {
             value
             for e in entries
@@ -178,7 +188,7 @@ class Binder:
                 table=table,
                 unit=unit,
                 watch=watch,
-                functions=functions,
+                functions=[function for _, function in loaded],
                 known=frozenset(known),
             )
         )

@@ -76,6 +76,7 @@ def test_every_input_of_every_kind_of_handler_is_proven(apps):
     assert "requests to batched" in warning
 
 
+@pytest.mark.long
 def test_options_and_bound_arguments_reach_the_deployment(apps):
     """`.options(name=...)` changes the name in the report.
 

@@ -1024,6 +1024,7 @@ def test_calls_that_fail_leak_no_models(
     assert torch._C._storage_Use_Count(wrong.untyped_storage()._cdata) <= 2
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_refused_library_leaves_no_model(lookup: Case, tmp_path: Path):
     """A library with wrong outputs is opened for the check, and then deleted."""

@@ -130,6 +130,7 @@ def test_a_call_is_answered_before_and_after(two: Looked):
         torch.testing.assert_close(answer, eager)
 
 
+@pytest.mark.long
 def test_a_library_is_held_against_eager_when_it_is_finished(two: Looked):
     """The finished library is compared with eager, like a library that is made at once."""
     errors = [entry["error"] for entry in two.table.described()]

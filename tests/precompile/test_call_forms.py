@@ -90,6 +90,7 @@ def _level(
     return levels
 
 
+@pytest.mark.long
 def test_another_form_of_a_call_is_the_same_call(tmp_path: Path):
     """Tensors of equal shape reach the parameters that they were passed for."""
     levels = _level(

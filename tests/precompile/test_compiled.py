@@ -439,6 +439,7 @@ def test_forward_is_served_like_the_call(scaled: tuple[Path, Any]):
     close(found.value, model._orig_mod(x(), 1.0))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("level", [2, 3])
 @torch.inference_mode()

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import pickle
 import shutil
@@ -279,36 +280,46 @@ class Slow:
     """Loading it takes until it is let go, whatever deadline has passed."""
 
     go_on = threading.Event()
+    ended = threading.Event()
 
     def __reduce__(self) -> Any:
         return _wait, ()
 
 
 def _wait() -> None:
-    Slow.go_on.wait(60)
+    Slow.go_on.wait(30)
+    Slow.ended.set()
     raise EOFError
 
 
 @pytest.mark.slow
 def test_loading_has_a_deadline(good: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """An artifact that is not loaded in time is missed, and nothing of it is used later."""
+    """An artifact that is not loaded in time is missed, and nothing of it is used later.
+
+    Before, calls waited for the lock that the load holds, and so did the whole replica.
+    """
+    gc.collect()  # a call waits only if its own callable is the first that the load reaches
     stand_in = replica(SIZES)
     entries = with_code(good, tmp_path / "slow", pickle.dumps(Slow()))
     begun = start(stand_in, entries, tmp_path, pull_deadline_s=2.0)
+    others = {*threading.enumerate()}
 
     try:
         report = asyncio.run(begun.run())
+        is_still_loading = not Slow.ended.is_set()
     finally:
         Slow.go_on.set()
 
+    assert is_still_loading
     assert (report.stage, report.verdict) == (Stage.READY, Verdict.MISS)
     assert report.covered.proven == 3
     assert report.warmup.compiles == 3
     lines = [r.getMessage() for r in caplog.records if "compiling cold" in r.getMessage()]
     assert len(lines) == 1
     assert "not loaded within 2 s" in lines[0]
-    for thread in threading.enumerate():
+    for thread in {*threading.enumerate()} - others:
         if thread.name == "serve_warm-load":
             assert thread.daemon
             thread.join(60)
+            assert not thread.is_alive()
     assert SESSION.loaded is None

@@ -233,6 +233,7 @@ def test_a_wrong_library_is_served_eagerly_without_a_compiler(
     assert answer["answer"] == answer["eager"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_wrong_library_fails_the_start_by_policy(libraries: tuple[Path, Path], tmp_path: Path):
     """`on_refused: fail` is for such an artifact, too."""
