@@ -279,7 +279,7 @@ def test_portable_kernels_need_no_avx512(portable: Started):
     assert portable.said["error"] <= TOLERANCE
 
 
-@pytest.mark.long
+@pytest.mark.stress
 @needs_cpu_kernels
 @pytest.mark.skipif("avx512f" not in read_cpu_isa().split(), reason="this CPU has no AVX-512")
 def test_native_kernels_do(machine: Machine):

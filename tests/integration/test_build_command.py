@@ -115,6 +115,7 @@ def test_a_build_on_a_cluster_that_lacks_the_code_says_how_to_bring_it(tmp_path:
     assert "x1b[" not in err
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize(("place", "stage"), [("here", "starting Ray"), ("address", "compile")])
 def test_a_build_ends_on_sigterm_without_a_stack(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from conftest import App, Cluster
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 PASSES = 3
 """Compile, quiet, proof."""
@@ -63,7 +63,6 @@ def values(notes: list[dict[str, Any]], key: str) -> list[Any]:
 # --- plain classes ----------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_every_input_of_every_kind_of_handler_is_proven(apps):
     """Async methods, batches, generators, streams, multiplexed models, HTTP: all are covered."""
     report = apps["handlers"].ready().report()
@@ -76,7 +75,6 @@ def test_every_input_of_every_kind_of_handler_is_proven(apps):
     assert "requests to batched" in warning
 
 
-@pytest.mark.long
 def test_options_and_bound_arguments_reach_the_deployment(apps):
     """`.options(name=...)` changes the name in the report.
 

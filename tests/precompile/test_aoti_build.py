@@ -288,6 +288,7 @@ class Both(torch.nn.Module):
         return x * self.mask, self.initial
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_names_that_were_one_tensor_have_to_stay_so():
     """The graph has one input for both; a fact says that they are the same."""
@@ -353,6 +354,7 @@ def changed_deeply(model: Deep) -> None:
     vars(model)["odd name"] = torch.randn(8)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_tensors_in_lists_dicts_and_plain_objects_are_found(tmp_path):
     """Such tensors are read at each call.
@@ -1039,6 +1041,7 @@ def test_a_refused_library_leaves_no_model(lookup: Case, tmp_path: Path):
     assert len(made) == len(deleted) == 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_call_that_fails_prints_nothing(lookup: Case, capfd: pytest.CaptureFixture[str]):
     """The error says why, in one line; stderr belongs to the application."""

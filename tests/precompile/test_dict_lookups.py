@@ -291,7 +291,7 @@ def calls():
 """
 
 
-@pytest.mark.long
+@pytest.mark.stress
 @pytest.mark.slow
 def test_another_class_of_the_registry_may_come_first_in_a_fresh_process(tmp_path: Path):
     """A replica of two models is warm, whichever it makes first; another value refuses."""

@@ -167,6 +167,7 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str,
     return dict(zip(plans, Group(folder=folder).run(*plans.values()), strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_ranks_replay_and_prove_together(starts: dict[str, list[dict[str, Any]]]):
     """Equally warm ones need what one process needs: a compiling pass, a quiet one, the proof."""
