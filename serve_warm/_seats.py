@@ -9,11 +9,13 @@ import.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
 import secrets
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +26,13 @@ from typing import Any, Literal, get_args
 
 from serve_warm import _private_folders
 from serve_warm._records import record
-from serve_warm.node import boot_s
+from serve_warm.node import boot_s, call_in_children
 
 SCHEMA = 2
+
+CUDA_DRIVER = "libcuda.so.1"
+CUDA_NOT_INITIALIZED = 3
+"""The driver's result before `cuInit`: CUDA_ERROR_NOT_INITIALIZED in cuda.h."""
 
 NICE = 10
 """The niceness of the importing thread is increased by this number."""
@@ -251,6 +257,54 @@ class SeatFolder:
         return self.path / f"seat-{seat.pid}"
 
 
+class KeeperLock:
+    """The right to keep seats for one deployment on this node. One replica at a time has it."""
+
+    def __init__(self, folder: SeatFolder, deployment: str) -> None:
+        self._folder = folder
+        digest = hashlib.sha256(deployment.encode()).hexdigest()[:16]
+        self._path = folder.path / f"keeper-{digest}.lock"
+        self._file: int | None = None
+        call_in_children(self.release)
+
+    def take(self) -> bool:
+        """Take the lock until `release`, or until the process ends; return whether it was free.
+
+        Makes the folder. Raises OSError, or ArtifactRefused if other users could change files in
+        the folder.
+        """
+        import fcntl
+
+        self._folder.make()
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(self._path, flags, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return False
+        self._file = file
+        return True
+
+    def is_held(self) -> bool:
+        """Return whether this process has a lock on the file that other replicas would lock.
+
+        If the folder was swept, another replica can have a lock on a new file.
+        """
+        if self._file is None:
+            return False
+        try:
+            return os.path.samestat(os.fstat(self._file), self._path.stat())
+        except FileNotFoundError:
+            return False
+
+    def release(self) -> None:
+        """Release the lock, if this process has it."""
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+
+
 def _read_ticket(name: str, data: bytes) -> Wanted | None:
     """Return the request; None if the ticket has a different schema. Raises ValueError."""
     said = json.loads(data)
@@ -408,6 +462,25 @@ def _niceness() -> dict[int, int]:
         with suppress(OSError):
             found[int(thread.name)] = os.getpriority(os.PRIO_PROCESS, int(thread.name))
     return found
+
+
+def has_cuda() -> bool:
+    """Return whether CUDA was initialized in this process. This function does not load the driver.
+
+    Counting devices with NVML does not initialize CUDA, although NVML opens the same device files
+    as CUDA (on an H100, CUDA 13 driver). CUDA_VISIBLE_DEVICES is read only when CUDA is
+    initialized.
+    """
+    cuda: Any = sys.modules.get("torch.cuda")
+    with suppress(AttributeError, NameError):  # its import may not have ended
+        if cuda is not None and cuda.is_initialized():
+            return True
+    # torch's own builds link to the driver, so the driver may be loaded but uninitialized.
+    with suppress(OSError, AttributeError):
+        driver = ctypes.CDLL(CUDA_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+        count = ctypes.c_int()
+        return int(driver.cuDeviceGetCount(ctypes.byref(count))) != CUDA_NOT_INITIALIZED
+    return False
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int | None:

@@ -16,7 +16,6 @@ later. This module imports only the standard library.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import logging
@@ -41,6 +40,7 @@ from serve_warm._seats import (
     State,
     TicketSearch,
     file_digest,
+    has_cuda,
     is_named_idle,
     lower_priority,
     resident_bytes,
@@ -70,10 +70,6 @@ OMP = "OMP_NUM_THREADS"
 INSTALLED = (f"{Path(os.__file__).parent}/", "/site-packages/", "/dist-packages/")
 """A module whose path contains one of these belongs to Python or to an installed package."""
 
-CUDA_DRIVER = "libcuda.so.1"
-CUDA_NOT_INITIALIZED = 3
-"""The driver's result before `cuInit`: CUDA_ERROR_NOT_INITIALIZED in cuda.h."""
-
 
 @record(frozen=True, kw_only=True)
 class EarlyImports:
@@ -95,6 +91,8 @@ class EarlyImports:
     threads: tuple[int, int] | None = None
     """torch's number of threads, right after torch's import and after all imports. None without
     torch."""
+    has_cuda: bool = False
+    """Whether an import has initialized CUDA."""
     visible: str | None = None
     """CUDA_VISIBLE_DEVICES at the end of the imports."""
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -116,8 +114,6 @@ class _Run:
     """Top-level packages of the app that the ticket names."""
     seat: Seat | None = None
     folder: SeatFolder | None = None
-    first_threads: int | None = None
-    """torch's number of threads right after torch's import. None without torch."""
     so_far: EarlyImports = field(default_factory=lambda: EarlyImports(state="importing"))
     """The result after the latest finished import."""
     set_here: dict[str, str] = field(default_factory=dict)
@@ -172,7 +168,7 @@ def run() -> None:
     worker.join(current.limit_s)
     if worker.is_alive() and current.seat is not None and not _give_up(current):
         worker.join(FILES_LIMIT_S)  # it only has to write its file
-        if worker.is_alive():
+        if worker.is_alive() and _early is None:
             _fail("hung", f"recording the imports took more than {FILES_LIMIT_S:.0f} s", current)
 
 
@@ -210,21 +206,47 @@ def _merge(first: EarlyImports, last: EarlyImports) -> EarlyImports:
         imports=(*first.imports, *last.imports),
         import_s=first.import_s + last.import_s,
         omp_threads=last.omp_threads if first.threads is None else first.omp_threads,
-        threads=last.threads and ((first.threads or last.threads)[0], last.threads[1]),
+        threads=((first.threads or last.threads)[0], last.threads[1])
+        if last.threads
+        else first.threads,
+        has_cuda=first.has_cuda or last.has_cuda,
         slow_threads=first.slow_threads + last.slow_threads,
     )
 
 
 def _fail(state: Literal["failed", "hung"], note: str, current: _Run | None = None) -> None:
     logger.warning("seat: %s", note)
-    early = EarlyImports(state=state, note=note)
-    if current is not None and current.folder is not None and current.seat is not None:
+    if current is None or current.seat is None:
+        _settle(EarlyImports(state=state, note=note))
+    else:
         current.is_given_up = True
-        early = replace(current.so_far, state=state, note=note, folder=current.folder)
-        early = replace(early, seat=_file_of(current, early))
-        with suppress(OSError):  # the keeper gives up a seat without news
-            current.folder.write(early.seat or current.seat)
-    _settle(early)
+        _settle(_record_end(current, state, note))
+
+
+def _record_end(current: _Run, state: State, note: str) -> EarlyImports:
+    """Return the result of imports that did not succeed, and write it to the seat's file."""
+    early = replace(
+        current.so_far,
+        state=state,
+        note=note,
+        folder=current.folder,
+        memory_bytes=resident_bytes(),
+        has_cuda=has_cuda(),
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        files=_app_files(current.own),
+    )
+    early = replace(early, seat=_file_of(current, early))
+    # The disk may hang. The keeper gives up a seat without news.
+    writer = threading.Thread(target=_write_file, args=(early,), daemon=True)
+    writer.start()
+    writer.join(FILES_LIMIT_S)
+    return early
+
+
+def _write_file(early: EarlyImports) -> None:
+    if early.folder is not None and early.seat is not None:
+        with suppress(OSError):
+            early.folder.write(early.seat)
 
 
 def _import_for_ticket(search: TicketSearch, current: _Run) -> None:
@@ -256,7 +278,7 @@ def _import_for_ticket(search: TicketSearch, current: _Run) -> None:
             early = _import(current, wanted.imports)
         _settle(early)
         if early is not None and early.seat is not None:
-            folder.write(early.seat)
+            _write_file(early)
             if current.is_given_up:  # this process may be a replica by now
                 folder.remove(early.seat)
     except (AttributeError, OSError, RuntimeError, TypeError, ValueError, ServeWarmError) as error:
@@ -270,7 +292,7 @@ def _import(current: _Run, names: Sequence[str]) -> EarlyImports | None:
     began_s = time.perf_counter()
     before = lower_priority()
     _call_when_torch_is_imported(lambda: _note_threads(current))
-    omp_threads = os.environ.get(OMP)
+    current.so_far = replace(current.so_far, omp_threads=os.environ.get(OMP))
     # is_available() would initialize CUDA before Ray has chosen a GPU. With this variable it asks
     # NVML instead (torch 2.11 to 2.13, torch/cuda/__init__.py).
     with (
@@ -283,7 +305,7 @@ def _import(current: _Run, names: Sequence[str]) -> EarlyImports | None:
                 break
             raised.append(_import_one(current, name))
             if not current.is_given_up:  # after each one, because the next may hang
-                current.so_far = _describe(current, omp_threads, names[: len(raised)])
+                current.so_far = _describe(current, names[: len(raised)])
     with current.lock:
         if current.is_given_up:
             return None
@@ -294,14 +316,13 @@ def _import(current: _Run, names: Sequence[str]) -> EarlyImports | None:
     slow_threads = restore_priority(before)
     state, note = _judge([each for each in raised if each])
     early = replace(
-        _describe(current, omp_threads, names),
+        _describe(current, names),
         state=state,
         note=note,
         folder=current.folder,
         import_s=time.perf_counter() - began_s,
         ended_boot_s=node.boot_s(),
         memory_bytes=resident_bytes(),
-        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
         slow_threads=slow_threads,
         files=_app_files(current.own),
     )
@@ -309,17 +330,19 @@ def _import(current: _Run, names: Sequence[str]) -> EarlyImports | None:
 
 
 def _note_threads(current: _Run) -> None:
-    current.first_threads = torch_threads()
+    current.so_far = replace(current.so_far, threads=(torch_threads(),) * 2)
 
 
-def _describe(current: _Run, omp_threads: str | None, names: Sequence[str]) -> EarlyImports:
+def _describe(current: _Run, names: Sequence[str]) -> EarlyImports:
     """Return the settings that the imports of these modules have read or changed."""
     last = torch_threads() if "torch" in sys.modules else None
     return EarlyImports(
         state="importing",
         imports=tuple(names),
-        omp_threads=omp_threads,
-        threads=None if last is None else (current.first_threads or last, last),
+        omp_threads=current.so_far.omp_threads,
+        threads=None if last is None else ((current.so_far.threads or (last,))[0], last),
+        has_cuda=has_cuda(),
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
         environ=dict(os.environ),
         modes={} if last is None else torch_modes(),
     )
@@ -449,12 +472,7 @@ def _give_up(current: _Run) -> bool:
         why = f", because {once[0]} cannot be imported twice" if once else ""
         note += f"; the worker ended{why}"
     logger.warning("seat: %s", note)
-    early = replace(current.so_far, state="hung", note=note, folder=current.folder)
-    with suppress(OSError):
-        early = replace(early, memory_bytes=resident_bytes())
-        early = replace(early, seat=_file_of(current, early))
-        if early.folder is not None and early.seat is not None:
-            early.folder.write(early.seat)
+    early = _record_end(current, "hung", note)
     if has_to_end:
         os._exit(1)
     for name in unfinished:
@@ -548,24 +566,6 @@ def _without_garbage_collection(current: _Run) -> Iterator[None]:
 def _collect_again(current: _Run) -> None:
     if current.thresholds is not None and gc.get_threshold()[0] == 0:
         gc.set_threshold(*current.thresholds)  # an app may have set its own
-
-
-def has_cuda() -> bool:
-    """Return whether CUDA was initialized in this process. This function does not load the driver.
-
-    Counting devices with NVML does not initialize CUDA, although NVML opens the same device files
-    as CUDA (on an H100, CUDA 13 driver). CUDA_VISIBLE_DEVICES is read only when CUDA is
-    initialized.
-    """
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return True
-    # torch's own builds link to the driver, so the driver may be loaded but uninitialized.
-    with suppress(OSError, AttributeError):
-        driver = ctypes.CDLL(CUDA_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-        count = ctypes.c_int()
-        return int(driver.cuDeviceGetCount(ctypes.byref(count))) != CUDA_NOT_INITIALIZED
-    return False
 
 
 def _app_files(packages: frozenset[str]) -> dict[str, str]:

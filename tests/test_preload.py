@@ -225,7 +225,7 @@ def test_threads_that_cannot_be_known_are_a_reason(process: Any):
 @pytest.mark.parametrize("name", ["ATEN_CPU_CAPABILITY", "HF_HUB_OFFLINE"])
 def test_an_environment_that_libraries_have_read_is_a_reason(process: Any, name: str):
     """A variable that is set after the imports cannot have its effect any more."""
-    answer = process(imports=["torch"], environ={name: "default", "OTHER": "1"})
+    answer = process(imports=["torch"], environ={name: "default", "OTHER": "1", "HF_TOKEN": "x"})
 
     assert answer["use"]["miss"] == "environment"
     assert f"changed after the imports of the seat: {name}. List the" in answer["use"]["note"]
@@ -233,11 +233,14 @@ def test_an_environment_that_libraries_have_read_is_a_reason(process: Any, name:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_threads_are_set_although_a_later_import_hung(process: Any):
-    """Torch was imported with the thread count of the ticket."""
-    hangs = process.module("hangs_in_a_seat", HANGS_IN_A_SEAT)
+@pytest.mark.parametrize("is_one_module", [False, True])
+def test_threads_are_set_although_an_import_hung(process: Any, is_one_module: bool):
+    """Torch was imported with the thread count of the ticket, perhaps by the module that hangs."""
+    imported = "import torch\n" if is_one_module else ""
+    hangs = process.module("hangs_in_a_seat", imported + HANGS_IN_A_SEAT)
+    imports = [hangs] if is_one_module else ["torch", hangs]
 
-    answer = process(imports=["torch", hangs], limit_s=8.0, omp="1", omp_of_ticket="2", facts=True)
+    answer = process(imports=imports, limit_s=8.0, omp="1", omp_of_ticket="2", facts=True)
 
     assert answer["use"]["miss"] == "hung"
     assert answer["facts"]["fingerprint"]["app"]["threads"] == "1"
@@ -618,6 +621,18 @@ def test_code_that_the_next_job_has_in_another_folder_is_found(
     assert f", but a replica imports {other}/moved_app" in moved["stale"]
 
 
+@pytest.mark.slow
+def test_a_file_that_changed_after_a_later_import_hung_is_found(process: Any):
+    """The modules from before the hanging one stay in the process."""
+    name = process.module("edited_app", "import json\n")
+    hangs = process.module("hangs_in_a_seat", HANGS_IN_A_SEAT)
+
+    edited = process(imports=[name, hangs], limit_s=2.0, edited=name)
+
+    assert edited["use"]["miss"] == "hung"
+    assert edited["stale"].endswith("/edited_app.py changed after this seat had imported it")
+
+
 def test_a_second_name_for_a_module_is_not_stale(process: Any):
     """No finder knows the other name, in any start."""
     name = process.module(
@@ -652,12 +667,15 @@ def test_an_error_outside_the_imports_is_a_result_of_the_seat(process: Any):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("visible", [None, "1"])
-def test_cuda_that_began_in_a_seat_is_a_reason(process: Any, visible: str | None):
+@pytest.mark.parametrize(("then", "miss"), [("", "cuda"), ("raise ValueError", "failed")])
+def test_cuda_that_began_in_a_seat_is_a_reason(
+    process: Any, visible: str | None, then: str, miss: str
+):
     """CUDA never reads its variable again, so a later choice of Ray has no effect."""
-    name = process.module("begins_cuda", "import torch\ntorch.cuda._initialized = True\n")
+    name = process.module("begins_cuda", f"import torch\ntorch.cuda._initialized = True\n{then}\n")
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
 
     answer = process(imports=[name], environ=environ)
 
-    assert answer["use"]["miss"] == "cuda"
+    assert answer["use"]["miss"] == miss
     assert answer["wrong_gpu"] is (visible is not None)

@@ -122,14 +122,18 @@ class Binder:
 
     def bind(self) -> None:
         """Compare the callable's current state with the entries, and load the entries that fit."""
-        if SESSION.active is not None:
-            # Without the lock, because loading can hang, and calls of the callable need the lock.
-            self._load(SESSION.active)
         with self.lock:
             self.bind_again()
 
+    def load(self, table: EntryTable) -> None:
+        """Load the code of the callable's entries into the table, before any call uses the table.
+
+        Loading can hang. Calls do not wait for this, because it does not take the lock.
+        """
+        self._load(table)
+
     def bind_anew(self) -> None:
-        """Load the code of all entries again, and forget all known calls."""
+        """Look for the entries that fit again, and forget all known calls."""
         with self.lock:
             self.binding = UNBOUND
             self.bind_again()

@@ -166,7 +166,7 @@ class Dispatcher(HandedOver):
         self.binder.bind()
 
     def bind_anew(self) -> None:
-        """Load the code of all entries again, and forget all known calls."""
+        """Look for the entries that fit again, and forget all known calls."""
         self.binder.bind_anew()
 
     def forget_calls(self) -> None:

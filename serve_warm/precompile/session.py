@@ -69,6 +69,7 @@ class Session:
         already: Mapping[Path, EntryTable] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
         load_library: LoadLibrary | None = None,
+        check_wanted: Callable[[], None] = lambda: None,
     ) -> str:
         """Load the entries of an artifact, one folder per part, for every callable of the process.
 
@@ -76,13 +77,19 @@ class Session:
         exist until the process ends. Returns, as text, the reasons why entries were not loaded. The
         text leaves out entries that do not match, because the report lists the calls of such
         entries. `already` has the tables of folders that were already read. `clock` and
-        `load_library` are the same as for `EntryTable`.
+        `load_library` are the same as for `EntryTable`. Reading and loading can take long. After
+        that, `check_wanted` raises if the entries are not wanted any more, and no call uses them.
         """
         from serve_warm.precompile.entries import read_parts
 
-        self.loaded, problems = read_parts(
+        table, problems = read_parts(
             folders, already=already, clock=clock, load_library=load_library
         )
+        if table is not None:
+            for dispatcher in list(self.dispatchers):
+                dispatcher.binder.load(table)
+        check_wanted()
+        self.loaded = table
         self._choose_active()
         for dispatcher in list(self.dispatchers):
             dispatcher.bind()

@@ -126,7 +126,7 @@ def _load_entries(
     if not files.folders:
         return False
     check_wanted()
-    why = SESSION.load(*files.folders.values(), already=files.tables)
+    why = SESSION.load(*files.folders.values(), already=files.tables, check_wanted=check_wanted)
     files.tables.clear()  # the session has the entries
     # Libraries are opened when a call first matches them, so only their folder stays.
     if PRECOMPILED in files.folders:

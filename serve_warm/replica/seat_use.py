@@ -43,10 +43,13 @@ when CUDA is initialized."""
 READ_AT_IMPORT = (
     *("TORCH", "PYTORCH", "ATEN_", "OMP_", "KMP_", "GOMP_", "MKL_", "ONEDNN_", "DNNL_"),
     *("OPENBLAS_", "CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "TRITON_"),
-    *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "DIFFUSERS_", "TOKENIZERS_", "SAFETENSORS_"),
+    *("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "DIFFUSERS_", "SAFETENSORS_"),
 )
 """Prefixes of environment variables that torch, its libraries, and the libraries of Hugging Face
 read when they are imported."""
+
+READ_AT_USE = frozenset({"HF_TOKEN", "HF_OIDC_RESOURCE"})
+"""Variables with such a prefix that huggingface_hub reads whenever it needs a token (2.4)."""
 
 ACTOR_THREAD = "AsyncIO Thread: default"
 """Name of the Ray thread on which a replica without a seat imports its app (2.53 to 2.60)."""
@@ -102,7 +105,7 @@ def is_on_wrong_gpu(environ: Mapping[str, str]) -> bool:
     early = early_imports()
     return (
         early is not None
-        and early.state == "cuda"
+        and early.has_cuda
         and early.visible != environ.get("CUDA_VISIBLE_DEVICES")
     )
 
@@ -161,7 +164,7 @@ def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
         name
         for name in before.keys() | after.keys()
         if name.startswith(READ_AT_IMPORT)
-        and name not in SET_BY_RAY
+        and name not in SET_BY_RAY | READ_AT_USE
         and before.get(name) != after.get(name)
     )
 

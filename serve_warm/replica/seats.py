@@ -19,10 +19,8 @@ files that the seats write.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import logging
-import os
 import sys
 import threading
 import time
@@ -36,6 +34,7 @@ from serve_warm import preload
 from serve_warm._records import record
 from serve_warm._seats import (
     TICKET_S,
+    KeeperLock,
     Seat,
     SeatFolder,
     SeatUse,
@@ -47,7 +46,7 @@ from serve_warm._seats import (
 )
 from serve_warm.config import Seats
 from serve_warm.errors import ServeWarmError, WarmupFailed
-from serve_warm.node import boot_s, call_in_children
+from serve_warm.node import boot_s
 from serve_warm.replica import seat_use
 
 logger = logging.getLogger(__name__)
@@ -294,8 +293,7 @@ class SeatKeeper:
         self._settings = settings
         self._source = source
         self._folder = folder
-        digest = hashlib.sha256(deployment.encode()).hexdigest()[:16]
-        self._lock_path = folder.path / f"keeper-{digest}.lock"
+        self._lock = KeeperLock(folder, deployment)
         self._wanted = Wanted(
             deployment=deployment,
             imports=tuple(imports),
@@ -308,8 +306,6 @@ class SeatKeeper:
         self._starting_since_s: float | None = None
         self._clock = clock
         self._since_s = clock()
-        self._lock: int | None = None
-        call_in_children(self._release)
         self._seat_bytes = SEAT_BYTES
         self._errors_until_s = 0.0
         self._asked: list[_Asked] = []
@@ -317,6 +313,7 @@ class SeatKeeper:
         self._losses = 0
         self._has_lost = False
         """Whether this look has counted a loss."""
+        self._lost_at_s = 0.0
         self._not_before_s = 0.0
         self._seen_waiting = False
         self._waiting: int | None = None
@@ -354,6 +351,7 @@ class SeatKeeper:
         try:
             self._look()
         except OSError as error:
+            self._withdraw()
             self._release()  # a missing folder is recreated later
             self._lose(f"the seat folder: {error}")
             self._errors_until_s = self._not_before_s
@@ -361,10 +359,11 @@ class SeatKeeper:
             self._stop(f"no seats: {error}")
 
     def _look(self) -> None:
-        if self._lock is not None and not self._is_locked(self._lock):
+        if not self._lock.is_held():
+            self._withdraw()
             self._release()
-        if self._lock is None and not self._become_keeper():
-            return
+            if not self._lock.take():
+                return
         living = self._count()
         if self._problem:
             return
@@ -397,35 +396,17 @@ class SeatKeeper:
             self._starting_since_s = self._clock()
         return self._clock() - self._starting_since_s < STARTING_LIMIT_S
 
-    def _become_keeper(self) -> bool:
-        import fcntl
-
-        self._folder.make()
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        lock = os.open(self._lock_path, flags, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            return False
-        self._lock = lock  # held until a problem, or until the process ends
-        return True
-
-    def _is_locked(self, lock: int) -> bool:
-        """Return whether this lock is on the file that other replicas would lock.
-
-        If the folder was swept, another replica can have a lock on a new file.
-        """
-        try:
-            return os.path.samestat(os.fstat(lock), self._lock_path.stat())
-        except FileNotFoundError:
-            return False
-
     def _release(self) -> None:
-        """Release the lock, so that another replica can keep seats."""
-        lock, self._lock, self._waiting = self._lock, None, None
-        if lock is not None:
-            os.close(lock)
+        """Let another replica keep seats."""
+        self._waiting = None
+        self._lock.release()
+
+    def _withdraw(self) -> None:
+        """Take open tickets back, because this keeper no longer counts their seats."""
+        for each in self._asked:
+            with contextlib.suppress(OSError):
+                self._folder.withdraw(each.ticket)
+        self._asked = []
 
     def _count(self) -> list[Seat]:
         """Return the live usable seats, and record which have arrived, were taken or were lost."""
@@ -452,9 +433,11 @@ class SeatKeeper:
         was_taken = any(pid not in seats and lives(seat) for pid, seat in self._known.items())
         if was_taken:
             self._not_before_s = max(self._not_before_s, self._clock() + TAKEN_PAUSE_S)
-        waited_s = [self._waited_s(seat) for seat in living if seat.state == "waiting"]
-        self._seen_waiting = self._seen_waiting or bool(waited_s)
-        if was_taken or any(each > STEADY_S for each in waited_s):
+        waiting = [seat for seat in living if seat.state == "waiting"]
+        self._seen_waiting = self._seen_waiting or bool(waiting)
+        # A seat from before the last loss does not show that the cause has gone away.
+        steady = [seat for seat in waiting if self._waited_s(seat) > STEADY_S]
+        if any(seat.began_boot_s > self._lost_at_s for seat in steady):
             self._losses = 0
         self._known = {seat.pid: seat for seat in living}
         return living
@@ -522,8 +505,8 @@ class SeatKeeper:
     def _ask(self, many: int) -> None:
         # Ray counts from the start of the worker.
         keep_alive_s = self._settings.keep_alive_s + self._settings.import_deadline_s
+        at_s, tickets = self._clock(), list[str]()
         with contextlib.ExitStack() as offered:
-            tickets = []
             for _ in range(many):
                 tickets.append(self._folder.offer(self._wanted))
                 offered.callback(self._folder.withdraw, tickets[-1])
@@ -536,7 +519,6 @@ class SeatKeeper:
                 self._lose(str(error))
                 return
             offered.pop_all()
-        at_s = self._clock()
         self._asked += [_Asked(ticket=ticket, at_s=at_s) for ticket in tickets]
 
     def _lose(self, why: str) -> None:
@@ -546,7 +528,9 @@ class SeatKeeper:
             return
         self._has_lost = True
         self._losses += 1
-        self._not_before_s = self._clock() + PAUSE_S * 2 ** (self._losses - 1)
+        self._lost_at_s = self._clock()
+        pause_s = PAUSE_S * 2 ** (self._losses - 1)
+        self._not_before_s = max(self._not_before_s, self._lost_at_s + pause_s)
         if self._losses >= LIMIT_OF_LOSSES:
             self._stop(f"{why}, {self._losses} times in a row")
         else:
@@ -556,6 +540,7 @@ class SeatKeeper:
         if not self._problem:
             self._problem = why
             logger.warning("seats: this replica will no longer keep seats: %s", why)
+        self._withdraw()
         self._release()
 
 

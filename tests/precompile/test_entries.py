@@ -15,6 +15,7 @@ import torch
 import doubled_app
 import serve_warm
 from levels import build, eager_below, served
+from serve_warm.errors import StoreError
 from serve_warm.precompile.entries import FORMAT, INDEX, EntryTable, tree
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.session import SESSION
@@ -107,6 +108,19 @@ def test_entries_of_before_are_not_run(tmp_path: Path):
 def test_a_missing_index_is_one_sentence(tmp_path: Path):
     """A part without an index has no entries."""
     assert SESSION.load(tmp_path).startswith("its entries cannot be read")
+
+
+def test_entries_that_nobody_waits_for_are_not_used(copy: Path):
+    """As when the disk was slow and the start has continued without the artifact."""
+
+    def check_wanted() -> None:
+        raise StoreError("the start no longer waits for this artifact")
+
+    SESSION.unload()
+    with pytest.raises(StoreError):
+        SESSION.load(copy, check_wanted=check_wanted)
+
+    assert SESSION.active is SESSION.loaded is None
 
 
 def test_another_format_is_not_read(copy: Path):

@@ -565,6 +565,42 @@ def test_losses_with_a_steady_seat_between_them_are_not_in_a_row(workers: Worker
     assert said(kept).problem == ""
 
 
+def test_losses_beside_a_steady_seat_are_in_a_row(workers: Workers):
+    """The steady seat is older than the cause of the losses."""
+    clock = Clock()
+    kept = keeper(workers, count=2, clock=clock)
+    kept.look()
+    workers.settle()
+    first = workers.processes.pop()
+    clock.ahead_s += STEADY_S + 1
+    for _ in range(20):
+        kept.look()
+        while workers.processes:
+            workers.end(workers.processes.pop())
+        kept.look()
+        clock.ahead_s += 40
+    workers.processes.append(first)
+
+    assert workers.asked == [1] * (1 + LIMIT_OF_LOSSES)
+    assert "ended while the seat was importing, 5 times in a row" in said(kept).problem
+
+
+def test_open_tickets_are_taken_back_when_a_keeper_stops(workers: Workers):
+    """Before, a plain start could take one, and repeat the import that fails."""
+    kept = keeper(workers, count=3)
+    kept.look()
+    workers.settle()
+    workers.come = False
+    kept.look()
+    workers.folder.write(replace(workers.folder.seats()[0], state="failed", note="no licence"))
+
+    kept.look()
+
+    assert "no licence" in said(kept).problem
+    assert workers.asked == [1, 2]
+    assert not list(workers.folder.path.glob("ticket-*"))
+
+
 def test_seats_that_end_together_are_one_loss(workers: Workers):
     """One wave of kills, or one stall of the raylet, does not end the keeper."""
     clock = Clock()
