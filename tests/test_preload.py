@@ -269,14 +269,17 @@ def test_a_module_that_sets_the_folder_for_temporary_files_keeps_its_seats(
     process: Any, tmp_path: Path
 ):
     """Workers look for tickets before they import anything of the app."""
-    (tmp_path / "scratch").mkdir()
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
     name = process.module(
-        "app_with_scratch", f"import os\nos.environ['TMPDIR'] = {str(tmp_path / 'scratch')!r}\n"
+        "app_with_scratch", f"import os\nos.environ['TMPDIR'] = {str(scratch)!r}\n"
     )
 
     answer = process(imports=[name])
 
-    assert answer["folder"].startswith(f"{process.tmp}/")
+    assert answer["use"]["hit"]
+    assert "/seats/" in answer["folder"]
+    assert not answer["folder"].startswith(str(scratch))
 
 
 def test_a_module_that_names_the_process_does_not_look_taken(process: Any):
