@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, field, fields, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, get_args
 
 from serve_warm import _private_folders
@@ -29,6 +30,9 @@ from serve_warm._records import record
 from serve_warm.node import boot_s, call_in_children
 
 SCHEMA = 2
+
+INSTALLED = (f"{Path(os.__file__).parent}/", "/site-packages/", "/dist-packages/")
+"""A module whose path contains one of these belongs to Python or to an installed package."""
 
 CUDA_DRIVER = "libcuda.so.1"
 CUDA_NOT_INITIALIZED = 3
@@ -386,6 +390,24 @@ def file_digest(path: str) -> str:
     with suppress(OSError):
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()
     return ""
+
+
+def app_files(packages: frozenset[str], known: Mapping[str, str]) -> dict[str, str]:
+    """Return the imported source files of these packages, each with its digest.
+
+    Files of installed packages are left out. Files in `known` keep their digest, which is from
+    right after their import.
+    """
+    found = dict(known)
+    for name, module in tuple(sys.modules.items()):
+        if name.partition(".")[0] not in packages or not isinstance(module, ModuleType):
+            continue
+        # Not `vars`, which would import a lazy module.
+        path = object.__getattribute__(module, "__dict__").get("__file__")
+        is_source = isinstance(path, str) and path.startswith("/") and path.endswith(".py")
+        if is_source and path not in found and not any(part in path for part in INSTALLED):
+            found[path] = file_digest(path)
+    return found
 
 
 def is_named_idle(pid: int | Literal["self"]) -> bool:

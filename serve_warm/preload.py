@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
@@ -39,7 +38,7 @@ from serve_warm._seats import (
     SeatFolder,
     State,
     TicketSearch,
-    file_digest,
+    app_files,
     has_cuda,
     is_named_idle,
     lower_priority,
@@ -67,9 +66,6 @@ the disk may hang."""
 
 OMP = "OMP_NUM_THREADS"
 
-INSTALLED = (f"{Path(os.__file__).parent}/", "/site-packages/", "/dist-packages/")
-"""A module whose path contains one of these belongs to Python or to an installed package."""
-
 
 @record(frozen=True, kw_only=True)
 class EarlyImports:
@@ -77,8 +73,8 @@ class EarlyImports:
 
     state: State
     note: str = ""
-    imports: Sequence[str] = ()
-    """The modules that were imported by name."""
+    loaded: frozenset[str] = frozenset()
+    """Names of all modules in the process."""
     seat: Seat | None = None
     """The state in the seat's file. None without a ticket."""
     folder: SeatFolder | None = None
@@ -133,7 +129,8 @@ class _Run:
 
 _bootstrap: Any = sys.modules["_frozen_importlib"]
 _early: EarlyImports | None = None
-"""Set once, when the imports end or the hook gives up."""
+"""Set when the imports end or the hook gives up. The result of a ticket does not change any more.
+"""
 _ran = threading.Event()
 """Set when Ray has called the hook in this process."""
 _folder: SeatFolder | None = None
@@ -193,23 +190,27 @@ def _settle(early: EarlyImports | None) -> None:
     global _early  # noqa: PLW0603 - one process, one result
     if early is None or (_early is not None and _early.seat is not None):
         return
-    _early = early if _early is None else _merge(_early, early)
+    if _early is None:
+        _early = early
+    elif early.loaded or early.seat is not None:  # otherwise there was only a search for a ticket
+        _early = _merge(_early, early)
 
 
 def _merge(first: EarlyImports, last: EarlyImports) -> EarlyImports:
-    """Return the result of two calls of `import_now`."""
+    """Return the result of two imports in a row: calls of `import_now`, and perhaps a ticket's."""
     worst = last if first.state == "waiting" else first
     return replace(
         last,
         state=worst.state,
         note=worst.note,
-        imports=(*first.imports, *last.imports),
+        loaded=last.loaded or first.loaded,
         import_s=first.import_s + last.import_s,
         omp_threads=last.omp_threads if first.threads is None else first.omp_threads,
         threads=((first.threads or last.threads)[0], last.threads[1])
         if last.threads
         else first.threads,
         has_cuda=first.has_cuda or last.has_cuda,
+        modes=last.modes or first.modes,
         slow_threads=first.slow_threads + last.slow_threads,
     )
 
@@ -233,7 +234,6 @@ def _record_end(current: _Run, state: State, note: str) -> EarlyImports:
         memory_bytes=resident_bytes(),
         has_cuda=has_cuda(),
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        files=_app_files(current.own),
     )
     early = replace(early, seat=_file_of(current, early))
     # The disk may hang. The keeper gives up a seat without news.
@@ -305,7 +305,7 @@ def _import(current: _Run, names: Sequence[str]) -> EarlyImports | None:
                 break
             raised.append(_import_one(current, name))
             if not current.is_given_up:  # after each one, because the next may hang
-                current.so_far = _describe(current, names[: len(raised)])
+                current.so_far = _describe(current)
     with current.lock:
         if current.is_given_up:
             return None
@@ -314,9 +314,10 @@ def _import(current: _Run, names: Sequence[str]) -> EarlyImports | None:
     gc.collect()
     gc.freeze()
     slow_threads = restore_priority(before)
-    state, note = _judge([each for each in raised if each])
+    described = _describe(current)
+    state, note = _judge([each for each in raised if each], has_cuda=described.has_cuda)
     early = replace(
-        _describe(current, names),
+        described,
         state=state,
         note=note,
         folder=current.folder,
@@ -324,7 +325,6 @@ def _import(current: _Run, names: Sequence[str]) -> EarlyImports | None:
         ended_boot_s=node.boot_s(),
         memory_bytes=resident_bytes(),
         slow_threads=slow_threads,
-        files=_app_files(current.own),
     )
     return replace(early, seat=_file_of(current, early))
 
@@ -333,18 +333,19 @@ def _note_threads(current: _Run) -> None:
     current.so_far = replace(current.so_far, threads=(torch_threads(),) * 2)
 
 
-def _describe(current: _Run, names: Sequence[str]) -> EarlyImports:
-    """Return the settings that the imports of these modules have read or changed."""
+def _describe(current: _Run) -> EarlyImports:
+    """Return what the imports so far have loaded, and the settings that they read or changed."""
     last = torch_threads() if "torch" in sys.modules else None
     return EarlyImports(
         state="importing",
-        imports=tuple(names),
+        loaded=frozenset(sys.modules),
         omp_threads=current.so_far.omp_threads,
         threads=None if last is None else ((current.so_far.threads or (last,))[0], last),
         has_cuda=has_cuda(),
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
         environ=dict(os.environ),
         modes={} if last is None else torch_modes(),
+        files=app_files(current.own, current.so_far.files),
     )
 
 
@@ -360,11 +361,11 @@ def _import_one(current: _Run, name: str) -> str:
     return ""
 
 
-def _judge(raised: Sequence[str]) -> tuple[State, str]:
+def _judge(raised: Sequence[str], *, has_cuda: bool) -> tuple[State, str]:
     """Return the state of a seat after its imports, and the reason if the seat cannot be used."""
     if raised:
         return "failed", raised[-1]
-    if has_cuda():
+    if has_cuda:
         return "cuda", "an import initialized CUDA before Ray chose a GPU"
     return "waiting", ""
 
@@ -566,23 +567,6 @@ def _without_garbage_collection(current: _Run) -> Iterator[None]:
 def _collect_again(current: _Run) -> None:
     if current.thresholds is not None and gc.get_threshold()[0] == 0:
         gc.set_threshold(*current.thresholds)  # an app may have set its own
-
-
-def _app_files(packages: frozenset[str]) -> dict[str, str]:
-    """Return the imported source files of these packages, each with its digest.
-
-    Files of installed packages are left out.
-    """
-    found = {}
-    for name, module in tuple(sys.modules.items()):
-        if name.partition(".")[0] not in packages or not isinstance(module, ModuleType):
-            continue
-        # Not `vars`, which would import a lazy module.
-        path = object.__getattribute__(module, "__dict__").get("__file__")
-        is_source = isinstance(path, str) and path.startswith("/") and path.endswith(".py")
-        if is_source and not any(part in path for part in INSTALLED):
-            found[path] = file_digest(path)
-    return found
 
 
 def has_hook() -> bool:

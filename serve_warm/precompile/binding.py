@@ -125,13 +125,6 @@ class Binder:
         with self.lock:
             self.bind_again()
 
-    def load(self, table: EntryTable) -> None:
-        """Load the code of the callable's entries into the table, before any call uses the table.
-
-        Loading can hang. Calls do not wait for this, because it does not take the lock.
-        """
-        self._load(table)
-
     def bind_anew(self) -> None:
         """Look for the entries that fit again, and forget all known calls."""
         with self.lock:
@@ -159,10 +152,14 @@ class Binder:
         self.binding = binding
         return binding
 
-    def _load(
+    def load(
         self, table: EntryTable
     ) -> tuple[Unit, list[tuple[Entry, Callable[..., Any] | NoEntry]]]:
-        """Return the callable's unit, and its entries with their code. Loads code only once."""
+        """Return the callable's unit, and its entries with their code. Loads code only once.
+
+        Loading can hang. If this is called without the lock before any call can see the table, then
+        calls do not wait for it.
+        """
         unit = table.unit(self._name, self._arguments, tree(self._callee))
         loaded: list[tuple[Entry, Callable[..., Any] | NoEntry]] = []
         for entry in list(unit.entries):
@@ -173,7 +170,7 @@ class Binder:
         return unit, loaded
 
     def _bind(self, table: EntryTable) -> Binding:
-        unit, loaded = self._load(table)
+        unit, loaded = self.load(table)
         entries = [entry for entry, _ in loaded]
         known = {
             value

@@ -111,12 +111,12 @@ def is_on_wrong_gpu(environ: Mapping[str, str]) -> bool:
 
 
 def find_missing(imports: Sequence[str]) -> list[str]:
-    """Return the modules that this deployment wants in a seat, but that this seat did not import.
+    """Return the modules that this deployment wants in a seat, but that this seat had not loaded.
 
     Deployments with the same runtime_env share their seats.
     """
     early = early_imports()
-    return [] if early is None else [name for name in imports if name not in early.imports]
+    return [] if early is None else [name for name in imports if name not in early.loaded]
 
 
 def find_stale_code() -> str:

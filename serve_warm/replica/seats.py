@@ -67,7 +67,7 @@ start that uses the taken seat. On two busy cores, the passes of such a start to
 long (MiniLM, level 3, two rounds)."""
 
 STEADY_S = 30.0
-"""A seat that has waited for this many seconds shows that seats can be kept."""
+"""A seat that has waited for this many seconds, or that was taken, shows that seats can be kept."""
 
 STARTING_LIMIT_S = 15.0
 """Maximum seconds to wait for another worker to start. A worker takes 2 to 4 s to start on
@@ -430,14 +430,14 @@ class SeatKeeper:
             self._folder.remove(seat)
             living.remove(seat)
             del seats[seat.pid]
-        was_taken = any(pid not in seats and lives(seat) for pid, seat in self._known.items())
-        if was_taken:
+        taken = [seat for pid, seat in self._known.items() if pid not in seats and lives(seat)]
+        if taken:
             self._not_before_s = max(self._not_before_s, self._clock() + TAKEN_PAUSE_S)
         waiting = [seat for seat in living if seat.state == "waiting"]
         self._seen_waiting = self._seen_waiting or bool(waiting)
         # A seat from before the last loss does not show that the cause has gone away.
         steady = [seat for seat in waiting if self._waited_s(seat) > STEADY_S]
-        if any(seat.began_boot_s > self._lost_at_s for seat in steady):
+        if any(seat.began_boot_s > self._lost_at_s for seat in [*steady, *taken]):
             self._losses = 0
         self._known = {seat.pid: seat for seat in living}
         return living
@@ -505,7 +505,8 @@ class SeatKeeper:
     def _ask(self, many: int) -> None:
         # Ray counts from the start of the worker.
         keep_alive_s = self._settings.keep_alive_s + self._settings.import_deadline_s
-        at_s, tickets = self._clock(), list[str]()
+        at_s = self._clock()
+        tickets: list[str] = []
         with contextlib.ExitStack() as offered:
             for _ in range(many):
                 tickets.append(self._folder.offer(self._wanted))

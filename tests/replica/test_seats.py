@@ -565,6 +565,26 @@ def test_losses_with_a_steady_seat_between_them_are_not_in_a_row(workers: Worker
     assert said(kept).problem == ""
 
 
+def test_losses_with_a_taken_seat_between_them_are_not_in_a_row(workers: Workers):
+    """On a busy node, no seat waits for long."""
+    clock = Clock()
+    kept = keeper(workers, count=1, clock=clock)
+    for _ in range(2 * LIMIT_OF_LOSSES):
+        kept.look()
+        workers.end(workers.processes.pop())
+        kept.look()
+        clock.ahead_s += PAUSE_S + 0.1
+        kept.look()
+        workers.settle()
+        kept.look()
+        workers.folder.remove(workers.folder.seats()[0])
+        kept.look()
+        clock.ahead_s += TAKEN_PAUSE_S + 0.1
+
+    assert len(workers.asked) == 4 * LIMIT_OF_LOSSES
+    assert said(kept).problem == ""
+
+
 def test_losses_beside_a_steady_seat_are_in_a_row(workers: Workers):
     """The steady seat is older than the cause of the losses."""
     clock = Clock()
