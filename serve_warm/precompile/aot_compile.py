@@ -97,27 +97,35 @@ class Captured:
 
 
 def capture(
-    function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
+    function: Callable[..., Any],
+    callee: Any,
+    tensors: Sequence[Any],
+    arguments: Mapping[str, Any],
+    *,
+    has_plan: bool = False,
 ) -> Captured:
     """Trace `function(callee, *tensors)`, and compile its graph with the backend in `arguments`.
+
+    With `has_plan`, a plan replaces the code around the graph, so the facts also cover the objects
+    that this code reads.
 
     Does not convert torch's exceptions, so call this function inside `as_reasons()`.
     """
     orders = set_orders.Orders()
-    captured, is_complete = _restarting(function, callee, tensors, arguments, orders)
+    captured, is_complete = _restarting(function, callee, tensors, arguments, orders, has_plan)
     if not is_complete:
         # torch took the graph from its cache, so the code of its tensor subclasses did not run.
         # Compile again with a new cache key, which causes a miss. Do not turn the cache off,
         # because torch would then have nothing to write to a file.
         config: Any = torch.compiler.config
         with config.patch(cache_key_tag=f"{config.cache_key_tag}{uuid.uuid4()}"):
-            captured, _ = _restarting(function, callee, tensors, arguments, orders)
+            captured, _ = _restarting(function, callee, tensors, arguments, orders, has_plan)
     if not orders.sets:
         return captured
 
     def trace(backend: Any, others: set_orders.Orders) -> Captured:
         settings = {"backend": backend, "dynamic": arguments.get("dynamic")}
-        return _restarting(function, callee, tensors, settings, others)[0]
+        return _restarting(function, callee, tensors, settings, others, has_plan)[0]
 
     return set_orders.join_orders(captured, orders, trace, callee, tensors)
 
@@ -127,12 +135,13 @@ RESTARTS = 20
 before it, such as a size that must be a constant."""
 
 
-def _restarting(
+def _restarting(  # noqa: PLR0917 - as `_capture`
     function: Callable[..., Any],
     callee: Any,
     tensors: Sequence[Any],
     arguments: Mapping[str, Any],
     orders: set_orders.Orders,
+    has_plan: bool,  # noqa: FBT001 - passed on by three functions in a row
 ) -> tuple[Captured, bool]:
     """Return the result of `_capture`; capture again if torch requests a new trace.
 
@@ -144,18 +153,19 @@ def _restarting(
 
     for _ in range(RESTARTS):
         try:
-            return _capture(function, callee, tensors, arguments, orders)
+            return _capture(function, callee, tensors, arguments, orders, has_plan)
         except RestartAnalysis as restart:
             why = restart.restart_reason or type(restart).__name__
     raise RuntimeError(f"the trace restarted {RESTARTS} times: {why}")
 
 
-def _capture(
+def _capture(  # noqa: PLR0917 - each is a part of one call
     function: Callable[..., Any],
     callee: Any,
     tensors: Sequence[Any],
     arguments: Mapping[str, Any],
     orders: set_orders.Orders,
+    has_plan: bool,  # noqa: FBT001 - passed on by three functions in a row
 ) -> tuple[Captured, bool]:
     """Return the graph, and whether all code of its tensor subclasses is known."""
     guards: list[Guard] = []
@@ -195,9 +205,10 @@ def _capture(
             marked=mark_of,
             results=unguarded.results,
             lookups=unguarded.lookups,
+            returned=unguarded.returned if has_plan else {},
             globals_read=dispatched.globals_read(),
         ),
-        conditions=(*conditions, *guard_facts.conditions_of(guards)),
+        conditions=(*conditions, *guard_facts.conditions_of([*guards, *unguarded.guards])),
         sources=_sources(entry, dispatched.modules()),
         plan=_settings_at_load(arguments),
     )

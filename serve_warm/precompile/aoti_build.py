@@ -131,7 +131,7 @@ class _Library:
         with side_effects() as changes:
             self.graph = _Graph(_settings(arguments), callee, changes, compiler=compiler)
             settings = {"backend": self.graph.take, "dynamic": arguments.get("dynamic")}
-            self.captured = aot_compile.capture(function, callee, tensors, settings)
+            self.captured = aot_compile.capture(function, callee, tensors, settings, has_plan=True)
 
     def run(self, callee: Any, tensors: Sequence[Any]) -> _Run:
         """Return the result of a call, and the plan for such calls."""
@@ -140,6 +140,10 @@ class _Library:
         # the call.
         given = copy_tensors(tensors)
         self.graph.assigned.begin()
+        facts_ = self.captured.facts
+        rows = [row for row, kind, _ in facts_.facts if kind == "returned"]
+        objects = facts_.objects(callee)
+        self.graph.existing = [(facts_.chain(row), objects[row]) for row in rows]
         returned = self.captured.entry.fn(callee, *given)
         return _Run(given=given, returned=returned, plan=self.graph.plan(given, returned))
 
@@ -203,6 +207,9 @@ class _Graph:
         self._places: list[Input] = []
         self._inputs: list[Any] = []
         self._outputs: list[Any] = []
+        self.existing: Sequence[tuple[list[list[Any]], Any]] = ()
+        """Objects that existed before the run and that the plan may read, with the steps to each
+        (`Facts.chain`)."""
         self._aliases: list[str] = []
         self._written: list[bool] = []
         self._draws = False
@@ -294,6 +301,7 @@ class _Graph:
         known = {id(t): ["output", n] for n, t in reversed([*enumerate(self._outputs)])}
         known |= {id(t): ["input", n] for n, t in enumerate(self._inputs)}
         known |= {id(t): ["argument", n] for n, t in enumerate(tensors)}
+        known |= {id(found): ["existing", n] for n, (_, found) in enumerate(self.existing)}
         dynamic = any("*" in given.said for given in inputs)
         places = self.assigned.places(_path_of_module)
         self.assigned.refuse_shared([value for _, _, value in places], returned)
@@ -304,6 +312,7 @@ class _Graph:
         plan: Plan = {
             "inputs": [_without_defaults(given) for given in inputs],
             "outputs": len(self._outputs),
+            "existing": [chain for chain, _ in self.existing],
             "result": result,
             "writes": any(self._written),
             "draws": self._draws,
@@ -378,7 +387,7 @@ class _Graph:
         self, function: aoti_library.Function, tensors: Sequence[Any], returned: Any
     ) -> None:
         """Raise `NoEntry` if, for equal tensors, the plan's and the eager result differ."""
-        given = (self._outputs, self._inputs, tensors)
+        given = (self._outputs, self._inputs, tensors, [found for _, found in self.existing])
         places = self.assigned.places(_path_of_module)
         for (_, name, make), (_, _, value) in zip(function.assigns, places, strict=True):
             if not _same(make(*given), value):
@@ -551,6 +560,8 @@ def _plain(value: Any, known: Mapping[int, list[Any]], *, dynamic: bool) -> list
         if kind is float and not math.isfinite(value):
             raise NoEntry(f"it returns the number {value}")
         return ["plain", value]
+    if id(value) in known:
+        return known[id(value)]
     if kind in (int, float):
         raise NoEntry("it returns a number that might depend on a dynamic size")
     if kind in (list, tuple):

@@ -28,6 +28,7 @@ import torch
 
 from serve_warm._redaction import first_line
 from serve_warm.compiler import cuda_graphs
+from serve_warm.precompile import facts
 from serve_warm.precompile.aoti_assigned import ASSIGNING
 from serve_warm.precompile.aoti_graphs import Graphed, Run
 from serve_warm.precompile.call_checks import refuse_unusual, tensor_check
@@ -36,9 +37,9 @@ from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.library_inputs import GONE, Input, Inputs, Read, Watched, follow
 from serve_warm.precompile.names import describe_tensor, name_of_class, resolve
 
-Build = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Any]
+Build = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]], Any]
 """Function that builds the callee's result. It takes the outputs of the native code, the inputs of
-the native code, and the tensors of the call."""
+the native code, the tensors of the call, and the existing objects that the plan finds."""
 
 Assign = tuple[Callable[[Any], Any], str, Build]
 """An attribute that a call assigns: the steps from the callee to the module, the name, and the
@@ -72,6 +73,7 @@ def load(path: Path, plan: Plan) -> Function:
         result = _result(plain)
         device = str(plan.get("device", "cpu"))
         kind = Native if device == "cpu" else NativeOnGpu
+        existing = [_finder(chain) for chain in plan.get("existing", ())]
         native = kind(path, device=device, inputs=len(inputs), outputs=int(plan["outputs"]))
     except DAMAGED as error:
         raise NoEntry(f"its library cannot be opened: {type(error).__name__}: {error}") from error
@@ -80,6 +82,7 @@ def load(path: Path, plan: Plan) -> Function:
         inputs,
         result=result,
         assigns=assigns,
+        existing=existing,
         writes=bool(plan["writes"]),
         draws=bool(plan.get("draws", True)),  # older plans do not have the key
         captures=plan.get("captures"),
@@ -96,6 +99,7 @@ class Function:
         *,
         result: Build,
         assigns: Sequence[Assign] = (),
+        existing: Sequence[Callable[[Any], Any]] = (),
         writes: bool,
         draws: bool = True,
         captures: str | None = None,
@@ -112,6 +116,8 @@ class Function:
         self.result = result
         self.assigns = assigns
         """The attributes that a call assigns."""
+        self._existing = existing
+        """Functions that find, from the callee, the existing objects that a call returns."""
         self._writes = writes
         """Whether the library writes into its inputs. If so, no two inputs may overlap."""
         self._draws = draws
@@ -139,6 +145,7 @@ class Function:
     def run(self, inputs: Sequence[Any], callee: Any, tensors: Sequence[Any]) -> Any:
         """Run the library on the inputs of a call. Raises what `__call__` raises."""
         owners = self._owners(callee) if self.assigns else ()
+        existing = [found(callee) for found in self._existing]
         if not any(same(*inputs) for same in self._checks):
             self._learn(inputs)
         addresses = self._apart.check(inputs) if self._writes else None
@@ -150,8 +157,8 @@ class Function:
                 raise
             raise LibraryFailedCleanly(str(error)) from None
         for owner, (_, name, make) in zip(owners, self.assigns, strict=True):
-            setattr(owner, name, make(outputs, inputs, tensors))
-        return self.result(outputs, inputs, tensors)
+            setattr(owner, name, make(outputs, inputs, tensors, existing))
+        return self.result(outputs, inputs, tensors, existing)
 
     def _owners(self, callee: Any) -> list[Any]:
         try:
@@ -247,15 +254,30 @@ def assigns(plan: Plan) -> bool:
     return plan.get("result", [""])[0] == ASSIGNING
 
 
-TENSORS = ("output", "input", "argument")
-"""Kinds of returned tensors, in the order in which `Build` takes them as arguments."""
+GIVEN = ("output", "input", "argument", "existing")
+"""Kinds of returned objects that a call does not create, in the order of `Build`'s parameters."""
+
+
+def _finder(chain: Sequence[Sequence[Any]]) -> Callable[[Any], Any]:
+    """Return a function that follows `Facts.chain` from the callee."""
+    unknown = {step for step, _ in chain} - facts.STEPS
+    if unknown:
+        raise ValueError(f"the path to a returned object has the unknown step {min(unknown)!r}")
+
+    def find(callee: Any) -> Any:
+        found = facts.find(callee, chain)
+        if isinstance(found, facts.Missing):
+            raise NoEntry(f"an object that it returns is missing: {found.why}")
+        return found
+
+    return find
 
 
 def _result(plain: Sequence[Any]) -> Build:
     """Return the function that builds the callee's result. Each part of a plan is a list."""
     kind, *rest = plain
-    if kind in TENSORS:
-        place, index = TENSORS.index(kind), int(rest[0])
+    if kind in GIVEN:
+        place, index = GIVEN.index(kind), int(rest[0])
         return lambda *given: given[place][index]
     if kind == "plain":
         value = rest[0]

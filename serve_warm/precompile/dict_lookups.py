@@ -98,14 +98,20 @@ def noting_lookups(
 def _noting_reads(allowed: Collection[Any], note: Callable[[Any], Lookups]) -> property:
     """Return a replacement for the attribute `items` of Dynamo's dicts.
 
-    The replacement records reads by code that is not in `allowed`.
+    The replacement records reads by code that is not in `allowed`, and makes Dynamo guard the
+    dict's keys for such reads.
     """
 
     def read(variable: Any) -> Any:
-        if sys._getframe(1).f_code not in allowed:
-            note(vars(variable).get("source")).is_read_otherwise = True
+        own, frame = vars(variable), sys._getframe(1)
+        if frame.f_code not in allowed:
+            source = own.get("source")
+            note(source).is_read_otherwise = True
+            if source is not None and not _is_bookkeeping(frame):
+                # Dynamo guards the keys in some of these methods only (2.11 to 2.15).
+                variable.install_dict_keys_match_guard()
         try:
-            return vars(variable)["items"]
+            return own["items"]
         except KeyError:
             raise AttributeError("items") from None
 
@@ -113,6 +119,21 @@ def _noting_reads(allowed: Collection[Any], note: Callable[[Any], Lookups]) -> p
         vars(variable)["items"] = value
 
     return property(read, write)
+
+
+BOOKKEEPING = (
+    *("__init__", "clone", "debug_repr", "has_new_items", "is_new_item", "visit"),
+    *("reconstruct", "reconstruct_kvs_into_new_dict", "call_method", "is_hashable"),
+    *("install_dict_contains_guard", "__contains__", "is_python_constant"),
+)
+"""Methods of Dynamo's dicts whose reads do not affect the graph. `call_method` guards the keys
+itself, except in methods that look up one key (2.13)."""
+
+
+def _is_bookkeeping(frame: Any) -> bool:
+    """Return whether a frame reads a dict to write code, or to keep track of changes."""
+    module = str(frame.f_globals.get("__name__"))
+    return frame.f_code.co_name in BOOKKEEPING or not module.startswith("torch._dynamo.variables")
 
 
 def _noting_key(original: Callable[..., Any], note: Callable[[Any], Lookups]) -> Callable[..., Any]:

@@ -41,7 +41,7 @@ are not read, and their calls run at level 1."""
 
 INDEX = "index.json"
 
-DIGEST = re.compile(r" [0-9a-f]{16}\b")
+DIGEST = re.compile(r"( [0-9a-f]{16})?( elsewhere)?$")
 """Digest of a class's functions, which `names.name_of_class` writes after the class's name."""
 
 PREFIXES = {2: "entry", 3: "library"}

@@ -29,6 +29,9 @@ class Plan(TypedDict, total=False):
     """Where each input comes from, and its properties at the build (`aoti_library.Input`). This key
     and all keys below exist only at level 3."""
     outputs: int
+    existing: list[list[list[Any]]]
+    """The steps to each existing object that the result or an assigned attribute contains
+    (`facts.Facts.chain`)."""
     result: list[Any]
     """How the result is built from the outputs."""
     writes: bool

@@ -147,7 +147,7 @@ OF_CODE = ("class", "code")
 """Kinds of sources that change if code changes. A class's name contains a digest of the class's
 code."""
 
-COMPARED = ("class", "code", "length", "tensor")
+COMPARED = ("class", "code", "length", "tensor", "text")
 """Kinds of sources whose values are compared by equality."""
 
 
@@ -171,6 +171,7 @@ READ: Mapping[str, Callable[[Any, Any], Any]] = {
     "list": lambda base, _: tuple(base),
     "set": lambda base, _: tuple(base),
     "length": lambda base, _: len(base),
+    "text": lambda base, _: str(base),
     "attribute": getattr,
     "getitem": operator.getitem,
     "referent": lambda base, _: base(),
@@ -417,8 +418,8 @@ class Sources:
             if own is not None:
                 self._note("dict", found)
                 self._note("item", dict_behind(own), about[0])
-        elif kind == "value":
-            self._note_contents(found)
+        elif kind in ("value", "text"):
+            self._note_contents(found) if kind == "value" else self._note(kind, found)
         elif kind == "type":
             self._note_class(found)
         elif kind == "hooks":

@@ -152,6 +152,11 @@ class Facts:
                 return f"{self.path(other)} is now the same as {self.path(before)}"
         return ""
 
+    def chain(self, row: int) -> list[list[Any]]:
+        """Return the steps that lead to a row, from the root on: see `find`."""
+        start, step, argument = self.steps[row]
+        return [*([] if start < 0 else self.chain(start)), [step, argument]]
+
     def path(self, row: int) -> str:
         """Return the expression of a row, for display."""
         if row not in self._paths:
@@ -314,6 +319,17 @@ def take(base: Any, step: str, argument: Any) -> Any:
         return TAKE[step](base, argument)
     except ANY_ERROR as error:
         return Missing(f"{type(error).__name__}: {error}")
+
+
+def find(callee: Any, chain: Sequence[Sequence[Any]]) -> Any:
+    """Return the object to which the steps of `Facts.chain` lead, or `Missing`."""
+    found = callee
+    for step, argument in chain:
+        if step == "root":
+            found = callee if argument == CALLEE else module(argument)
+        elif not isinstance(found, Missing):
+            found = take(found, step, argument)
+    return found
 
 
 def item(base: Any, key: Any) -> Any:
@@ -479,6 +495,8 @@ READERS: Mapping[str, Callable[[Any, Any], Any]] = {
     "contains": _contains,
     "keys": _keys,
     "length": lambda found, _: [name_of(type(found)), len(found)],
+    "text": lambda found, _: str(found),
+    "returned": lambda _, about: about,  # the object must exist; nothing else matters
     "hooks": _hooks,
     "tensor": lambda found, _: describe_tensor(found),
     "input": lambda found, _: describe_tensor(found),

@@ -42,6 +42,12 @@ from serve_warm.precompile.facts import (
     expect,
 )
 from serve_warm.precompile.names import identity, literal, name_of, resolve
+from serve_warm.precompile.same_objects import (
+    find_on_paths,
+    is_one_of_many,
+    partition,
+    refuse_bare_identity,
+)
 
 
 @record(frozen=True, kw_only=True)
@@ -124,14 +130,12 @@ FACTS = {
     "DUPLICATE_INPUT": "same",
     "SAME_OBJECT": "same",  # added by serve_warm: Dynamo omits it for a global and another name
     "REQUIRES_GRAD": "value",  # added by serve_warm: a forward read it from a weight
+    "TEXT": "text",  # added by serve_warm: a forward used the text of an object
 }
 """Maps each kind of guard to a kind of fact."""
 
 OF_INLINED_MODULES = (f"G['__import_{PACKAGE}_dot_", "G['__import_torch_dot__dynamo_dot_polyfills")
 """Path prefixes of guards on globals of inlined code that is not part of the app."""
-
-OF_PYTHON = ("__dict__", "__closure__")
-"""Attributes whose values are never shared by two objects."""
 
 OPAQUE = {
     "allow_in_graph": "is marked allow_in_graph, so Dynamo does not trace it",
@@ -270,6 +274,7 @@ def collect(
     marked: Callable[[Any], str] = lambda _: "",
     results: Sequence[tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any], Any]] = (),
     lookups: Mapping[str, Lookups] | None = None,
+    returned: Mapping[str, Sequence[Any]] | None = None,
     globals_read: Mapping[tuple[str, str], Any] | None = None,
 ) -> Facts:
     """Convert guards to facts with the same content.
@@ -277,8 +282,9 @@ def collect(
     `names` has the module and qualified name of each object in the globals, by alias; `scopes` has
     the ids of dicts of globals. `marked` returns a key of `OPAQUE` if a mark keeps Dynamo from
     tracing a function. `results` has the calls whose result is in the graph: function, arguments,
-    result. `lookups` says what was read from each dict, by path. `globals_read` has unguarded
-    values, by module and name. Each fact holds for `callee` now.
+    result. `lookups` says what was read from each dict, by path. `returned` has the paths of the
+    objects that a plan reads, with the paths' keys. `globals_read` has unguarded values, by module
+    and name. Each fact holds for `callee` now.
 
     Raises:
         NoEntry: a guard cannot become a fact, or a fact's value differs at each read.
@@ -302,20 +308,24 @@ def collect(
             by_identity.add(row)
         else:
             facts[repr((row, kind, value))] = (row, kind, value)
-        if guard.kind in ("TYPE_MATCH", "ID_MATCH") and _is_one_of_many(guard.value):
+        if guard.kind in ("TYPE_MATCH", "ID_MATCH") and is_one_of_many(guard.value):
             objects[row] = guard.value
-    on_paths = _on_paths(table, callee)
+        if guard.kind == "TYPE_MATCH":
+            _add_classes(table, row, guard.value)
+    of_returned = [*_of_returned(table, callee, returned or {})]
+    on_paths = find_on_paths(table.steps, callee)
     found = [
         *facts.values(),
+        *of_returned,
         *_of_modules(table, callee),
         *_of_lookups(table, callee),
         *_of_keys(table),
-        *_partition({**on_paths, **objects}),
+        *partition({**on_paths, **objects}),
         *(_of_result(table, *call) for call in results),
         *_of_globals(table, globals_read or {}),
     ]
     collected = Facts(steps=tuple(table.steps), facts=tuple(found))
-    _refuse_bare_identity(collected, by_identity, objects)
+    refuse_bare_identity(collected, by_identity, objects)
     _refuse_unsteady(collected, callee)
     return collected
 
@@ -408,6 +418,30 @@ def _of_globals(
         yield (table.row_of(*place), *expect("value", value, None))
 
 
+def _of_returned(
+    table: _Table, callee: Any, returned: Mapping[str, Sequence[Any]]
+) -> Iterator[tuple[int, str, Any]]:
+    """Yield facts about the objects that a plan reads, which Dynamo reads without a guard.
+
+    A plan holds plain values itself. It finds all other objects by their paths at each call.
+    """
+    for path, keys in returned.items():
+        if re.match(TENSOR_ARGUMENT, path):
+            continue
+        row = table.read(path, keys)
+        value = Facts(steps=tuple(table.steps)).objects(callee)[row]
+        if isinstance(value, torch.Tensor):
+            continue
+        if literal(value) is not None and not isinstance(value, (list, dict, set)):
+            yield (row, *expect("value", value, None))
+        if not isinstance(value, SCALARS):
+            yield (row, *expect("returned", value, None))
+
+
+SCALARS = (bool, int, float, str, type(None))
+"""Classes of values that a plan holds itself."""
+
+
 def _place(fn: Any) -> tuple[str, str] | None:
     """Return the module and qualified name of a function or of its wrapper, such as `lru_cache`."""
     module, name = getattr(fn, "__module__", ""), getattr(fn, "__qualname__", "")
@@ -451,65 +485,12 @@ def _is_of_parts(guard: Guard, whole: Mapping[str, Any]) -> bool:
     return is_tensor and name in whole[path].__tensor_flatten__()[0]
 
 
-# Which objects are the same -------------------------------------------------------------------
-
-
-def _is_one_of_many(value: Any) -> bool:
-    """Return whether only identity distinguishes `value` from similar objects."""
-    if isinstance(value, (list, dict, set)):
-        return True
-    if isinstance(value, (torch.Tensor, type, types.ModuleType)):
-        return False
-    return literal(value) is None and not identity(value)
-
-
-def _on_paths(table: _Table, callee: Any) -> dict[int, Any]:
-    """Return each object on a path, guarded or not, if it might have a second name."""
-    found = Facts(steps=tuple(table.steps)).objects(callee)
-    return {
-        row: value
-        for row, value in enumerate(found)
-        if table.steps[row][1] != "dict"
-        and table.steps[row][2] not in OF_PYTHON
-        and not isinstance(value, Missing)
-        and _is_one_of_many(value)
-    }
-
-
-def _partition(objects: Mapping[int, Any]) -> list[tuple[int, str, Any]]:
-    """Return facts that say which rows refer to the same object, and which to different objects.
-
-    Dynamo does not check that two objects are different, or that two names share a list.
-    """
-    first: dict[int, int] = {}
-    facts: list[tuple[int, str, Any]] = []
-    for row, value in objects.items():
-        before = first.setdefault(id(value), row)
-        if before != row:
-            facts.append((row, "same", before))
-    start, *others = first.values() or (0,)
-    return [*facts, (start, "distinct", others)] if others else facts
-
-
-def _refuse_bare_identity(
-    collected: Facts, by_identity: set[int], objects: Mapping[int, Any]
-) -> None:
-    """Raise `NoEntry` for an object that is guarded only by its identity.
-
-    A plain sentinel is allowed, because facts state which rows are the same object. Objects of C
-    classes, such as regular expressions, are refused: the graph might depend on their content.
-    """
-    for row in by_identity:
-        if len(objects) < 2 or row not in objects or not _is_of_python(type(objects[row])):
-            kind = type(objects[row]).__name__ if row in objects else "object"
-            raise NoEntry(
-                f"{collected.path(row)}, a {kind}, can be recognized only by its identity"
-            )
-
-
-def _is_of_python(kind: type) -> bool:
-    """Return whether a class is `object`, or was made by a `class` statement."""
-    return kind is object or bool({"__dict__", "__slots__"} & vars(kind).keys())
+def _add_classes(table: _Table, row: int, value: Any) -> None:
+    """Add rows for those classes of an object that only their identity distinguishes."""
+    for number, kind in enumerate(type(value).__mro__):
+        if is_one_of_many(kind):
+            order = table.row(table.row(row, "type", None), "attribute", "__mro__")
+            table.row(order, "item", number)
 
 
 def _of_modules(table: _Table, callee: Any) -> list[tuple[int, str, Any]]:

@@ -85,10 +85,54 @@ def identity(found: Any) -> str:
     if isinstance(found, (enum.Enum, type)):
         named = literal(found) if isinstance(found, enum.Enum) else name_of_class(found)
         return named or ""
+    return _identity_of_callable(found)
+
+
+def _identity_of_callable(found: Any) -> str:
+    if isinstance(found, types.BuiltinFunctionType) and _is_of_object(found):
+        content = literal(found.__self__)
+        return f"{name_of(found)} of {content}" if content else ""
     name = name_of(found) if callable(getattr(found, "__call__", None)) else ""  # noqa: B004
     if name and not is_own(found) and (codes := codes_of(found)):
         name += f" {_digest_of(codes)}"  # two lambdas in one class have the same name
-    return name
+    elif name and isinstance(found, types.FunctionType) and found.__closure__:
+        name += _closed_over(found)
+    return name + _elsewhere(found) if name else ""
+
+
+def _is_of_object(method: types.BuiltinFunctionType) -> bool:
+    """Return whether a method in C is bound to an object, and not to a module or a class."""
+    of = method.__self__
+    # pybind11 binds its functions to a record or a capsule.
+    is_of_function = of is None or type(of).__name__.startswith(("PyCapsule", "pybind11_"))
+    return not is_of_function and not isinstance(of, (type, types.ModuleType))
+
+
+def _closed_over(found: types.FunctionType) -> str:
+    """Return a digest of what a function of torch or Python closes over; empty if it has a place.
+
+    One factory of torch makes many functions with the same name, such as `F.max_pool2d` and
+    `F.adaptive_max_pool2d`. The functions differ only in what they close over.
+    """
+    if locate(found) is not None:
+        return ""
+    values = []
+    for cell in found.__closure__ or ():
+        with contextlib.suppress(ValueError):  # an empty cell
+            value = cell.cell_contents
+            values.append(literal(value) or (value is not found and identity(value)) or "")
+    return f" {hashlib.sha256(repr(values).encode()).hexdigest()[:16]}"
+
+
+def _elsewhere(found: Any) -> str:
+    """Return a mark for a class or function that does not stand where its name says.
+
+    A copy can have the name and the code of the original, as a module that is loaded twice shows.
+    """
+    if not isinstance(found, (type, types.FunctionType)):
+        return ""
+    has_place = "<locals>" not in found.__qualname__
+    return " elsewhere" if has_place and locate(found) is None else ""
 
 
 def name_of_class(kind: type) -> str:
@@ -106,7 +150,7 @@ def name_of_class(kind: type) -> str:
         if isinstance(value, FUNCTIONS) and not (is_own(base) and is_own(value))
     ]
     if not functions:
-        return name_of(kind)
+        return name_of(kind) + _elsewhere(kind)
     # Weak references, because a new function may have the id of a deleted one.
     key = tuple(
         (name, weakref.ref(function), function.__code__)
@@ -117,8 +161,11 @@ def name_of_class(kind: type) -> str:
     if known is None or known[0] != key:
         codes = [code for _, value in functions for code in codes_of(value)]
         known = _class_digests[kind] = (key, _digest_of(codes))
-    return f"{name_of(kind)} {known[1]}"
+    return f"{name_of(kind)} {known[1]}{_elsewhere(kind)}"
 
+
+CACHED = functools._lru_cache_wrapper
+"""Class of a function with `functools.cache` or `lru_cache`."""
 
 FUNCTIONS = (types.FunctionType, property, staticmethod, classmethod)
 
@@ -185,6 +232,8 @@ def functions_of(found: Any) -> list[types.FunctionType]:
             queue += [value.fget, value.fset]
         elif isinstance(value, (staticmethod, classmethod, types.MethodType)):
             queue.append(value.__func__)
+        elif isinstance(value, CACHED):
+            queue.append(value.__wrapped__)
         elif isinstance(value, types.FunctionType) and not is_own(value):
             functions.append(value)
             for cell in value.__closure__ or ():

@@ -21,8 +21,10 @@ from serve_warm.precompile.class_names import reading_names
 from serve_warm.precompile.dict_lookups import Lookups, noting_lookups
 from serve_warm.precompile.dispatch_notes import Dispatched, noting_dispatch
 from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.failed_lookups import noting_failed_lookups
 from serve_warm.precompile.guard_facts import Guard
 from serve_warm.precompile.names import is_own
+from serve_warm.precompile.object_texts import noting_texts
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,10 @@ class Unguarded:
     The graph contains the result from the build."""
     lookups: dict[str, Lookups] = field(default_factory=dict)
     """What the trace read from each dict, by the dict's path."""
+    returned: dict[str, Sequence[Any]] = field(default_factory=dict)
+    """The objects that existed before the call, and that the code around the graph returns or
+    stores. Maps the path of each object to the path's keys. Dynamo reads such objects again at each
+    call, so it has no guards on them."""
     dispatched: Dispatched = field(default_factory=Dispatched)
     """The code of tensor subclasses that ran during the trace."""
 
@@ -59,21 +65,37 @@ def all_guarded(begin_set: Callable[[Any, Any], None]) -> Iterator[Unguarded]:
         # Each generator wraps the replacements that earlier generators have made.
         replacements = itertools.chain(
             noting_lookups(found.lookups, _expression),
+            noting_failed_lookups(found.guards, found.refusals, _guard_at),
             _guarding_keys(),
             _noting_tensors(found),
             _noting_same_objects(found),
+            _noting_returned(found),
             _noting_sets(begin_set),
             _refusing_own_sets(found),
             _noting_hashes(found),
+            noting_texts(found.guards, found.refusals, _guard_at),
             _noting_functions(found),
             noting_dispatch(found.dispatched),
             _limiting_steps(found),
             reading_names(),
         )
+        undo.callback(_forget_handlers)
         for owner, name, function in replacements:
             undo.callback(_put_back(owner, name))
             setattr(owner, name, function)
+        _forget_handlers()
         yield found
+
+
+def _forget_handlers() -> None:
+    """Make Dynamo look up the methods for built-in functions again.
+
+    Dynamo keeps these methods for the whole process (2.11 to 2.15). Without this, a trace would run
+    the replacements of an earlier trace, which record for that trace.
+    """
+    from torch._dynamo.variables import builtin
+
+    builtin.BuiltinVariable.call_function_handler_cache.clear()
 
 
 def _put_back(owner: Any, name: str) -> Callable[[], None]:
@@ -156,6 +178,33 @@ def _noting_same_objects(found: Unguarded) -> Replacements:
         return guard
 
     yield of_builder, "make_dupe_guard", make_dupe_guard
+
+
+def _noting_returned(found: Unguarded) -> Replacements:
+    """Record each object that the code around the graph reads by its source (2.11 to 2.15)."""
+    from torch._dynamo.codegen import PyCodegen
+    from torch._dynamo.variables.base import VariableTracker
+
+    of_code: Any = PyCodegen
+    write = of_code.__call__
+
+    def write_code(self: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(value, VariableTracker) and path_of(value.source) is not None:
+            keys: list[Any] = []
+            found.returned.setdefault(_expression(value.source, keys), keys)
+        return write(self, value, *args, **kwargs)
+
+    yield of_code, "__call__", write_code
+
+
+def _guard_at(place: Any, **fields: Any) -> Guard:
+    """Return a guard on a Dynamo source, or on the object with a module and a qualified name."""
+    if not isinstance(place, tuple):
+        keys: list[Any] = []
+        return Guard(path=_expression(place, keys), keys=keys, **fields)
+    module, name = place
+    path = f"__import__({module!r})"
+    return Guard(path=f"{path}.{name}" if name else path, **fields)
 
 
 def _sets_of_torch() -> Any:

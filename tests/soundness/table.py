@@ -13,6 +13,7 @@ from soundness import (
     guards,
     inputs,
     libraries,
+    lookups,
     modules,
     settling,
     sources,
@@ -23,6 +24,7 @@ from soundness.rows import Group
 
 MODULES = (
     *(guards, values, modules, weights, sources, flags, inputs, libraries, adapters, settling),
+    lookups,
 )
 
 GROUPS: dict[str, Group] = {group.name: group for module in MODULES for group in module.GROUPS}

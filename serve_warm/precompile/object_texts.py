@@ -1,0 +1,58 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Texts that torch takes from real objects while it traces, as in `str(self.config)`.
+
+For many objects, Dynamo calls the object's own method, and neither traces the method nor guards
+what it reads. The hooks use private torch code (seen in 2.11 to 2.15).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from serve_warm.precompile.guard_facts import Guard
+
+ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
+"""The address of an object in its text."""
+
+HAS_ADDRESS = "it uses the text of an object, which contains the object's address"
+
+
+def noting_texts(
+    guards: list[Guard], refusals: list[str], guard_at: Callable[..., Guard]
+) -> Iterator[tuple[Any, str, Any]]:
+    """Record a guard for each text of an object that Dynamo does not trace.
+
+    `guard_at(source, **fields)` returns a guard on a Dynamo source. A text that differs in each
+    process is added to `refusals`.
+    """
+    from torch._dynamo.variables import builtin, functions, nn_module, user_defined
+
+    def note(variable: Any, text: Any) -> Any:
+        kind: Any = type(getattr(variable, "value", None))
+        if kind.__str__ is not object.__str__ or text is None or not text.is_python_constant():
+            return text
+        if ADDRESS.search(str(text.as_python_constant())):
+            refusals.append(HAS_ADDRESS)
+        elif variable.source is not None:
+            value = getattr(variable, "value", None)
+            guards.append(guard_at(variable.source, kind="TEXT", value=value))
+        return text
+
+    def noting(original: Callable[..., Any]) -> Callable[..., Any]:
+        def repr_impl(self: Any, tx: Any) -> Any:
+            return note(self, original(self, tx))
+
+        return repr_impl
+
+    of_builtins: Any = builtin.BuiltinVariable
+    read = getattr(of_builtins, "call_str", None)
+    if read is not None:
+        yield of_builtins, "call_str", lambda self, tx, arg: note(arg, read(self, tx, arg))
+    of_user, of_modules = user_defined.UserDefinedObjectVariable, nn_module.NNModuleVariable
+    for kind in (of_user, functions.UserFunctionVariable, of_modules):
+        if "repr_impl" in vars(kind):  # from 2.13 on
+            yield kind, "repr_impl", noting(vars(kind)["repr_impl"])

@@ -1,0 +1,89 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Which objects of a trace are the same, and which are different.
+
+Dynamo guards neither that two objects are different, nor that two names share an object. A name and
+a digest of code cannot tell two functions of one factory apart. So facts say which paths lead to
+the same object (`same`), and which lead to different ones (`distinct`).
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from serve_warm.precompile.facts import Facts, Missing, NoEntry, Step
+from serve_warm.precompile.names import CACHED, identity, literal, locate
+
+OF_PYTHON = ("__dict__", "__closure__")
+"""Attributes whose values are never shared by two objects."""
+
+MADE_BY_FACTORIES = (type, types.FunctionType, functools.partial, CACHED)
+"""Kinds of objects that have a name, which other objects can have too."""
+
+
+def is_one_of_many(value: Any) -> bool:
+    """Return whether only identity distinguishes `value` from similar objects.
+
+    A factory can make several classes and functions with the same name and the same code.
+    """
+    if isinstance(value, (list, dict, set)):
+        return True
+    if isinstance(value, (torch.Tensor, types.ModuleType)):
+        return False
+    if isinstance(value, MADE_BY_FACTORIES):
+        return locate(value) is None
+    return literal(value) is None and not identity(value)
+
+
+def find_on_paths(steps: Sequence[Step], callee: Any) -> dict[int, Any]:
+    """Return each object on a path, guarded or not, if it might have a second name."""
+    found = Facts(steps=tuple(steps)).objects(callee)
+    return {
+        row: value
+        for row, value in enumerate(found)
+        if steps[row][1] != "dict"
+        and steps[row][2] not in OF_PYTHON
+        and not isinstance(value, Missing)
+        and is_one_of_many(value)
+    }
+
+
+def partition(objects: Mapping[int, Any]) -> list[tuple[int, str, Any]]:
+    """Return facts that say which rows refer to the same object, and which to different objects.
+
+    Dynamo does not check that two objects are different, or that two names share a list.
+    """
+    first: dict[int, int] = {}
+    facts: list[tuple[int, str, Any]] = []
+    for row, value in objects.items():
+        before = first.setdefault(id(value), row)
+        if before != row:
+            facts.append((row, "same", before))
+    start, *others = first.values() or (0,)
+    return [*facts, (start, "distinct", others)] if others else facts
+
+
+def refuse_bare_identity(
+    collected: Facts, by_identity: set[int], objects: Mapping[int, Any]
+) -> None:
+    """Raise `NoEntry` for an object that is guarded only by its identity.
+
+    A plain sentinel is allowed, because facts state which rows are the same object. Objects of C
+    classes, such as regular expressions, are refused: the graph might depend on their content.
+    """
+    for row in by_identity:
+        if len(objects) < 2 or row not in objects or not _is_of_python(type(objects[row])):
+            kind = type(objects[row]).__name__ if row in objects else "object"
+            raise NoEntry(
+                f"{collected.path(row)}, a {kind}, can be recognized only by its identity"
+            )
+
+
+def _is_of_python(kind: type) -> bool:
+    """Return whether a class is `object`, or was made by a `class` statement."""
+    return kind is object or bool({"__dict__", "__slots__"} & vars(kind).keys())
