@@ -28,6 +28,7 @@ from serve_warm.precompile.dispatch_notes import has_own_hooks
 from serve_warm.precompile.entry_function import Plan, with_checks
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.guard_facts import Guard
+from serve_warm.precompile.kernel_code import add_code_of_inductor
 from serve_warm.precompile.names import locate, source_file
 from serve_warm.precompile.tensor_parts import classes_of
 from serve_warm.precompile.trace_notes import all_guarded, guard_from, mark_of
@@ -195,6 +196,8 @@ def _capture(  # noqa: PLR0917 - each is a part of one call
     if unguarded.refusals:
         raise NoEntry(unguarded.refusals[0])
     dispatched = unguarded.dispatched
+    has_hooks = bool(dispatched.codes)
+    add_code_of_inductor(dispatched)
     captured = Captured(
         entry=entry,
         facts=guard_facts.collect(
@@ -206,6 +209,7 @@ def _capture(  # noqa: PLR0917 - each is a part of one call
             results=unguarded.results,
             lookups=unguarded.lookups,
             returned=unguarded.returned if has_plan else {},
+            functions=unguarded.functions,
             globals_read=dispatched.globals_read(),
         ),
         conditions=(*conditions, *guard_facts.conditions_of([*guards, *unguarded.guards])),
@@ -214,7 +218,7 @@ def _capture(  # noqa: PLR0917 - each is a part of one call
     )
     with_parts = [guard.value for guard in guards if guard.kind == guard_facts.OF_PARTS]
     needs_code = any(has_own_hooks(each) for value in with_parts for each in classes_of(value))
-    return captured, bool(dispatched.codes) or not needs_code
+    return captured, has_hooks or not needs_code
 
 
 def _aliases(entry: Any) -> dict[str, tuple[str, str]]:

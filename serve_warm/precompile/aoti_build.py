@@ -20,6 +20,7 @@ import contextlib
 import copy
 import dataclasses
 import math
+import operator
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -212,6 +213,7 @@ class _Graph:
         (`Facts.chain`)."""
         self._aliases: list[str] = []
         self._written: list[bool] = []
+        self._hides_writes = False
         self._draws = False
         self._device = "cpu"
 
@@ -235,6 +237,7 @@ class _Graph:
         if kind == "cuda":
             self._settings.update(ON_A_GPU)
         self._graph = graph
+        self._hides_writes = _may_hide_writes(graph)
         # Only while Dynamo traces, Inductor can turn facts about sizes into conditions. So a graph
         # with dynamic sizes is compiled now. A graph with static sizes is compiled later, when
         # everything else is known to work. 2.11 cannot compile this early, so there are no dynamic
@@ -279,7 +282,10 @@ class _Graph:
             self._draws = any(map(_differ, self._random_state(), before))
         if not all(isinstance(output, torch.Tensor) for output in outputs):
             raise NoEntry("its graph computes something that is not a tensor")
-        self._written = [copy._version != was for copy, was in zip(copies, versions, strict=True)]
+        self._written = [
+            self._hides_writes or copy._version != was
+            for copy, was in zip(copies, versions, strict=True)
+        ]
         self._aliases = _aliases(outputs, copies)
         # If the graph returns one of its inputs, the caller gets that same tensor.
         by_id = {id(copy): given for copy, given in zip(copies, self._inputs, strict=True)}
@@ -415,6 +421,33 @@ def _without_foreign() -> Iterator[None]:
 
 EQUAL = {torch.ops.aten._is_all_true.default: torch.ops.aten.all.default}
 """Maps each operator to the equivalent operator that replaces it."""
+
+
+def _may_hide_writes(graph: Any) -> bool:
+    """Return whether a graph may write through `tensor.data`, which keeps the tensor's version."""
+    nodes = [
+        node
+        for part in graph.modules()
+        if isinstance(part, torch.fx.GraphModule)
+        for node in part.graph.nodes
+    ]
+    of_autograd: Any = torch._C._autograd
+    reads_data = any(node.target is of_autograd._get_data_attr for node in nodes)
+    return reads_data and any(map(_is_in_place, nodes))
+
+
+def _is_in_place(node: Any) -> bool:
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = node.target if isinstance(node.target, str) else node.target.__name__
+    is_operator = name == "setitem" or name.strip("_") in IN_PLACE
+    return is_operator or (name.endswith("_") and not name.endswith("__")) or "out" in node.kwargs
+
+
+IN_PLACE = frozenset(
+    name for name in vars(operator) if name[0] == "i" and hasattr(operator, name[1:])
+)
+"""Names of Python's in-place operators: `iadd`, `imul` and so on."""
 
 
 def _is_on_the_cpu(node: Any) -> bool:

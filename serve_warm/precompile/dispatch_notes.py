@@ -33,7 +33,10 @@ OF_TORCH = ("torchgen", "typing_extensions", "sympy", "mpmath")
 
 @dataclass(frozen=True)
 class Dispatched:
-    """The functions that ran inside hooks of tensor subclasses, except torch's own subclasses."""
+    """The functions of the application that torch runs below Dynamo while it compiles a graph.
+
+    These are hooks of tensor subclasses, and kernels of custom operators (`kernel_code`).
+    """
 
     codes: dict[types.CodeType, dict[str, Any]] = field(default_factory=dict)
     """Maps the code of each function to the function's globals."""
@@ -97,21 +100,27 @@ def _hooks_of(kind: type) -> list[tuple[str, Any]]:
     ]
 
 
+def is_of_torch(module: str) -> bool:
+    """Return whether a module belongs to a package that torch uses to trace."""
+    return module.startswith(OF_TORCH)
+
+
 def _noting(original: Any, found: Dispatched) -> Callable[..., Any]:
     def dispatch(cls: type, *args: Any, **kwargs: Any) -> Any:
-        with _recording(found):
+        with recording(found):
             return original.__get__(None, cls)(*args, **kwargs)
 
     return dispatch
 
 
 @contextlib.contextmanager
-def _recording(found: Dispatched) -> Iterator[None]:
+def recording(found: Dispatched) -> Iterator[None]:
+    """Record the functions of the application that run in the block."""
     before = sys.getprofile()
 
     def note(frame: types.FrameType, event: str, _: Any) -> None:
         module = str(frame.f_globals.get("__name__"))
-        if event == "call" and not is_own_module(module) and not module.startswith(OF_TORCH):
+        if event == "call" and not is_own_module(module) and not is_of_torch(module):
             found.codes.setdefault(frame.f_code, frame.f_globals)
 
     sys.setprofile(note)

@@ -8,7 +8,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
+import json
 import operator
 import types
 from collections import OrderedDict
@@ -19,7 +21,13 @@ import torch
 
 from serve_warm.precompile.call_checks import dict_version, dict_versions
 from serve_warm.precompile.facts import ANY_ERROR, HOOKS, decode_key
-from serve_warm.precompile.names import describe_tensor, functions_of, name_of_class, under
+from serve_warm.precompile.names import (
+    describe_tensor,
+    functions_of,
+    literal,
+    name_of_class,
+    under,
+)
 from serve_warm.precompile.tensor_parts import classes_of, is_equal, read_metadata, read_parts
 
 HEAP_TYPE = 1 << 9
@@ -147,7 +155,7 @@ OF_CODE = ("class", "code")
 """Kinds of sources that change if code changes. A class's name contains a digest of the class's
 code."""
 
-COMPARED = ("class", "code", "length", "tensor", "text")
+COMPARED = ("class", "code", "folded", "length", "tensor", "text")
 """Kinds of sources whose values are compared by equality."""
 
 
@@ -164,6 +172,17 @@ def without_tensor(value: Any) -> Any:
     return A_TENSOR if isinstance(value, torch.Tensor) else value
 
 
+def _call(function: Any, call: str) -> str | None:
+    args, kwargs = _read_arguments(call)
+    return literal(function(*args, **kwargs))
+
+
+@functools.lru_cache(maxsize=256)
+def _read_arguments(call: str) -> tuple[list[Any], dict[str, Any]]:
+    args, kwargs = json.loads(call)
+    return list(map(decode_key, args)), {key: decode_key(value) for key, value in kwargs.items()}
+
+
 READ: Mapping[str, Callable[[Any, Any], Any]] = {
     "item": lambda base, name: dict.get(base, name, ABSENT),
     # `move_to_end` does not change the underlying dict.
@@ -172,6 +191,7 @@ READ: Mapping[str, Callable[[Any, Any], Any]] = {
     "set": lambda base, _: tuple(base),
     "length": lambda base, _: len(base),
     "text": lambda base, _: str(base),
+    "folded": _call,
     "attribute": getattr,
     "getitem": operator.getitem,
     "referent": lambda base, _: base(),
@@ -411,15 +431,10 @@ class Sources:
         _, kind, about = fact
         if kind in ("contains", "keys", "length"):
             self._note_container(found, kind, about)
-        elif kind == "attribute":
-            self._note_attribute(found, about[0])
-        elif kind == "own":
-            own = getattr(found, "__dict__", None)
-            if own is not None:
-                self._note("dict", found)
-                self._note("item", dict_behind(own), about[0])
-        elif kind in ("value", "text"):
-            self._note_contents(found) if kind == "value" else self._note(kind, found)
+        elif kind in ("attribute", "own"):
+            self._note_presence(found, kind, about[0])
+        elif kind == "value":
+            self._note_contents(found)
         elif kind == "type":
             self._note_class(found)
         elif kind == "hooks":
@@ -428,6 +443,15 @@ class Sources:
             self._note_tensor(found, kind)
         elif kind == "is":
             self._note_code(found)
+        elif kind in ("text", "folded"):
+            self._note(kind, found, json.dumps(about[:2]) if kind == "folded" else None)
+
+    def _note_presence(self, found: Any, kind: str, name: str) -> None:
+        if kind == "attribute":
+            self._note_attribute(found, name)
+        elif (own := getattr(found, "__dict__", None)) is not None:
+            self._note("dict", found)
+            self._note("item", dict_behind(own), name)
 
     def _note_tensor(self, found: Any, kind: str) -> None:
         if not isinstance(found, torch.Tensor):

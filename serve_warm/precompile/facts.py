@@ -32,6 +32,7 @@ from serve_warm.precompile.names import (
     device_named,
     find_named,
     identity,
+    is_own,
     literal,
     locate,
     name_of,
@@ -345,10 +346,10 @@ def item(base: Any, key: Any) -> Any:
     return operator.getitem(base, key)
 
 
-def _referent(base: Any, _: Any) -> Any:
-    # Calling a weak reference is safe, because it runs no user code.
-    if type(base) is not weakref.ref:
-        raise TypeError("not a weak reference")
+def _called(base: Any, _: Any) -> Any:
+    # Calling a weak reference or a function of torch runs no user code.
+    if type(base) is not weakref.ref and not (name_of(base).startswith("torch.") and is_own(base)):
+        raise TypeError("neither a weak reference nor a function of torch")
     return base()
 
 
@@ -362,7 +363,7 @@ TAKE: Mapping[str, Callable[[Any, Any], Any]] = {
     "type": lambda base, _: type(base),
     # In Dynamo's path, this step copies a dict. The copy has the same items as the dict.
     "dict": lambda base, _: base,
-    "weakref": _referent,
+    "weakref": _called,
 }
 
 
@@ -503,6 +504,7 @@ READERS: Mapping[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(OF_PARTS, lambda found, _: describe_parts(found)),
     "is": lambda found, _: identity(found),
     "returns": _returns,
+    "folded": _returns,
 }
 
 
@@ -525,7 +527,7 @@ def _describe_change(kind: str, now: Any, was: Any) -> str:
         return (_describe_hooks if kind == "hooks" else _describe_parts)(now, was)
     if kind == "keys":
         return f"has the keys {_short(', '.join(now))}, but had {_short(', '.join(was))}"
-    if kind == "returns":
+    if kind in ("returns", "folded"):
         return f"returns {_short(now[2])}, but returned {_short(was[2])}"
     return f"is {_short(now)}, but was {_short(was)}"
 

@@ -48,6 +48,7 @@ from serve_warm.precompile.same_objects import (
     partition,
     refuse_bare_identity,
 )
+from serve_warm.precompile.torch_functions import TorchFunctions
 
 
 @record(frozen=True, kw_only=True)
@@ -275,6 +276,7 @@ def collect(
     results: Sequence[tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any], Any]] = (),
     lookups: Mapping[str, Lookups] | None = None,
     returned: Mapping[str, Sequence[Any]] | None = None,
+    functions: TorchFunctions | None = None,
     globals_read: Mapping[tuple[str, str], Any] | None = None,
 ) -> Facts:
     """Convert guards to facts with the same content.
@@ -283,8 +285,9 @@ def collect(
     the ids of dicts of globals. `marked` returns a key of `OPAQUE` if a mark keeps Dynamo from
     tracing a function. `results` has the calls whose result is in the graph: function, arguments,
     result. `lookups` says what was read from each dict, by path. `returned` has the paths of the
-    objects that a plan reads, with the paths' keys. `globals_read` has unguarded values, by module
-    and name. Each fact holds for `callee` now.
+    objects that a plan reads, with the paths' keys. `functions` has the functions of torch that the
+    trace ran or called. `globals_read` has unguarded values, by module and name. Each fact holds
+    for `callee` now.
 
     Raises:
         NoEntry: a guard cannot become a fact, or a fact's value differs at each read.
@@ -322,6 +325,7 @@ def collect(
         *_of_keys(table),
         *partition({**on_paths, **objects}),
         *(_of_result(table, *call) for call in results),
+        *_of_functions(table, functions or TorchFunctions()),
         *_of_globals(table, globals_read or {}),
     ]
     collected = Facts(steps=tuple(table.steps), facts=tuple(found))
@@ -409,6 +413,15 @@ def _of_result(
     except NoEntry as error:
         raise NoEntry(f"{name}, marked assume_constant_result, is called with {error}") from error
     return row, "returns", [*call, said]
+
+
+def _of_functions(table: _Table, functions: TorchFunctions) -> Iterator[tuple[int, str, Any]]:
+    """Yield facts about the results of functions that ran in the trace, and about torch's names."""
+    for place, call, said in functions.results.values():
+        yield (table.row_of(*place), "folded", [*call, said])
+    for place, function in functions.called.items():
+        if identity(function):
+            yield (table.row_of(*place), *expect("is", function, None))
 
 
 def _of_globals(

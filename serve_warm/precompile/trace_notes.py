@@ -23,8 +23,10 @@ from serve_warm.precompile.dispatch_notes import Dispatched, noting_dispatch
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.failed_lookups import noting_failed_lookups
 from serve_warm.precompile.guard_facts import Guard
+from serve_warm.precompile.kernel_code import noting_kernels
 from serve_warm.precompile.names import is_own
 from serve_warm.precompile.object_texts import noting_texts
+from serve_warm.precompile.torch_functions import TorchFunctions, noting_torch_functions
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Unguarded:
     """The objects that existed before the call, and that the code around the graph returns or
     stores. Maps the path of each object to the path's keys. Dynamo reads such objects again at each
     call, so it has no guards on them."""
+    functions: TorchFunctions = field(default_factory=TorchFunctions)
+    """The functions of torch that the trace ran, or put into its graph."""
     dispatched: Dispatched = field(default_factory=Dispatched)
     """The code of tensor subclasses that ran during the trace."""
 
@@ -75,7 +79,9 @@ def all_guarded(begin_set: Callable[[Any, Any], None]) -> Iterator[Unguarded]:
             _noting_hashes(found),
             noting_texts(found.guards, found.refusals, _guard_at),
             _noting_functions(found),
+            noting_torch_functions(found.functions),
             noting_dispatch(found.dispatched),
+            noting_kernels(found.dispatched),
             _limiting_steps(found),
             reading_names(),
         )
@@ -109,7 +115,11 @@ def _put_back(owner: Any, name: str) -> Callable[[], None]:
 
 
 def _guarding_keys() -> Replacements:
-    """Make Dynamo guard the keys of a `__dict__`, and failed lookups of keys in dicts."""
+    """Make Dynamo guard the keys of a `__dict__`, and the presence of each key that it looks up.
+
+    Dynamo does not guard the presence of a key that the trace has created, such as a weak
+    reference.
+    """
     from torch._dynamo.variables import dicts
 
     of_dicts: Any = dicts.ConstDictVariable
@@ -120,8 +130,17 @@ def _guarding_keys() -> Replacements:
             self.install_dict_contains_guard(tx, [key])
         return get_item(self, tx, key)
 
+    install = of_dicts.install_dict_contains_guard
+
+    def install_dict_contains_guard(self: Any, tx: Any, args: Any) -> None:
+        install(self, tx, args)
+        is_created = args[0].source is None and not args[0].is_python_constant()
+        if is_created and self.source and not tx.output.side_effects.is_modified(self):
+            self.install_dict_keys_match_guard()
+
     name = "getitem_const_raise_exception_if_absent"
     yield of_dicts, name, getitem_const_raise_exception_if_absent
+    yield of_dicts, "install_dict_contains_guard", install_dict_contains_guard
     of_objects: Any = getattr(dicts, "DunderDictVariable", None)  # from 2.13 on
     for name in ("install_dict_contains_guard", "install_dict_keys_match_guard"):
         if of_objects is not None:  # it installs no such guards

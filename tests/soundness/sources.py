@@ -9,13 +9,14 @@ again.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from soundness.rows import START, Group, Row
+from soundness.rows import READY, START, Group, Row, put
 
 HEAD = """
 import enum
@@ -163,7 +164,102 @@ def tensors(name: str, decorator: str) -> Group:
     return group(f"{name} around tensors", text)
 
 
+KERNELS = """
+import torch
+from torch.library import Library
+
+before = getattr(torch, "{library}", None)
+if before is not None:
+    before._destroy()
+library = Library("{library}", "DEF")
+setattr(torch, "{library}", library)
+library.define("scaled(Tensor a) -> Tensor")
+operator = torch.ops.{library}.scaled.default
+
+{kernels}
+"""
+
+USING = """
+import torch
+import kernels_{library}
+from soundness.rows import Numbered
+
+class Model(Numbered):
+    def forward(self, x):
+        return {call}(torch.addmm(self.bias, x, self.weight))
+"""
+
+BELOW: dict[str, str] = {
+    "composite kernel": (
+        "def kernel(a):\n    return a * 2\n"
+        'library.impl("scaled", kernel, "CompositeImplicitAutograd")'
+    ),
+    "composite kernel with a helper": (
+        "def factor():\n    return 2\ndef kernel(a):\n    return a * factor()\n"
+        'library.impl("scaled", kernel, "CompositeImplicitAutograd")'
+    ),
+    "py_impl": (
+        "@operator.py_impl(torch._C.DispatchKey.CompositeImplicitAutograd)\n"
+        "def kernel(a):\n    return a * 2\n"
+        'library.impl("scaled", kernel, "CPU")\n'
+        'library.impl("scaled", torch.empty_like, "Meta")'
+    ),
+    "decomposition": (
+        "from torch._inductor.decomposition import decompositions\n"
+        "def kernel(a):\n    return a * 2\n"
+        'library.impl("scaled", kernel, "CPU")\n'
+        'library.impl("scaled", torch.empty_like, "Meta")\n'
+        "decompositions[operator] = kernel"
+    ),
+    "lowering": (
+        "from torch._inductor.lowering import lowerings, register_lowering\n"
+        "def kernel(a):\n    return a * 2\n"
+        'library.impl("scaled", kernel, "CPU")\n'
+        'library.impl("scaled", torch.empty_like, "Meta")\n'
+        "lowerings.pop(operator, None)\n"
+        "@register_lowering(operator)\n"
+        "def lowered(a):\n    return lowerings[torch.ops.aten.mul.Tensor](a, 2.0)"
+    ),
+}
+"""Python code that torch runs below Dynamo, in a file of its own. The next release has 3 instead of
+each 2."""
+
+
+def below(name: str, kernels: str, call: str = "") -> Group:
+    """Return a group whose kernels are in another file than its model."""
+    library = "soundness_" + "".join(c if c.isalnum() else "_" for c in name)
+    text = KERNELS.format(library=library, kernels=kernels)
+    using = USING.format(library=library, call=call or f"torch.ops.{library}.scaled")
+
+    def make(text: str) -> Any:
+        imported(f"kernels_{library}", text)
+        return imported(f"using_{library}", using).Model().eval()
+
+    row = Row(name=f"file of a {name}", when=(START,), make=lambda: make(text.replace("2", "3")))
+    return Group(name=f"file of a {name}", kind="change", make=lambda: make(text), rows=(row,))
+
+
+GLOBAL = """SCALE = 2
+def kernel(a):
+    return a * SCALE
+library.impl("scaled", kernel, "CompositeImplicitAutograd")"""
+
+
+def of_global() -> Group:
+    """Return a group whose kernel reads a global, which changes during serving."""
+    group = below("kernel with a global", GLOBAL)
+
+    def change(app: Any) -> Any:
+        kernels = sys.modules["kernels_soundness_kernel_with_a_global"]
+        return put(kernels, "SCALE", 3)
+
+    row = Row(name="global of a kernel", change=change, when=(READY,))
+    return dataclasses.replace(group, rows=(*group.rows, row))
+
+
 GROUPS = (
+    of_global(),  # first, because a decomposition and a lowering stay registered
+    *(below(name, kernels) for name, kernels in BELOW.items()),
     *(
         group(name, HEAD + text + MODEL.format(number=number))
         for name, (text, number) in TEXTS.items()
