@@ -1,0 +1,244 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""State of torch, the process and the model that the fuzzer's programs read without a place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """State of torch or of the process that a read puts into the graph."""
+
+    op: str
+    changes: Mapping[str, str] = field(default_factory=dict)
+    """Statements with a `yield`, after which they are undone."""
+    around: Mapping[str, str] = field(default_factory=dict)
+    """Contexts of the call."""
+    slow: bool = False
+
+
+STATES: dict[str, State] = {
+    "is_grad_enabled": State(
+        op="torch.is_grad_enabled()", around={"enable_grad": "torch.enable_grad()"}
+    ),
+    "is_inference_mode_enabled": State(
+        op="torch.is_inference_mode_enabled()",
+        around={"no_grad": "no_grad_alone()"},
+    ),
+    "get_default_dtype": State(
+        op="torch.get_default_dtype() == torch.float32",
+        changes={
+            "set": (
+                "torch.set_default_dtype(torch.float64)\nyield\n"
+                "torch.set_default_dtype(torch.float32)"
+            )
+        },
+    ),
+    "distributed.is_initialized": State(
+        op="torch.distributed.is_initialized()",
+        changes={
+            "initialized": (
+                "torch.distributed.init_process_group("
+                "'gloo', store=torch.distributed.HashStore(), rank=0, world_size=1)\nyield\n"
+                "torch.distributed.destroy_process_group()"
+            )
+        },
+    ),
+    "get_world_size": State(
+        op=("torch.distributed.get_world_size() if torch.distributed.is_initialized() else 3"),
+        changes={
+            "initialized": (
+                "torch.distributed.init_process_group("
+                "'gloo', store=torch.distributed.HashStore(), rank=0, world_size=1)\nyield\n"
+                "torch.distributed.destroy_process_group()"
+            )
+        },
+    ),
+    "is_autocast_enabled": State(
+        op="torch.is_autocast_enabled('cpu')",
+        around={"autocast": "torch.autocast('cpu', dtype=torch.bfloat16)"},
+    ),
+    "get_autocast_dtype": State(
+        op="torch.get_autocast_dtype('cpu') == torch.bfloat16",
+        changes={
+            "set": (
+                "torch.set_autocast_dtype('cpu', torch.float16)\nyield\n"
+                "torch.set_autocast_dtype('cpu', torch.bfloat16)"
+            )
+        },
+    ),
+    "is_autocast_cache_enabled": State(
+        op="torch.is_autocast_cache_enabled()",
+        changes={
+            "set": (
+                "torch.set_autocast_cache_enabled(False)\nyield\n"
+                "torch.set_autocast_cache_enabled(True)"
+            )
+        },
+    ),
+    "get_num_threads": State(
+        op="torch.get_num_threads()",
+        changes={"set": "torch.set_num_threads(2)\nyield\ntorch.set_num_threads(1)"},
+    ),
+    "deterministic": State(
+        op="torch.are_deterministic_algorithms_enabled()",
+        changes={
+            "set": (
+                "torch.use_deterministic_algorithms(True)\nyield\n"
+                "torch.use_deterministic_algorithms(False)"
+            )
+        },
+    ),
+    "deterministic warn only": State(
+        op="torch.is_deterministic_algorithms_warn_only_enabled()",
+        changes={
+            "set": (
+                "torch.use_deterministic_algorithms(True, warn_only=True)\nyield\n"
+                "torch.use_deterministic_algorithms(False)"
+            )
+        },
+    ),
+    "matmul precision": State(
+        op="torch.get_float32_matmul_precision() == 'highest'",
+        changes={
+            "set": (
+                "torch.set_float32_matmul_precision('high')\nyield\n"
+                "torch.set_float32_matmul_precision('highest')"
+            )
+        },
+    ),
+    "mkldnn.enabled": State(
+        op="torch.backends.mkldnn.enabled",
+        changes={
+            "set": (
+                "torch.backends.mkldnn.enabled = False\nyield\ntorch.backends.mkldnn.enabled = True"
+            )
+        },
+        slow=True,
+    ),
+    "cudnn.enabled": State(
+        op="torch.backends.cudnn.enabled",
+        changes={
+            "set": (
+                "torch.backends.cudnn.enabled = False\nyield\ntorch.backends.cudnn.enabled = True"
+            )
+        },
+        slow=True,
+    ),
+    "flash_sdp_enabled": State(
+        op="torch.backends.cuda.flash_sdp_enabled()",
+        changes={
+            "set": (
+                "torch.backends.cuda.enable_flash_sdp(False)\nyield\n"
+                "torch.backends.cuda.enable_flash_sdp(True)"
+            )
+        },
+        slow=True,
+    ),
+    "default device": State(
+        op="torch.get_default_device().type == 'cpu'",
+        around={"device": "torch.device('meta')"},
+    ),
+    "environment": State(
+        op="os.environ.get('FUZZ_READ') is None",
+        changes={"set": "os.environ['FUZZ_READ'] = '1'\nyield\ndel os.environ['FUZZ_READ']"},
+    ),
+    "environment contains": State(
+        op="'FUZZ_READ' in os.environ",
+        changes={"set": "os.environ['FUZZ_READ'] = '1'\nyield\ndel os.environ['FUZZ_READ']"},
+    ),
+    "caught environment": State(
+        op="try:\n    n = float(os.environ['FUZZ_READ'])\nexcept KeyError:\n    n = 5",
+        changes={"set": "os.environ['FUZZ_READ'] = '1'\nyield\ndel os.environ['FUZZ_READ']"},
+    ),
+    "getenv": State(
+        op="os.getenv('FUZZ_READ', '3') == '3'",
+        changes={"set": "os.environ['FUZZ_READ'] = '1'\nyield\ndel os.environ['FUZZ_READ']"},
+    ),
+    "sys.modules": State(
+        op="'fuzz_later' in sys.modules",
+        changes={
+            "set": (
+                "sys.modules['fuzz_later'] = types.ModuleType('a')\nyield\n"
+                "del sys.modules['fuzz_later']"
+            ),
+        },
+    ),
+    "caught import": State(
+        op="try:\n    import fuzz_later\n    n = 3\nexcept ImportError:\n    n = 5",
+        changes={
+            "set": (
+                "sys.modules['fuzz_later'] = types.ModuleType('a')\nyield\n"
+                "del sys.modules['fuzz_later']"
+            ),
+        },
+    ),
+    "training": State(
+        op="self.training",
+        changes={"train": "m.train()\nyield", "train and eval": "m.train(); m.eval()\nyield"},
+    ),
+    "requires_grad of a weight": State(
+        op="self.weight.requires_grad",
+        changes={"set": "m.weight.requires_grad_(False)\nyield"},
+    ),
+    "parameters": State(
+        op="len(list(self.parameters()))",
+        changes={
+            "add": "m.more = nn.Parameter(torch.zeros(2))\nyield",
+            "add in a submodule": "m.child = nn.Linear(2, 2)\nyield",
+            "delete and add": "w = m.bias; del m.bias; m.bias = w\nyield",
+        },
+    ),
+    "named modules": State(
+        op="sum(len(name) for name, _ in self.named_modules())",
+        changes={"add": "m.child = nn.Linear(2, 2)\nyield"},
+    ),
+    "children": State(
+        op="len(list(self.children()))",
+        changes={"add": "m.child = nn.Linear(2, 2)\nyield"},
+    ),
+    "submodule": State(
+        op="hasattr(self, 'child')",
+        changes={
+            "add": "m.child = nn.Linear(2, 2)\nyield",
+            "None": "m.child = None\nyield",
+            "buffer": "m.register_buffer('child', torch.zeros(2))\nyield",
+            "class attribute": "M.Model.child = 3\nyield",
+        },
+    ),
+    "caught submodule": State(
+        op="try:\n    n = 3 if self.child is not None else 4\nexcept AttributeError:\n    n = 5",
+        changes={
+            "add": "m.child = nn.Linear(2, 2)\nyield",
+            "None": "m.child = None\nyield",
+            "buffer": "m.register_buffer('child', torch.zeros(2))\nyield",
+            "class attribute": "M.Model.child = 3\nyield",
+        },
+    ),
+    "buffers": State(
+        op="len(list(self.buffers()))",
+        changes={"add": "m.register_buffer('child', torch.zeros(2))\nyield"},
+    ),
+    "state_dict": State(
+        op="len(self.state_dict())",
+        changes={
+            "add": "m.child = nn.Linear(2, 2)\nyield",
+            "buffer": "m.register_buffer('child', torch.zeros(2), persistent=False)\nyield",
+        },
+    ),
+    "class name": State(
+        op="len(type(self).__name__)", changes={"set": "M.Model.__name__ = 'Longer'\nyield"}
+    ),
+    "method of the model": State(
+        op="self.offset(3)",
+        changes={
+            "instance": "m.offset = same\nyield",
+            "class": "M.Model.offset = lambda self, v: v + 2\nyield",
+            "module global": "M.same = lambda v: v + 1\nyield",
+        },
+    ),
+}
+"""Reads without a place."""
