@@ -13,7 +13,7 @@
 #   make matrix    tests with the oldest and newest torch and Ray, in an hour; ARGS='--only torch2.15'
 #   make gpu       tests and benchmarks that need a GPU
 #   make seats     measures starts on seats, on plain workers and on preloaded workers
-#   make soundness checks answers after changes of an application; ARGS='--only NAME'
+#   make soundness checks answers after changes of an application; ARGS='--only NAME', FUZZ_MINUTES=1
 #   make architectures  tries levels 2 and 3 on 100 models, in pieces; ARGS='--minutes 8 NAME'
 #   make more-architectures  the same for a second list of 30 models
 #   make images    builds the images, and starts the baked one; needs root and half an hour
@@ -174,9 +174,12 @@ matrix: preflight
 images:
 	$(PYTHON) tests/tooling/images.py --json $(RESULTS)/images.json $(ARGS)
 
-# Fails if one row of the result is wrong.
+# Fails if one row of the result is wrong. The fuzzer then tries random programs, for FUZZ_MINUTES.
+FUZZ_MINUTES ?= 20
+FUZZ = --minutes $(FUZZ_MINUTES) --json build/fuzz.json
 soundness: $(READY)
 	$(BIN)/python tests/benchmarks/soundness.py --json $(RESULTS)/soundness.json $(ARGS)
+	$(BIN)/python tests/soundness/fuzz.py $(FUZZ)
 
 # Uses a separate environment and takes hours. A new run continues a stopped one; --anew forgets its results.
 MODELS := build/models-venv

@@ -169,7 +169,6 @@ def begin() -> None:
     warnings.simplefilter("ignore")
     sys.dont_write_bytecode = True
     torch.set_num_threads(1)
-    torch.compiler.set_stance("force_eager")
 
 
 def work(*, folder: str, first: int, count: int, programs: int, until: float, **how: Any) -> None:

@@ -437,6 +437,14 @@ FUNCTION_CHANGES = {
     "add and delete": "{v}.absent = 7; del {v}.absent",
 }
 
+
+def without(ops: Mapping[str, str], *names: str) -> dict[str, str]:
+    return {name: text for name, text in ops.items() if name not in names}
+
+
+OF_CLASS = ("class attribute of the type", "method", "method of the type")
+"""Operations that need an attribute of the object's class."""
+
 VALUES: dict[str, Value] = {
     "int": Value(
         text="1",
@@ -581,7 +589,7 @@ VALUES: dict[str, Value] = {
     ),
     "deque": Value(
         text="collections.deque([1, 2, 3])",
-        ops=SEQUENCE,
+        ops=without(SEQUENCE, "slice"),
         others={
             "equal": "collections.deque([1, 2, 3])",
             "other items": "collections.deque([1, 7])",
@@ -672,7 +680,7 @@ VALUES: dict[str, Value] = {
     ),
     "UserDict": Value(
         text="collections.UserDict(a=1, b=2, c=3)",
-        ops=DICT,
+        ops=without(DICT, "reversed"),
         others={
             "equal": "collections.UserDict(a=1, b=2, c=3)",
             "more keys": "collections.UserDict(a=1, b=2, c=3, z=7)",
@@ -824,7 +832,7 @@ VALUES: dict[str, Value] = {
     ),
     "namespace": Value(
         text="SimpleNamespace(b=1, c=2, shared=1)",
-        ops={**OBJECT, "==": "{v} == SimpleNamespace(b=1, c=2, shared=1)"},
+        ops={**without(OBJECT, *OF_CLASS), "==": "{v} == SimpleNamespace(b=1, c=2, shared=1)"},
         others={"equal": "SimpleNamespace(b=1, c=2, shared=1)", **OBJECT_OTHERS},
         changes={name: text for name, text in OBJECT_CHANGES.items() if "type(" not in text},
     ),

@@ -112,11 +112,11 @@ def random_read(source: random.Random, kind: str, op: str) -> Read:
 def is_valid(read: Read) -> bool:
     """Return whether eager can make this read, and gives the same answer twice."""
     try:
-        alone = settled("fuzz_trial", {0: read}, {0: ()})
-        answers = [answer(lambda: Fresh(alone).model(x())) for _ in range(2)]
+        model = Fresh(settled("fuzz_trial", {0: read}, {0: ()})).model
     except Exception:  # noqa: BLE001 - many combinations mean nothing
         return False
-    return answers[0].error is None and not judge.compare(*answers)
+    first, second = (answer(lambda: model(x())) for _ in range(2))
+    return first.error is None and not judge.compare(first, second)
 
 
 def settled(
@@ -180,9 +180,7 @@ def built(of: Subject, level: int, folder: Path) -> dict[str, Any]:
         rows=(),
         call=lambda f: f(x()),
     )
-    with contextlib.ExitStack() as undo:
-        undo.callback(torch.compiler.set_stance, "force_eager")
-        torch.compiler.set_stance("default")
+    with torch.compiler.set_stance("default"):
         made = judge.build(group, level, folder / f"level{level}")
     SESSION.dispatchers.clear()
     return made
@@ -224,6 +222,7 @@ def verdict(program: Program, folder: Path) -> Verdict:
     change, level = program.change, program.level
     seconds = [0.0]
     with contextlib.ExitStack() as undo:
+        undo.enter_context(torch.compiler.set_stance("force_eager"))
         undo.callback(SESSION.dispatchers.clear)
         undo.callback(SESSION.unload)
         app = Fresh(program.subject, folder)
@@ -275,8 +274,7 @@ def stock(program: Program, folder: Path) -> str:
     torch._dynamo.reset()
     change = program.change
     with contextlib.ExitStack() as undo:
-        undo.callback(torch.compiler.set_stance, "force_eager")
-        torch.compiler.set_stance("default")
+        undo.enter_context(torch.compiler.set_stance("default"))
         app = Fresh(program.subject, folder)
         compiled = torch.compile(app.model, backend="eager", dynamic=False)
         if program.moment == READY:

@@ -1,0 +1,195 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The fuzzer repeats its programs, finds planted errors, and makes failures smaller."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from processes import search_path
+from soundness import fuzz, grammar, programs, shrink
+from soundness.grammar import FORMS, Change, Read
+from soundness.operations import VALUES
+from soundness.places import PLACES, ROOTS
+from soundness.programs import Program
+from soundness.rows import READY, START
+from soundness.shrink import Failure
+from soundness.states import STATES
+
+KNOWN: Mapping[tuple[str, str], str] = {}
+"""Pairs of a read and a change that are wrong, with the reason why they stay so."""
+
+PROGRAMS = 1200
+"""Programs of the run in CI: about two minutes."""
+
+
+def read_of(place: str = "attribute", value: str = "int", get: int = 0, **parts: Any) -> Read:
+    """Return a read with at most one step, by default of the number that is an attribute."""
+    path = (place,) if place in ROOTS else ("attribute", place)
+    ops = VALUES[value].ops
+    parts = {"op": "number" if "number" in ops else next(iter(ops)), **parts}
+    gets = (*(0 for _ in path[1:]), get)
+    return Read(root=path[0], steps=path[1:], value=value, gets=gets, **parts)
+
+
+def test_a_seed_gives_the_same_programs_each_time():
+    """A failure that a run reports can be made again from its seed."""
+    first, again, other = (programs.subject(seed, 3) for seed in (1, 1, 2))
+
+    assert first == again
+    assert first.text == again.text
+    assert first.text != other.text
+
+
+def test_modules_take_kinds_of_reads_in_turn():
+    """A run with enough modules makes each kind of read."""
+    kinds = programs.all_kinds()
+
+    assert len(kinds) == len(set(kinds)) >= 900
+    subject = programs.subject(1, 0, "deque")
+    assert {read.value for read in subject.reads.values()} == {"deque"}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_value_can_be_read_from_each_place(place: str):
+    """No place has a text that raises, and each expression of a place reads the same value."""
+    reads = [read_of(place, get=get) for get in range(len(PLACES[place].get))]
+
+    assert [read for read in reads if not programs.is_valid(read)] == []
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_makes_the_read(form: str):
+    assert programs.is_valid(read_of(form=form))
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_each_state_can_be_read(state: str):
+    assert programs.is_valid(Read(state=state))
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_each_operation_of_a_value_is_right_in_eager(value: str):
+    """An operation that raises in eager execution would never be tried."""
+    reads = [read_of(value=value, op=op) for op in VALUES[value].ops]
+
+    assert [read.kind for read in reads if not programs.is_valid(read)] == []
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_changes_of_a_value_are_statements(value: str):
+    """A change with a syntax error would never be tried."""
+    found = [*grammar.changes_of(read_of(value=value), 0)]
+
+    for change in found:
+        compile(f"def change(m, M):\n{grammar.indented(change.text, 4)}", change.kind, "exec")
+    assert len({change.kind for change in found}) >= 3
+
+
+def without(kind: str, folder: Path) -> None:
+    """Remove all facts of a kind from the entries in a folder."""
+    for path in folder.rglob("index.json"):
+        index = json.loads(path.read_text())
+        for table in index["facts"].values():
+            table["facts"] = [fact for fact in table["facts"] if fact[1] != kind]
+        path.write_text(json.dumps(index))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", [START, READY])
+def test_a_missing_kind_of_fact_is_found(tmp_path: Path, moment: str):
+    """Without facts about values, an entry still answers after the value has changed."""
+    change = Change(kind="other", text="m.a0 = 5")
+    subject = programs.settled("planted", {0: read_of()}, {0: (change,)})
+    programs.built(subject, 2, tmp_path)
+    program = Program(subject=subject, n=0, change=change, moment=moment, level=2)
+
+    sound = programs.verdict(program, tmp_path)
+    without("value", tmp_path)
+    unsound = programs.verdict(program, tmp_path)
+
+    assert sound.value == "level1"
+    assert unsound.value == "wrong"
+
+
+def test_a_failure_is_made_as_small_as_possible():
+    """The shrinker keeps only the parts without which the failure disappears."""
+    read = Read(
+        root="closure",
+        steps=("dict", "property", "list"),
+        value="dict",
+        op="length",
+        form="generator",
+        gets=(0, 2, 1, 1),
+    )
+    change = next(each for each in grammar.changes_of(read, 0) if each.kind == "add key")
+    failure = Failure(read=read, change=change, moment=START, level=3)
+
+    small = shrink.shrunk(failure, lambda each: "wrong" if "property" in each.read.steps else "")
+
+    assert (small.level, small.read.root, small.read.form) == (2, "attribute", "method")
+    assert small.read.steps == ("property",)
+    assert small.change.text == "m.a0.v['z'] = 7"
+    assert small.reason == "wrong"
+
+
+@pytest.mark.long
+def test_the_script_of_a_failure_runs_alone(tmp_path: Path):
+    """The script needs no other file of the tests, and prints both answers."""
+    change = Change(kind="other", text="m.a0 = 5")
+    failure = Failure(read=read_of(), change=change, moment=READY, level=2)
+    script = tmp_path / "script.py"
+    script.write_text(shrink.script(failure))
+
+    ran = subprocess.run(
+        [sys.executable, str(script)],
+        env={"PYTHONPATH": search_path(), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert ran.stdout.startswith("RIGHT eager [")
+    assert "callee.a0 is int 5, but was int 1" in ran.stdout
+
+
+def test_a_run_continues_after_the_last_whole_record(tmp_path: Path):
+    """A killed run can leave half a line, whose module is run again."""
+    whole = {**fuzz.record(), "module": 0, "builds": 2, "verdicts": {"right": 3, "raises": 1}}
+    (tmp_path / "modules.jsonl").write_text(json.dumps(whole) + '\n{"module": 1, "bui')
+
+    lines, died = fuzz.read_state(tmp_path)
+    result = fuzz.totals(lines, 7)
+
+    assert (lines, died) == ([whole], [])
+    assert result == {
+        "programs": 4,
+        "builds": 2,
+        "pairs": 0,
+        "answered_by_entry": 3,
+        "level1": 0,
+        "wrong": 1,
+        "seed": 7,
+        "torch": torch.__version__,
+    }
+
+
+@pytest.mark.long
+def test_random_programs_are_right(tmp_path: Path):
+    """Each run of CI makes the same programs. `make soundness` makes many more."""
+    result = fuzz.run(tmp_path / "run", 1, programs=PROGRAMS)
+
+    lines, _ = fuzz.read_state(tmp_path / "run")
+    found = {tuple(each["kinds"]): each for line in lines for each in line["failures"]}
+    assert [failure for pair, failure in found.items() if pair not in KNOWN] == []
+    assert result["programs"] >= PROGRAMS
+    assert result["pairs"] >= 200
+    assert result["answered_by_entry"] > 0
