@@ -112,7 +112,7 @@ class Worker:
                 kept[n] = read
             else:
                 refused.append([read.kind, *reasons(made), repr(read)])
-        return programs.settled(of.name, kept, {n: of.changes[n] for n in kept})
+        return programs.settled(of.name, kept, {n: of.changes[n] for n in kept}, of.callee)
 
     def judge(self, found: dict[str, Any], index: int, program: Program, folder: Path) -> None:
         """Add the verdict of a program to the record of its module."""
@@ -134,7 +134,12 @@ class Worker:
             found["failures"].append(
                 {
                     "read": dataclasses.asdict(read),
-                    "change": list(grammar.changes_of(read, program.n)).index(change),
+                    "change": [
+                        dataclasses.replace(each, before=change.before)
+                        for each in grammar.changes_of(read, program.n)
+                    ].index(change),
+                    "before": change.before,
+                    "callee": program.subject.callee,
                     "kinds": pair,
                     "moment": program.moment,
                     "level": program.level,

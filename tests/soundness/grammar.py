@@ -99,6 +99,41 @@ def wrap_{{n}}(f):
 @wrap_{{n}}{HELPER}""",
         method="return help_{n}({v})",
     ),
+    "lru_cache": Form(
+        top=f"@functools.lru_cache{HELPER}",
+        method="return help_{n}({v})",
+    ),
+    "keyword": Form(top=HELPER, method="return help_{n}(**dict(v={v}))"),
+    "mapped": Form(top=HELPER, method="return list(map(help_{n}, [{v}]))[0]"),
+    "lambda": Form(top=HELPER, method="return (lambda v: help_{n}(v))({v})"),
+    "if and else": Form(
+        top=HELPER,
+        method="""
+if self.training:
+    return 8
+else:
+    return help_{n}({v})
+""",
+    ),
+    "loop": Form(
+        method="""
+n = 0
+for i in range(3):
+    if i != 1:
+        continue
+    {direct}
+return n
+""",
+    ),
+    "tried and finally": Form(
+        method="""
+try:
+    {direct}
+    return n
+finally:
+    n = 9
+""",
+    ),
     "static method": Form(
         body="""
 @staticmethod
@@ -176,6 +211,9 @@ class Change:
     """Context of the call, as an expression."""
     slow: bool = False
     """Whether docs/concepts/levels.md says that the change is noticed within one second."""
+    before: int = 0
+    """Number of changes without an effect before this one, after READY, each followed by a call.
+    serve_warm compares dicts that change often in another way."""
 
 
 def places(read: Read) -> list[Place]:
@@ -321,7 +359,43 @@ def is_returned(read: Read) -> bool:
     return not read.state and read.op == "returned"
 
 
-def program(reads: Mapping[int, Read], offset: float = 0, more: str = "") -> str:
+BASES = ("inherited class attribute", "property of a base class", "method of a base class")
+"""Roots that define a base class of the model."""
+
+
+CALLEES = {
+    "model": "",
+    "function": """
+def callee_of(model):
+    def call(x):
+        return model(x)
+    return call
+""",
+    "method": """
+def callee_of(model):
+    return model.forward
+""",
+    "global function": """
+MODELS = []
+def call(x):
+    return MODELS[0](x)
+def callee_of(model):
+    MODELS[:] = [model]
+    return call
+""",
+    "partial": """
+def call(model, x):
+    return model(x)
+def callee_of(model):
+    return functools.partial(call, model)
+""",
+}
+"""Definitions of the callable that is compiled. Without one, it is the model."""
+
+
+def program(
+    reads: Mapping[int, Read], offset: float = 0, more: str = "", callee: str = "model"
+) -> str:
     """Return the text of a module with a class `Model` that makes these reads.
 
     The model multiplies by the sum of the numbers that it reads, minus `offset`. So all graphs are
@@ -335,7 +409,7 @@ def program(reads: Mapping[int, Read], offset: float = 0, more: str = "") -> str
         tops += [root.top, form.top]
         bodies += [root.body, form.body, form.method]
         inits += [root.init, form.init]
-        if read.root == "inherited class attribute":
+        if read.root in BASES:
             bases.insert(0, f"Base_{n}")
         (returned if is_returned(read) else numbers).append(f"self.read{n}()")
     total = " + ".join(f"float({number})" for number in numbers) or "0.0"
@@ -354,6 +428,7 @@ def program(reads: Mapping[int, Read], offset: float = 0, more: str = "") -> str
         "    def forward(self, x):",
         f"        alpha = {total} - {offset!r}",
         f"        return {result}",
+        CALLEES[callee],
     ]
     return with_prelude("\n".join(lines) + "\n", more)
 

@@ -147,6 +147,13 @@ SEQUENCE_CHANGES = {
     "clear": "{v}.clear()",
     "rotate": "{v}.append({v}.pop(0))",
     "append and pop": "{v}.append(7); {v}.pop()",
+    "slice assignment": "{v}[:] = [1, 5, 3]",
+    "slice assignment of equal items": "{v}[:] = [1, 2, 3]",
+    "+=": "operator.iadd({v}, [7])",
+    "*=": "operator.imul({v}, 2)",
+    "__init__": "{v}.__init__([1, 2, 7])",
+    "list.append": "list.append({v}, 7)",
+    "sort": "{v}.sort(reverse=True)",
     "copy and restore": "kept = list({v}); {v}.clear(); {v}.extend(kept)",
 }
 
@@ -250,6 +257,13 @@ DICT_CHANGES = {
     "add and delete": "{v}['z'] = 7; del {v}['z']",
     "delete and add": "{v}['c'] = {v}.pop('c')",
     "update": "{v}.update(b=5, z=2)",
+    "|=": "operator.ior({v}, {{'z': 7}})",
+    "setdefault": "{v}.setdefault('z', 7)",
+    "popitem": "{v}.popitem()",
+    "copy and restore": "kept = dict({v}); {v}.clear(); {v}.update(kept)",
+    "dict.__setitem__": "dict.__setitem__({v}, 'a', 7)",
+    "dict.pop": "dict.pop({v}, 'b')",
+    "__init__": "{v}.__init__(a=7, z=7)",
 }
 
 DICT_OTHERS = {
@@ -305,6 +319,10 @@ SET_CHANGES = {
     "clear": "{v}.clear()",
     "add and discard": "{v}.add(7); {v}.discard(7)",
     "item of another type": "{v}.discard(1); {v}.add(True)",
+    "|=": "operator.ior({v}, {{7}})",
+    "-=": "operator.isub({v}, {{1}})",
+    "pop": "{v}.pop()",
+    "update": "{v}.update([7, 8])",
 }
 
 SET_OTHERS = {
@@ -382,6 +400,12 @@ OBJECT_CHANGES = {
     "set and restore": "{v}.b = 7; {v}.b = 1",
     "delete and restore": "del {v}.b; {v}.b = 1",
     "add and delete": "{v}.absent = 7; del {v}.absent",
+    "item of __dict__": "{v}.__dict__['b'] = 7",
+    "new item of __dict__": "{v}.__dict__['absent'] = 7",
+    "update of vars": "vars({v}).update(b=7, absent=7)",
+    "object.__setattr__": "object.__setattr__({v}, 'b', 7)",
+    "clear of __dict__": "{v}.__dict__.clear()",
+    "class attribute of a class attribute": "type.__setattr__(type({v}), 'shared', 7)",
 }
 
 OBJECT_OTHERS = {
@@ -414,6 +438,13 @@ FUNCTION = {
     "bool": "bool({v})",
     "is None": "{v} is None",
     "isinstance": "isinstance({v}, types.FunctionType)",
+    "doc": "{v}.__doc__ is None",
+    "argument count": "{v}.__code__.co_argcount",
+    "qualified name": "len({v}.__qualname__)",
+    "module name": "len({v}.__module__)",
+    "in vars": "'absent' in vars({v})",
+    "length of vars": "len({v}.__dict__)",
+    "closure": "({v}.__closure__ or ()) == ()",
 }
 
 FUNCTION_OTHERS = {
@@ -433,6 +464,10 @@ FUNCTION_OTHERS = {
 }
 
 FUNCTION_CHANGES = {
+    "name": "{v}.__name__ = 'longer_than_before'",
+    "doc": "{v}.__doc__ = 'text'",
+    "qualified name": "{v}.__qualname__ = 'much.longer.than.before'",
+    "module name": "{v}.__module__ = 'much.longer.than.before'",
     "add attribute": "{v}.absent = 7",
     "add and delete": "{v}.absent = 7; del {v}.absent",
 }
@@ -1029,6 +1064,169 @@ VALUES: dict[str, Value] = {
             "__call__ of the instance": "{v}.__call__ = two",
         },
     ),
+    "overloaded object": Value(
+        text="Over(1)",
+        ops={
+            "==": "{v} == 1",
+            "!=": "{v} != 1",
+            "<": "{v} < 2",
+            "bool": "bool({v})",
+            "if": "3 if {v} else 4",
+            "not": "not {v}",
+            "and": "({v} and 3) == 3",
+            "length": "len({v})",
+            "sum": "sum({v})",
+            "list": "list({v})[0]",
+            "unpacked": "a, b = {v}\nn = a",
+            "starred": "max(*{v})",
+            "contains": "1 in {v}",
+            "in a list": "{v} in [1, 2]",
+            "item": "{v}[2]",
+            "+": "{v} + 2",
+            "reversed +": "2 + {v}",
+            "*": "{v} * 2",
+            "negative": "-{v}",
+            "int": "int({v})",
+            "float": "float({v})",
+            "index": "[5, 6, 7][{v}]",
+            "range": "sum(range({v}))",
+            "str": "len(str({v}))",
+            "repr": "len(repr({v}))",
+            "f-string": "len(f'{{{v}}}')",
+            "called": "{v}()",
+            "called with an argument": "{v}(2)",
+            "map": "sum(map({v}, [1, 2]))",
+            "loop": "n = 0\nfor each in {v}:\n    n += each",
+            "max": "max({v})",
+            "operator.index": "operator.index({v})",
+            "operator.truth": "operator.truth({v})",
+        },
+        others={
+            "other": "Over(5)",
+            "equal": "Over(1)",
+            "bool": "Over(True)",
+            "float": "Over(1.0)",
+            "number": "1",
+        },
+        changes={
+            "attribute": "{v}.inner = 5",
+            "bool": "{v}.inner = True",
+            "float": "{v}.inner = 1.5",
+            "__eq__": "Over.__eq__ = lambda self, other: False",
+            "__bool__": "Over.__bool__ = lambda self: True",
+            "no __bool__": "del Over.__bool__",
+            "__len__": "Over.__len__ = lambda self: 5",
+            "__iter__": "Over.__iter__ = lambda self: iter([7, 2])",
+            "__contains__": "Over.__contains__ = lambda self, item: False",
+            "__getitem__": "Over.__getitem__ = lambda self, key: 7",
+            "__add__": "Over.__add__ = lambda self, other: 7",
+            "__int__": "Over.__int__ = lambda self: 5",
+            "__float__": "Over.__float__ = lambda self: 5.0",
+            "__index__": "Over.__index__ = lambda self: 2",
+            "__str__": "Over.__str__ = lambda self: 'long text'",
+            "__call__": "Over.__call__ = lambda self, v=0: 7",
+            "__lt__": "Over.__lt__ = lambda self, other: False",
+        },
+    ),
+    "context manager": Value(
+        text="Managed(1)",
+        ops={
+            "with": "with {v} as a:\n    n = a",
+            "nested with": "with {v} as a, {v} as b:\n    n = a + b",
+            "exit stack": "with contextlib.ExitStack() as s:\n    n = s.enter_context({v})",
+            "attribute": "{v}.inner",
+        },
+        others={
+            "other": "Managed(5)",
+            "equal": "Managed(1)",
+            "nullcontext": "contextlib.nullcontext(5)",
+        },
+        changes={
+            "attribute": "{v}.inner = 5",
+            "bool": "{v}.inner = True",
+            "__enter__": "Managed.__enter__ = lambda self: 7",
+        },
+    ),
+    "single dispatch": Value(
+        text="dispatched",
+        ops={"called": "{v}(1)", "registry": "len({v}.registry)"},
+        others={"other": "two", "same": "dispatched"},
+        changes={
+            "register": "{v}.register(int, lambda v: 7)",
+            "register another": "{v}.register(str, lambda v: 7)",
+        },
+    ),
+    "logger": Value(
+        text="logging.getLogger('fuzz')",
+        ops={
+            "level": "{v}.level",
+            "isEnabledFor": "{v}.isEnabledFor(10)",
+            "getEffectiveLevel": "{v}.getEffectiveLevel()",
+            "handlers": "len({v}.handlers)",
+        },
+        others={"other": "logging.getLogger('fuzz.other')", "same": "logging.getLogger('fuzz')"},
+        changes={
+            "setLevel": "{v}.setLevel(10)\nyield\nlogging.getLogger('fuzz').setLevel(0)",
+            "disabled": "{v}.disabled = True\nyield\nlogging.getLogger('fuzz').disabled = False",
+        },
+    ),
+    "numpy number": Value(
+        text="numpy.float64(1.0)",
+        ops={**ANY, **without(NUMBER, "match"), "dtype": "{v}.dtype == numpy.float64"},
+        others={
+            "equal": "numpy.float64(1.0)",
+            "other": "numpy.float64(5.0)",
+            "float": "1.0",
+            "float32": "numpy.float32(1.0)",
+            "int": "1",
+        },
+    ),
+    "exception": Value(
+        text="ValueError(1, 2)",
+        ops={
+            "args": "{v}.args[0]",
+            "caught": "try:\n    raise {v}\nexcept ValueError as e:\n    n = e.args[0]",
+            "isinstance": "isinstance({v}, ValueError)",
+        },
+        others={
+            "other": "ValueError(5, 2)",
+            "other class": "KeyError(1, 2)",
+            "equal": "ValueError(1, 2)",
+        },
+        changes={"args": "{v}.args = (5,)", "attribute": "{v}.absent = 7"},
+    ),
+    "bit flags": Value(
+        text="Flags.A",
+        ops={
+            "in": "Flags.B in {v}",
+            "&": "bool({v} & Flags.B)",
+            "|": "({v} | Flags.B).value",
+            "is": "{v} is Flags.A",
+            "value": "{v}.value",
+            "bool": "bool({v})",
+        },
+        others={
+            "both": "Flags.A | Flags.B",
+            "other": "Flags.B",
+            "same": "Flags.A",
+            "none": "Flags(0)",
+        },
+    ),
+    "dict view": Value(
+        text="{{'a': 1, 'b': 2}}.items()",
+        ops={
+            "length": "len({v})",
+            "list": "list({v})[0][1]",
+            "sum": "sum(value for _, value in {v})",
+            "dict": "dict({v})['a']",
+            "contains": "('a', 1) in {v}",
+            "sorted": "sorted({v})[0][1]",
+        },
+        others={
+            "other": "{{'a': 5, 'b': 2}}.items()",
+            "more": "{{'a': 1, 'b': 2, 'z': 3}}.items()",
+        },
+    ),
     "function of a table": Value(
         text="Functions[0]",
         ops={
@@ -1169,6 +1367,8 @@ VALUES: dict[str, Value] = {
             "same": "Plain",
         },
         changes={
+            "name": "{v}.__name__ = 'LongerThanBefore'",
+            "doc": "{v}.__doc__ = 'text'",
             "attribute": "{v}.shared = 7",
             "add": "{v}.absent = 7",
             "method": "{v}.method = lambda self: 7",

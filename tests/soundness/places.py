@@ -225,6 +225,60 @@ ROOTS: dict[str, Place] = {
         cut="del M.Registry_{n}.v",
         probes=(*probes("Registry_{n}"), "'v' in vars(Registry_{n})"),
     ),
+    "context variable": Place(
+        top="variable_{n} = contextvars.ContextVar('variable_{n}', default={v})",
+        get=("variable_{n}.get()",),
+        put="M.variable_{n}.set({v})",
+    ),
+    "__getattr__ of a Python module": Place(
+        top=(
+            "settings_{n} = types.ModuleType('fuzz_settings_{n}')\n"
+            "sys.modules['fuzz_settings_{n}'] = settings_{n}\n"
+            "settings_{n}.held = {v}\n"
+            "def getattr_{n}(name):\n"
+            "    if name != 'v':\n"
+            "        raise AttributeError(name)\n"
+            "    return settings_{n}.held\n"
+            "settings_{n}.__getattr__ = getattr_{n}"
+        ),
+        get=("settings_{n}.v", "getattr(settings_{n}, 'v')"),
+        put="M.settings_{n}.held = {v}",
+        more={"attribute over it": "M.settings_{n}.v = {o}"},
+    ),
+    "property of a base class": Place(
+        top="class Base_{n}:\n    @property\n    def i{n}(self):\n        return self.under{n}",
+        init="self.under{n} = {v}",
+        get=("self.i{n}", "super().i{n}"),
+        put="m.under{n} = {v}",
+        cut="del m.under{n}",
+        more={
+            "property": "M.Base_{n}.i{n} = property(lambda self: {o})",
+            "class attribute over it": "M.Model.i{n} = {o}",
+        },
+    ),
+    "method of a base class": Place(
+        top="class Base_{n}:\n    def i{n}(self):\n        return self.under{n}",
+        init="self.under{n} = {v}",
+        get=("self.i{n}()", "super().i{n}()", "Base_{n}.i{n}(self)"),
+        put="m.under{n} = {v}",
+        cut="del m.under{n}",
+        more={
+            "method": "M.Base_{n}.i{n} = lambda self: {o}",
+            "method over it": "M.Model.i{n} = lambda self: {o}",
+            "attribute over it": "m.i{n} = lambda: {o}",
+        },
+    ),
+    "item of the module's __dict__": Place(
+        init="self.__dict__['a{n}'] = {v}",
+        get=own_attributes("self", "a{n}"),
+        put="m.__dict__['a{n}'] = {v}",
+        cut="m.__dict__.pop('a{n}')",
+        probes=own_probes("self", "a{n}"),
+        more={
+            "update of __dict__": "vars(m).update(a{n}={o})",
+            "object.__setattr__": "object.__setattr__(m, 'a{n}', {o})",
+        },
+    ),
     "enum value": Place(
         top="class Enum_{n}(enum.Enum):\n    A = {v}",
         get=("Enum_{n}.A.value", "Enum_{n}['A'].value"),
@@ -280,6 +334,7 @@ STEPS: dict[str, Place] = {
         put="{h}.inner = {v}",
         cut="del {h}.inner",
         probes=probes("{h}"),
+        more={"property": "type({h}).v = property(lambda self: {o})"},
     ),
     "__getattr__": Place(
         make="Fallback({v})",
@@ -288,7 +343,11 @@ STEPS: dict[str, Place] = {
         put="{h}.held['v'] = {v}",
         cut="del {h}.held['v']",
         probes=probes("{h}"),
-        more={"attribute over it": "{h}.v = {o}"},
+        more={
+            "attribute over it": "{h}.v = {o}",
+            "class attribute over it": "type({h}).v = {o}",
+            "method": "type({h}).__getattr__ = lambda self, name: {o}",
+        },
     ),
     "__getattribute__": Place(
         make="Config({v})",
@@ -304,7 +363,10 @@ STEPS: dict[str, Place] = {
         get=("{h}.v()", "type({h}).v({h})", "operator.methodcaller('v')({h})"),
         put="{h}.inner = {v}",
         cut="del {h}.inner",
-        more={"method over it": "{h}.v = functools.partial(same, {o})"},
+        more={
+            "method over it": "{h}.v = functools.partial(same, {o})",
+            "method": "type({h}).v = lambda self: {o}",
+        },
     ),
     "__call__": Place(
         make="Called({v})",
@@ -312,6 +374,7 @@ STEPS: dict[str, Place] = {
         get=("{h}()", "{h}.__call__()"),
         put="{h}.inner = {v}",
         cut="del {h}.inner",
+        more={"method": "type({h}).__call__ = lambda self: {o}"},
     ),
     "__getitem__": Place(
         make="Items({v})",
@@ -320,6 +383,10 @@ STEPS: dict[str, Place] = {
         put="{h}.inner['k'] = {v}",
         cut="del {h}.inner['k']",
         probes=("'k' in {h}",),
+        more={
+            "method": "type({h}).__getitem__ = lambda self, key: {o}",
+            "__contains__": "type({h}).__contains__ = lambda self, key: False",
+        },
     ),
     "descriptor": Place(
         make="Described({v})",
@@ -327,6 +394,25 @@ STEPS: dict[str, Place] = {
         get=("{h}.v",),
         put="{h}.inner = {v}",
         cut="del {h}.inner",
+        more={
+            "attribute over it": "{h}.__dict__['v'] = {o}",
+            "__get__": "Descriptor.__get__ = lambda self, owner, kind=None: {o}",
+            "class attribute": "type({h}).v = {o}",
+        },
+    ),
+    "weak reference": Place(
+        make="Weak({v})",
+        get=("{h}.ref().v", "{h}.ref().__dict__['v']"),
+        put="{h}.held.v = {v}",
+        cut="del {h}.held.v",
+        more={"referent": "{h}.held = Plain(v={o}); {h}.ref = weakref.ref({h}.held)"},
+    ),
+    "class made by type": Place(
+        make="type('Held', (), {{'v': {v}}})",
+        get=("{h}.v", "vars({h})['v']", "{h}.__dict__['v']", "{h}().v"),
+        put="{h}.v = {v}",
+        cut="del {h}.v",
+        probes=("hasattr({h}, 'v')", "'v' in vars({h})"),
     ),
     "dict": Place(
         make="{{'x': 5, 'k': {v}}}",
@@ -585,6 +671,79 @@ class Described:
         if v:
             (self.inner,) = v
 """,
+    "Weak": """
+class Weak:
+    def __init__(self, v):
+        self.held = Plain(v=v)
+        self.ref = weakref.ref(self.held)
+""",
+    "Over": """
+class Over:
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __eq__(self, other):
+        return self.inner == other
+
+    def __hash__(self):
+        return 3
+
+    def __lt__(self, other):
+        return self.inner < other
+
+    def __bool__(self):
+        return self.inner > 1
+
+    def __len__(self):
+        return int(self.inner)
+
+    def __iter__(self):
+        return iter([self.inner, 2])
+
+    def __contains__(self, item):
+        return item == self.inner
+
+    def __getitem__(self, key):
+        return self.inner + key
+
+    def __add__(self, other):
+        return self.inner + other
+
+    def __radd__(self, other):
+        return self.inner + other
+
+    def __mul__(self, other):
+        return self.inner * other
+
+    def __neg__(self):
+        return -self.inner
+
+    def __int__(self):
+        return int(self.inner)
+
+    def __float__(self):
+        return float(self.inner)
+
+    def __index__(self):
+        return int(self.inner)
+
+    def __str__(self):
+        return 'a' * int(self.inner)
+
+    def __repr__(self):
+        return 'b' * int(self.inner)
+
+    def __format__(self, spec):
+        return 'c' * int(self.inner)
+
+    def __call__(self, v=0):
+        return self.inner + v
+""",
+    "dispatched": """
+@functools.singledispatch
+def dispatched(v):
+    return 3
+""",
     "Managed": """
 class Managed:
     def __init__(self, *v):
@@ -640,6 +799,7 @@ def wrapped(k):
 """,
     "one": "\ndef one():\n    return 1\n",
     "two": "\ndef two():\n    return 2\n",
+    "constant": "\ndef constant():\n    return 1\n",
     "same": "\ndef same(v):\n    return v\n",
     "class_of": """
 def class_of(k):
@@ -677,6 +837,7 @@ import dataclasses
 import enum
 import functools
 import itertools
+import logging
 import math
 import operator
 import os
@@ -687,6 +848,7 @@ import weakref
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 """

@@ -35,6 +35,9 @@ CHANGES = 7
 DEPTHS = (0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3)
 """Numbers of steps between a root and its value."""
 
+BEFORE = (0, 0, 0, 4)
+"""Numbers of changes without an effect before a change."""
+
 MOMENTS = (START, READY)
 
 SUM = 2.0
@@ -51,15 +54,17 @@ class Subject:
     reads: Mapping[int, Read]
     changes: Mapping[int, Sequence[Change]]
     offset: float = 0.0
+    callee: str = "model"
+    """A key of `CALLEES`."""
 
     @functools.cached_property
     def text(self) -> str:
         more = "\n".join(change.text for each in self.changes.values() for change in each)
-        return grammar.program(self.reads, self.offset, more)
+        return grammar.program(self.reads, self.offset, more, self.callee)
 
     def alone(self, n: int, changes: Sequence[Change]) -> Subject:
         """Return a module with only one of the reads."""
-        return settled(f"{self.name}_{n}", {n: self.reads[n]}, {n: changes})
+        return settled(f"{self.name}_{n}", {n: self.reads[n]}, {n: changes}, self.callee)
 
 
 def subject(seed: int, index: int, only: str = "") -> Subject:
@@ -78,10 +83,14 @@ def subject(seed: int, index: int, only: str = "") -> Subject:
         order = random.Random(f"{seed}:{turn}").sample(kinds, len(kinds))
         read = next(filter(is_valid, (random_read(source, *order[place]) for _ in range(20))), None)
         if read is not None:
-            found = [each for each in grammar.changes_of(read, n) if each.text or each.around]
-            changes[n] = source.sample(found, min(CHANGES, len(found)))
+            found = [*grammar.changes_of(read, n)]
+            changes[n] = [
+                dataclasses.replace(change, before=source.choice(BEFORE))
+                for change in source.sample(found, min(CHANGES, len(found)))
+            ]
             reads[n] = read
-    return settled(f"fuzz_{seed}_{index}".replace("-", "_"), reads, changes)
+    callee = source.choice(("model", "model", "model", *grammar.CALLEES))
+    return settled(f"fuzz_{seed}_{index}".replace("-", "_"), reads, changes, callee)
 
 
 def all_kinds() -> list[tuple[str, str]]:
@@ -120,10 +129,13 @@ def is_valid(read: Read) -> bool:
 
 
 def settled(
-    name: str, reads: Mapping[int, Read], changes: Mapping[int, Sequence[Change]]
+    name: str,
+    reads: Mapping[int, Read],
+    changes: Mapping[int, Sequence[Change]],
+    callee: str = "model",
 ) -> Subject:
     """Return a module whose number is `SUM` before any change."""
-    first = Subject(name=name, reads=reads, changes=changes)
+    first = Subject(name=name, reads=reads, changes=changes, callee=callee)
     numbers = [n for n, read in reads.items() if not grammar.is_returned(read)]
     model = Fresh(first).model
     with torch.inference_mode():
@@ -150,6 +162,7 @@ class Fresh:
         sys.modules[of.name] = self.module
         exec(CODES[key], vars(self.module))
         self.model = self.module.Model().eval()
+        self.callee = getattr(self.module, "callee_of", lambda model: model)(self.model)
 
     def change(self, how: Change) -> contextlib.ExitStack:
         """Make a change. Return what undoes it."""
@@ -176,7 +189,7 @@ def built(of: Subject, level: int, folder: Path) -> dict[str, Any]:
     group = Group(
         name=of.name,
         kind="change",
-        make=lambda: Fresh(of, folder).model,
+        make=lambda: Fresh(of, folder).callee,
         rows=(),
         call=lambda f: f(x()),
     )
@@ -230,20 +243,23 @@ def verdict(program: Program, folder: Path) -> Verdict:
         try:
             if program.moment == START:
                 undo.push(app.change(change).pop_all())
-            compiled = serve_warm.compile(app.model, level=level, dynamic=False)
+            compiled = serve_warm.compile(app.callee, level=level, dynamic=False)
             why = SESSION.load(*entries(folder, level), clock=lambda: seconds[0])
             if program.moment == READY:
                 first = [answer(lambda: compiled(x())) for _ in range(2)]
                 served = next((each.level for each in first[::-1] if each.level is not None), None)
                 if served != level:
                     return Verdict(value="", reason="no entry answers the unchanged form")
+                for number in range(change.before):
+                    app.model.noise = app.module.noise = number
+                    answer(lambda: compiled(x()))
                 undo.push(app.change(change).pop_all())
                 seconds[0] += 2 if change.slow else 0
         except Exception as error:  # noqa: BLE001 - the change does not fit this value
             return Verdict(value="", reason=f"the change raises {error!r}")
-        expected = answer(lambda: app.model(x()), around_of(change))
+        expected = answer(lambda: app.callee(x()), around_of(change))
         got = answer(lambda: compiled(x()), around_of(change))
-        again = answer(lambda: app.model(x()), around_of(change))
+        again = answer(lambda: app.callee(x()), around_of(change))
     different = judge.compare(expected, got)
     if different:
         return _of_difference(program, folder, different, expected, got, again)
@@ -276,11 +292,11 @@ def stock(program: Program, folder: Path) -> str:
     with contextlib.ExitStack() as undo:
         undo.enter_context(torch.compiler.set_stance("default"))
         app = Fresh(program.subject, folder)
-        compiled = torch.compile(app.model, backend="eager", dynamic=False)
+        compiled = torch.compile(app.callee, backend="eager", dynamic=False)
         if program.moment == READY:
             answer(lambda: compiled(x()))
         undo.push(app.change(change).pop_all())
-        expected = answer(lambda: app.model(x()), around_of(change))
+        expected = answer(lambda: app.callee(x()), around_of(change))
         return judge.compare(expected, answer(lambda: compiled(x()), around_of(change)))
 
 

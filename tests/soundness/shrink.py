@@ -27,6 +27,7 @@ class Failure:
     moment: str
     level: int
     reason: str = ""
+    callee: str = "model"
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Failure:
@@ -35,7 +36,10 @@ class Failure:
             read[name] = tuple(read[name])
         return cls(
             read=Read(**read),
-            change=list(grammar.changes_of(Read(**read), 0))[line["change"]],
+            change=dataclasses.replace(
+                list(grammar.changes_of(Read(**read), 0))[line["change"]], before=line["before"]
+            ),
+            callee=line["callee"],
             moment=line["moment"],
             level=line["level"],
             reason=line["reason"],
@@ -43,7 +47,7 @@ class Failure:
 
     def alone(self, name: str = "fuzz_alone") -> Program:
         """Return the program in a module with no other read."""
-        of = programs.settled(name, {0: self.read}, {0: (self.change,)})
+        of = programs.settled(name, {0: self.read}, {0: (self.change,)}, self.callee)
         return Program(subject=of, n=0, change=self.change, moment=self.moment, level=self.level)
 
 
@@ -68,13 +72,25 @@ def fails(failure: Failure, folder: Path) -> str:
 
 def smaller(failure: Failure) -> Iterator[Failure]:
     """Yield programs that are simpler by one thing."""
-    read = failure.read
     if failure.level == 3:
         yield dataclasses.replace(failure, level=2)
-    if read.form != "method":
+    if failure.callee != "model":
+        yield dataclasses.replace(failure, callee="model")
+    if failure.change.before:
+        change = dataclasses.replace(failure.change, before=0)
+        yield dataclasses.replace(failure, change=change)
+    if failure.read.form != "method":
         yield from _with(failure, form="method")
-    if read.state:
-        return
+    if not failure.read.state:
+        yield from _with_smaller_path(failure)
+    kind = failure.change.kind.removeprefix("holder with ")
+    if kind != failure.change.kind:
+        changes = [each for each in grammar.changes_of(failure.read, 0) if each.kind == kind]
+        yield from (dataclasses.replace(failure, change=change) for change in changes)
+
+
+def _with_smaller_path(failure: Failure) -> Iterator[Failure]:
+    read = failure.read
     for i, step in enumerate(read.steps):
         before, after = read.steps[:i], read.steps[i + 1 :]
         gets = (*read.gets[: i + 1], *read.gets[i + 2 :])
@@ -85,16 +101,13 @@ def smaller(failure: Failure) -> Iterator[Failure]:
         yield from _with(failure, root="attribute")
     if any(read.gets):
         yield from _with(failure, gets=tuple(0 for _ in read.gets))
-    kind = failure.change.kind.removeprefix("holder with ")
-    if kind != failure.change.kind:
-        changes = [change for change in grammar.changes_of(read, 0) if change.kind == kind]
-        yield from (dataclasses.replace(failure, change=change) for change in changes)
 
 
 def _with(failure: Failure, **parts: Any) -> Iterator[Failure]:
     read = dataclasses.replace(failure.read, **parts)
-    for change in grammar.changes_of(read, 0):
-        if change.kind == failure.change.kind:
+    for each in grammar.changes_of(read, 0):
+        if each.kind == failure.change.kind:
+            change = dataclasses.replace(each, before=failure.change.before)
             yield dataclasses.replace(failure, read=read, change=change)
 
 
@@ -120,14 +133,15 @@ import torch
 import serve_warm
 from serve_warm.precompile.session import SESSION
 
-LEVEL, MOMENT, SLOW = {level}, {moment!r}, {slow}
+LEVEL, MOMENT, SLOW, BEFORE = {level}, {moment!r}, {slow}, {before}
 TEXT = {text}
 CHANGE = {change}
 
 def fresh():
     sys.modules.pop("fuzz_alone", None)
     module = __import__("fuzz_alone")
-    return module.Model().eval(), module
+    m = module.Model().eval()
+    return m, module, getattr(module, "callee_of", lambda model: model)(m)
 
 def change(m, M):
     names = dict(vars(M))
@@ -153,7 +167,7 @@ folder = Path(tempfile.mkdtemp())
 sys.path.insert(0, str(folder))
 sys.dont_write_bytecode = True
 x = (torch.arange(16.0) % 7 / 7 + 0.1).reshape(4, 4)
-c = serve_warm.compile(fresh()[0], level=LEVEL, dynamic=False)
+c = serve_warm.compile(fresh()[2], level=LEVEL, dynamic=False)
 with torch.inference_mode(), SESSION.building() as building:
     c(x)
 for level in (2, 3):
@@ -162,10 +176,10 @@ for level in (2, 3):
         (folder / str(level) / name).write_bytes(data)
 SESSION.dispatchers.clear()
 torch.compiler.set_stance("force_eager")
-m, M = fresh()
+m, M, callee = fresh()
 if MOMENT == "start":
     change(m, M)
-c = serve_warm.compile(m, level=LEVEL, dynamic=False)
+c = serve_warm.compile(callee, level=LEVEL, dynamic=False)
 parts = [part for part in (folder / "2", folder / "3") if (part / "index.json").exists()]
 SESSION.load(*parts, clock=lambda: seconds[0])
 def shown(v):
@@ -179,9 +193,12 @@ def said(f):
         return f"{{type(error).__name__}}: {{error}}"[:200]
 if MOMENT == "ready":
     said(c), said(c)
+    for number in range(BEFORE):
+        m.noise = M.noise = number
+        said(c)
     change(m, M)
     seconds[0] += 2 if SLOW else 0
-eager, ours = said(m), said(c)
+eager, ours = said(callee), said(c)
 print("RIGHT" if repr(eager) == repr(ours) else "WRONG", "eager", eager, "serve_warm", ours)
 print([(use.level, use.reason, use.calls) for use in SESSION.uses()])
 '''
@@ -196,6 +213,7 @@ def script(failure: Failure) -> str:
         level=failure.level,
         moment=failure.moment,
         slow=change.slow,
+        before=change.before,
         text=_quoted(failure.alone().subject.text),
         change=_quoted(change.text or "pass"),
         around=change.around or "contextlib.nullcontext()",

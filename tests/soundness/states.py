@@ -240,5 +240,197 @@ STATES: dict[str, State] = {
             "module global": "M.same = lambda v: v + 1\nyield",
         },
     ),
+    "forward": State(
+        op="2",
+        changes={
+            "hook": "m.register_forward_hook(lambda m, i, o: o * 2)\nyield",
+            "pre hook": "m.register_forward_pre_hook(lambda m, i: (i[0] * 2,))\nyield",
+            "forward": "m.forward = lambda x: x\nyield",
+            "forward of the class": "M.Model.forward = lambda self, x: x\nyield",
+            "global hook": (
+                "h = nn.modules.module.register_module_forward_hook(lambda m, i, o: "
+                "o * 2 if isinstance(o, torch.Tensor) else None)\nyield\nh.remove()"
+            ),
+            "hook and remove": "m.register_forward_hook(lambda m, i, o: o * 2).remove()\nyield",
+            "call impl": "m._call_impl = lambda x: x\nyield",
+            "call": "M.Model.__call__ = lambda self, x: x\nyield",
+        },
+    ),
+    "weight": State(
+        op="self.weight.shape[0]",
+        changes={
+            "other size": (
+                "m.weight = nn.Parameter(torch.ones(4, 5))\n"
+                "m.bias = nn.Parameter(torch.ones(5))\nyield"
+            ),
+            "values": "m.weight.data.mul_(2)\nyield",
+            "replaced": "m.weight = nn.Parameter(torch.ones(4, 4))\nyield",
+            "double": "m.double(); m.float()\nyield",
+            "transposed": "m.weight = nn.Parameter(m.weight.detach().t())\nyield",
+            "buffer": "w = m.weight.detach(); del m.weight; m.register_buffer('weight', w)\nyield",
+            "attribute": "w = m.weight.detach(); del m.weight; m.weight = w\nyield",
+            "swapped": "torch.utils.swap_tensors(m.weight, nn.Parameter(torch.ones(4, 4)))\nyield",
+            "bias is None": "m.bias = None\nyield",
+            "tied": "m.bias = nn.Parameter(m.weight[0].detach())\nyield",
+        },
+    ),
+    "anomaly": State(
+        op="torch.is_anomaly_enabled()",
+        changes={
+            "set": (
+                "torch.autograd.set_detect_anomaly(True)\nyield\n"
+                "torch.autograd.set_detect_anomaly(False)"
+            ),
+        },
+    ),
+    "warn always": State(
+        op="torch.is_warn_always_enabled()",
+        changes={"set": "torch.set_warn_always(True)\nyield\ntorch.set_warn_always(False)"},
+    ),
+    "debug mode": State(
+        op="torch.get_deterministic_debug_mode()",
+        changes={
+            "set": (
+                "torch.set_deterministic_debug_mode(1)\nyield\n"
+                "torch.set_deterministic_debug_mode(0)"
+            ),
+        },
+    ),
+    "fill uninitialized": State(
+        op="torch.utils.deterministic.fill_uninitialized_memory",
+        changes={
+            "set": (
+                "torch.utils.deterministic.fill_uninitialized_memory = False\nyield\n"
+                "torch.utils.deterministic.fill_uninitialized_memory = True"
+            ),
+        },
+    ),
+    "swap parameters": State(
+        op="torch.__future__.get_swap_module_params_on_conversion()",
+        changes={
+            "set": (
+                "torch.__future__.set_swap_module_params_on_conversion(True)\nyield\n"
+                "torch.__future__.set_swap_module_params_on_conversion(False)"
+            ),
+        },
+    ),
+    "worker info": State(
+        op="torch.utils.data.get_worker_info() is None",
+        changes={
+            "set": (
+                "torch.utils.data._utils.worker._worker_info = 3\nyield\n"
+                "torch.utils.data._utils.worker._worker_info = None"
+            ),
+        },
+    ),
+    "opt_einsum": State(
+        op="torch.backends.opt_einsum.enabled",
+        changes={
+            "set": (
+                "torch.backends.opt_einsum.enabled = not "
+                "torch.backends.opt_einsum.enabled\nyield\n"
+                "torch.backends.opt_einsum.enabled = not "
+                "torch.backends.opt_einsum.enabled"
+            ),
+        },
+    ),
+    "initial seed": State(
+        op="torch.initial_seed() % 7",
+        changes={"set": "torch.manual_seed(5)\nyield\ntorch.manual_seed(0)"},
+    ),
+    "working folder": State(
+        op="len(os.getcwd())",
+        changes={"set": "kept = os.getcwd(); os.chdir('/')\nyield\nos.chdir(kept)"},
+    ),
+    "arguments of the process": State(
+        op="len(sys.argv)", changes={"set": "sys.argv.append('more')\nyield\nsys.argv.pop()"}
+    ),
+    "path of the process": State(
+        op="'/fuzz' in sys.path",
+        changes={"set": "sys.path.append('/fuzz')\nyield\nsys.path.remove('/fuzz')"},
+    ),
+    "environment item": State(
+        op="len(os.environ.get('FUZZ_READ', 'text'))",
+        changes={"set": "os.environ['FUZZ_READ'] = '1'\nyield\ndel os.environ['FUZZ_READ']"},
+    ),
+    "recursion limit": State(
+        op="sys.getrecursionlimit() > 5000",
+        changes={
+            "set": (
+                "kept = sys.getrecursionlimit(); sys.setrecursionlimit(6000)\nyield\n"
+                "sys.setrecursionlimit(kept)"
+            ),
+        },
+    ),
+    "rank": State(
+        op=(
+            "torch.distributed.get_rank() if torch.distributed.is_available() and "
+            "torch.distributed.is_initialized() else 3"
+        ),
+        changes={
+            "initialized": (
+                "torch.distributed.init_process_group('gloo', "
+                "store=torch.distributed.HashStore(), rank=0, world_size=1)\nyield\n"
+                "torch.distributed.destroy_process_group()"
+            ),
+        },
+    ),
+    "allow_tf32": State(
+        op="torch.backends.cuda.matmul.allow_tf32",
+        changes={
+            "set": (
+                "torch.backends.cuda.matmul.allow_tf32 = True\nyield\n"
+                "torch.backends.cuda.matmul.allow_tf32 = False"
+            ),
+        },
+        slow=True,
+    ),
+    "fast path": State(
+        op="torch.backends.mha.get_fastpath_enabled()",
+        changes={
+            "set": (
+                "torch.backends.mha.set_fastpath_enabled(False)\nyield\n"
+                "torch.backends.mha.set_fastpath_enabled(True)"
+            ),
+        },
+        slow=True,
+    ),
+    "a global of the helper": State(
+        op="constant()",
+        changes={
+            "function": "M.constant = lambda: 7\nyield",
+            "deleted": "del M.constant\nyield",
+            "builtin": "M.float = lambda v: 7.0\nyield",
+            "builtin of the process": (
+                "import builtins; builtins.constant_later = 3\nyield\ndel builtins.constant_later"
+            ),
+        },
+    ),
+    "a shadowed builtin": State(
+        op="len([1, 2, 3])",
+        changes={
+            "global ": "M.len = lambda v: 7\nyield",
+            "builtins": (
+                "import builtins; kept = builtins.len; builtins.len = lambda v: 7\n"
+                "yield\nbuiltins.len = kept"
+            ),
+        },
+    ),
+    "a module global": State(
+        op="math.floor(2.5)",
+        changes={
+            "replaced": "M.math = SimpleNamespace(floor=lambda v: 7)\nyield",
+            "function": "kept = math.floor; math.floor = lambda v: 7\nyield\nmath.floor = kept",
+        },
+    ),
+    "a torch function": State(
+        op="torch.nn.functional.relu(self.weight).shape[0]",
+        changes={
+            "replaced": (
+                "kept = nn.functional.relu; nn.functional.relu = lambda v: v[1:]\n"
+                "yield\nnn.functional.relu = kept"
+            ),
+        },
+    ),
 }
 """Reads without a place."""

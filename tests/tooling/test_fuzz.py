@@ -104,6 +104,7 @@ def without(kind: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators:UserWarning")
 @pytest.mark.parametrize("moment", [START, READY])
 def test_a_missing_kind_of_fact_is_found(tmp_path: Path, moment: str):
     """Without facts about values, an entry still answers after the value has changed."""
