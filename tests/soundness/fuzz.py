@@ -123,7 +123,8 @@ class Worker:
             self.now(*task)
             result = programs.verdict(program, folder)
         if not result.value:
-            found["not counted"] += 1
+            why = result.reason[:80]
+            found["not counted"][why] = found["not counted"].get(why, 0) + 1
             return
         read, change = program.subject.reads[program.n], program.change
         found["verdicts"][result.value] = found["verdicts"].get(result.value, 0) + 1
@@ -138,8 +139,10 @@ class Worker:
                         dataclasses.replace(each, before=change.before)
                         for each in grammar.changes_of(read, program.n)
                     ].index(change),
+                    "n": program.n,
                     "before": change.before,
                     "callee": program.subject.callee,
+                    "text": program.subject.text,
                     "kinds": pair,
                     "moment": program.moment,
                     "level": program.level,
@@ -162,7 +165,7 @@ class Worker:
 
 
 def record(**given: Any) -> dict[str, Any]:
-    return {"builds": 0, "verdicts": {}, "pairs": [], "failures": [], "not counted": 0, **given}
+    return {"builds": 0, "verdicts": {}, "pairs": [], "failures": [], "not counted": {}, **given}
 
 
 def reasons(made: Mapping[str, Any]) -> list[str]:
@@ -292,21 +295,21 @@ def show(folder: str, lines: Sequence[Mapping[str, Any]]) -> None:
     trial = Path(folder) / "trial"
     for line in lines:
         failure = shrink.Failure.of(line)
-        if not shrink.fails(failure, trial):
-            sys.stderr.write(f"right if alone: {' and '.join(line['kinds'])}\n")
-            continue
-        failure = shrink.shrunk(failure, functools.partial(shrink.fails, folder=trial))
-        program = failure.alone()
-        stock = programs.stock(program, trial)
+        text, stock = line["text"], ""
+        if shrink.fails(failure, trial):
+            failure = shrink.shrunk(failure, functools.partial(shrink.fails, folder=trial))
+            text = failure.alone().subject.text
+            stock = programs.stock(failure.alone(), trial) or "right"
+        else:
+            failure = shrink.Failure.of(line, line["n"])
         name = "".join(c if c.isalnum() else "_" for c in "__".join(line["kinds"]))
         path = where / f"{name}.py"
-        path.write_text(shrink.script(failure))
+        path.write_text(shrink.script(failure, text))
         with (where / "failures.jsonl").open("a") as file:
-            small = {**dataclasses.asdict(failure), "text": program.subject.text}
-            more = {"kinds": line["kinds"], "script": path.name, "stock": stock}
-            file.write(json.dumps({**small, **more}) + "\n")
-        said = f"{failure.reason} (torch.compile: {stock or 'right'})"
-        sys.stderr.write(f"{path}: {said}\n")
+            small = {**dataclasses.asdict(failure), "text": text, "stock": stock}
+            file.write(json.dumps({**small, "kinds": line["kinds"], "script": path.name}) + "\n")
+        said = f"torch.compile: {stock}" if stock else "only with the other reads of its module"
+        sys.stderr.write(f"{path}: {failure.reason} ({said})\n")
 
 
 def distinct(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -249,7 +249,7 @@ def changes_of(read: Read, n: int) -> Iterator[Change]:
     if read.state:
         state = STATES[read.state]
         for kind, text in state.changes.items():
-            yield Change(kind=kind, text=text, slow=state.slow)
+            yield Change(kind=kind, text=numbered(text, n), slow=state.slow)
         for kind, text in state.around.items():
             yield Change(kind=kind, around=text)
         return
@@ -316,7 +316,7 @@ def indented(text: str, by: int) -> str:
 def op_text(read: Read, n: int, v: str) -> str:
     """Return the statements of a read that assign `n`."""
     if read.state:
-        text = STATES[read.state].op
+        text = numbered(STATES[read.state].op, n)
         return text if "\n" in text else f"n = {text}"
     if read.op.startswith("probe"):
         place, index = places(read)[-1], int(read.op.split()[1])
@@ -341,7 +341,7 @@ def form_of(read: Read, n: int) -> Form:
         for line in template.strip("\n").splitlines():
             op = ops.get(line.strip())
             if op is None:
-                lines.append(line.replace("{n}", str(n)).replace("{v}", v))
+                lines.append(numbered(line, n).replace("{v}", v))
             else:
                 lines.append(indented(op, len(line) - len(line.lstrip())))
         return "\n".join(lines)
@@ -355,8 +355,12 @@ def form_of(read: Read, n: int) -> Form:
     )
 
 
+def numbered(text: str, n: int) -> str:
+    return text.replace("{n}", str(n))
+
+
 def is_returned(read: Read) -> bool:
-    return not read.state and read.op == "returned"
+    return STATES[read.state].is_returned if read.state else read.op == "returned"
 
 
 BASES = ("inherited class attribute", "property of a base class", "method of a base class")
@@ -436,7 +440,7 @@ def program(
 def root_of(read: Read, n: int) -> Place:
     """Return the root of a read, with the texts that define its value."""
     if read.state:
-        return Place(get=())
+        return Place(get=(), top=numbered(STATES[read.state].top, n).strip("\n"))
     root = ROOTS[read.root]
     held = held_from(read, n, 1, VALUES[read.value].text.format() or None)
     if held is None:

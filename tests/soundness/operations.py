@@ -1212,21 +1212,6 @@ VALUES: dict[str, Value] = {
             "none": "Flags(0)",
         },
     ),
-    "dict view": Value(
-        text="{{'a': 1, 'b': 2}}.items()",
-        ops={
-            "length": "len({v})",
-            "list": "list({v})[0][1]",
-            "sum": "sum(value for _, value in {v})",
-            "dict": "dict({v})['a']",
-            "contains": "('a', 1) in {v}",
-            "sorted": "sorted({v})[0][1]",
-        },
-        others={
-            "other": "{{'a': 5, 'b': 2}}.items()",
-            "more": "{{'a': 1, 'b': 2, 'z': 3}}.items()",
-        },
-    ),
     "function of a table": Value(
         text="Functions[0]",
         ops={
@@ -1633,7 +1618,6 @@ VALUES: dict[str, Value] = {
             "requires_grad": "{v}.requires_grad",
             "element_size": "{v}.element_size()",
             "is_contiguous": "{v}.is_contiguous()",
-            "is_inference": "{v}.is_inference()",
             "size": "{v}.size(0)",
             "storage_offset": "{v}.storage_offset()",
         },

@@ -90,7 +90,7 @@ ROOTS: dict[str, Place] = {
     "inherited class attribute": Place(
         top="class Base_{n}:\n    i{n} = {v}",
         empty_top="class Base_{n}:\n    pass",
-        get=(*attributes("self", "i{n}"), "super().i{n}", "Base_{n}.i{n}"),
+        get=(*attributes("self", "i{n}"), "Base_{n}.i{n}"),
         put="M.Base_{n}.i{n} = {v}",
         cut="del M.Base_{n}.i{n}",
         probes=probes("self", "i{n}"),
@@ -225,11 +225,6 @@ ROOTS: dict[str, Place] = {
         cut="del M.Registry_{n}.v",
         probes=(*probes("Registry_{n}"), "'v' in vars(Registry_{n})"),
     ),
-    "context variable": Place(
-        top="variable_{n} = contextvars.ContextVar('variable_{n}', default={v})",
-        get=("variable_{n}.get()",),
-        put="M.variable_{n}.set({v})",
-    ),
     "__getattr__ of a Python module": Place(
         top=(
             "settings_{n} = types.ModuleType('fuzz_settings_{n}')\n"
@@ -248,7 +243,7 @@ ROOTS: dict[str, Place] = {
     "property of a base class": Place(
         top="class Base_{n}:\n    @property\n    def i{n}(self):\n        return self.under{n}",
         init="self.under{n} = {v}",
-        get=("self.i{n}", "super().i{n}"),
+        get=("self.i{n}", "getattr(self, 'i{n}')"),
         put="m.under{n} = {v}",
         cut="del m.under{n}",
         more={
@@ -831,7 +826,6 @@ def class_of(k):
 
 HEAD = """import collections
 import contextlib
-import contextvars
 import copy
 import dataclasses
 import enum

@@ -72,7 +72,7 @@ def subject(seed: int, index: int, only: str = "") -> Subject:
 
     Modules take their kinds of reads in turn from a list of all kinds, in a random order.
     """
-    kinds = [kind for kind in all_kinds() if only in " ".join(kind)]
+    kinds = [kind for kind in all_kinds() if only in ": ".join(kind)]
     if not kinds:
         raise SystemExit(f"no kind of read has the text {only!r}")
     source = random.Random(f"{seed}:{index}")

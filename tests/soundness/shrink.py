@@ -30,14 +30,15 @@ class Failure:
     callee: str = "model"
 
     @classmethod
-    def of(cls, line: Mapping[str, Any]) -> Failure:
+    def of(cls, line: Mapping[str, Any], n: int = 0) -> Failure:
+        """Return a failure from its record. Its change is of the read with the number `n`."""
         read = {**line["read"]}
         for name in ("steps", "gets"):
             read[name] = tuple(read[name])
         return cls(
             read=Read(**read),
             change=dataclasses.replace(
-                list(grammar.changes_of(Read(**read), 0))[line["change"]], before=line["before"]
+                list(grammar.changes_of(Read(**read), n))[line["change"]], before=line["before"]
             ),
             callee=line["callee"],
             moment=line["moment"],
@@ -204,8 +205,8 @@ print([(use.level, use.reason, use.calls) for use in SESSION.uses()])
 '''
 
 
-def script(failure: Failure) -> str:
-    """Return a script that shows a failure alone."""
+def script(failure: Failure, text: str) -> str:
+    """Return a script that shows a failure alone. `text` is the module."""
     change = failure.change
     title = f"{failure.read.kind}; {change.kind}; {failure.moment}, level {failure.level}"
     return SCRIPT.format(
@@ -214,7 +215,7 @@ def script(failure: Failure) -> str:
         moment=failure.moment,
         slow=change.slow,
         before=change.before,
-        text=_quoted(failure.alone().subject.text),
+        text=_quoted(text),
         change=_quoted(change.text or "pass"),
         around=change.around or "contextlib.nullcontext()",
     )

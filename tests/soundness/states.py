@@ -18,7 +18,26 @@ class State:
     around: Mapping[str, str] = field(default_factory=dict)
     """Contexts of the call."""
     slow: bool = False
+    top: str = ""
+    """Definitions at the top of the module."""
+    is_returned: bool = False
+    """Whether the model returns the result, which is not a number."""
 
+
+OPERATOR = """
+factor_{n} = 2.0
+def kernel_{n}(v):
+    return torch.addmm(v, v, v, alpha=sys.modules[__name__].factor_{n})
+NAME_{n} = f'fuzz::{__name__}_{n}'
+"""
+"""A Python kernel that reads a global. torch keeps the kernel of the module's first import."""
+
+FACTOR = {
+    "global": "M.factor_{n} = 3.0\nyield",
+    "global of another type": "M.factor_{n} = 3\nyield",
+    "set and restored": "M.factor_{n} = 3.0; M.factor_{n} = 2.0\nyield",
+    "deleted": "del M.factor_{n}\nyield",
+}
 
 STATES: dict[str, State] = {
     "is_grad_enabled": State(
@@ -431,6 +450,76 @@ STATES: dict[str, State] = {
                 "yield\nnn.functional.relu = kept"
             ),
         },
+    ),
+    "composite operator": State(
+        top=OPERATOR
+        + """
+if not hasattr(torch.ops.fuzz, NAME_{n}[6:]):
+    torch.library.define(NAME_{n}, '(Tensor v) -> Tensor')
+    torch.library.impl(NAME_{n}, 'CompositeImplicitAutograd')(kernel_{n})
+operator_{n} = getattr(torch.ops.fuzz, NAME_{n}[6:])
+""",
+        op="operator_{n}(self.weight)",
+        changes=FACTOR,
+        is_returned=True,
+    ),
+    "custom operator": State(
+        top=OPERATOR
+        + """
+if not hasattr(torch.ops.fuzz, NAME_{n}[6:]):
+    torch.library.define(NAME_{n}, '(Tensor v) -> Tensor')
+    torch.library.impl(NAME_{n}, 'cpu')(kernel_{n})
+    torch.library.register_fake(NAME_{n})(torch.empty_like)
+operator_{n} = getattr(torch.ops.fuzz, NAME_{n}[6:])
+""",
+        op="operator_{n}(self.weight)",
+        changes=FACTOR,
+        is_returned=True,
+    ),
+    "autograd function": State(
+        top="""
+factor_{n} = 2.0
+class Scaled_{n}(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, v):
+        return torch.addmm(v, v, v, alpha=factor_{n})
+""",
+        op="Scaled_{n}.apply(self.weight)",
+        changes={
+            **FACTOR,
+            "forward": "M.Scaled_{n}.forward = staticmethod(lambda ctx, v: v)\nyield",
+        },
+        is_returned=True,
+    ),
+    "compiled function in it": State(
+        top="""
+factor_{n} = 2.0
+@torch.compile
+def scaled_{n}(v):
+    return torch.addmm(v, v, v, alpha=factor_{n})
+""",
+        op="scaled_{n}(self.weight)",
+        changes=FACTOR,
+        is_returned=True,
+    ),
+    "cond": State(
+        top="factor_{n} = 2.0",
+        op=(
+            "torch.cond(self.weight.sum() > 0, lambda v: torch.addmm(v, v, v, alpha=factor_{n}), "
+            "lambda v: torch.mm(v, v), (self.weight,))"
+        ),
+        changes=FACTOR,
+        is_returned=True,
+    ),
+    "checkpoint": State(
+        top="""
+factor_{n} = 2.0
+def scaled_{n}(v):
+    return torch.addmm(v, v, v, alpha=factor_{n})
+""",
+        op="torch.utils.checkpoint.checkpoint(scaled_{n}, self.weight, use_reentrant=False)",
+        changes=FACTOR,
+        is_returned=True,
     ),
 }
 """Reads without a place."""

@@ -148,7 +148,7 @@ def test_the_script_of_a_failure_runs_alone(tmp_path: Path):
     change = Change(kind="other", text="m.a0 = 5")
     failure = Failure(read=read_of(), change=change, moment=READY, level=2)
     script = tmp_path / "script.py"
-    script.write_text(shrink.script(failure))
+    script.write_text(shrink.script(failure, failure.alone().subject.text))
 
     ran = subprocess.run(
         [sys.executable, str(script)],
