@@ -69,6 +69,15 @@ class Binding:
     indexes of the entries that match. So calls are still recognized when the model returns to an
     earlier state."""
 
+    @property
+    def runs_eagerly(self) -> bool:
+        """Whether level-1 calls must run eagerly.
+
+        True if an entry was withdrawn without a C++ compiler, even if the entry does not match now.
+        """
+        table, unit = self.table, self.unit
+        return table is not None and unit is not None and table.runs_eagerly(unit)
+
     def why_none(
         self, name: str, table: EntryTable, signature: Signature, state: Mapping[str, str]
     ) -> str:
@@ -125,11 +134,11 @@ class Binder:
         with self.lock:
             self.bind_again()
 
-    def bind_anew(self) -> None:
+    def bind_anew(self) -> Binding:
         """Look for the entries that fit again, and forget all known calls."""
         with self.lock:
             self.binding = UNBOUND
-            self.bind_again()
+            return self.bind_again()
 
     def bind_again(self) -> Binding:
         """Return the binding of the callable in its current state. The caller must hold `lock`."""
@@ -193,10 +202,6 @@ class Binder:
                 known=frozenset(known),
             )
         )
-
-    def has(self, entry: Entry) -> bool:
-        """Return whether the callable runs an entry's code."""
-        return any(e.function_key == entry.function_key for e, _ in self.binding.entries)
 
     def forget_calls(self) -> None:
         """Forget the code of all kinds of calls; the next call of each kind looks up the code."""

@@ -154,11 +154,6 @@ class Dispatcher(HandedOver):
         for use in list(self._counts):
             self._counts[use] = before.get(use, 0)
 
-    def run_eagerly(self) -> None:
-        """From now on, run level-1 calls eagerly, without torch.compile."""
-        self.stock = self.callee
-        self.torch_compiled = lambda: self.callee
-
     # Called by the session ----------------------------------------------------------------------
 
     def bind(self) -> None:
@@ -167,20 +162,22 @@ class Dispatcher(HandedOver):
 
     def bind_anew(self) -> None:
         """Look for the entries that fit again, and forget all known calls."""
-        self.binder.bind_anew()
+        if self.binder.bind_anew().runs_eagerly:
+            self._run_eagerly()
 
     def forget_calls(self) -> None:
         """Force a new lookup of the code at the next call of each kind."""
         self.binder.forget_calls()
 
-    def runs(self, entry: Entry) -> bool:
-        """Return whether the callable runs an entry's code."""
-        return self.binder.has(entry)
-
     def withdraw_changed(self, table: EntryTable) -> None:
         """Withdraw entries that this build made for this callable and that no longer match it."""
         if self._builder is not None:
             self._builder.withdraw_changed(table)
+
+    def _run_eagerly(self) -> None:
+        """From now on, run level-1 calls eagerly, without torch.compile."""
+        self.stock = self.callee
+        self.torch_compiled = lambda: self.callee
 
     # Unknown kinds of calls -----------------------------------------------------------------------
 
@@ -194,6 +191,9 @@ class Dispatcher(HandedOver):
         try:
             with SESSION.build_lock if building else contextlib.nullcontext(), self.binder.lock:
                 binding = self.binder.bind_again()
+                # The callable is new, or returned to a structure whose entry was withdrawn.
+                if binding.runs_eagerly:
+                    self._run_eagerly()
                 fn, use, tensors = self._choose(binding, args, kwargs, building=building)
         except SettlingCallDue:
             return self._settling.run(args, kwargs)

@@ -157,6 +157,8 @@ class EntryTable:
         """The first unexpected error while loading an entry, as text."""
         self._functions: dict[str, Callable[..., Any] | NoEntry] = {}
         self._changed: dict[str, str] = {}
+        self._replaced_by_eager: set[str] = set()
+        """Function keys of disabled entries whose calls must not go to torch.compile."""
         self._lock = threading.RLock()
 
     def function(self, entry: Entry) -> Callable[..., Any]:
@@ -228,10 +230,20 @@ class EntryTable:
         self.refused.update(other.refused)
         self.folder = other.folder or self.folder
 
-    def disable(self, entry: Entry, why: str) -> None:
-        """From now on, refuse to run an entry's code; `why` is the reason."""
+    def disable(self, entry: Entry, why: str, *, eagerly: bool) -> None:
+        """From now on, refuse to run an entry's code; `why` is the reason.
+
+        If `eagerly`, the callables of the entry must run level-1 calls eagerly.
+        """
         with self._lock:
             self._functions[entry.function_key] = NoEntry(why)
+            if eagerly:
+                self._replaced_by_eager.add(entry.function_key)
+
+    def runs_eagerly(self, unit: Unit) -> bool:
+        """Return whether the callables of a unit must run level-1 calls eagerly."""
+        replaced = self._replaced_by_eager
+        return bool(replaced) and any(e.function_key in replaced for e in list(unit.entries))
 
     def withdraw(self, unit: Unit, entry: Entry, why: str) -> None:
         """Remove an entry that this build made, and refuse its calls with `why` as the reason."""

@@ -136,10 +136,7 @@ class Session:
         instead.
         """
         if self.loaded is not None:
-            self.loaded.disable(entry, why)
-        for dispatcher in list(self.dispatchers):
-            if eagerly and dispatcher.runs(entry):
-                dispatcher.run_eagerly()
+            self.loaded.disable(entry, why, eagerly=eagerly)
         for dispatcher in list(self.dispatchers):
             dispatcher.bind_anew()
 

@@ -31,6 +31,7 @@ from searched_environment import Searched
 from serve_warm.compiler.proof import forbid
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile import change_checks
+from serve_warm.precompile.session import SESSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -240,6 +241,66 @@ def test_a_structure_that_comes_back_is_level_2_again(
     assert [r.level for r in results] == [2, 1, 2, 1, 2][at_the_start:]
     for result, wanted in zip(results, expected, strict=True):
         torch.testing.assert_close(result.value, wanted)
+
+
+@contextlib.contextmanager
+def in_training(model: Any) -> Iterator[None]:
+    model.train()
+    yield
+    model.eval()
+
+
+@pytest.mark.parametrize("change", [contextlib.nullcontext, in_training, inserted])
+@torch.inference_mode()
+def test_no_call_compiles_after_a_withdrawal_without_a_compiler(
+    change: Callable[[Any], Any], tmp_path: Path
+):
+    """Also if the withdrawn entry did not match the model at that moment."""
+    layered = Layered()
+    layered.layers[0] = Doubled()
+    model = serve_warm.compile(layered.eval(), dynamic=False)
+    table = build(tmp_path, lambda: model(x()))
+    (entry,) = (entry for unit in table.units.values() for entry in unit.entries)
+
+    with started(tmp_path):
+        warm = served(lambda: model(x()))
+        with change(model._orig_mod):
+            model(x())
+            SESSION.withdraw(entry, "withdrawn: it is wrong", eagerly=True)
+        found = served(lambda: model(x()))
+        longer = served(lambda: model(x(5)))
+
+    assert warm.level == 2
+    assert (found.level, found.reason) == (1, "withdrawn: it is wrong")
+    assert (found.compiles, longer.compiles) == (0, 0)
+    torch.testing.assert_close(found.value, warm.value)
+
+
+class PerRequest:
+    """An object that an application makes for each request."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+
+    @serve_warm.compile(dynamic=False)
+    def run(self, given: torch.Tensor) -> torch.Tensor:
+        return self.layer(given)
+
+
+@torch.inference_mode()
+def test_an_object_made_after_a_withdrawal_without_a_compiler_runs_eagerly(tmp_path: Path):
+    """Objects that are made later share the withdrawn entry."""
+    layer = Plain(1).eval()
+    table = build(tmp_path, lambda: PerRequest(layer).run(x()))
+    (entry,) = (entry for unit in table.units.values() for entry in unit.entries)
+
+    with started(tmp_path):
+        before = served(lambda: PerRequest(layer).run(x()))
+        SESSION.withdraw(entry, "withdrawn: it is wrong", eagerly=True)
+        after = served(lambda: PerRequest(layer).run(x()))
+
+    assert (before.level, after.level) == (2, 1)
+    assert after.compiles == 0
 
 
 # --- other threads ----------------------------------------------------------------------------
