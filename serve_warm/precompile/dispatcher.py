@@ -139,13 +139,13 @@ class Dispatcher(HandedOver):
         """Return a record for each kind of call so far."""
         return [
             EntryUse(callable=self.name, call=call, level=level, reason=reason, calls=calls)
-            for (call, level, reason), calls in list(self._counts.items())
+            for (call, level, reason), calls in self._counts.copy().items()
             if calls
         ]
 
     def counts(self) -> dict[Use, int]:
         """Return the number of calls so far, by kind."""
-        return dict(self._counts)
+        return self._counts.copy()
 
     def restore_counts(self, before: Mapping[Use, int]) -> None:
         """Restore earlier counts. Kinds of calls that are not in `before` are logged again."""

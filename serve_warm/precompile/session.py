@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from serve_warm.report import EntryUse
 
@@ -30,11 +30,49 @@ LIBRARY_LEVEL = 3
 it starts."""
 
 
+T = TypeVar("T")
+
+
+class LiveObjects(Generic[T]):
+    """Objects that are still in use. Any thread can add objects while other threads iterate.
+
+    Does not keep the objects alive. A `WeakSet` does not work here: iterating over it raises
+    `RuntimeError` if another thread adds an object.
+    """
+
+    def __init__(self) -> None:
+        self._references: dict[int, weakref.KeyedRef[int, T]] = {}
+
+    def add(self, each: T) -> None:
+        """Add an object, until nothing else refers to it."""
+        key = id(each)
+        self._references[key] = weakref.KeyedRef(each, self._forget, key)
+
+    def _forget(self, reference: weakref.KeyedRef[int, T]) -> None:
+        # No lock, because garbage collection can call this in the middle of any other method. The
+        # object's memory is still allocated, so no other object has its id.
+        self._references.pop(reference.key, None)
+
+    def clear(self) -> None:
+        """Remove all objects."""
+        self._references.clear()
+
+    def __iter__(self) -> Iterator[T]:
+        # `copy` runs no Python code, so no other thread can change the dict in the meantime.
+        for reference in self._references.copy().values():
+            each = reference()
+            if each is not None:
+                yield each
+
+    def __len__(self) -> int:
+        return len(self._references)
+
+
 class Session:
     """State that the callables of one process share: see `SESSION`."""
 
     def __init__(self) -> None:
-        self.dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+        self.dispatchers: LiveObjects[Dispatcher] = LiveObjects()
         """One dispatcher for each callable of `serve_warm.compile` that is still in use."""
         self.loaded: EntryTable | None = None
         """Entries of the artifact."""
@@ -60,7 +98,7 @@ class Session:
     def has_libraries_only(self) -> bool:
         """Return whether all code from `serve_warm.compile` uses level 3."""
         return self.has_callables() and all(
-            each.level == LIBRARY_LEVEL for each in list(self.dispatchers)
+            each.level == LIBRARY_LEVEL for each in self.dispatchers
         )
 
     def load(
@@ -86,12 +124,12 @@ class Session:
             folders, already=already, clock=clock, load_library=load_library
         )
         if table is not None:
-            for dispatcher in list(self.dispatchers):
+            for dispatcher in self.dispatchers:
                 dispatcher.binder.load(table)
         check_wanted()
         self.loaded = table
         self._choose_active()
-        for dispatcher in list(self.dispatchers):
+        for dispatcher in self.dispatchers:
             dispatcher.bind()
         return "; ".join(problems)
 
@@ -137,7 +175,7 @@ class Session:
         """
         if self.loaded is not None:
             self.loaded.disable(entry, why, eagerly=eagerly)
-        for dispatcher in list(self.dispatchers):
+        for dispatcher in self.dispatchers:
             dispatcher.bind_anew()
 
     @contextlib.contextmanager
@@ -153,7 +191,7 @@ class Session:
         self._choose_active()
         try:
             yield build
-            for dispatcher in list(self.dispatchers):
+            for dispatcher in self.dispatchers:
                 dispatcher.withdraw_changed(build.table)
         finally:
             self.being_built = None
@@ -162,19 +200,19 @@ class Session:
     @contextlib.contextmanager
     def probing(self) -> Iterator[None]:
         """In the block, do not count calls, and do not log new kinds of calls."""
-        before = {each: each.counts() for each in list(self.dispatchers)}
+        before = {each: each.counts() for each in self.dispatchers}
         self.is_probing = True
         try:
             yield
         finally:
             self.is_probing = False
-            for each in list(self.dispatchers):
+            for each in self.dispatchers:
                 each.restore_counts(before.get(each, {}))
 
     def uses(self) -> tuple[EntryUse, ...]:
         """Return each kind of call so far, with its level and count, for all callables."""
         counts: dict[tuple[str, str, int, str], int] = {}
-        for dispatcher in list(self.dispatchers):
+        for dispatcher in self.dispatchers:
             for use in dispatcher.uses():
                 key = (use.callable, use.call, use.level, use.reason)
                 counts[key] = counts.get(key, 0) + use.calls

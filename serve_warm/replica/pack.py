@@ -60,7 +60,7 @@ async def pack(
         with SESSION.building() as build:
             kinds = {(use.callable, use.call) for use in SESSION.uses()}
             build.tell = _Steps(len(kinds), say).tell
-            if any(each.level == LIBRARY_LEVEL for each in list(SESSION.dispatchers)):
+            if any(each.level == LIBRARY_LEVEL for each in SESSION.dispatchers):
                 # Begin all libraries first, so that C++ compilers run while the next library is
                 # traced.
                 build.libraries = "begun"

@@ -497,8 +497,7 @@ def test_an_artifact_with_an_entry_that_differs_is_not_published():
 )
 def test_a_start_knows_whether_it_needs_the_compiler(level: int, arguments: Any, only: bool):
     """Not if everything that is compiled requests libraries."""
-    for other in list(SESSION.dispatchers):
-        SESSION.dispatchers.discard(other)
+    SESSION.dispatchers.clear()
     model = serve_warm.compile(Net().eval(), level=level)
 
     assert only_libraries(arguments) == only
