@@ -17,6 +17,7 @@ from typing import Any
 
 from serve_warm._records import record
 from serve_warm.precompile import call_signature
+from serve_warm.precompile.call_counts import Use
 from serve_warm.precompile.call_signature import Signature
 from serve_warm.precompile.entries import Entry, EntryTable, Unit, tree
 from serve_warm.precompile.facts import NoEntry, Why
@@ -26,9 +27,6 @@ from serve_warm.precompile.session import SESSION
 STATES_KEPT = 64
 """Number of model states whose known calls are kept. Two states differ if different entries match
 them."""
-
-Use = tuple[str, int, str]
-"""Call, level and reason."""
 
 KnownCall = tuple[
     Callable[..., bool],

@@ -21,7 +21,7 @@ import torch
 
 from serve_warm._package import public
 from serve_warm.errors import ConfigError
-from serve_warm.precompile.dispatcher import Dispatcher, is_dynamo_compiling
+from serve_warm.precompile.dispatcher import Dispatcher, Shared, is_dynamo_compiling
 from serve_warm.precompile.entries import PREFIXES
 from serve_warm.precompile.names import STANDS_FOR
 from serve_warm.precompile.session import LIBRARY_LEVEL
@@ -375,7 +375,8 @@ class _CompiledFunction:
         self._serve_warm = Dispatcher(
             function, stock=stock, torch_compiled=torch_compiled, arguments=arguments, level=level
         )
-        self._slotted: dict[Any, _Methods] = {}
+        self._shared: dict[str, Shared] = {}
+        """Maps the name of a class to what the compiled methods of its instances share."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._serve_warm(*args, **kwargs)
@@ -385,26 +386,39 @@ class _CompiledFunction:
             return self
         if is_dynamo_compiling():  # the id below differs in each process
             return functools.partial(self._function, instance)
-        # An instance that has only slots cannot store its methods, so `_slotted` stores them
-        # permanently.
-        place = getattr(instance, "__dict__", self._slotted)
-        name = METHODS if place is not self._slotted else id(instance)
-        kept = place.get(name) or {}
+        place = getattr(instance, "__dict__", None)
+        if not isinstance(place, dict):
+            # An instance that has only slots cannot store the method, and neither can a class.
+            # Storing the method elsewhere would keep the instance alive.
+            return self._bind(instance)
+        kept = place.get(METHODS) or {}
         method = kept.get(id(self))
         # A shallow copy has the original's methods, which run on the original instance.
         if method is None or method.callee.__self__ is not instance:
-            bound = types.MethodType(self._function, instance)
-            stock = functools.partial(self._serve_warm.stock, instance)
-            method = Dispatcher(
-                bound,
-                stock=stock,
-                torch_compiled=self._serve_warm.torch_compiled,
-                arguments=self._arguments,
-                level=self._serve_warm.level,
-            )
-            functools.update_wrapper(method, bound, updated=())
+            method = self._bind(instance)
             own = {key: m for key, m in kept.items() if m.callee.__self__ is instance}
-            place[name] = _Methods({**own, id(self): method})
+            place[METHODS] = _Methods({**own, id(self): method})
+        return method
+
+    def _bind(self, instance: Any) -> Dispatcher:
+        """Return a new compiled method of an instance."""
+        bound = types.MethodType(self._function, instance)
+        whole = self._serve_warm
+        kind = type(instance)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        shared = self._shared.get(name)
+        if shared is None:
+            shared = self._shared[name] = Shared(bound, self._arguments, whole.level)
+        method = Dispatcher(
+            bound,
+            stock=functools.partial(whole.stock, instance),
+            torch_compiled=whole.torch_compiled,
+            arguments=self._arguments,
+            level=whole.level,
+            shared=shared,
+            of=self,
+        )
+        functools.update_wrapper(method, bound, updated=())
         return method
 
 
@@ -414,7 +428,11 @@ the instance."""
 
 
 class _Methods(dict[int, "Dispatcher"]):
-    """Compiled methods of one instance. A copy of the instance starts without compiled methods."""
+    """Compiled methods of one instance, by the id of the compiled function.
+
+    Each method refers to its function, so no other function has this id. A copy of the instance
+    starts without compiled methods.
+    """
 
     def __copy__(self) -> _Methods:
         return _Methods()

@@ -24,29 +24,31 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from serve_warm._redaction import excerpt
 from serve_warm.compiler import evidence
 from serve_warm.compiler.compiled_objects import HandedOver
 from serve_warm.precompile import call_signature
 from serve_warm.precompile.aoti_library import LibraryFailedCleanly, for_known_calls
-from serve_warm.precompile.binding import Binder, Binding, Use
+from serve_warm.precompile.binding import Binder, Binding
 from serve_warm.precompile.call_checks import is_intercepted, state_check, tensor_check
+from serve_warm.precompile.call_counts import CallCounts, Use
 from serve_warm.precompile.call_forms import Reordered, find_form, order_of
 from serve_warm.precompile.call_signature import Signature, key_of
 from serve_warm.precompile.entries import Entry, EntryTable, NotYet
 from serve_warm.precompile.entry_function import may_run_again
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.session import LIBRARY_LEVEL, SESSION
-from serve_warm.precompile.settling_calls import SettlingCallDue, SettlingCalls, is_eager
+from serve_warm.precompile.settling_calls import (
+    FirstCalls,
+    SettlingCallDue,
+    SettlingCalls,
+    is_eager,
+)
 from serve_warm.report import EntryUse
 
 if TYPE_CHECKING:
     from serve_warm.precompile.entry_builder import EntryBuilder
 
 logger = logging.getLogger(__name__)
-
-CALLS_KEPT = 256
-"""Number of different calls that a dispatcher records. Later calls are still counted."""
 
 HITS_KEPT = 2048
 """Maximum number of kinds of calls that are found by key. Above this number, the dispatcher forgets
@@ -60,11 +62,22 @@ raises `LibraryFailedCleanly` if it failed without changing anything."""
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 
+class Shared:
+    """What the dispatchers of one method share, for all instances of a class."""
+
+    def __init__(self, callee: Any, arguments: Mapping[str, Any], level: int) -> None:
+        self.name = _name_of(callee)
+        self.arguments = _in_words(arguments, level)
+        self.counts = CallCounts(self.name)
+        self.first_calls = FirstCalls()
+
+
 class Dispatcher(HandedOver):
     """One compiled callable, which runs an entry or torch.compile's code.
 
     `stock` runs calls at level 1, and `torch_compiled` returns the result of torch.compile. `level`
-    is the highest level that the user requested.
+    is the highest level that the user requested. The dispatcher of a method also has `shared`, and
+    `of`, the compiled function that returns the dispatcher for an instance.
     """
 
     def __init__(
@@ -75,20 +88,22 @@ class Dispatcher(HandedOver):
         torch_compiled: Callable[[], Any],
         arguments: Mapping[str, Any],
         level: int = 2,
+        shared: Shared | None = None,
+        of: Any = None,
     ) -> None:
+        self._of = of
         self.callee = callee
         self.level = level
         self.stock = stock
         self.torch_compiled = torch_compiled
         self.arguments = dict(arguments)
-        self.name = _name_of(callee)
-        self.binder = Binder(callee, self.name, _in_words(self.arguments, level))
+        self._shared = shared = shared or Shared(callee, arguments, level)
+        self.name = shared.name
+        self.binder = Binder(callee, self.name, shared.arguments)
         self._builder: EntryBuilder | None = None
         """None until a build makes an entry for the callable."""
-        self._settling = SettlingCalls(callee, self.name)
-        self._counts: dict[Use, int] = {}
-        self._logged: set[str] = set()
-        """Reasons that apply to all calls of the callable, and that were already logged once."""
+        self._settling = SettlingCalls(callee, self.name, shared.first_calls)
+        self._counts = shared.counts.by_use
         SESSION.dispatchers.add(self)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # noqa: C901 - the hot path, whole
@@ -137,22 +152,7 @@ class Dispatcher(HandedOver):
 
     def uses(self) -> list[EntryUse]:
         """Return a record for each kind of call so far."""
-        return [
-            EntryUse(callable=self.name, call=call, level=level, reason=reason, calls=calls)
-            for (call, level, reason), calls in self._counts.copy().items()
-            if calls
-        ]
-
-    def counts(self) -> dict[Use, int]:
-        """Return the number of calls so far, by kind."""
-        return self._counts.copy()
-
-    def restore_counts(self, before: Mapping[Use, int]) -> None:
-        """Restore earlier counts. Kinds of calls that are not in `before` are logged again."""
-        self.forget_calls()
-        # New kinds keep a count of zero, because a thread may be about to count a call.
-        for use in list(self._counts):
-            self._counts[use] = before.get(use, 0)
+        return self._shared.counts.uses()
 
     # Called by the session ----------------------------------------------------------------------
 
@@ -232,9 +232,9 @@ class Dispatcher(HandedOver):
             if building:
                 table.refused.setdefault((self.name, call), str(error))
             # All calls of a changed model have the same reason.
-            use = self._count(call, 1, str(error), of_all=not binding.entries)
+            use = self._shared.counts.count(call, 1, str(error), of_all=not binding.entries)
         else:
-            use = self._count(call, entry.level, entry.reason)
+            use = self._shared.counts.count(call, entry.level, entry.reason)
             checks = SESSION.checks
             if not building:
                 followed = for_known_calls(fn, binding.watch)
@@ -278,7 +278,7 @@ class Dispatcher(HandedOver):
                 arguments=self.arguments,
                 level=self.level,
                 lock=self.binder.lock,
-                settling=self._settling,
+                first=self._settling.first,
             )
         call = NewCall(
             build=build, unit=binding.unit, signature=signature, state=state, tensors=tensors
@@ -327,19 +327,6 @@ class Dispatcher(HandedOver):
         # kinds of such calls are enough.
         del same[4:]
 
-    def _count(self, call: str, level: int, reason: str, *, of_all: bool = False) -> Use:
-        use = (call, level, excerpt(reason) if reason else "")
-        if use not in self._counts and len(self._counts) >= CALLS_KEPT:
-            use = ("other calls", level, "")
-        elif reason and not self._counts.get(use) and not SESSION.is_probing:
-            if not of_all:
-                logger.warning("level %d for %s%s: %s", level, self.name, call, use[2])
-            elif use[2] not in self._logged:
-                self._logged.add(use[2])
-                logger.warning("level %d for all calls of %s: %s", level, self.name, use[2])
-        self._counts[use] = self._counts.get(use, 0) + 1
-        return use
-
     def _answer_without(
         self,
         call: str,
@@ -356,9 +343,9 @@ class Dispatcher(HandedOver):
             # Eager execution raises the error that the user expects, but torch.compile would import
             # Dynamo.
             value = self.callee(*args, **kwargs)
-            self._count(call, 1, str(error))
+            self._shared.counts.count(call, 1, str(error))
             return value
-        self._count(call, 1, _why_not_run(fn, error))
+        self._shared.counts.count(call, 1, _why_not_run(fn, error))
         return self.stock(*args, **kwargs)
 
 

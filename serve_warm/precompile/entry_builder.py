@@ -36,7 +36,7 @@ from serve_warm.precompile.facts import OF_PARTS, NoEntry
 from serve_warm.precompile.running_build import PendingEntry, RunningBuild
 from serve_warm.precompile.session import LIBRARY_LEVEL
 from serve_warm.precompile.settling import SETTLES, ChangedByCall, settle, state_of
-from serve_warm.precompile.settling_calls import SettlingCalls
+from serve_warm.precompile.settling_calls import FirstCalls
 from serve_warm.precompile.trace_notes import side_effects
 from serve_warm.precompile.unbroken_parts import advise, is_of_trace
 
@@ -86,7 +86,7 @@ class EntryBuilder:
         arguments: Mapping[str, Any],
         level: int,
         lock: threading.RLock,
-        settling: SettlingCalls,
+        first: FirstCalls,
     ) -> None:
         self._callee = callee
         self._name = name
@@ -99,7 +99,7 @@ class EntryBuilder:
         """Ids of this build's entries that have answered a later call of the build."""
         self._failed: dict[tuple[Any, ...], dict[str, str]] = {}
         """For each call, maps the modules' plain values to the reason why an attempt failed."""
-        self._settling = settling
+        self._first = first
         self._advice: str | None = None
         """Advice on which parts to compile if torch cannot trace the whole callable."""
 
@@ -136,8 +136,8 @@ class EntryBuilder:
             why = attempts[attempt] = self._with_advice(failure, call)  # do not try again each time
             raise NoEntry(why) from failure
         finally:
-            self._settling.makes_state |= state_of(self._callee) != before
-        if self._settling.makes_state:
+            self._first.make_state |= state_of(self._callee) != before
+        if self._first.make_state:
             entry = replace(entry, plan={**entry.plan, SETTLES: True})
         # An earlier attempt may have refused the call, for example because grad mode was on.
         call.build.table.refused.pop((self._name, str(call.signature)), None)
@@ -254,7 +254,7 @@ class EntryBuilder:
         except NoEntry as failure:
             if not settle(self._callee, call.function, call.tensors, failure):
                 raise
-        self._settling.makes_state = True
+        self._first.make_state = True
         return attempt()
 
     def _try_library(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from serve_warm.report import EntryUse
 
 if TYPE_CHECKING:
+    from serve_warm.precompile.call_counts import CallCounts
     from serve_warm.precompile.dispatcher import Dispatcher
     from serve_warm.precompile.entries import Entry, EntryTable, LoadLibrary
     from serve_warm.precompile.entry_checks import Checks
@@ -74,6 +75,8 @@ class Session:
     def __init__(self) -> None:
         self.dispatchers: LiveObjects[Dispatcher] = LiveObjects()
         """One dispatcher for each callable of `serve_warm.compile` that is still in use."""
+        self.counts: LiveObjects[CallCounts] = LiveObjects()
+        """Counts of the calls to these callables."""
         self.loaded: EntryTable | None = None
         """Entries of the artifact."""
         self.being_built: RunningBuild | None = None
@@ -200,25 +203,27 @@ class Session:
     @contextlib.contextmanager
     def probing(self) -> Iterator[None]:
         """In the block, do not count calls, and do not log new kinds of calls."""
-        before = {each: each.counts() for each in self.dispatchers}
+        before = {counts: counts.by_use.copy() for counts in self.counts}
         self.is_probing = True
         try:
             yield
         finally:
             self.is_probing = False
-            for each in self.dispatchers:
-                each.restore_counts(before.get(each, {}))
+            for dispatcher in self.dispatchers:
+                dispatcher.forget_calls()
+            for counts in self.counts:
+                counts.restore(before.get(counts, {}))
 
     def uses(self) -> tuple[EntryUse, ...]:
         """Return each kind of call so far, with its level and count, for all callables."""
-        counts: dict[tuple[str, str, int, str], int] = {}
-        for dispatcher in self.dispatchers:
-            for use in dispatcher.uses():
+        total: dict[tuple[str, str, int, str], int] = {}
+        for counts in self.counts:
+            for use in counts.uses():
                 key = (use.callable, use.call, use.level, use.reason)
-                counts[key] = counts.get(key, 0) + use.calls
+                total[key] = total.get(key, 0) + use.calls
         return tuple(
             EntryUse(callable=name, call=call, level=level, reason=reason, calls=calls)
-            for (name, call, level, reason), calls in sorted(counts.items())
+            for (name, call, level, reason), calls in sorted(total.items())
         )
 
 

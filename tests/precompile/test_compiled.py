@@ -39,6 +39,7 @@ from models import (  # noqa: F401 - fixtures
 from serve_warm.compiler.proof import forbid
 from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import ConfigError
+from serve_warm.precompile.session import SESSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -284,6 +285,88 @@ class Equal:
     @serve_warm.compile(dynamic=False, backend="eager")
     def embed(self, given: torch.Tensor) -> torch.Tensor:
         return given * self.scale
+
+
+class Slotted:
+    """An object without a `__dict__`, in which compiled methods could be stored."""
+
+    __slots__ = ("__weakref__", "scale")
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    @serve_warm.compile(dynamic=False)
+    def embed(self, given: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(given, given, given, alpha=self.scale)
+
+
+@torch.inference_mode()
+def test_an_object_with_slots_has_its_own_method_and_is_freed(tmp_path: Path):
+    """A new object, which can have the id of a freed one, never gets the method of another."""
+    given = torch.ones(4, 4)
+    build(tmp_path, lambda: Slotted(2.0).embed(given))
+    held = [Slotted(2.0)]
+
+    with started(tmp_path), eager_below():
+        before = served(lambda: held[0].embed(given))
+        gone = weakref.ref(held.pop())
+        gc.collect()
+        others = [served(lambda n=n: Slotted(n).embed(given)) for n in (3.0, 2.0, 4.0)]
+
+    assert gone() is None
+    assert [each.level for each in (before, *others)] == [2, 1, 2, 1]
+    for found, scale in zip((before, *others), (2.0, 3.0, 2.0, 4.0), strict=True):
+        close(found.value, torch.addmm(given, given, given, alpha=scale))
+
+
+def test_a_class_method_can_be_compiled():
+    """A class cannot store a compiled method either."""
+
+    class Held:
+        scale = 2.0
+
+        @classmethod
+        @serve_warm.compile(dynamic=False, backend="eager")
+        def embed(cls, given: torch.Tensor) -> torch.Tensor:
+            return given * cls.scale
+
+    close(Held.embed(x()), x() * 2)
+
+
+def test_a_method_that_replaces_another_runs():
+    """Also if its compiled function has the id of the replaced one, which is freed."""
+    one = Equal("a", 2.0)
+    before = Equal.embed
+    try:
+        for number in range(20):
+            one.embed(x())
+
+            def embed(_: Equal, given: torch.Tensor, number: int = number) -> torch.Tensor:
+                return given + number
+
+            del Equal.embed
+            Equal.embed = serve_warm.compile(embed, dynamic=False, backend="eager")
+
+            close(one.embed(x()), x() + number)
+    finally:
+        Equal.embed = before
+
+
+@torch.inference_mode()
+def test_objects_of_a_class_share_the_counts_and_warnings(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """The report still has the calls of freed objects, and a log does not grow by each object."""
+    build(tmp_path, lambda: Equal("a", 2.0).embed(x()))
+
+    with started(tmp_path), eager_below():
+        for _ in range(5):
+            Equal("a", 3.0).embed(x())
+        gc.collect()
+        found = [use for use in SESSION.uses() if use.callable.endswith("Equal.embed")]
+
+    assert sum(use.calls for use in found if use.level == 1) >= 5
+    assert caplog.text.count("Equal.embed") == 1
 
 
 def test_equal_objects_are_not_one():

@@ -46,6 +46,7 @@ def build(
 def forget_callables() -> None:
     """Stop counting callables of earlier tests, because some are still alive."""
     SESSION.dispatchers.clear()
+    SESSION.counts.clear()
 
 
 @contextlib.contextmanager
