@@ -11,7 +11,9 @@ are imported only if a call needs level 1.
 
 from __future__ import annotations
 
+import copy
 import functools
+import sys
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -420,6 +422,30 @@ class _CompiledFunction:
         )
         functools.update_wrapper(method, bound, updated=())
         return method
+
+    def __copy__(self) -> _CompiledFunction:
+        return self  # as for a plain function
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _CompiledFunction:
+        # A plain function stays the same. A bound method or a partial is copied with its objects.
+        function = copy.deepcopy(self._function, memo)
+        if function is self._function:
+            return self
+        return _CompiledFunction(function, self._arguments, level=self._serve_warm.level)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        if _find_by_name(self) is self:
+            return str(self.__qualname__)
+        level = self._serve_warm.level
+        return functools.partial(compile, level=level, **self._arguments), (self._function,)
+
+
+def _find_by_name(function: Any) -> Any:
+    """Return the object that has a function's name in the function's module, or None."""
+    found: Any = sys.modules.get(getattr(function, "__module__", None) or "")
+    for name in getattr(function, "__qualname__", "").split("."):
+        found = getattr(found, name, None)
+    return found
 
 
 METHODS = "_serve_warm_methods"

@@ -16,6 +16,7 @@ hook that the graph was built on (`binding`).
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import logging
 import threading
@@ -145,6 +146,18 @@ class Dispatcher(HandedOver):
                 except NOT_ANSWERED as error:
                     return self._answer_without(use[0], fn, error, args, kwargs)
         return self._look_up(args, kwargs)
+
+    def __copy__(self) -> Dispatcher:
+        return self  # as for a plain method
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        get, (instance, *_) = self.__reduce__()
+        return get(copy.deepcopy(instance, memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._of is None:
+            raise TypeError(f"cannot copy or pickle the dispatcher of {self.name}")
+        return self._of.__get__, (self.callee.__self__,)
 
     def library_arguments(self) -> str:
         """Return the compile arguments as text if libraries are requested, else an empty string."""

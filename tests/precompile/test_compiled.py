@@ -569,6 +569,67 @@ def test_a_buffer_set_in_a_forward_does_not_recompile():
     assert (watch_process().counts() - counts).quiet
 
 
+@serve_warm.compile(dynamic=False, backend="eager")
+def doubled(given: torch.Tensor) -> torch.Tensor:
+    return given * 2
+
+
+def tripled(given: torch.Tensor) -> torch.Tensor:
+    return given * 3
+
+
+class Holder:
+    """An object with each kind of compiled function and method."""
+
+    def __init__(self) -> None:
+        self.scale = 2.0
+        self.function = doubled
+        self.other = serve_warm.compile(tripled, dynamic=False, backend="eager")
+        self.method = self.scaled
+        self.of_method = serve_warm.compile(self.eager, dynamic=False, backend="eager")
+        self.object = serve_warm.compile(Doubling(2.0), dynamic=False, backend="eager")
+
+    @serve_warm.compile(dynamic=False, backend="eager")
+    def scaled(self, given: torch.Tensor) -> torch.Tensor:
+        return given * self.scale
+
+    def eager(self, given: torch.Tensor) -> torch.Tensor:
+        return given * self.scale
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        pytest.param(copy.deepcopy, id="deepcopy"),
+        pytest.param(lambda each: pickle.loads(pickle.dumps(each)), id="pickle"),
+    ],
+)
+def test_an_object_with_compiled_functions_can_be_copied(again: Any):
+    """The copy's methods run on the copy, as the methods of a copy without compiled code do."""
+    first = Holder()
+    first.scaled(x())
+
+    other = again(first)
+    other.scale = 5.0
+
+    assert other.function is doubled
+    close(other.other(x()), x() * 3)
+    close(other.object(x()), x() * 2)
+    for ours in (other.method, other.scaled, other.of_method):
+        close(ours(x()), x() * 5)
+    for ours in (first.method, first.scaled, first.of_method):
+        close(ours(x()), x() * 2)
+
+
+def test_a_shallow_copy_of_a_compiled_function_is_the_function():
+    """As for functions and methods of Python."""
+    first = Holder()
+
+    assert copy.copy(doubled) is doubled
+    assert copy.copy(first.method) is first.method
+    assert copy.copy(first).of_method is first.of_method
+
+
 # --- fresh processes --------------------------------------------------------------------------
 
 
