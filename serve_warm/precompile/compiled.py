@@ -250,6 +250,9 @@ class LightModule(torch.nn.Module):
     Attributes, parameters and training mode come from the wrapped module. Names in its `state_dict`
     begin with `_orig_mod.`, as in torch.compile's module. torch.compile runs at the first call that
     needs level 1.
+
+    As soon as Dynamo is imported, `isinstance` says that this is torch.compile's module, because
+    libraries such as diffusers and accelerate unwrap only such modules.
     """
 
     def __init__(self, module: torch.nn.Module, arguments: Mapping[str, Any]) -> None:
@@ -279,6 +282,17 @@ class LightModule(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the call without hooks."""
         return self.__dict__["_serve_warm"](*args, **kwargs)
+
+    @property  # type: ignore[misc]  # read-only
+    def __class__(self) -> type:
+        """The class of torch.compile's module, or this class if Dynamo is not imported.
+
+        `isinstance` checks both this class and the actual one. Copying, pickling and Dynamo use
+        only the actual one.
+        """
+        # Not an import, which takes a second. A module that is being imported has no class yet.
+        dynamo = sys.modules.get("torch._dynamo.eval_frame")
+        return getattr(dynamo, "OptimizedModule", None) or type(self)
 
     @property
     def training(self) -> bool:
@@ -318,7 +332,7 @@ class LightModule(torch.nn.Module):
         return bool(self._orig_mod)
 
     def __dir__(self) -> list[str]:
-        return sorted({*object.__dir__(self), *dir(self._orig_mod)})
+        return sorted({*vars(self), *dir(type(self)), *dir(self._orig_mod)})
 
     def __reduce__(self) -> tuple[Any, ...]:
         arguments = self.__dict__["_serve_warm"].arguments

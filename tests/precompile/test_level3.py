@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 import serve_warm
 from levels import build, eager_below, in_a_process, served, started
@@ -112,6 +113,9 @@ def both() -> tuple[Any, Any]:
         pytest.param(lambda m: type(m._orig_mod).__name__, id="orig_mod"),
         pytest.param(lambda m: sorted({"label", "linear", "train"} & set(dir(m))), id="dir"),
         pytest.param(lambda m: (hasattr(m, "nothing"), isinstance(m, nn.Module)), id="absent"),
+        pytest.param(lambda m: isinstance(m, torch._dynamo.OptimizedModule), id="class"),
+        pytest.param(lambda m: isinstance(m, Net), id="class of the model"),
+        pytest.param(lambda m: list(get_model_state_dict(m)), id="checkpoint"),
         pytest.param(lambda m: list(copy.deepcopy(m).state_dict()), id="deepcopy"),
         pytest.param(lambda m: copy.deepcopy(m).linear.weight is m.linear.weight, id="own"),
     ],
@@ -147,6 +151,72 @@ def test_a_pickle_is_handed_over_again():
     assert compile_arguments(SimpleNamespace(again=again, model=model)) == dict.fromkeys(
         ("again", "model"), "dynamic=False, level=3"
     )
+
+
+@pytest.mark.slow
+def test_diffusers_unwraps_a_module():
+    """Pipelines look for the class of the model below torch.compile's module."""
+    torch_utils = pytest.importorskip("diffusers.utils.torch_utils")
+    model = serve_warm.compile(Net().eval(), level=3)
+
+    assert torch_utils.is_compiled_module(model)
+    assert torch_utils.unwrap_module(model) is model._orig_mod
+
+
+@pytest.mark.slow
+def test_a_pipeline_of_diffusers_takes_a_control_net():
+    """The pipeline asserts that its model is a ControlNetModel, or a compiled one."""
+    diffusers = pytest.importorskip("diffusers")
+    control_net = diffusers.ControlNetModel(
+        block_out_channels=(4, 8),
+        layers_per_block=1,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        norm_num_groups=1,
+        cross_attention_dim=8,
+        conditioning_embedding_out_channels=(2, 4),
+    )
+    pipeline = diffusers.StableDiffusionControlNetPipeline.__new__(
+        diffusers.StableDiffusionControlNetPipeline
+    )
+    vars(pipeline)["controlnet"] = serve_warm.compile(control_net.eval(), level=3)
+
+    pipeline.check_inputs("a bird", torch.zeros(1, 3, 8, 8), None)
+
+
+def test_torch_compile_traces_through_a_module():
+    """Dynamo reads the actual class, so the reported class changes nothing for it."""
+    model = serve_warm.compile(Net().eval(), level=3)
+
+    def outer(given: torch.Tensor) -> torch.Tensor:
+        return model(given) * (2 if isinstance(model, nn.Module) else 3)
+
+    compiled = torch.compile(outer, backend="eager", fullgraph=True)
+
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(x()), model._orig_mod(x()) * 2)
+
+
+@pytest.mark.slow
+def test_the_class_of_a_module_imports_no_compiler():
+    """Not `isinstance`, a look at all attributes, a copy or a pickle."""
+    program = """if True:
+        import copy, inspect, pickle, sys
+        from torch import nn
+        import serve_warm
+
+        model = serve_warm.compile(nn.Sequential(nn.Linear(2, 2)), level=3)
+        assert not isinstance(model, nn.Linear)
+        inspect.getmembers(model), repr(model), pickle.loads(pickle.dumps(model))
+        assert type(copy.deepcopy(model)) is type(model)
+        assert "torch._dynamo" not in sys.modules
+        import torch._dynamo
+        assert isinstance(model, torch._dynamo.OptimizedModule)
+        inspect.getmembers(model), repr(model), pickle.loads(pickle.dumps(model))
+        assert type(copy.deepcopy(model)) is type(model)
+        """
+
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run([sys.executable, "-c", program], env=env, check=True)
 
 
 def test_hooks_of_the_wrapper_fire(stand_in: EagerLibraries, tmp_path: Path):
