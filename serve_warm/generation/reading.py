@@ -65,25 +65,28 @@ def read(model: Any, *, max_length: int, prompt_lengths: Sequence[int]) -> Needs
     try:
         cache, states, features = _call_once(model)
     except ERRORS as error:
-        raise ConfigError(
-            f"compile_generation could not find the cache of {type(model).__name__}: "
-            f"{describe_error(error)}",
-            hint="serve it with serve_warm.compile, without a cache",
-        ) from error
+        raise _refuse("cache", model, error) from error
     encoder_length = 0 if features is None or states is None else states.shape[1]
     own, cross = cache, None
     if isinstance(cache, EncoderDecoderCache):
         own, cross = cache.self_attention_cache, cache.cross_attention_cache
     kinds = getattr(config, "layer_types", None)
-    windows = _windows(model, own, config, kinds, max_length)
+    windows = _windows(model, own, kinds, max_length)
+    try:
+        whole = _find_whole_prompts(model, own, windows, kinds, prompt_lengths)
+    except ERRORS as error:
+        raise _refuse("masks", model, error) from error
     accepted = inspect.signature(model.forward).parameters
     # `GenerationMixin` also passes a separate mask for each layer type to such models (5.20, 5.23).
     types = sorted(dict(zip(kinds, windows, strict=True)).items()) if kinds else []
+    prompt_types = [(kind, max_length if kind in whole else each) for kind, each in types]
     form = CallForm(
         dtype=model.dtype,
         has_bool_masks=MASKS[attention],
         window=windows[0],
+        prompt_window=max_length if "" in whole else windows[0],
         layer_types=tuple(types),
+        prompt_layer_types=tuple(prompt_types),
         positions=next((k for k in ("position_ids", "decoder_position_ids") if k in accepted), ""),
         has_logits_to_keep="logits_to_keep" in accepted,
         masks_encoder=cross is not None and _has_mask(model.get_encoder()),
@@ -102,6 +105,14 @@ def read(model: Any, *, max_length: int, prompt_lengths: Sequence[int]) -> Needs
     )
 
 
+def make_cache(model: Any) -> Any:
+    """Return an empty cache, as the model's `generate` makes it."""
+    config = model.config.get_text_config(decoder=True)
+    if not model.config.is_encoder_decoder:
+        return DynamicCache(config=config)
+    return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
+
+
 def count_tokens(model: Any) -> tuple[int, int]:
     """Return how many tokens the encoder and the decoder of a model know."""
 
@@ -113,6 +124,14 @@ def count_tokens(model: Any) -> tuple[int, int]:
     encoder = model.get_encoder()
     is_text = model.main_input_name == "input_ids"
     return count(encoder) if is_text else 0, count(model.get_decoder())
+
+
+def _refuse(what: str, model: Any, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"compile_generation could not find the {what} of {type(model).__name__}: "
+        f"{describe_error(error)}",
+        hint="serve it with serve_warm.compile, without a cache",
+    )
 
 
 def _check_kind(model: Any) -> None:
@@ -143,17 +162,15 @@ def _call_once(model: Any) -> tuple[Any, Any, torch.Tensor | None]:
     """
     name, device = type(model).__name__, model.device
     token = torch.zeros((1, 1), dtype=torch.int64, device=device)
-    config = model.config.get_text_config(decoder=True)
+    cache = make_cache(model)
     with torch.inference_mode():
         if not model.config.is_encoder_decoder:
-            cache: Any = DynamicCache(config=config)
             out = model(input_ids=token, past_key_values=cache, use_cache=True)
             features, states = None, None
         else:
             features = _features(model)
             given = token if features is None else features
             states = model.get_encoder()(given).last_hidden_state
-            cache = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
             out = model(
                 encoder_outputs=(states,),
                 decoder_input_ids=token,
@@ -193,13 +210,12 @@ def _has_mask(encoder: Any) -> bool:
     )
 
 
-def _windows(
-    model: Any, cache: Any, config: Any, kinds: Sequence[str] | None, max_length: int
-) -> list[int]:
+def _windows(model: Any, cache: Any, kinds: Sequence[str] | None, max_length: int) -> list[int]:
     """Return the number of positions that each layer's cache keeps."""
-    window = getattr(config, "sliding_window", None)
     found = []
     for number, layer in enumerate(cache.layers):
+        # `generate` makes the same cache, so a window counts even if the model has no use for it.
+        window = getattr(layer, "sliding_window", None)
         kind = kinds[number] if kinds else ("sliding_attention" if window else "full_attention")
         has_keys = isinstance(layer, DynamicLayer) and layer.keys is not None
         if kind not in (*SLIDING, *FULL) or not has_keys:
@@ -209,13 +225,59 @@ def _windows(
                 f"{type(layer).__name__}",
                 hint="full and sliding-window attention are supported",
             )
-        found.append(min(window, max_length) if kind in SLIDING and window else max_length)
+        found.append(min(window, max_length) if window else max_length)
     if not found:
         raise ConfigError(
             f"{type(model).__name__} put nothing into its cache",
             hint="set use_cache=True in the configuration of the model",
         )
     return found
+
+
+def _find_whole_prompts(
+    model: Any,
+    cache: Any,
+    windows: Sequence[int],
+    kinds: Sequence[str] | None,
+    prompt_lengths: Sequence[int],
+) -> set[str]:
+    """Return the layer types whose window the model ignores while it reads a prompt.
+
+    Without layer types, the type of all layers is "". A configuration can have a window that the
+    model's masks ignore, for example a window that was left over in the configuration of a Llama.
+    """
+    window, longest = min(windows), max(prompt_lengths, default=0)
+    if model.config.is_encoder_decoder or longest <= window:
+        return set()
+    of_layers = kinds or [""] * len(windows)
+    narrow = {kind for kind, size in zip(of_layers, windows, strict=True) if size == window}
+
+    def call(kind: str | None) -> torch.Tensor:
+        """Return the logits of one token after `window` others, the first of which stands out."""
+        past = DynamicCache()
+        for number, layer in enumerate(cache.layers):
+            keys, values = (
+                each.new_zeros((1, each.shape[1], window, each.shape[3]))
+                for each in (layer.keys, layer.values)
+            )
+            if of_layers[number] == kind:
+                values[:, :, 0] = OUTSTANDING
+            past.update(keys, values, number)
+        token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
+        logits: torch.Tensor = model(input_ids=token, past_key_values=past, use_cache=True).logits
+        return logits.float()
+
+    with torch.inference_mode():
+        plain = call(None)
+        limit = VISIBLE * plain.abs().max()
+        return {kind for kind in narrow if (call(kind) - plain).abs().max() > limit}
+
+
+OUTSTANDING = 1e4
+"""Value of a cached token that attention cannot overlook. Half precision can represent it."""
+
+VISIBLE = 1e-3
+"""Smallest change of logits, relative to the largest logit, that shows that a token was read."""
 
 
 def _shape(layer: Any, window: int) -> LayerShape:

@@ -22,7 +22,7 @@ Active = tuple[int, tuple[tuple[bool, tuple[str, ...], tuple[str, ...]], ...]]
 """How often parts of the model were replaced, and the state of each adapter layer: whether it is
 disabled, its active adapters, and its merged adapters."""
 
-SETTINGS = ("_attn_implementation", "sliding_window")
+SETTINGS = ("_attn_implementation", "sliding_window", "attention_chunk_size")
 """Settings of a configuration that decide which masks and cache the layers expect."""
 
 _states = operator.attrgetter("disable_adapters", "active_adapters", "merged_adapters")

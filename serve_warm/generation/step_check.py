@@ -6,7 +6,9 @@ The steps call a model with masks, positions and a cache that serve_warm makes. 
 them, or compute its own, such as a local window that depends on the size of the cache. The build
 compares each compiled step with the same step in eager mode, so the build cannot notice this. So a
 process that will compile the steps first runs them eagerly on two short sequences, and compares the
-logits with calls of the model that use no cache.
+logits with calls of the model that use the cache of its `generate`.
+
+A sequence must be longer than a window of the model to show what the model does with the window.
 """
 
 from __future__ import annotations
@@ -21,13 +23,19 @@ import torch
 from serve_warm._redaction import describe_error
 from serve_warm.errors import ConfigError, GenerationRefused
 from serve_warm.generation.decoder import CachedDecoder
-from serve_warm.generation.reading import ERRORS, count_tokens
+from serve_warm.generation.reading import ERRORS, count_tokens, make_cache
 
 LENGTHS = (2, 5)
 """Prompt lengths of the compared sequences, if the longest bucket allows them."""
 
 STEPS = 2
 """Number of decode steps after each prompt, if the cache allows."""
+
+LONGEST = 4097
+"""Maximum number of tokens of a prompt that exceeds a window. Longer windows are not compared."""
+
+MOST_STEPS = 64
+"""Maximum number of decode steps, for a prompt that is shorter than a window."""
 
 LARGEST_ERROR = {4: 1e-2, 2: 0.08}
 """Largest allowed difference, relative to the largest logit, for each element size in bytes. With
@@ -63,6 +71,10 @@ class StepCheck:
         """Whether `check` has found that the steps are right."""
         self._lock = threading.Lock()
         self._positions = positions
+        windows = [cache.window for cache in steps["decode"].slots.layers]
+        within = [each for each in windows if each < min(decoder.max_length, LONGEST)]
+        self._past_windows = max(within, default=0) + 1
+        """Number of tokens of a sequence that exceeds the windows."""
         self._model, self._real, self._features = model, decoder, features
         self._largest = LARGEST_ERROR.get(model.dtype.itemsize, LARGEST_ERROR[4])
         if model.dtype.itemsize < 4 and _has_experts(model.config):
@@ -75,8 +87,10 @@ class StepCheck:
             device=decoder.device,
         )
 
-    def find_error(self, lengths: Sequence[int] = LENGTHS) -> float:
+    def find_error(self, lengths: Sequence[int] | None = None) -> float:
         """Return the largest difference between logits, relative to the largest logit.
+
+        `lengths` are the prompt lengths to compare, by default those of `lengths()`.
 
         Uses free slots of the decoder during the comparison.
 
@@ -84,6 +98,7 @@ class StepCheck:
             ConfigError: the model does not work with the steps.
             GenerationRefused: too few slots are free.
         """
+        lengths = self.lengths() if lengths is None else lengths
         slots = self._real.take(min(len(lengths), self._real.slots))
         try:
             with torch.inference_mode():
@@ -128,16 +143,17 @@ class StepCheck:
         if not is_right:
             raise ConfigError(
                 f"{type(self._model).__name__} gives different logits with serve_warm's decoding "
-                f"steps than without a cache: they differ by {error:.0e}, relative to the largest "
-                f"logit (limit {self._largest:g}). The model may compute masks or positions from "
-                "the size of its cache",
+                f"steps than with its own cache: they differ by {error:.0e}, relative to the "
+                f"largest logit (limit {self._largest:g}). The model may compute masks or "
+                "positions from the size of its cache",
                 hint="serve it with serve_warm.compile, without a cache",
             )
 
     def lengths(self) -> Sequence[int]:
         """Return the prompt lengths to compare."""
         longest = max(self._decoder.prompt_lengths, default=1)
-        found = [min(length, longest) for length in LENGTHS]
+        short, long = LENGTHS
+        found = [min(short, longest), min(max(long, self._past_windows), longest)]
         return found[-1:] * 2 if self._real.needs_equal_lengths else found
 
     def _compare(self, slots: Sequence[int], lengths: Sequence[int]) -> list[Any]:
@@ -148,7 +164,8 @@ class StepCheck:
             for row, length in enumerate(lengths[: len(slots)])
         ]
         first = 1 if config.is_encoder_decoder else max(map(len, prompts))
-        steps = max(0, min(STEPS, self._decoder.max_length - first))
+        more = min(self._past_windows - first, MOST_STEPS)
+        steps = max(0, min(max(STEPS, more), self._decoder.max_length - first))
         tokens = [
             [(5 * step + row + 2) % count for step in range(steps)] for row in range(len(slots))
         ]
@@ -165,8 +182,8 @@ class StepCheck:
                 made[row].append(logits[slot].clone())
         pairs = []
         for row, prompt in enumerate(prompts):
-            whole = self._whole(prompt, tokens[row])
-            pairs.append((torch.stack(made[row]).float(), whole[starts[row] - 1 :].float()))
+            theirs = self._own(prompt, tokens[row])
+            pairs.append((torch.stack(made[row]).float(), torch.stack(theirs).float()))
         return pairs
 
     def _begin(self, slot: int, prompt: list[int]) -> tuple[torch.Tensor, int]:
@@ -179,22 +196,25 @@ class StepCheck:
         length = len(prompt) if is_text else states.shape[1]
         return self._decoder.begin(slot, states, length, 1).clone(), 1
 
-    def _whole(self, prompt: list[int], tokens: list[int]) -> Any:
-        """Return the model's own logits for each position of a sequence, without a cache."""
-        device = self._decoder.device
-        begin = [1] if self._model.config.is_encoder_decoder else prompt
-        ids = torch.tensor([[*begin, *tokens]], device=device)
-        more: dict[str, Any] = {"use_cache": False}
-        if self._positions:
-            more[self._positions] = torch.arange(ids.shape[1], device=device)[None]
-        if not self._model.config.is_encoder_decoder:
-            return self._model(input_ids=ids, **more).logits[0]
-        given = (
-            {"input_ids": torch.tensor([prompt], device=device)}
-            if self._features is None
-            else {self._model.main_input_name: self._features}
-        )
-        return self._model(**given, decoder_input_ids=ids, **more).logits[0]
+    def _own(self, prompt: list[int], tokens: list[int]) -> list[torch.Tensor]:
+        """Return the model's own logits after a prompt, and after each of these tokens."""
+        model, device = self._model, self._decoder.device
+        name, begin, more = "input_ids", prompt, dict[str, Any]()
+        if model.config.is_encoder_decoder:
+            given = torch.tensor([prompt], device=device)
+            inputs = given if self._features is None else self._features
+            states = model.get_encoder()(inputs).last_hidden_state
+            name, begin, more = "decoder_input_ids", [1], {"encoder_outputs": (states,)}
+        cache, found, seen = make_cache(model), [], 0
+        for part in (begin, *([token] for token in tokens)):
+            if self._positions:
+                place = torch.arange(seen, seen + len(part), device=device)
+                more[self._positions] = place[None]
+            more[name] = torch.tensor([part], device=device)
+            logits = model(past_key_values=cache, use_cache=True, **more).logits
+            found.append(logits[0, -1])
+            seen += len(part)
+        return found
 
 
 def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:

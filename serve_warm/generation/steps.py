@@ -22,7 +22,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 from serve_warm._package import public
 from serve_warm._records import record
 
-GRAPH = 3
+GRAPH = 4
 """Version of the graphs that this module's code makes. Increase it if the graphs change. Entries
 are checked against this version, because facts contain no digest of this package's code."""
 
@@ -46,8 +46,13 @@ class CallForm:
     has_bool_masks: bool
     window: int
     """Number of positions that every layer attends to, unless `layer_types` has several values."""
+    prompt_window: int
+    """The same for the tokens of a prompt. Some models ignore the window in their masks, but drop
+    keys from their cache after the prompt."""
     layer_types: tuple[tuple[str, int], ...] = ()
     """Layer types with their windows, if the model takes a separate mask for each layer type."""
+    prompt_layer_types: tuple[tuple[str, int], ...] = ()
+    """The same for the tokens of a prompt."""
     positions: str = ""
     """Name of the argument for token positions; empty if the model derives them from its cache."""
     has_logits_to_keep: bool = False
@@ -181,10 +186,10 @@ class _Step(nn.Module):
         low = torch.finfo(self.form.dtype).min
         return torch.zeros_like(keep, dtype=self.form.dtype).masked_fill(~keep, low)
 
-    def _masks(self, of_window: Any) -> Any:
-        if not self.form.layer_types:
-            return self._mask(of_window(self.form.window))
-        return {kind: self._mask(of_window(window)) for kind, window in self.form.layer_types}
+    def _masks(self, of_window: Any, window: int, types: tuple[tuple[str, int], ...]) -> Any:
+        if not types:
+            return self._mask(of_window(window))
+        return {kind: self._mask(of_window(each)) for kind, each in types}
 
     def _call(self, tokens: Any, positions: Any, layers: Any, masks: Any, **more: Any) -> Any:
         decoder = "decoder_" if self.form.encoder_width else ""
@@ -223,7 +228,7 @@ class Prefill(_Step):
             kept = (positions <= last) & (positions > last - cache.window)
             places = _places(positions.masked_fill(~kept, limit), cache, limit)
             layers.append(_Layer(cache, slot[:, None], places, seen=0, is_prompt=True, kept=kept))
-        masks = self._masks(of_window)
+        masks = self._masks(of_window, self.form.prompt_window, self.form.prompt_layer_types)
         if self.form.has_logits_to_keep:
             return self._call(tokens, positions, layers, masks, logits_to_keep=last)[0, 0]
         return self._call(tokens, positions, layers, masks)[0].index_select(0, last)[0]
@@ -303,7 +308,7 @@ class Decode(_Step):
             _Layer(cache, rows, _places(where, cache, limit), seen=seen, is_prompt=False)
             for cache in self.slots.layers
         ]
-        masks = self._masks(of_window)
+        masks = self._masks(of_window, self.form.window, self.form.layer_types)
         if not self.form.encoder_width:
             return self._call(tokens[:, None], own, layers, masks)[:, -1]
         cross: list[Any] = [

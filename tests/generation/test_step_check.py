@@ -82,7 +82,7 @@ def long_rope(kind: str = "longrope") -> Any:
 
 @pytest.mark.parametrize("name", list(MODELS))
 def test_supported_models_pass(name: str):
-    """Their steps give the logits of a call without a cache."""
+    """Their steps give the logits of calls with the model's own cache."""
     model = load_compiled(name)
 
     error = model._serve_warm_check.find_error()
