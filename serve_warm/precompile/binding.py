@@ -19,8 +19,9 @@ from serve_warm._records import record
 from serve_warm.precompile import call_signature
 from serve_warm.precompile.call_counts import Use
 from serve_warm.precompile.call_signature import Signature
+from serve_warm.precompile.change_checks import never
 from serve_warm.precompile.entries import Entry, EntryTable, Unit, tree
-from serve_warm.precompile.facts import NoEntry, Why
+from serve_warm.precompile.facts import Facts, Merged, NoEntry, Why
 from serve_warm.precompile.module_changes import FactWatch
 from serve_warm.precompile.session import SESSION
 
@@ -40,6 +41,11 @@ the conditions of an entry. The fourth item is the code that runs the call, or N
 last item says how the call is counted."""
 
 
+CALLS_WITHOUT_WATCH = 4
+"""Number of calls to a new instance before a watch is made. To read the facts once takes a quarter
+of the time that it takes to make a watch."""
+
+
 @record(frozen=True, kw_only=True)
 class Binding:
     """The known facts about a callable and its entries, valid until the callable changes."""
@@ -48,6 +54,8 @@ class Binding:
     unit: Unit | None = None
     watch: FactWatch | None = None
     unchanged: Callable[[], bool] = lambda: True
+    is_for_one_call: bool = False
+    """Whether the facts were read for one call only, so the next call must read them again."""
     functions: Sequence[Callable[..., Any] | NoEntry] = ()
     """Code of every entry of the unit. Includes entries that do not match now, because they may
     match again later."""
@@ -116,10 +124,39 @@ def _other_state(name: str, now: str, was: str) -> str:
 UNBOUND = Binding(table=EntryTable({}, {}))
 
 
-class Binder:
-    """Keeps the binding of one callable up to date."""
+@record(frozen=True, kw_only=True)
+class EntriesOfClass:
+    """The entries of one method of all instances of a class, and their merged facts."""
 
-    def __init__(self, callee: Any, name: str, arguments: str) -> None:
+    table: EntryTable
+    unit: Unit
+    number: int
+    """Number of the unit's entries when the facts were merged."""
+    known: frozenset[tuple[type, Any]]
+    facts: Facts
+    of_entries: Sequence[Sequence[int]]
+    """For each entry, the indexes of its facts in `facts`."""
+
+
+class OfClass:
+    """Keeps the last `EntriesOfClass`, for the binders of all instances."""
+
+    def __init__(self) -> None:
+        self.entries: EntriesOfClass | None = None
+
+
+class Binder:
+    """Keeps the binding of one callable up to date.
+
+    The binder of a method also gets `of_class`, which the binders of all instances share. Such an
+    instance may be made for a single request, so its first calls make no watch.
+    """
+
+    def __init__(
+        self, callee: Any, name: str, arguments: str, of_class: OfClass | None = None
+    ) -> None:
+        self._of_class = of_class
+        self._calls_without_watch = 0
         self.lock = threading.RLock()
         self.binding = UNBOUND
         """Each call reads this value. To replace the value, hold `lock`."""
@@ -143,7 +180,10 @@ class Binder:
         binding, table = self.binding, SESSION.active
         if table is None:
             binding = Binding(table=None)
-        elif binding.table is not table or not _has_all(binding):
+        elif self._of_class is not None and self._may_skip_watch(table, binding):
+            self._calls_without_watch += 1
+            binding = self._bind_for_one_call(table, self._of_class)
+        elif binding.table is not table or binding.is_for_one_call or not _has_all(binding):
             binding = self._bind(table)
         elif SESSION.being_built is not None and binding.watch is None:
             # There is no watch yet, because the unit has no entries. So look for new parts of the
@@ -159,6 +199,13 @@ class Binder:
         self.binding = binding
         return binding
 
+    def follow_changes(self) -> Binding:
+        """Return the binding after a change. The caller must hold `lock`.
+
+        A binding for one call stays as it is: it has no known calls, so the lookup binds again.
+        """
+        return self.binding if self.binding.is_for_one_call else self.bind_again()
+
     def load(
         self, table: EntryTable
     ) -> tuple[Unit, list[tuple[Entry, Callable[..., Any] | NoEntry]]]:
@@ -168,22 +215,59 @@ class Binder:
         calls do not wait for it.
         """
         unit = table.unit(self._name, self._arguments, tree(self._callee))
-        loaded: list[tuple[Entry, Callable[..., Any] | NoEntry]] = []
-        for entry in list(unit.entries):
-            try:
-                loaded.append((entry, table.function(entry)))
-            except NoEntry as error:
-                loaded.append((entry, error))
-        return unit, loaded
+        return unit, _load_functions(table, unit)
+
+    def _may_skip_watch(self, table: EntryTable, binding: Binding) -> bool:
+        is_new = binding is UNBOUND or (binding.is_for_one_call and binding.table is table)
+        is_building = SESSION.being_built is not None
+        return is_new and not is_building and self._calls_without_watch < CALLS_WITHOUT_WATCH
+
+    def _bind_for_one_call(self, table: EntryTable, of_class: OfClass) -> Binding:
+        """Return a binding that has no watch on the callable's facts."""
+        if call_signature.module_of(self._callee) is not None:  # not made for a single request
+            return self._bind(table)
+        shared = of_class.entries
+        if shared is None or shared.table is not table or shared.number != len(shared.unit.entries):
+            unit = table.unit(self._name, self._arguments, ())
+            entries = list(unit.entries)
+            merged = Merged.of([entry.facts for entry in entries])
+            shared = of_class.entries = EntriesOfClass(
+                table=table,
+                unit=unit,
+                number=len(entries),
+                known=_known_values(entries),
+                facts=merged.facts_of_all(),
+                of_entries=merged.of_table,
+            )
+        if not shared.number:
+            return self._bind(table)
+        facts, objects = shared.facts, shared.facts.objects(self._callee)
+        broken: dict[int, Why | None] = {}
+
+        def find_broken(entry: int) -> Why | None:
+            for number in shared.of_entries[entry]:
+                if number not in broken:
+                    broken[number] = facts.find_broken(facts.facts[number], objects)
+                if (why := broken[number]) is not None:
+                    return why
+            return None
+
+        functions = [function for _, function in _load_functions(table, shared.unit)]
+        _, entries_now, unfit = _sort(shared.unit, functions, find_broken)
+        return Binding(
+            table=table,
+            unit=shared.unit,
+            unchanged=never,
+            is_for_one_call=True,
+            functions=functions,
+            entries=entries_now,
+            unfit=unfit,
+            known=shared.known,
+        )
 
     def _bind(self, table: EntryTable) -> Binding:
         unit, loaded = self.load(table)
         entries = [entry for entry, _ in loaded]
-        known = {
-            value
-            for e in entries
-            for value in call_signature.list_known_values(e.signature.structure)
-        }
         # Without entries no change can cause a wrong answer. But a change may restore a structure
         # that has entries.
         watched = entries or table.of_other_structures(unit)
@@ -197,7 +281,7 @@ class Binder:
                 unit=unit,
                 watch=watch,
                 functions=[function for _, function in loaded],
-                known=frozenset(known),
+                known=_known_values(entries),
             )
         )
 
@@ -250,17 +334,7 @@ def _judge(binding: Binding) -> Binding:
     watch, unit = binding.watch, binding.unit
     if watch is None or unit is None:
         return binding
-    fitting, entries = [], []
-    unfit: dict[str, Why] = {}
-    for number, function in enumerate(binding.functions):
-        entry = unit.entries[number]
-        if isinstance(function, NoEntry):
-            unfit[str(entry.signature)] = functools.partial(str, function)
-        elif (broken := watch.find_broken(number)) is not None:
-            unfit[str(entry.signature)] = broken
-        else:
-            fitting.append(number)
-            entries.append((entry, function))
+    fitting, entries, unfit = _sort(unit, binding.functions, watch.find_broken)
     state = tuple(fitting)
     if state not in binding.states and len(binding.states) >= STATES_KEPT:
         binding.states.pop(next(iter(binding.states)))
@@ -272,4 +346,49 @@ def _judge(binding: Binding) -> Binding:
         unfit=unfit,
         hits=hits,
         open_hits=open_hits,
+    )
+
+
+def _sort(
+    unit: Unit,
+    functions: Sequence[Callable[..., Any] | NoEntry],
+    find_broken: Callable[[int], Why | None],
+) -> tuple[list[int], list[tuple[Entry, Callable[..., Any]]], dict[str, Why]]:
+    """Return the numbers of the entries that fit now, these entries, and why others do not fit.
+
+    `find_broken` returns a fact that does not hold, for the number of an entry.
+    """
+    fitting, entries = [], []
+    unfit: dict[str, Why] = {}
+    for number, function in enumerate(functions):
+        entry = unit.entries[number]
+        if isinstance(function, NoEntry):
+            unfit[str(entry.signature)] = functools.partial(str, function)
+        elif (broken := find_broken(number)) is not None:
+            unfit[str(entry.signature)] = broken
+        else:
+            fitting.append(number)
+            entries.append((entry, function))
+    return fitting, entries, unfit
+
+
+def _load_functions(
+    table: EntryTable, unit: Unit
+) -> list[tuple[Entry, Callable[..., Any] | NoEntry]]:
+    """Return a unit's entries with their code, or with the reason why there is none."""
+    loaded: list[tuple[Entry, Callable[..., Any] | NoEntry]] = []
+    for entry in list(unit.entries):
+        try:
+            loaded.append((entry, table.function(entry)))
+        except NoEntry as error:
+            loaded.append((entry, error))
+    return loaded
+
+
+def _known_values(entries: Sequence[Entry]) -> frozenset[tuple[type, Any]]:
+    """Return the numbers and strings in the calls of these entries."""
+    return frozenset(
+        value
+        for entry in entries
+        for value in call_signature.list_known_values(entry.signature.structure)
     )

@@ -29,7 +29,7 @@ from serve_warm.compiler import evidence
 from serve_warm.compiler.compiled_objects import HandedOver
 from serve_warm.precompile import call_signature
 from serve_warm.precompile.aoti_library import LibraryFailedCleanly, for_known_calls
-from serve_warm.precompile.binding import Binder, Binding
+from serve_warm.precompile.binding import Binder, Binding, OfClass
 from serve_warm.precompile.call_checks import is_intercepted, state_check, tensor_check
 from serve_warm.precompile.call_counts import CallCounts, Use
 from serve_warm.precompile.call_forms import Reordered, find_form, order_of
@@ -71,6 +71,7 @@ class Shared:
         self.arguments = _in_words(arguments, level)
         self.counts = CallCounts(self.name)
         self.first_calls = FirstCalls()
+        self.of_class = OfClass()
 
 
 class Dispatcher(HandedOver):
@@ -93,6 +94,7 @@ class Dispatcher(HandedOver):
         of: Any = None,
     ) -> None:
         self._of = of
+        of_class = None if shared is None else shared.of_class
         self.callee = callee
         self.level = level
         self.stock = stock
@@ -100,7 +102,7 @@ class Dispatcher(HandedOver):
         self.arguments = dict(arguments)
         self._shared = shared = shared or Shared(callee, arguments, level)
         self.name = shared.name
-        self.binder = Binder(callee, self.name, shared.arguments)
+        self.binder = Binder(callee, self.name, shared.arguments, of_class)
         self._builder: EntryBuilder | None = None
         """None until a build makes an entry for the callable."""
         self._settling = SettlingCalls(callee, self.name, shared.first_calls)
@@ -121,7 +123,7 @@ class Dispatcher(HandedOver):
             if has_changed:
                 # Most changes do not affect a fact, or restore an earlier state.
                 with binder.lock:
-                    binding = binder.bind_again()
+                    binding = binder.follow_changes()
             tensors: list[Any] = []
             key = key_of(args, kwargs, tensors, binding.known)
             found = binding.hits.get(key, ())
@@ -253,7 +255,7 @@ class Dispatcher(HandedOver):
                 followed = for_known_calls(fn, binding.watch)
                 fn = followed if checks is None else checks.around(self, entry, fn, followed)
             fn = fn if order is None else Reordered(fn, order)
-        if not building and not (fn is None and is_intercepted()):
+        if not (building or binding.is_for_one_call or (fn is None and is_intercepted())):
             self._remember(binding, args, kwargs, entry, fn, use, order)
         return fn, use, tensors
 

@@ -22,10 +22,12 @@ from benchmarks.bench_changes import ADAPTERS, Model, function, rows
 from levels import build, eager_below, started
 from models import one_watch  # noqa: F401 - a fixture
 from serve_warm.compiler.watch import watch_process
+from serve_warm.precompile.binding import CALLS_WITHOUT_WATCH
 from serve_warm.precompile.change_checks import ChangeChecks
 from serve_warm.precompile.dispatcher import Dispatcher
 from serve_warm.precompile.entry_function import refuse_overlap
 from serve_warm.precompile.module_changes import FactWatch
+from serve_warm.precompile.session import SESSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -258,3 +260,53 @@ def test_tensors_at_known_addresses_are_not_compared_in_memory_again(level: int,
 def call_with(model: Any, x: torch.Tensor, *, times: int) -> None:
     for _ in range(times):
         model(x)
+
+
+class PerRequest:
+    """An object that an application makes for each request."""
+
+    def __init__(self, layer: nn.Module, scale: float) -> None:
+        self.layer, self.scale = layer, scale
+
+    @serve_warm.compile(dynamic=False)
+    def run(self, given: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(self.layer(given), given, given.mT @ given, alpha=self.scale)
+
+
+@torch.inference_mode()
+def test_an_object_for_one_request_makes_no_watch(tmp_path: Path):
+    """Its facts are read at each call, until a watch pays off."""
+    layer = nn.Linear(4, 4, bias=False).eval()
+    build(tmp_path, lambda: PerRequest(layer, 2.0).run(rows(3)))
+    kept = PerRequest(layer, 2.0)
+
+    with started(tmp_path), counted() as found:
+        for _ in range(20):
+            PerRequest(layer, 2.0).run(rows(3))
+        without_watch = dict(found)
+        for _ in range(20):
+            kept.run(rows(3))
+
+    assert without_watch == {"_choose": 20}
+    assert found["_choose"] == 20 + CALLS_WITHOUT_WATCH + 1
+    assert found["compiles"] == 0
+
+
+@torch.inference_mode()
+def test_an_object_for_one_request_is_served_as_it_is(tmp_path: Path):
+    """Also if it changes between its first calls, or differs from the build."""
+    layer, other = (nn.Linear(4, 4, bias=False).eval() for _ in range(2))
+    build(tmp_path, lambda: PerRequest(layer, 2.0).run(rows(3)))
+    one, answers, expected = PerRequest(layer, 2.0), [], []
+
+    with started(tmp_path), eager_below():
+        for number in range(CALLS_WITHOUT_WATCH + 3):
+            one.scale = 2.0 + number % 2
+            one.layer = other if number % 3 else layer
+            answers.append(one.run(rows(3)))
+            expected.append(PerRequest.run._function(one, rows(3)))
+        levels = {use.level for use in SESSION.uses() if "PerRequest" in use.callable}
+
+    assert levels == {1, 2}
+    for answer, right in zip(answers, expected, strict=True):
+        torch.testing.assert_close(answer, right)
