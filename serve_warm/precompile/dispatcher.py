@@ -253,7 +253,12 @@ class Dispatcher(HandedOver):
             checks = SESSION.checks
             if not building:
                 followed = for_known_calls(fn, binding.watch)
-                fn = followed if checks is None else checks.around(self, entry, fn, followed)
+                # A check for each object of a single request would double the work of requests.
+                counted_for = self._of._serve_warm if binding.is_for_one_call else self
+                if checks is None:
+                    fn = followed
+                else:
+                    fn = checks.around(self, entry, fn, followed, counted_for=counted_for)
             fn = fn if order is None else Reordered(fn, order)
         if not (building or binding.is_for_one_call or (fn is None and is_intercepted())):
             self._remember(binding, args, kwargs, entry, fn, use, order)

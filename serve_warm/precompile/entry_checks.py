@@ -147,15 +147,18 @@ class Checks:
         entry: Entry,
         fn: Callable[..., Any],
         followed: Callable[..., Any],
+        *,
+        counted_for: Dispatcher,
     ) -> Callable[..., Any]:
         """Return a wrapper that checks an entry; if all checks are done, return the entry's code.
 
-        `followed` runs the same code for calls that the dispatcher has just checked.
+        `followed` runs the same code for calls that the dispatcher has just checked. A check counts
+        for the dispatcher `counted_for`, which can stand for many dispatchers.
         """
-        check = self._check_of(dispatcher, entry)
+        check = self._check_of(counted_for, entry)
         if not self._may_come(check):
             return followed
-        return _Checked(self, dispatcher, check, fn, followed)
+        return _Checked(self, dispatcher, check, fn, followed, counted_for=counted_for)
 
     def _may_come(self, check: Check) -> bool:
         if self.phase is not Phase.SERVING or check.result is None or self._one_in:
@@ -385,6 +388,8 @@ class _Checked:
         check: Check,
         fn: Callable[..., Any],
         followed: Callable[..., Any],
+        *,
+        counted_for: Dispatcher,
     ) -> None:
         self.__globals__ = getattr(fn, "__globals__", {})
         """The globals of the entry's function, in which error handlers look for the graph."""
@@ -393,6 +398,7 @@ class _Checked:
         self._check = check
         self._fn = fn
         self._followed = followed
+        self._counted_for = counted_for
 
     def __call__(self, callee: Any, /, *tensors: Any) -> Any:
         """Run the entry; raise `NoEntry` if a check of this call withdraws the entry."""
@@ -403,11 +409,11 @@ class _Checked:
             return check.entry.signature.function("eager")(callee, *tensors)
         if checks.phase is Phase.SERVING:
             checks.note_call()
-            if checks.is_sampled(self._dispatcher, check):
+            if checks.is_sampled(self._counted_for, check):
                 return checks.answer(self._dispatcher, check, self._fn, tensors)
             return self._followed(callee, *tensors)
         with checks.lock_of(self._dispatcher):
-            if checks.is_due(self._dispatcher, check):
+            if checks.is_due(self._counted_for, check):
                 checks.compare(self._dispatcher, check, self._fn, tensors)
             elif checks.phase is Phase.WARMING:
                 checks.kept.keep(self._dispatcher, check, self._fn, tensors)

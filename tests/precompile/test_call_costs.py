@@ -310,3 +310,24 @@ def test_an_object_for_one_request_is_served_as_it_is(tmp_path: Path):
     assert levels == {1, 2}
     for answer, right in zip(answers, expected, strict=True):
         torch.testing.assert_close(answer, right)
+
+
+@torch.inference_mode()
+def test_objects_for_one_request_share_the_checks_against_eager(tmp_path: Path):
+    """An object that stays gets a check of its own, because its weights can differ."""
+    layer = nn.Linear(4, 4, bias=False).eval()
+    build(tmp_path, lambda: PerRequest(layer, 2.0).run(rows(3)))
+    kept = PerRequest(layer, 2.0)
+
+    with started(tmp_path):
+        checks = SESSION.begin_checks(one_in=0, can_compile=lambda: True, on_failure=lambda _: None)
+        assert checks is not None
+        checks.serve()
+        for _ in range(5):
+            PerRequest(layer, 2.0).run(rows(3))
+        of_requests = checks.report().results["same"]
+        for _ in range(CALLS_WITHOUT_WATCH + 3):
+            kept.run(rows(3))
+
+    assert of_requests == 1
+    assert checks.report().results["same"] == 2

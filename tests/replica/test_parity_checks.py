@@ -402,7 +402,7 @@ def test_a_check_that_fails_costs_no_request(right: Path, caplog: pytest.LogCapt
     def double(_: Any, tensor: torch.Tensor) -> torch.Tensor:
         return tensor * 2
 
-    fn = checks.around(failing, entry, double, double)
+    fn = checks.around(failing, entry, double, double, counted_for=failing)
     answers = [fn(failing.callee, x(2)) for _ in range(3)]
 
     assert all(torch.equal(answer, x(2) * 2) for answer in answers)
