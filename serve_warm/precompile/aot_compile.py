@@ -30,6 +30,7 @@ from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.guard_facts import Guard
 from serve_warm.precompile.kernel_code import add_code_of_inductor
 from serve_warm.precompile.names import locate, source_file
+from serve_warm.precompile.python_random import read_draws, unchanged
 from serve_warm.precompile.tensor_parts import classes_of
 from serve_warm.precompile.trace_notes import all_guarded, guard_from, mark_of
 
@@ -76,7 +77,7 @@ def make(
         return Made(
             fn=with_checks(entry, captured.plan),
             data=type(entry).serialize(entry, {}).serialized_data,
-            references=_references(entry, entry._artifacts.runtime_env),
+            references=_references(entry, captured.plan.get("numbers", {})),
             facts=captured.facts,
             conditions=captured.conditions,
             sources=captured.sources,
@@ -214,7 +215,7 @@ def _capture(  # noqa: PLR0917 - each is a part of one call
         ),
         conditions=(*conditions, *guard_facts.conditions_of([*guards, *unguarded.guards])),
         sources=_sources(entry, dispatched.modules()),
-        plan=_settings_at_load(arguments),
+        plan={**_settings_at_load(arguments), **_numbers(entry)},
     )
     with_parts = [guard.value for guard in guards if guard.kind == guard_facts.OF_PARTS]
     needs_code = any(has_own_hooks(each) for value in with_parts for each in classes_of(value))
@@ -264,8 +265,9 @@ def _settings_at_load(arguments: Mapping[str, Any]) -> Plan:
 @contextlib.contextmanager
 def _settings_of_trace() -> Iterator[None]:
     # Recurrent layers are allowed, because `trace_notes` limits the number of their steps.
+    # While Dynamo traces, it draws an example of each number from Python's generator.
     config: Any = torch._dynamo.config
-    with config.patch(specialize_float=True, allow_rnn=True):
+    with unchanged(), config.patch(specialize_float=True, allow_rnn=True):
         yield
 
 
@@ -275,9 +277,22 @@ def _with_filter(arguments: Mapping[str, Any], take_all: Callable[..., Any]) -> 
     return {**given, "options": {**options_of(arguments), "guard_filter_fn": take_all}}
 
 
-def _references(entry: Any, environment: Any) -> dict[str, tuple[str, str]]:
-    """Return the module and qualified name of each global that torch expects from the loader."""
-    known = {*environment.import_sources, *environment.used_globals, entry._artifacts.backend_id}
+def _numbers(entry: Any) -> Plan:
+    """Return the numbers that a call draws from Python's `random` module."""
+    names = entry._artifacts.runtime_env.external_refs
+    found = {name: read_draws(entry.fn.__globals__.get(name)) for name in sorted(names)}
+    numbers = {name: draws for name, draws in found.items() if draws is not None}
+    return {"numbers": numbers} if numbers else {}
+
+
+def _references(entry: Any, made: Collection[str]) -> dict[str, tuple[str, str]]:
+    """Return the module and qualified name of each global that torch expects from the loader.
+
+    `made` names globals that the loader makes, so these globals are left out.
+    """
+    environment = entry._artifacts.runtime_env
+    known = {*environment.import_sources, *environment.used_globals, *made}
+    known.add(entry._artifacts.backend_id)
     found = {}
     for name in sorted(set(environment.external_refs) - known):
         where = locate(entry.fn.__globals__[name])

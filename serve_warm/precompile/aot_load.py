@@ -25,6 +25,7 @@ from serve_warm._redaction import excerpt
 from serve_warm.precompile.entry_function import Plan, with_checks
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.names import resolve, source_file
+from serve_warm.precompile.python_random import drawing
 
 FAILURES = (
     *(RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError),
@@ -46,6 +47,7 @@ def load(data: bytes, references: Mapping[str, tuple[str, str]], plan: Plan) -> 
 
     with as_reasons():
         found = {name: resolve(*where) for name, where in references.items()}
+        found |= {name: drawing(draws) for name, draws in plan.get("numbers", {}).items()}
         with enable_aot_compile(), config.patch(plan.get("settings", {})):
             entry: Any = torch.compiler.load_compiled_function(
                 io.BytesIO(data), f_globals=found, external_data={}

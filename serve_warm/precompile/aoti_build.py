@@ -31,7 +31,14 @@ import torch
 
 from serve_warm import _private_folders
 from serve_warm._records import record
-from serve_warm.precompile import aot_compile, aoti_cpp, aoti_graphs, aoti_library, facts
+from serve_warm.precompile import (
+    aot_compile,
+    aoti_cpp,
+    aoti_graphs,
+    aoti_library,
+    facts,
+    python_random,
+)
 from serve_warm.precompile.aot_load import as_reasons
 from serve_warm.precompile.aoti_assigned import ASSIGNING, Assigned
 from serve_warm.precompile.aoti_inputs import fake_of, inputs_of, read_sizes, take_parts
@@ -133,6 +140,9 @@ class _Library:
             self.graph = _Graph(_settings(arguments), callee, changes, compiler=compiler)
             settings = {"backend": self.graph.take, "dynamic": arguments.get("dynamic")}
             self.captured = aot_compile.capture(function, callee, tensors, settings, has_plan=True)
+        # A plan can draw Python's random numbers, but only if no other code uses them.
+        for name in self.captured.plan.get("numbers", {}):
+            self.captured.entry.fn.__globals__[name] = python_random.Unused
 
     def run(self, callee: Any, tensors: Sequence[Any]) -> _Run:
         """Return the result of a call, and the plan for such calls."""
@@ -146,7 +156,8 @@ class _Library:
         objects = facts_.objects(callee)
         self.graph.existing = [(facts_.chain(row), objects[row]) for row in rows]
         returned = self.captured.entry.fn(callee, *given)
-        return _Run(given=given, returned=returned, plan=self.graph.plan(given, returned))
+        plan: Plan = {**self.graph.plan(given, returned), **_numbers_of(self.captured.plan)}
+        return _Run(given=given, returned=returned, plan=plan)
 
     def finish(self, callee: Any, run: _Run) -> aot_compile.Made:
         """Open the library, check that it reproduces the run, and return it."""
@@ -167,6 +178,10 @@ class _Library:
             conditions=self.captured.conditions,
             sources=self.captured.sources,
         )
+
+
+def _numbers_of(plan: Plan) -> Plan:
+    return {"numbers": plan["numbers"]} if "numbers" in plan else {}
 
 
 def _settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,6 +240,8 @@ class _Graph:
         read_sizes(graph)
         graph, sources = take_parts(graph, list(map(source_of, inputs_of(graph))))
         self._fakes = list(map(fake_of, inputs_of(graph)))
+        if any(map(python_random.is_number, sources)):
+            raise NoEntry(python_random.USES_NUMBERS)
         self._places = [_place(source, self._callee) for source in sources]
         devices = sorted({str(fake.device) for fake in self._fakes})
         self._device = devices[0]

@@ -36,6 +36,7 @@ from serve_warm.precompile.entry_function import ApartInMemory, Plan
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.library_inputs import GONE, Input, Inputs, Read, Watched, follow
 from serve_warm.precompile.names import describe_tensor, name_of_class, resolve
+from serve_warm.precompile.python_random import drawing
 
 Build = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]], Any]
 """Function that builds the callee's result. It takes the outputs of the native code, the inputs of
@@ -75,6 +76,7 @@ def load(path: Path, plan: Plan) -> Function:
         kind = Native if device == "cpu" else NativeOnGpu
         existing = [_finder(chain) for chain in plan.get("existing", ())]
         native = kind(path, device=device, inputs=len(inputs), outputs=int(plan["outputs"]))
+        numbers = [drawing(draws) for draws in plan.get("numbers", {}).values()]
     except DAMAGED as error:
         raise NoEntry(f"its library cannot be opened: {type(error).__name__}: {error}") from error
     return Function(
@@ -86,6 +88,7 @@ def load(path: Path, plan: Plan) -> Function:
         writes=bool(plan["writes"]),
         draws=bool(plan.get("draws", True)),  # older plans do not have the key
         captures=plan.get("captures"),
+        numbers=numbers,
     )
 
 
@@ -103,6 +106,7 @@ class Function:
         writes: bool,
         draws: bool = True,
         captures: str | None = None,
+        numbers: Sequence[Callable[[], Any]] = (),
     ) -> None:
         self.native = native
         self._graphs: Graphed | None = None
@@ -120,8 +124,10 @@ class Function:
         """Functions that find, from the callee, the existing objects that a call returns."""
         self._writes = writes
         """Whether the library writes into its inputs. If so, no two inputs may overlap."""
-        self._draws = draws
-        """Whether the library draws random numbers."""
+        self._numbers = numbers
+        """Functions that draw numbers from Python's `random` module. No code uses the numbers."""
+        self._draws = draws or bool(numbers)
+        """Whether a call draws random numbers."""
         self._inputs = Inputs(inputs)
         self._said = [i.said for i in inputs]
         self._free = frozenset(number for number, i in enumerate(inputs) if "*" in i.said)
@@ -149,6 +155,8 @@ class Function:
         if not any(same(*inputs) for same in self._checks):
             self._learn(inputs)
         addresses = self._apart.check(inputs) if self._writes else None
+        for draw in self._numbers:
+            draw()
         graphs = self._graphs
         try:
             outputs = self.native(inputs) if graphs is None else graphs(inputs, addresses)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ def difference_from_eager(
     The difference is relative to the largest value.
 
     Compares outputs, changed inputs and changed module buffers. Both runs use copies of the
-    tensors. The module and the state of torch's random number generators are restored.
+    tensors. The module and the random number generators of Python and torch are restored.
 
     Raises:
         NoEntry: the difference is too large. Such an entry is never published.
@@ -60,7 +61,7 @@ def difference_in_service(
 ) -> float:
     """Compare one call with eager execution in a replica; errors do not quote request values.
 
-    With `restore`, also compares buffers, and restores the buffers and torch's random state.
+    With `restore`, also compares buffers, and restores the buffers and the random number state.
     Without `restore`, leaves buffers and random state alone, because other threads might be using
     both. So pass `restore=False` only for calls that change neither buffers nor random state.
 
@@ -103,8 +104,8 @@ def why_not_twice(
 ) -> str:
     """Return why a call must not run twice, or an empty string if a second run changes nothing.
 
-    Runs each of `functions` once, on copies of the tensors. Checks torch's random numbers, the
-    call's tensors and the module's buffers, but not other Python objects.
+    Runs each of `functions` once, on copies of the tensors. Checks the random numbers of Python and
+    torch, the call's tensors and the module's buffers, but not other Python objects.
     """
     kept = Kept(callee)
     for function in functions:
@@ -131,7 +132,7 @@ class _Outcome:
 
 
 class Kept:
-    """The state before a run: a module's buffers, and torch's random state."""
+    """The state before a run: a module's buffers, and the random number generators."""
 
     def __init__(self, callee: Any, *, restore: bool = True) -> None:
         self._callee = callee
@@ -152,7 +153,7 @@ class Kept:
 
     def run(self, function: Callable[..., Any], tensors: Sequence[Any]) -> _Outcome:
         """Run a function on copies of the tensors, then restore everything."""
-        random = _random_states() if self._restore else []
+        before = _RandomStates.current() if self._restore else None
         copies = copy_tensors(tensors)
         try:
             out = function(self._callee, *copies)
@@ -160,20 +161,20 @@ class Kept:
             said = describe_result(out, found)
             now = [owner.get_buffer(name) for owner, name, _, _ in self._buffers]
             after = [part.clone() for buffer in now for part in plain_parts(buffer)]
-            draws = not all(map(torch.equal, random, _random_states()))
+            draws = before is not None and not before.are_same(_RandomStates.current())
             return _Outcome(said=said, outputs=found, inputs=copies, buffers=after, draws=draws)
         finally:
-            if self._restore:
-                _restore_random_states(random)
+            if before is not None:
+                before.restore()
             self.restore_buffers()
 
     def run_and_keep(self, function: Callable[..., Any], tensors: Sequence[Any]) -> None:
-        """Run a function on copies of the tensors, then restore only torch's random state."""
-        random = _random_states()
+        """Run a function on copies of the tensors, then restore only the random numbers."""
+        before = _RandomStates.current()
         try:
             function(self._callee, *copy_tensors(tensors))
         finally:
-            _restore_random_states(random)
+            before.restore()
 
     def restore_buffers(self) -> None:
         """Restore the module's earlier buffers and their values."""
@@ -184,20 +185,31 @@ class Kept:
                 part.copy_(value)
 
 
-def _random_states() -> list[Any]:
-    """Return the states of torch's random number generators.
+@record(frozen=True, kw_only=True)
+class _RandomStates:
+    """The states of the random number generators of Python and torch."""
 
-    The result has a state for the CPU, and one for each GPU if CUDA is in use.
-    """
-    cuda: Any = torch.cuda
-    return [torch.get_rng_state(), *(cuda.get_rng_state_all() if cuda.is_initialized() else ())]
+    python: tuple[Any, ...]
+    cpu: torch.Tensor
+    gpus: Sequence[torch.Tensor]
+    """One state for each GPU. Empty if CUDA is not in use."""
 
+    @classmethod
+    def current(cls) -> _RandomStates:
+        cuda: Any = torch.cuda
+        gpus = cuda.get_rng_state_all() if cuda.is_initialized() else ()
+        return cls(python=random.getstate(), cpu=torch.get_rng_state(), gpus=gpus)
 
-def _restore_random_states(states: Sequence[Any]) -> None:
-    torch.set_rng_state(states[0])
-    # There are no GPU states if the run itself was the first to use CUDA.
-    if len(states) > 1:
-        torch.cuda.set_rng_state_all(list(states[1:]))
+    def are_same(self, other: _RandomStates) -> bool:
+        mine, others = (self.cpu, *self.gpus), (other.cpu, *other.gpus)
+        # There may be no GPU states, because the run was the first to use CUDA.
+        return self.python == other.python and all(map(torch.equal, mine, others))
+
+    def restore(self) -> None:
+        random.setstate(self.python)
+        torch.set_rng_state(self.cpu)
+        if self.gpus:
+            torch.cuda.set_rng_state_all(list(self.gpus))
 
 
 def is_same(left: Any, right: Any) -> bool:

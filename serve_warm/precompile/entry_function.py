@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import random
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypedDict
@@ -13,6 +14,7 @@ import torch
 from serve_warm.precompile.call_checks import refuse_unusual, tensor_check
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.names import describe_tensor
+from serve_warm.precompile.python_random import Draw
 from serve_warm.precompile.tensor_parts import Whole, has_parts, plain_parts
 
 
@@ -25,6 +27,9 @@ class Plan(TypedDict, total=False):
     """Whether the code depends on state that the callable creates on its first calls."""
     settings: dict[str, Any]
     """At level 2: Inductor settings for loading the entry, if any."""
+    numbers: dict[str, list[Draw]]
+    """Numbers that a call draws from Python's `random` module, if any, by the name of the global
+    that draws the numbers."""
     inputs: list[dict[str, Any]]
     """Where each input comes from, and its properties at the build (`aoti_library.Input`). This key
     and all keys below exist only at level 3."""
@@ -261,4 +266,27 @@ def with_checks(entry: Any, plan: Plan) -> Callable[..., Any]:
     captures = bool(plan.get("settings"))
     entry.fn.__globals__[name] = _Graph(compiled, writes=writes, captures=captures)
     fn: Callable[..., Any] = entry.fn
-    return fn
+    return _Undrawing(fn) if plan.get("numbers") else fn
+
+
+class _Undrawing:
+    """An entry's code, which leaves Python's generator unchanged if the entry refuses a call.
+
+    The code around a graph draws numbers before the graph checks its tensors. If a check fails,
+    other code runs the call and draws the numbers again.
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.__globals__ = getattr(fn, "__globals__", {})
+        """The globals of the entry's function, in which other code looks for the graph."""
+        self._fn = fn
+
+    def __call__(self, callee: Any, /, *tensors: Any) -> Any:
+        """Run the entry."""
+        before = random.getstate()
+        try:
+            return self._fn(callee, *tensors)
+        except (NoEntry, LookupError, AttributeError) as error:
+            if isinstance(error, NoEntry) or may_run_again(self._fn, error):
+                random.setstate(before)
+            raise

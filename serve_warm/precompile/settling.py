@@ -55,8 +55,8 @@ def settle(
 ) -> bool:
     """Call a callable until a call changes nothing; return True if earlier calls made changes.
 
-    The calls get copies of the tensors, and torch's random state is restored afterwards. If every
-    call changes something, the buffers are restored too.
+    The calls get copies of the tensors, and the random number state is restored afterwards. If
+    every call changes something, the buffers are restored too.
     """
     kept = Kept(callee)
     if _settles(kept, callee, function, tensors, failure):

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 from serve_warm.precompile.class_names import reading_names
 from serve_warm.precompile.dict_lookups import Lookups, noting_lookups
 from serve_warm.precompile.dispatch_notes import Dispatched, noting_dispatch
@@ -84,6 +86,7 @@ def all_guarded(begin_set: Callable[[Any, Any], None]) -> Iterator[Unguarded]:
             noting_kernels(found.dispatched),
             _limiting_steps(found),
             reading_names(),
+            _keeping_precision(),
         )
         undo.callback(_forget_handlers)
         for owner, name, function in replacements:
@@ -358,6 +361,30 @@ def _noting_functions(found: Unguarded) -> Replacements:
 
     yield of_functions, "invoke_and_store_as_constant", invoke_and_store_as_constant
     yield of_globals, "is_stdlib", lambda module: is_stdlib(module) and module is not os
+
+
+def _keeping_precision() -> Replacements:
+    """Make the graph take random numbers of Python in float64, as the code around the graph does.
+
+    Otherwise, the graph takes them in the default dtype, and reads the wrong bytes (torch 2.13).
+    """
+    from torch._dynamo.source import RandomValueSource
+    from torch._dynamo.variables import builder
+
+    of_builder: Any = builder.VariableBuilder
+    wrap = of_builder.wrap_unspecialized_primitive
+
+    def wrap_unspecialized_primitive(self: Any, value: Any) -> Any:
+        if not isinstance(self.get_source(), RandomValueSource):
+            return wrap(self, value)
+        dtype = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            return wrap(self, value)
+        finally:
+            torch.set_default_dtype(dtype)
+
+    yield of_builder, "wrap_unspecialized_primitive", wrap_unspecialized_primitive
 
 
 STEPS = 64

@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import enum
 import pickle
+import random
 import threading
 import warnings
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from soundness.rows import READY, START, Group, Numbered, Row, x
+from soundness.rows import READY, START, Group, Numbered, Row, put, x
 
 
 class Flexible(Numbered):
@@ -67,6 +68,27 @@ class Writing(nn.Module):
     def forward(self, x: Any, other: Any) -> Any:
         x.mul_(2)
         return x + other
+
+
+class Drawing(nn.Module):
+    """Draws random numbers of Python, and computes with them."""
+
+    def forward(self, x: Any) -> Any:
+        return x.sin() * random.uniform(0, 1) + random.randint(0, 9), random.uniform(a=2, b=3)
+
+
+class Dropping(nn.Module):
+    """Draws random numbers of Python, and uses none of them in eval mode."""
+
+    def forward(self, x: Any) -> Any:
+        number = random.uniform(0, 1)
+        return x.sin() * number if self.training else x.sin()
+
+
+def seeded(seed: int, call: Any) -> tuple[Any, float]:
+    """Return a call's answer, and the next random number after the call."""
+    random.seed(seed)
+    return call(), random.random()
 
 
 class Reading(nn.Module):
@@ -395,6 +417,31 @@ GROUPS = (
             case("transposed overlap", lambda f: given(x(), lambda a: (f(a, a.T), a))),
             case("detached", lambda f: given(x(), lambda a: (f(a, a.detach()), a))),
             case("neighbours", lambda f: given(x(8, 4), lambda a: (f(a[:4], a[4:]), a))),
+        ),
+    ),
+    Group(
+        name="numbers of Python's random module",
+        kind="input",
+        make=lambda: Drawing().eval(),
+        call=lambda f: seeded(1, lambda: f(x())),
+        rows=(
+            case("another seed", lambda f: seeded(2, lambda: f(x()))),
+            case("two calls", lambda f: seeded(1, lambda: (f(x()), f(x()))), both=True),
+            Row(
+                name="random.uniform that is replaced",
+                change=lambda app: put(random, "uniform", lambda a, b: 0.25),
+                when=(READY, START),
+            ),
+        ),
+    ),
+    Group(
+        name="unused numbers of Python's random module",
+        kind="input",
+        make=lambda: Dropping().eval(),
+        call=lambda f: seeded(1, lambda: f(x())),
+        rows=(
+            case("unused, another seed", lambda f: seeded(2, lambda: f(x()))),
+            Row(name="dropout that is in training", change=lambda app: app.train() and None),
         ),
     ),
     Group(
