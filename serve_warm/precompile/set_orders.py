@@ -224,6 +224,15 @@ def read_graph(graph: Any, sources: Sequence[str]) -> tuple[list[str], list[str]
     Raises:
         NoEntry: an expression cannot be compared.
     """
+    outputs, nodes, keeps_order = _read(graph, sources)
+    return outputs, nodes if keeps_order else []
+
+
+def _read(graph: Any, sources: Sequence[str]) -> tuple[list[str], list[str], bool]:
+    """Return the expressions of the outputs and of all nodes, and whether their order can matter.
+
+    A graph inside the graph, such as a branch of `torch.cond`, is a part of an expression.
+    """
     keys: dict[Any, str] = {}
     left, drawn, keeps_order = list(sources), "", False
     outputs: list[str] = []
@@ -233,33 +242,65 @@ def read_graph(graph: Any, sources: Sequence[str]) -> tuple[list[str], list[str]
                 raise NoEntry(DEPENDS_ON_ORDER)
             keys[node] = _digest("input", left.pop(0))
         elif node.op == "get_attr":
-            keys[node] = _digest("constant", _constant(getattr(graph, node.target)))
+            value = getattr(graph, node.target)
+            if isinstance(value, torch.fx.GraphModule):
+                keys[node], keeps_inner_order = _read_inner(value)
+                keeps_order |= keeps_inner_order
+            else:
+                keys[node] = _digest("constant", _constant(value))
         elif node.op == "output":
-            outputs = [_plain(value, keys) for value in node.args[0]]
+            values = node.args[0]  # a graph inside a graph can return one value
+            values = values if isinstance(values, (list, tuple)) else (values,)
+            outputs = [_plain(value, keys) for value in values]
         else:
             parts = (str(node.target), _plain(node.args, keys), _plain(node.kwargs, keys))
             schema = getattr(node.target, "_schema", None)
-            keeps_order |= schema is None and not _is_plain_function(node.target)
+            keeps_order |= schema is None and not _is_pure(node.target)
             keeps_order |= schema is not None and schema.is_mutable
             keys[node] = _digest(*parts)
-            if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            if _draws(node):
                 # Each call draws new random numbers, so its expression includes the draws before
                 # it.
                 keys[node] = drawn = _digest(keys[node], drawn)
     if left:
         raise NoEntry(DEPENDS_ON_ORDER)
-    return outputs, [*keys.values()] if keeps_order else []
+    return outputs, [*keys.values()], keeps_order
 
 
-def _is_plain_function(target: Any) -> bool:
+def _read_inner(graph: Any) -> tuple[str, bool]:
+    """Return the expression of a graph inside a graph, and whether the order of its nodes matters.
+
+    The order matters if the inner graph draws random numbers, because each call draws new numbers.
+    """
+    sources = [f"input {number}" for number, _ in enumerate(inputs_of(graph))]
+    outputs, nodes, keeps_order = _read(graph, sources)
+    keeps_order |= any(map(_draws, graph.graph.nodes))
+    return _digest("graph", *outputs, *(nodes if keeps_order else ())), keeps_order
+
+
+def _draws(node: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _is_pure(target: Any) -> bool:
+    """Return whether a function without a schema computes the same result in any order of calls."""
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return str(target) in CONTROL_FLOW  # the graphs inside are read separately
     return getattr(target, "__module__", "") in ("_operator", "operator", "math", "builtins")
+
+
+CONTROL_FLOW = (
+    *("cond", "while_loop", "map_impl", "scan", "associative_scan"),
+    *("flex_attention", "invoke_subgraph"),
+)
+"""Operators that run graphs inside the graph and change nothing by themselves (torch 2.13)."""
 
 
 def _constant(value: Any) -> str:
     from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
     if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
-        raise NoEntry(DEPENDS_ON_ORDER)  # a graph inside the graph, or no numbers to compare
+        raise NoEntry(DEPENDS_ON_ORDER)  # there are no numbers to compare
     with unset_fake_temporarily():  # torch is tracing, and the constant is a real tensor
         data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
     return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(data).hexdigest()}"

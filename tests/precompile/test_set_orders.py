@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 
 import serve_warm
 from levels import build, eager_below, served, started
@@ -130,6 +131,51 @@ class Counted(ByName):
         return super().forward(given) * found.sum() + found[0]
 
 
+class Attending(Base):
+    """Calls `flex_attention`, in which torch itself iterates over a set of device names."""
+
+    def forward(self, given: torch.Tensor) -> Any:
+        if self.names[-1] in {"two", "three"} and len(self.names) > 1:
+            given = self.parts["one"](given)
+        given = given.reshape(1, 1, 3, 4)
+        return flex_attention(given, given, given)
+
+
+class Branching(Base):
+    """The graph has graphs inside it, and neither depends on the order."""
+
+    def forward(self, given: torch.Tensor) -> Any:
+        def add(part: torch.Tensor) -> torch.Tensor:
+            made = {name: part * len(name) for name in set(self.names)}
+            return made["one"].cos() + made["two"]
+
+        total = {name: given * len(name) for name in set(self.names)}
+        return torch.cond(given.sum() > 0, add, torch.sin, (total["two"],))
+
+
+class BranchInTurn(Base):
+    """Each step inside a branch depends on the step before."""
+
+    def forward(self, given: torch.Tensor) -> Any:
+        def step(part: torch.Tensor) -> torch.Tensor:
+            for name in set(self.names):
+                part = part.cos() * len(name)
+            return part
+
+        return torch.cond(given.sum() > 0, step, torch.sin, (given,))
+
+
+class BranchRandom(Base):
+    """Each item draws random numbers inside a branch."""
+
+    def forward(self, given: torch.Tensor) -> Any:
+        def draw(part: torch.Tensor) -> torch.Tensor:
+            made = {name: torch.rand_like(part) for name in set(self.names)}
+            return part * made["one"] - made["two"]
+
+        return torch.cond(given.sum() > 0, draw, torch.sin, (given,))
+
+
 class Weighed(Base):
     """A number of the set is in the graph; each forward finds it in another way."""
 
@@ -167,7 +213,8 @@ def test_a_number_that_depends_on_the_order_has_no_entry(way: str, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [ByName, Held, Constant])
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("kind", [ByName, Held, Constant, Attending, Branching])
 @torch.inference_mode()
 def test_a_set_whose_order_does_not_matter_has_an_entry(kind: Callable[..., Any], tmp_path: Path):
     """The entry fits as long as the set has the same items."""
@@ -186,7 +233,13 @@ def test_a_set_whose_order_does_not_matter_has_an_entry(kind: Callable[..., Any]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [InTurn, Listed, Paired, Random, Written, Assigned, Counted])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(InTurn, Listed, Paired, Random, Written, Assigned, Counted),
+        *(BranchInTurn, BranchRandom),
+    ],
+)
 @torch.inference_mode()
 def test_a_set_whose_order_is_in_the_graph_has_no_entry(kind: Callable[[], Any], tmp_path: Path):
     """The reason says what to do."""
