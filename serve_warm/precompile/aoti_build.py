@@ -40,6 +40,7 @@ from serve_warm.precompile import (
     python_random,
 )
 from serve_warm.precompile.aot_load import as_reasons
+from serve_warm.precompile.aoti_aliases import describe_sharing, find_aliases
 from serve_warm.precompile.aoti_assigned import ASSIGNING, Assigned
 from serve_warm.precompile.aoti_inputs import fake_of, inputs_of, read_sizes, take_parts
 from serve_warm.precompile.call_signature import module_of
@@ -303,7 +304,7 @@ class _Graph:
             self._hides_writes or copy._version != was
             for copy, was in zip(copies, versions, strict=True)
         ]
-        self._aliases = _aliases(outputs, copies)
+        self._aliases = find_aliases(outputs, copies)
         # If the graph returns one of its inputs, the caller gets that same tensor.
         by_id = {id(copy): given for copy, given in zip(copies, self._inputs, strict=True)}
         self._outputs = [by_id.get(id(output), output) for output in outputs]
@@ -398,12 +399,13 @@ class _Graph:
         with self._same_random_numbers():
             outputs = native(copies)
         given = {id(tensor) for tensor in self._inputs}
-        found = _aliases(outputs, copies)
+        found = find_aliases(outputs, copies)
         pairs = zip(self._aliases, found, self._outputs, strict=True)
         for number, (eager, ours, output) in enumerate(pairs):
             if eager != ours and id(output) not in given:
                 raise NoEntry(
-                    f"its output {number} {_sharing(ours)}, but the eager output {_sharing(eager)}"
+                    f"its output {number} {describe_sharing(ours)}, but the eager output "
+                    f"{describe_sharing(eager)}"
                 )
 
     def refuse_other_result(
@@ -471,31 +473,6 @@ def _is_on_the_cpu(node: Any) -> bool:
     """Return whether a node creates a tensor on the CPU."""
     made = torch.utils._pytree.tree_leaves(node.meta.get("example_value"))
     return any(isinstance(each, torch.Tensor) and each.device.type == "cpu" for each in made)
-
-
-def _aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[str]:
-    """Describe which tensor shares each output's memory, and the output's offset and strides.
-
-    The text is empty for an output that shares no memory with an input or an earlier output.
-    """
-    owners = {
-        tensor.untyped_storage().data_ptr(): f"input {number}"
-        for number, tensor in enumerate(inputs)
-        if tensor.numel()
-    }
-    found = []
-    for number, output in enumerate(outputs):
-        own = f"output {number}"
-        owner = owners.setdefault(output.untyped_storage().data_ptr(), own)
-        where = f"{owner}, at offset {output.storage_offset()} with strides {output.stride()}"
-        found.append("" if owner == own or not output.numel() else where)
-    return found
-
-
-def _sharing(where: str) -> str:
-    """Describe which tensor shares an output's memory; `where` comes from `_aliases`."""
-    none = "shares no memory with an input or an earlier output"
-    return f"shares memory with {where}" if where else none
 
 
 # The plan -------------------------------------------------------------------------------------

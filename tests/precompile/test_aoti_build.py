@@ -23,6 +23,7 @@ from packaging.version import Version
 
 from processes import HERE
 from serve_warm.precompile import aot_compile, aoti_build, aoti_cpp, aoti_library, call_signature
+from serve_warm.precompile.aoti_aliases import find_aliases
 from serve_warm.precompile.call_signature import Dynamic, Signature
 from serve_warm.precompile.entries import Entry, EntryTable, file_name
 from serve_warm.precompile.facts import NoEntry
@@ -644,7 +645,7 @@ def test_memory_that_is_shared_is_told_from_memory_that_is_not():
     x = torch.randn(4, 4)
     y = x * 2
 
-    shared = aoti_build._aliases([x.t(), y, y[1], y + 0], [x])
+    shared = find_aliases([x.t(), y, y[1], y + 0], [x])
 
     assert shared == [
         "input 0, at offset 0 with strides (1, 4)",
@@ -652,7 +653,7 @@ def test_memory_that_is_shared_is_told_from_memory_that_is_not():
         "output 1, at offset 4 with strides (1,)",
         "",
     ]
-    assert aoti_build._aliases([x.t().clone(), y, y[2], y], [x]) != shared
+    assert find_aliases([x.t().clone(), y, y[2], y], [x]) != shared
 
 
 SHARED = "shares memory with input 0, at offset 0 with strides (1, 3)"
