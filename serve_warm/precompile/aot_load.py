@@ -143,6 +143,19 @@ KNOWN = (
         "Compile only a part of the model, with serve_warm.compile",
     ),
     (
+        re.compile(
+            r"^Caused by: .*\b(np|numpy)\.random\.|method `\w+` of class `(Generator|RandomState)`",
+            re.MULTILINE,
+        ),
+        "it draws random numbers from NumPy, which torch.compile does not trace,",
+        "Pass the numbers as an argument, or draw them with torch or with random.uniform",
+    ),
+    (
+        re.compile(r"`(<unknown module>\.)?Random\.\w+[.`]"),
+        "it calls a function of Python's random module that torch.compile does not trace,",
+        "Use random.uniform or random.randint, or pass the numbers as an argument",
+    ),
+    (
         re.compile(r"[Dd]ata-dependent (branching|expression)"),
         "data-dependent branching",
         (

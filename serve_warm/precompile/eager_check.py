@@ -43,7 +43,59 @@ def difference_from_eager(
     """
     kept = Kept(callee)
     eager = kept.run(function, tensors)
-    return _difference(eager, kept.run(compiled, tensors))
+    ours = kept.run(compiled, tensors)
+    try:
+        return _difference(eager, ours)
+    except NoEntry as wrong:
+        advice = _advise(eager, ours, lambda: kept.run(function, tensors))
+        if not advice:
+            raise
+        raise type(wrong)(f"{wrong}: {advice}") from wrong
+
+
+def _advise(eager: _Outcome, ours: _Outcome, run_again: Callable[[], _Outcome]) -> str:
+    """Return what to do if a result differs from eager, or an empty string if the cause is unknown.
+
+    The more specific cause comes first.
+    """
+    if eager.draws:
+        return DRAWS
+    try:
+        _difference(eager, run_again())
+    except NoEntry:
+        return NOT_REPRODUCIBLE
+    pairs = zip(eager.outputs, ours.outputs)  # noqa: B905 - the results may differ in structure
+    return ZEROS if any(_zeros_only(left, right) for left, right in pairs) else ""
+
+
+DRAWS = (
+    "it draws random numbers, and torch.compile draws others unless you pass "
+    'options={"fallback_random": True}. Or pass the numbers as an argument'
+)
+
+NOT_REPRODUCIBLE = (
+    "two eager runs of the same call differ too, for example because it draws random numbers from "
+    "NumPy: pass the numbers as an argument"
+)
+
+ZEROS = (
+    "eager writes zeros, for example at padded positions, where the compiled code writes other "
+    "values. Layers of nn.TransformerEncoder do this: pass enable_nested_tensor=False, or call "
+    "torch.backends.mha.set_fastpath_enabled(False)"
+)
+"""Reasons for a difference, with advice."""
+
+
+def _zeros_only(eager: Any, ours: Any) -> bool:
+    """Return whether two outputs differ, but not where the eager output is other than zero."""
+    if (eager.shape, eager.dtype) != (ours.shape, ours.dtype) or not eager.is_floating_point():
+        return False
+    others = eager != 0
+    try:
+        _distance(eager[others], ours[others])
+    except NoEntry:
+        return False
+    return bool((ours[~others] != 0).any()) and bool(others.any())
 
 
 def run_on_copies(callee: Any, function: Callable[..., Any], tensors: Sequence[Any]) -> None:

@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import random
 import re
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -51,6 +53,25 @@ class Broken(nn.Module):
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         torch._dynamo.graph_break()
         return given + 1
+
+
+class FromNumpy(nn.Module):
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return given * np.random.uniform(0, 1)  # noqa: NPY002 - as in VITS
+
+
+class FromGenerator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = np.random.default_rng(0)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return given * self.numbers.random()
+
+
+class FromPython(nn.Module):
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return given * random.gauss(0, 1)
 
 
 def quantised() -> nn.Module:
@@ -108,6 +129,9 @@ BRANCH = r"data-dependent branching at test_aot_load.py:\d+: `if {}.*`. Compile 
         (OnNumber, BRANCH.format(r"int\(given.abs\(\).max\(\).item\(\)\) == 3:")),
         (OnSize, BRANCH.format(r"rows.shape\[0\] == 0:")),
         (Broken, r"\(test_aot_load.py:\d+\): Remove the"),
+        (FromNumpy, r"random numbers from NumPy.*test_aot_load.*Pass the numbers as an argument"),
+        (FromGenerator, "random numbers from NumPy.*Pass the numbers as an argument"),
+        (FromPython, "a function of Python's random module.*Use random.uniform"),
         (quantised, "packed weights are a TorchScript object.*with torchao's quantize_"),
     ],
 )

@@ -8,6 +8,7 @@ import dataclasses
 from collections import namedtuple
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -238,9 +239,25 @@ def test_both_draw_the_same_random_numbers():
 
 
 def test_other_random_numbers_are_refused():
-    """Dropout in training has no one answer, and so no entry."""
-    with pytest.raises(NoEntry, match="differs from eager by"):
+    """The reason names the option with which compiled code draws the numbers of eager."""
+    with pytest.raises(NoEntry, match=r"differs from eager by .*fallback_random"):
         difference(torch.rand_like, torch.rand_like, X)
+
+
+def test_a_call_without_a_repeatable_result_is_refused_with_advice():
+    """Numbers from NumPy differ in each run, and so do two eager runs."""
+    numbers = np.random.default_rng(0)
+
+    with pytest.raises(NoEntry, match=r"two eager runs .* pass the numbers as an argument"):
+        difference(lambda x: x * numbers.random(), lambda out: out, X)
+
+
+def test_zeros_that_only_eager_writes_are_refused_with_advice():
+    """A TransformerEncoder writes zeros at padded positions, but only in eager execution."""
+    with pytest.raises(NoEntry, match=r"eager writes zeros.*enable_nested_tensor=False"):
+        difference(lambda x: x.clamp(min=0), lambda out: out + (out == 0), X)
+    with pytest.raises(NoEntry, match=r"relative to the largest value$"):
+        difference(lambda x: x.clamp(min=0), lambda out: out + 1, X)
 
 
 def test_a_fallen_output_that_cannot_be_compared_is_refused():
