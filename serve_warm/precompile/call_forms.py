@@ -4,18 +4,22 @@
 
 A function cannot see how its named parameters were passed. So an entry that was made for one form
 also answers the other forms. Arguments in `*args` or `**kwargs` keep their form, because a forward
-might iterate over these arguments.
+might iterate over these arguments. A function that only `torch.no_grad()` or a similar manager
+decorates counts as not decorated.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch.amp.autocast_mode import autocast_decorator
 from torch.nn.modules import module as nn_module
 
 from serve_warm._records import record
@@ -82,6 +86,8 @@ def parameters_of(callee: Any) -> Parameters:
     skipped = 0
     if isinstance(callee, types.MethodType):
         callee, skipped = callee.__func__, 1
+    while isinstance(callee, types.FunctionType) and callee.__code__ in _passing_codes():
+        callee = inspect.getclosurevars(callee).nonlocals["func"]
     if not isinstance(callee, types.FunctionType):
         return NOTHING_NAMED
     return _parameters_of_code(callee.__code__, skipped)
@@ -90,6 +96,19 @@ def parameters_of(callee: Any) -> Parameters:
 _CALL_IMPL: Any = torch.nn.Module._call_impl
 """The method that `module(...)` runs first. Blocks that are compiled in place are called through
 this method."""
+
+
+@functools.cache
+def _passing_codes() -> frozenset[types.CodeType]:
+    """Return the code of torch's wrappers that pass all arguments unchanged to `func`.
+
+    `torch.no_grad()`, `torch.inference_mode()` and `torch.autocast(...)` make such wrappers if they
+    decorate a function (2.11 to 2.13).
+    """
+    nothing: Any = contextlib.nullcontext()
+    makers: Any = (torch.no_grad(), functools.partial(autocast_decorator, nothing))
+    made = [make(lambda: None) for make in makers]
+    return frozenset(each.__code__ for each in made if "func" in each.__code__.co_freevars)
 
 
 @functools.lru_cache(maxsize=256)

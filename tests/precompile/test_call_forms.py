@@ -61,6 +61,13 @@ class Wrapped(torch.nn.Module):
         return torch.mm(a, b.T)
 
 
+class InContexts(torch.nn.Module):
+    @torch.no_grad()
+    @torch.autocast("cpu", enabled=False)
+    def forward(self, a: Any, b: Any, *, scale: float = 1.0) -> Any:
+        return torch.mm(a, b.T) * scale
+
+
 class Hooked(Plain):
     def __init__(self) -> None:
         super().__init__()
@@ -118,6 +125,20 @@ def test_arguments_by_position_are_found_by_name(tmp_path: Path):
     )
 
     assert levels == [2, 1, 1]
+
+
+def test_a_context_manager_that_decorates_a_forward_passes_the_names_on(tmp_path: Path):
+    """The wrapper is torch's, and cannot show the order of its arguments to the forward."""
+    levels = _level(
+        InContexts(),
+        tmp_path / "entries",
+        ((), {"a": ONE, "b": OTHER, "scale": 2.0}),
+        ((), {"scale": 2.0, "b": OTHER, "a": ONE}),
+        ((ONE,), {"scale": 2.0, "b": OTHER}),
+        ((OTHER, ONE), {"scale": 2.0}),
+    )
+
+    assert levels == [2, 2, 2]
 
 
 def test_open_sizes_hold_in_another_form(tmp_path: Path):
