@@ -30,6 +30,7 @@ from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.guard_facts import Guard
 from serve_warm.precompile.kernel_code import add_code_of_inductor
 from serve_warm.precompile.names import locate, source_file
+from serve_warm.precompile.output_aliases import find_outputs_to_copy, noting_graphs
 from serve_warm.precompile.python_random import read_draws, unchanged
 from serve_warm.precompile.tensor_parts import classes_of
 from serve_warm.precompile.trace_notes import all_guarded, guard_from, mark_of
@@ -72,16 +73,24 @@ def make(
         NoEntry: the graph breaks, or a part of it cannot be written to a file.
     """
     with as_reasons():
-        captured = capture(function, callee, tensors, arguments)
-        entry = captured.entry
+        with noting_graphs() as graphs:
+            captured = capture(function, callee, tensors, arguments)
+        entry, plan = captured.entry, captured.plan
+
+        def find_copies(args: Sequence[Any], outputs: Sequence[Any]) -> list[int]:
+            copies = find_outputs_to_copy(graphs[-1], args, outputs)
+            if copies:
+                plan["copies"] = copies
+            return copies
+
         return Made(
-            fn=with_checks(entry, captured.plan),
+            fn=with_checks(entry, plan, find_copies),
             data=type(entry).serialize(entry, {}).serialized_data,
-            references=_references(entry, captured.plan.get("numbers", {})),
+            references=_references(entry, plan.get("numbers", {})),
             facts=captured.facts,
             conditions=captured.conditions,
             sources=captured.sources,
-            plan=captured.plan,
+            plan=plan,
         )
 
 

@@ -37,10 +37,10 @@ from serve_warm.precompile import (
     aoti_graphs,
     aoti_library,
     facts,
+    output_aliases,
     python_random,
 )
 from serve_warm.precompile.aot_load import as_reasons
-from serve_warm.precompile.aoti_aliases import describe_sharing, find_aliases
 from serve_warm.precompile.aoti_assigned import ASSIGNING, Assigned
 from serve_warm.precompile.aoti_inputs import fake_of, inputs_of, read_sizes, take_parts
 from serve_warm.precompile.call_signature import module_of
@@ -169,7 +169,9 @@ class _Library:
             path.write_bytes(data)
             fn = aoti_library.load(path, plan)
         self.graph.refuse_other_inputs(fn.inputs(callee, run.given))
-        self.graph.refuse_other_aliases(fn.native)
+        fn.copies = self.graph.outputs_to_copy(fn.native)
+        if fn.copies:
+            plan = {**plan, "copies": fn.copies}
         self.graph.refuse_other_result(fn, run.given, run.returned)
         return aot_compile.Made(
             fn=fn,
@@ -304,7 +306,7 @@ class _Graph:
             self._hides_writes or copy._version != was
             for copy, was in zip(copies, versions, strict=True)
         ]
-        self._aliases = find_aliases(outputs, copies)
+        self._aliases = output_aliases.find_aliases(outputs, copies)
         # If the graph returns one of its inputs, the caller gets that same tensor.
         by_id = {id(copy): given for copy, given in zip(copies, self._inputs, strict=True)}
         self._outputs = [by_id.get(id(output), output) for output in outputs]
@@ -393,20 +395,22 @@ class _Graph:
                 where = place.name or place.path or place.index
                 raise NoEntry(f"the {place.kind} {where} is not the tensor that its graph takes")
 
-    def refuse_other_aliases(self, native: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
-        """Raise `NoEntry` if the outputs share memory in a different way than the eager outputs."""
+    def outputs_to_copy(self, native: Callable[[Sequence[Any]], Sequence[Any]]) -> list[int]:
+        """Return the outputs that share memory only in the library (`output_aliases`).
+
+        Raises:
+            NoEntry: an output shares memory with an input only in eager execution.
+        """
         copies = copy_tensors(self._inputs, inference=False)
         with self._same_random_numbers():
             outputs = native(copies)
+        # An output that is an input is not taken from the library.
         given = {id(tensor) for tensor in self._inputs}
-        found = find_aliases(outputs, copies)
-        pairs = zip(self._aliases, found, self._outputs, strict=True)
-        for number, (eager, ours, output) in enumerate(pairs):
-            if eager != ours and id(output) not in given:
-                raise NoEntry(
-                    f"its output {number} {describe_sharing(ours)}, but the eager output "
-                    f"{describe_sharing(eager)}"
-                )
+        found = output_aliases.find_aliases(outputs, copies)
+        rows = zip(self._outputs, self._aliases, found, strict=True)
+        found = [eager if id(output) in given else ours for output, eager, ours in rows]
+        output_aliases.refuse_lost_inputs(self._aliases, found)
+        return output_aliases.outputs_to_copy(self._aliases, found)
 
     def refuse_other_result(
         self, function: aoti_library.Function, tensors: Sequence[Any], returned: Any

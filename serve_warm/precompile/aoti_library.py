@@ -32,7 +32,7 @@ from serve_warm.precompile import facts
 from serve_warm.precompile.aoti_assigned import ASSIGNING
 from serve_warm.precompile.aoti_graphs import Graphed, Run
 from serve_warm.precompile.call_checks import refuse_unusual, tensor_check
-from serve_warm.precompile.entry_function import ApartInMemory, Plan
+from serve_warm.precompile.entry_function import ApartInMemory, Plan, copy_outputs
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.library_inputs import GONE, Input, Inputs, Read, Watched, follow
 from serve_warm.precompile.names import describe_tensor, name_of_class, resolve
@@ -79,7 +79,7 @@ def load(path: Path, plan: Plan) -> Function:
         numbers = [drawing(draws) for draws in plan.get("numbers", {}).values()]
     except DAMAGED as error:
         raise NoEntry(f"its library cannot be opened: {type(error).__name__}: {error}") from error
-    return Function(
+    function = Function(
         native,
         inputs,
         result=result,
@@ -90,6 +90,8 @@ def load(path: Path, plan: Plan) -> Function:
         captures=plan.get("captures"),
         numbers=numbers,
     )
+    function.copies = plan.get("copies", ())
+    return function
 
 
 class Function:
@@ -118,6 +120,9 @@ class Function:
                 native, device=native.device, brought=brought, inputs=len(inputs)
             )
         self.result = result
+        self.copies: Sequence[int] = ()
+        """Numbers of the outputs that a call copies, because they share memory only in the library.
+        """
         self.assigns = assigns
         """The attributes that a call assigns."""
         self._existing = existing
@@ -164,6 +169,8 @@ class Function:
             if self._writes or self._draws:
                 raise
             raise LibraryFailedCleanly(str(error)) from None
+        if self.copies:
+            outputs = copy_outputs(outputs, self.copies)
         for owner, (_, name, make) in zip(owners, self.assigns, strict=True):
             setattr(owner, name, make(outputs, inputs, tensors, existing))
         return self.result(outputs, inputs, tensors, existing)

@@ -27,6 +27,9 @@ class Plan(TypedDict, total=False):
     """Whether the code depends on state that the callable creates on its first calls."""
     settings: dict[str, Any]
     """At level 2: Inductor settings for loading the entry, if any."""
+    copies: list[int]
+    """Numbers of the graph's outputs that a call copies, because they share memory only in compiled
+    code; missing if there are none."""
     numbers: dict[str, list[Draw]]
     """Numbers that a call draws from Python's `random` module, if any, by the name of the global
     that draws the numbers."""
@@ -50,6 +53,10 @@ class Plan(TypedDict, total=False):
     not request CUDA graphs."""
 
 
+FindCopies = Callable[[Sequence[Any], Sequence[Any]], Sequence[int]]
+"""Takes the arguments and outputs of a graph's first run, and returns the outputs to copy."""
+
+
 class _Graph:
     """The compiled graph of an entry.
 
@@ -61,8 +68,18 @@ class _Graph:
     checks all tensors at each call.
     """
 
-    def __init__(self, compiled: Callable[..., Any], *, writes: bool, captures: bool) -> None:
+    def __init__(
+        self,
+        compiled: Callable[..., Any],
+        *,
+        writes: bool,
+        captures: bool,
+        copies: Sequence[int] = (),
+        find_copies: FindCopies | None = None,
+    ) -> None:
         self._compiled = compiled
+        self._copies = copies
+        self._find_copies = find_copies
         self._generations: Any = None
         if captures:
             from torch._dynamo.mutation_guard import GenerationTracker
@@ -87,7 +104,11 @@ class _Graph:
             # Without it, each call would count as a continuation of the previous one, and would be
             # captured.
             self._generations.generation += 1
-        return self._compiled(*args)
+        outputs = self._compiled(*args)
+        if self._find_copies is not None:
+            find, self._find_copies = self._find_copies, None
+            self._copies = find(args, outputs)
+        return copy_outputs(outputs, self._copies) if self._copies else outputs
 
     def _learn(self, args: Sequence[Any]) -> None:
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
@@ -130,6 +151,14 @@ class _Graph:
             ),
             *self._checks[:3],
         )
+
+
+def copy_outputs(outputs: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
+    """Return a graph's outputs, with copies of some of them."""
+    found = list(outputs)
+    for number in numbers:
+        found[number] = found[number].clone()
+    return found
 
 
 def _graph_of(fn: Callable[..., Any]) -> _Graph | None:
@@ -257,14 +286,23 @@ def _meet(spans: list[tuple[int, int]]) -> bool:
     return False
 
 
-def with_checks(entry: Any, plan: Plan) -> Callable[..., Any]:
-    """Return an entry's function, which runs the checks of `_Graph` before the graph."""
+def with_checks(
+    entry: Any, plan: Plan, find_copies: FindCopies | None = None
+) -> Callable[..., Any]:
+    """Return an entry's function, which runs the checks of `_Graph` before the graph.
+
+    In a build, the first run calls `find_copies` with the graph's arguments and outputs, to find
+    the outputs that each run copies.
+    """
     name = entry._artifacts.backend_id
     compiled = entry.fn.__globals__[name]
     inputs = compiled.compiled_fn.serialize().runtime_metadata.input_info
     writes = any(info.mutates_data or info.mutates_metadata for info in inputs)
     captures = bool(plan.get("settings"))
-    entry.fn.__globals__[name] = _Graph(compiled, writes=writes, captures=captures)
+    copies = plan.get("copies", ())
+    entry.fn.__globals__[name] = _Graph(
+        compiled, writes=writes, captures=captures, copies=copies, find_copies=find_copies
+    )
     fn: Callable[..., Any] = entry.fn
     return _Undrawing(fn) if plan.get("numbers") else fn
 

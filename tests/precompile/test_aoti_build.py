@@ -23,10 +23,10 @@ from packaging.version import Version
 
 from processes import HERE
 from serve_warm.precompile import aot_compile, aoti_build, aoti_cpp, aoti_library, call_signature
-from serve_warm.precompile.aoti_aliases import find_aliases
 from serve_warm.precompile.call_signature import Dynamic, Signature
 from serve_warm.precompile.entries import Entry, EntryTable, file_name
 from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.output_aliases import find_aliases
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -661,24 +661,45 @@ UNSHARED = "shares no memory with an input or an earlier output"
 
 
 @pytest.mark.parametrize(
-    ("eager", "library", "said"),
+    ("eager", "library", "copies"),
     [
-        (torch.t, torch.square, f"{UNSHARED}, but the eager output {SHARED}"),
-        (torch.square, torch.t, f"{SHARED}, but the eager output {UNSHARED}"),
+        (torch.square, torch.t, [1]),
+        (torch.t, torch.t, []),
+        (torch.square, torch.square, []),
     ],
 )
-def test_a_library_whose_output_shares_other_memory_is_refused(
-    eager: Any, library: Any, said: str
+def test_an_output_that_shares_memory_only_in_the_library_is_copied(
+    eager: Any, library: Any, copies: list[int]
 ) -> None:
-    """The reason names what each side shares memory with, also if a side shares none."""
+    """The plan has the numbers of such outputs."""
     graph = aoti_build._Graph({aot_compile.CAPTURES: False}, None, {})
     graph._graph = lambda x: [x + 1, eager(x)]
     graph._run_eagerly(torch.ones(2, 3))
 
-    with pytest.raises(NoEntry) as refused:
-        graph.refuse_other_aliases(lambda inputs: [inputs[0] + 1, library(inputs[0])])
+    found = graph.outputs_to_copy(lambda inputs: [inputs[0] + 1, library(inputs[0])])
 
-    assert str(refused.value) == f"its output 1 {said}"
+    assert found == copies
+
+
+def test_an_output_that_no_longer_shares_memory_with_an_input_is_refused():
+    """The caller may keep the output as a view of a buffer."""
+    graph = aoti_build._Graph({aot_compile.CAPTURES: False}, None, {})
+    graph._graph = lambda x: [x + 1, x.t()]
+    graph._run_eagerly(torch.ones(2, 3))
+
+    with pytest.raises(NoEntry) as refused:
+        graph.outputs_to_copy(lambda inputs: [inputs[0] + 1, inputs[0].square()])
+
+    assert str(refused.value) == f"its output 1 {UNSHARED}, but the eager output {SHARED}"
+
+
+def test_an_output_that_no_longer_shares_memory_with_an_output_is_a_copy():
+    """torch.compile returns such a copy too."""
+    graph = aoti_build._Graph({aot_compile.CAPTURES: False}, None, {})
+    graph._graph = lambda x: [y := x + 1, y.t()]
+    graph._run_eagerly(torch.ones(2, 3))
+
+    assert graph.outputs_to_copy(lambda inputs: [inputs[0] + 1, inputs[0].t() + 1]) == []
 
 
 # What no library can do -----------------------------------------------------------------------

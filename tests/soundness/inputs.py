@@ -70,6 +70,20 @@ class Writing(nn.Module):
         return x + other
 
 
+class Copying(nn.Module):
+    """Returns clones of one tensor, which torch's compiler removes."""
+
+    def forward(self, x: Any) -> Any:
+        found = x.sin()
+        return found.clone(), found.clone(), found.repeat(1, 1), found.cos()
+
+
+def overwritten(outputs: Any, number: int) -> Any:
+    """Return outputs after a write into one of them."""
+    outputs[number].zero_()
+    return outputs
+
+
 class Drawing(nn.Module):
     """Draws random numbers of Python, and computes with them."""
 
@@ -442,6 +456,17 @@ GROUPS = (
         rows=(
             case("unused, another seed", lambda f: seeded(2, lambda: f(x()))),
             Row(name="dropout that is in training", change=lambda app: app.train() and None),
+        ),
+    ),
+    Group(
+        name="memory of outputs",
+        kind="input",
+        make=lambda: Copying().eval(),
+        call=lambda f: f(x()),
+        rows=(
+            case("first clone that is overwritten", lambda f: overwritten(f(x()), 0)),
+            case("second clone that is overwritten", lambda f: overwritten(f(x()), 1)),
+            case("third clone that is overwritten", lambda f: overwritten(f(x()), 2)),
         ),
     ),
     Group(
