@@ -75,6 +75,29 @@ def compile_generation(
     return served.serve(model, decoder, cache, check)
 
 
+def describe_copy(served: Any) -> tuple[Any, ...]:
+    """Return what `__reduce__` of a model that `compile_generation` returned has to return.
+
+    A copy has its own weights, so it needs its own steps and its own cache.
+    """
+    decoder, model = served._serve_warm_decoder, served._serve_warm_check.model
+    make = functools.partial(
+        compile_generation,
+        batch=decoder.slots,
+        max_length=decoder.max_length,
+        prompt_lengths=tuple(decoder.prompt_lengths),
+        level=decoder.dispatcher.level,
+        **decoder.dispatcher.arguments,
+    )
+    inherited = vars(model)
+    own = {
+        name: value
+        for name, value in vars(served).items()
+        if not name.startswith("_serve_warm") and inherited.get(name) is not value
+    }
+    return make, (model,), own
+
+
 def _make_steps(model: Any, cache: Any, form: Any) -> dict[str, Any]:
     """Return a model's uncompiled steps, as keyword arguments of `CachedDecoder`."""
     from serve_warm.generation import steps

@@ -154,6 +154,17 @@ class CompiledGeneration:
     _serve_warm_local: threading.local
     _serve_warm_check: StepCheck
 
+    def __copy__(self) -> CompiledGeneration:
+        # A shallow copy shares the model, the steps and their cache.
+        other: CompiledGeneration = object.__new__(type(self))
+        vars(other).update(vars(self))
+        return other
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from serve_warm.generation.compiled import describe_copy
+
+        return describe_copy(self)
+
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Generate as the original model does, but with compiled steps.
 

@@ -75,7 +75,7 @@ class StepCheck:
         within = [each for each in windows if each < min(decoder.max_length, LONGEST)]
         self._past_windows = max(within, default=0) + 1
         """Number of tokens of a sequence that exceeds the windows."""
-        self._model, self._real, self._features = model, decoder, features
+        self.model, self._real, self._features = model, decoder, features
         self._largest = LARGEST_ERROR.get(model.dtype.itemsize, LARGEST_ERROR[4])
         if model.dtype.itemsize < 4 and _has_experts(model.config):
             self._largest = LARGEST_OF_EXPERTS
@@ -107,7 +107,7 @@ class StepCheck:
             raise
         except ERRORS as error:
             raise ConfigError(
-                f"{type(self._model).__name__} cannot run with serve_warm's decoding steps: "
+                f"{type(self.model).__name__} cannot run with serve_warm's decoding steps: "
                 f"{describe_error(error)}",
                 hint="serve it with serve_warm.compile, without a cache",
             ) from error
@@ -121,7 +121,7 @@ class StepCheck:
         A decoder-only model without an argument for positions computes the positions itself. It
         might use one position for all rows.
         """
-        if not self._positions and not self._model.config.is_encoder_decoder:
+        if not self._positions and not self.model.config.is_encoder_decoder:
             is_right = self.find_error(self.lengths()) <= self._largest
             self._real.needs_equal_lengths = not is_right
 
@@ -138,11 +138,11 @@ class StepCheck:
             is_right = error <= self._largest  # False for NaN
             self.is_done = is_right and is_whole
         # The served model has its own flag, but shares all parts.
-        if not is_right and any(part.training for part in self._model.modules()):
+        if not is_right and any(part.training for part in self.model.modules()):
             raise GenerationRefused("The model is in training mode: call eval().")
         if not is_right:
             raise ConfigError(
-                f"{type(self._model).__name__} gives different logits with serve_warm's decoding "
+                f"{type(self.model).__name__} gives different logits with serve_warm's decoding "
                 f"steps than with its own cache: they differ by {error:.0e}, relative to the "
                 f"largest logit (limit {self._largest:g}). The model may compute masks or "
                 "positions from the size of its cache",
@@ -157,8 +157,8 @@ class StepCheck:
         return found[-1:] * 2 if self._real.needs_equal_lengths else found
 
     def _compare(self, slots: Sequence[int], lengths: Sequence[int]) -> list[Any]:
-        config = self._model.config
-        count = min(each for each in count_tokens(self._model) if each)
+        config = self.model.config
+        count = min(each for each in count_tokens(self.model) if each)
         prompts = [
             [(7 * place + 3 * row + 5) % count for place in range(length)]
             for row, length in enumerate(lengths[: len(slots)])
@@ -198,7 +198,7 @@ class StepCheck:
 
     def _own(self, prompt: list[int], tokens: list[int]) -> list[torch.Tensor]:
         """Return the model's own logits after a prompt, and after each of these tokens."""
-        model, device = self._model, self._decoder.device
+        model, device = self.model, self._decoder.device
         name, begin, more = "input_ids", prompt, dict[str, Any]()
         if model.config.is_encoder_decoder:
             given = torch.tensor([prompt], device=device)

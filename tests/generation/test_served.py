@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -250,6 +252,41 @@ def test_a_hook_of_the_model_runs_once_a_token(whose: str):
     assert generate(model, asked) == generate(eager, asked)
     ids = asked["input_ids"]
     torch.testing.assert_close(model(input_ids=ids).logits, eager(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        pytest.param(copy.deepcopy, id="deepcopy"),
+        pytest.param(lambda model: pickle.loads(pickle.dumps(model)), id="pickle"),
+    ],
+)
+@pytest.mark.parametrize("name", ["llama", "t5", "whisper"])
+def test_a_copy_has_its_own_weights_and_cache(name: str, again: Any):
+    """The copy decodes with its own weights, and has the settings of the served model."""
+    model = load_compiled(name)
+    model.generation_config = copy.deepcopy(model.generation_config)
+    model.generation_config.max_new_tokens = 7
+    inputs = batch_of(name)
+
+    before = best(model, inputs)
+    other = again(model)
+    same = best(other, inputs)
+    with torch.no_grad():
+        other.get_output_embeddings().weight.neg_()
+
+    assert type(other).__mro__[1:] == type(model).__mro__[1:]
+    assert other.generation_config.max_new_tokens == 7
+    assert same == before == best(model, inputs)
+    assert best(other, inputs) != before
+
+
+def test_a_shallow_copy_shares_the_cache(model: Any):
+    """As with the model of `transformers`, which shares its weights with such a copy."""
+    other = copy.copy(model)
+
+    assert other._serve_warm_decoder is model._serve_warm_decoder
+    assert best(other, batch_of("llama")) == best(model, batch_of("llama"))
 
 
 def test_the_cache_stays_where_it_is(model: Any):
