@@ -210,7 +210,7 @@ def run(
         lines, skipped = read_state(folder)
         done = sum(sum(line["verdicts"].values()) for line in lines)
         if done >= programs or time.time() > until:
-            return totals(lines, seed)
+            return totals(lines, skipped, seed)
         (folder / "now").unlink(missing_ok=True)
         question = {
             "folder": str(folder),
@@ -267,8 +267,10 @@ def read_state(folder: Path) -> tuple[list[dict[str, Any]], list[Any]]:
     return found[0], found[1]
 
 
-def totals(lines: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:
-    """Return the result of a run."""
+def totals(
+    lines: Sequence[Mapping[str, Any]], died: Sequence[Sequence[Any]], seed: int
+) -> dict[str, Any]:
+    """Return the result of a run. A build that killed its process counts as wrong."""
     verdicts: Counter[str] = Counter()
     for line in lines:
         verdicts.update(line["verdicts"])
@@ -278,7 +280,7 @@ def totals(lines: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any]:
         "pairs": len({tuple(pair) for line in lines for pair in line["pairs"]}),
         "answered_by_entry": verdicts["right"],
         "level1": verdicts["level1"],
-        "wrong": verdicts["wrong"] + verdicts["raises"],
+        "wrong": verdicts["wrong"] + verdicts["raises"] + sum("build" in task for task in died),
         "seed": seed,
         "torch": torch.__version__,
     }

@@ -272,7 +272,6 @@ STATES: dict[str, State] = {
             ),
             "hook and remove": "m.register_forward_hook(lambda m, i, o: o * 2).remove()\nyield",
             "call impl": "m._call_impl = lambda x: x\nyield",
-            "call": "M.Model.__call__ = lambda self, x: x\nyield",
         },
     ),
     "weight": State(
