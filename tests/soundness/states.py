@@ -371,15 +371,6 @@ STATES: dict[str, State] = {
         op="len(os.environ.get('FUZZ_READ', 'text'))",
         changes={"set": "os.environ['FUZZ_READ'] = '1'\nyield\ndel os.environ['FUZZ_READ']"},
     ),
-    "recursion limit": State(
-        op="sys.getrecursionlimit() > 5000",
-        changes={
-            "set": (
-                "kept = sys.getrecursionlimit(); sys.setrecursionlimit(6000)\nyield\n"
-                "sys.setrecursionlimit(kept)"
-            ),
-        },
-    ),
     "rank": State(
         op=(
             "torch.distributed.get_rank() if torch.distributed.is_available() and "
