@@ -129,11 +129,18 @@ BOOKKEEPING = (
 """Methods of Dynamo's dicts whose reads do not affect the graph. `call_method` guards the keys
 itself, except in methods that look up one key (2.13)."""
 
+DYNAMO = "torch._dynamo."
+
+WRITES_CODE = (f"{DYNAMO}side_effects", f"{DYNAMO}codegen", f"{DYNAMO}output_graph")
+"""Modules that read dicts to write code, and to keep track of changes."""
+
 
 def _is_bookkeeping(frame: Any) -> bool:
-    """Return whether a frame reads a dict to write code, or to keep track of changes."""
+    """Return whether a frame reads a dict without an effect on the graph."""
     module = str(frame.f_globals.get("__name__"))
-    return frame.f_code.co_name in BOOKKEEPING or not module.startswith("torch._dynamo.variables")
+    if module in (f"{DYNAMO}variables.dicts", f"{DYNAMO}variables.base"):
+        return frame.f_code.co_name in BOOKKEEPING
+    return module in WRITES_CODE or not module.startswith(DYNAMO)
 
 
 def _noting_key(original: Callable[..., Any], note: Callable[[Any], Lookups]) -> Callable[..., Any]:

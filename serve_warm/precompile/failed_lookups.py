@@ -10,8 +10,11 @@ guard. Each hook here uses private torch code (seen in 2.11 to 2.15).
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from serve_warm.precompile.facts import UNREADABLE
 from serve_warm.precompile.names import is_own, is_own_module, locate, name_of
@@ -76,10 +79,16 @@ class _Notes:
 
         def var_getattr(variable: Any, tx: Any, name: str) -> Any:
             try:
-                return original(variable, tx, name)
+                found = original(variable, tx, name)
             except exc.ObservedAttributeError:
                 self._note(variable, tx, name, is_there=False)
                 raise
+            if _falls_back(variable, name):
+                own = self._guard_at(
+                    variable.source, kind=NOT_OWN, value=variable.value, argument=name
+                )
+                self._guards.append(own)
+            return found
 
         return var_getattr
 
@@ -100,9 +109,8 @@ class _Notes:
         def load_builtin(tx: Any, inst: Any) -> None:
             module = sys.modules.get(str(tx.f_globals.get("__name__")))
             if module is not None and vars(module) is tx.f_globals and _is_of_app(module):
-                kind = "NOT_PRESENT_IN_GENERIC_DICT"
                 place = (module.__name__, "")
-                guard = self._guard_at(place, kind=kind, value=module, argument=inst.argval)
+                guard = self._guard_at(place, kind=NOT_OWN, value=module, argument=inst.argval)
                 self._guards.append(guard)
             original(tx, inst)
 
@@ -131,6 +139,25 @@ class _Notes:
     def _add(self, place: Any, name: str, *, is_there: bool) -> None:
         value = _With(*[name] if is_there else ())
         self._guards.append(self._guard_at(place, kind="HASATTR", value=value, argument=name))
+
+
+NOT_OWN = "NOT_PRESENT_IN_GENERIC_DICT"
+"""Guard on a name that is missing in an object's `__dict__`."""
+
+
+def _falls_back(variable: Any, name: str) -> bool:
+    """Return whether an object's `__getattr__` was called, because the object lacks the name."""
+    value = vars(variable).get("value", _UNKNOWN)
+    own = getattr(value, "__dict__", None)
+    if variable.source is None or type(own) is not dict or name in own:
+        return False
+    # Modules have facts of their own (`guard_facts._of_lookups`).
+    if isinstance(value, (torch.nn.Module, type, types.ModuleType)):
+        return False
+    kinds = type(value).__mro__
+    return any("__getattr__" in vars(kind) for kind in kinds) and not any(
+        name in vars(kind) for kind in kinds
+    )
 
 
 def _answers_otherwise(variable: Any, name: str, *, is_there: bool) -> bool:

@@ -149,7 +149,8 @@ def name_of_class(kind: type) -> str:
         for name, value in vars(base).items()
         if isinstance(value, FUNCTIONS) and not (is_own(base) and is_own(value))
     ]
-    if not functions:
+    members = _members_of(kind) if issubclass(kind, enum.Enum) else []
+    if not functions and not members:
         return name_of(kind) + _elsewhere(kind)
     # Weak references, because a new function may have the id of a deleted one.
     key = tuple(
@@ -160,7 +161,8 @@ def name_of_class(kind: type) -> str:
     known = _class_digests.get(kind)
     if known is None or known[0] != key:
         codes = [code for _, value in functions for code in codes_of(value)]
-        known = _class_digests[kind] = (key, _digest_of(codes))
+        closed = [text for _, value in functions for text in _closed_values(value)]
+        known = _class_digests[kind] = (key, _digest_of(codes, [*members, *closed]))
     return f"{name_of(kind)} {known[1]}{_elsewhere(kind)}"
 
 
@@ -242,8 +244,32 @@ def functions_of(found: Any) -> list[types.FunctionType]:
     return functions
 
 
-def _digest_of(codes: Sequence[types.CodeType]) -> str:
-    return hashlib.sha256("".join(map(_digest, codes)).encode()).hexdigest()[:16]
+def _members_of(kind: type[enum.Enum]) -> list[str]:
+    """Return the members of an enumeration, whose values compiled code contains."""
+    return [f"{name}={literal(member.value)}" for name, member in kind.__members__.items()]
+
+
+def _closed_values(found: Any) -> list[str]:
+    """Return the plain values in the closures of a class attribute's functions.
+
+    If a trace creates an object, the closures of the object's methods have no path.
+    """
+    values = []
+    for function in functions_of(found):
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
+            with contextlib.suppress(ValueError):  # an empty cell
+                value = cell.cell_contents
+                plain = dict(value) if isinstance(value, types.MappingProxyType) else value
+                if not isinstance(value, (type, types.FunctionType)):
+                    values.append(f"{name}={literal(plain)}")
+    return values
+
+
+def _digest_of(codes: Sequence[types.CodeType], values: Sequence[str] = ()) -> str:
+    text = "".join([*map(_digest, codes), *values])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @functools.lru_cache(maxsize=4096)
