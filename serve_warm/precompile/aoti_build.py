@@ -77,7 +77,7 @@ def make(
     with as_reasons():
         library = _Library(function, callee, tensors, arguments, compiler="now")
         run = library.run(callee, tensors)
-        return library.finish(callee, run)
+        return library.finish(run)
 
 
 class LibraryBuild:
@@ -113,7 +113,7 @@ class LibraryBuild:
             NoEntry: as `make` does.
         """
         with as_reasons():
-            return self._library.finish(callee, self._library.run(callee, tensors))
+            return self._library.finish(self._library.run(callee, tensors))
 
 
 @record(frozen=True, kw_only=True)
@@ -158,21 +158,21 @@ class _Library:
         self.graph.existing = [(facts_.chain(row), objects[row]) for row in rows]
         returned = self.captured.entry.fn(callee, *given)
         plan: Plan = {**self.graph.plan(given, returned), **_numbers_of(self.captured.plan)}
+        # Refuse a wrong plan before the graph is compiled.
+        self.graph.check_plan(plan, callee, given, returned)
         return _Run(given=given, returned=returned, plan=plan)
 
-    def finish(self, callee: Any, run: _Run) -> aot_compile.Made:
-        """Open the library, check that it reproduces the run, and return it."""
+    def finish(self, run: _Run) -> aot_compile.Made:
+        """Open the library, compare the memory of its outputs with the run, and return it."""
         data, plan = self.graph.compile()(), run.plan
         # In a private folder, so that no other user can replace the file before it is opened.
         with _private_folders.temporary_folder() as folder:
             path = folder / "library.so"
             path.write_bytes(data)
             fn = aoti_library.load(path, plan)
-        self.graph.refuse_other_inputs(fn.inputs(callee, run.given))
         fn.copies = self.graph.outputs_to_copy(fn.native)
         if fn.copies:
             plan = {**plan, "copies": fn.copies}
-        self.graph.refuse_other_result(fn, run.given, run.returned)
         return aot_compile.Made(
             fn=fn,
             data=data,
@@ -388,8 +388,13 @@ class _Graph:
             states.append(torch.cuda.get_rng_state(self._device))
         return states
 
-    def refuse_other_inputs(self, found: Sequence[Any]) -> None:
-        """Raise `NoEntry` if the plan finds tensors other than the run's inputs."""
+    def check_plan(self, plan: Plan, callee: Any, tensors: Sequence[Any], returned: Any) -> None:
+        """Raise `NoEntry` if a plan finds other inputs than a run, or builds another result."""
+        function = aoti_library.function_of(plan, None)
+        self._refuse_other_inputs(function.inputs(callee, tensors))
+        self._refuse_other_result(function, tensors, returned)
+
+    def _refuse_other_inputs(self, found: Sequence[Any]) -> None:
         for place, ours, given in zip(self._places, found, self._inputs, strict=True):
             if ours is not given:
                 where = place.name or place.path or place.index
@@ -412,7 +417,7 @@ class _Graph:
         output_aliases.refuse_lost_inputs(self._aliases, found)
         return output_aliases.outputs_to_copy(self._aliases, found)
 
-    def refuse_other_result(
+    def _refuse_other_result(
         self, function: aoti_library.Function, tensors: Sequence[Any], returned: Any
     ) -> None:
         """Raise `NoEntry` if, for equal tensors, the plan's and the eager result differ."""
@@ -422,9 +427,8 @@ class _Graph:
             if not _same(make(*given), value):
                 raise NoEntry(f"rebuilding the value assigned to {name} gives a different value")
         if not _same(function.result(*given), returned):
-            raise NoEntry(
-                f"rebuilding the returned {type(returned).__qualname__} gives a different value"
-            )
+            name = type(returned).__qualname__
+            raise NoEntry(f"rebuilding the returned {name} gives a different value")
 
 
 @contextlib.contextmanager

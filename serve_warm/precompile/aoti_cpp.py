@@ -274,13 +274,20 @@ def note_lines() -> Iterator[Mapping[str, str]]:
     """Yield a mapping that collects operators without a C interface while torch compiles.
 
     The mapping gives, for each operator's name, the file and line of user code that calls the
-    operator.
+    operator. If there are such operators, the block raises `NoEntry` before torch compiles C++.
     """
+    from torch._inductor.codecache import AotCodeCompiler
     from torch._inductor.ir import FallbackKernel
 
     kind: Any = FallbackKernel
+    compiler: Any = AotCodeCompiler
     stock = kind.export_extern_kernel_node
+    compile_stock, compile_code = vars(compiler)["compile"], compiler.compile
     places: dict[str, str] = {}
+
+    def compile_plain(*args: Any, **kwargs: Any) -> Any:
+        _refuse_operators(places)
+        return compile_code(*args, **kwargs)
 
     def export(kernel: Any) -> Any:
         for trace in kernel.get_stack_traces():
@@ -289,10 +296,15 @@ def note_lines() -> Iterator[Mapping[str, str]]:
         return stock(kernel)
 
     kind.export_extern_kernel_node = export
+    compiler.compile = staticmethod(compile_plain)
     try:
         yield places
+    except FAILURES:  # torch may replace the exception
+        _refuse_operators(places)
+        raise
     finally:
         kind.export_extern_kernel_node = stock
+        compiler.compile = compile_stock
 
 
 def refuse_foreign(path: Path, places: Mapping[str, str]) -> None:
@@ -303,7 +315,14 @@ def refuse_foreign(path: Path, places: Mapping[str, str]) -> None:
     table = path.with_suffix(".json")
     if table.exists():
         nodes = json.loads(table.read_text())["nodes"]
-        names = sorted({str(node["node"]["target"]) for node in nodes})
+        names = {str(node["node"]["target"]) for node in nodes}
+        _refuse_operators({name: places.get(name, "") for name in names})
+
+
+def _refuse_operators(places: Mapping[str, str]) -> None:
+    """Raise `NoEntry` if there are operators without a C interface."""
+    names = sorted(places)
+    if names:
         others = USE_LEVEL_2 if all(name.startswith("aten::") for name in names) else USE_OTHERS
         instead = next((do for name, do in INSTEAD.items() if name in names), others)
         shown = (f"{name} ({places[name]})" if places.get(name) else name for name in names)

@@ -69,16 +69,24 @@ def load(path: Path, plan: Plan) -> Function:
         NoEntry: the library cannot be opened on this machine.
     """
     try:
-        inputs = tuple(Input(**plain) for plain in plan["inputs"])
-        assigns, plain = _assigns(plan["result"])
-        result = _result(plain)
         device = str(plan.get("device", "cpu"))
         kind = Native if device == "cpu" else NativeOnGpu
-        existing = [_finder(chain) for chain in plan.get("existing", ())]
-        native = kind(path, device=device, inputs=len(inputs), outputs=int(plan["outputs"]))
-        numbers = [drawing(draws) for draws in plan.get("numbers", {}).values()]
+        native = kind(path, device=device, inputs=len(plan["inputs"]), outputs=int(plan["outputs"]))
+        return function_of(plan, native)
     except DAMAGED as error:
         raise NoEntry(f"its library cannot be opened: {type(error).__name__}: {error}") from error
+
+
+def function_of(plan: Plan, native: Any) -> Function:
+    """Return the function for a plan. With None as `native`, the function cannot be called.
+
+    Raises one of `DAMAGED` if the plan is wrong.
+    """
+    inputs = tuple(Input(**plain) for plain in plan["inputs"])
+    assigns, plain = _assigns(plan["result"])
+    result = _result(plain)
+    existing = [_finder(chain) for chain in plan.get("existing", ())]
+    numbers = [drawing(draws) for draws in plan.get("numbers", {}).values()]
     function = Function(
         native,
         inputs,

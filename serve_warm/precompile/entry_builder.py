@@ -38,7 +38,7 @@ from serve_warm.precompile.session import LIBRARY_LEVEL
 from serve_warm.precompile.settling import SETTLES, ChangedByCall, settle, state_of
 from serve_warm.precompile.settling_calls import FirstCalls
 from serve_warm.precompile.trace_notes import side_effects
-from serve_warm.precompile.unbroken_parts import advise, is_of_trace
+from serve_warm.precompile.unbroken_parts import advise, is_of_forward, is_of_trace
 
 Attempt = TypeVar("Attempt")
 
@@ -220,6 +220,8 @@ class EntryBuilder:
                     lambda: self._try_library(call, begun.pop() if begun else None, arguments),
                 )
             except NoEntry as failure:
+                if is_of_forward(failure) or isinstance(failure, ChangedByCall):
+                    raise  # level 2 would trace the call again, and fail in the same way
                 level, reason = 2, str(failure)
         changes: Mapping[str, Sequence[str]] = {}
         if level == 2:

@@ -38,6 +38,13 @@ def is_of_trace(failure: NoEntry) -> bool:
     return isinstance(failure.__cause__, (TorchDynamoException, GuardOnDataDependentSymNode))
 
 
+def is_of_forward(failure: NoEntry) -> bool:
+    """Return whether a call has no entry at any level, because Dynamo cannot trace its code."""
+    from torch._dynamo.exc import Unsupported, UserError
+
+    return isinstance(failure.__cause__, (Unsupported, UserError))
+
+
 def advise(callee: Any, function: Callable[..., Any], tensors: Sequence[Any]) -> str:
     """Return advice on which parts of a module to compile, or an empty string if there are none.
 

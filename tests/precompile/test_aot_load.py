@@ -148,6 +148,29 @@ def test_a_call_that_torch_cannot_trace_says_where_and_what_to_do(
     assert re.search(reason, next(iter(table.refused.values())))
 
 
+@torch.inference_mode()
+def test_a_call_that_torch_cannot_trace_is_traced_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Level 2 does not try again what level 3 could not trace."""
+    from torch._dynamo import convert_frame
+
+    traces: list[Any] = []
+    capture_stock = convert_frame.fullgraph_capture
+    monkeypatch.setattr(
+        convert_frame,
+        "fullgraph_capture",
+        lambda *args, **kwargs: [traces.append(args), capture_stock(*args, **kwargs)][1],
+    )
+    model = serve_warm.compile(OnTensor().eval(), dynamic=False, level=3)
+
+    with eager_below():
+        table = build(tmp_path, lambda: model(torch.ones(3, 4)), level=3)
+
+    assert "data-dependent branching" in next(iter(table.refused.values()))
+    assert len(traces) == 1
+
+
 def test_a_source_without_an_expression_has_no_path():
     """Dynamo's bare `Source` stands for an object that the trace has created (2.13)."""
     from torch._guards import Source

@@ -832,11 +832,19 @@ def _(x):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_an_operator_of_python_is_refused():
+def test_an_operator_of_python_is_refused(monkeypatch: pytest.MonkeyPatch):
     """An operator without a C interface would be called through torch's own runner.
 
-    The reason names the line that calls the operator.
+    The reason names the line that calls the operator. Nothing is compiled as C++ before.
     """
+    from torch._inductor.cpp_builder import CppBuilder
+
+    built: list[str] = []
+    stock = CppBuilder.build
+
+    def build(builder: Any) -> None:
+        built.append(builder.get_target_file_path())
+        stock(builder)
 
     class Custom(torch.nn.Module):
         def forward(self, x):
@@ -844,8 +852,11 @@ def test_an_operator_of_python_is_refused():
 
     line = Custom.forward.__code__.co_firstlineno + 1
     where = rf"serve_warm_tests::twice \(test_aoti_build.py:{line}\): use torch operators"
+    monkeypatch.setattr(CppBuilder, "build", build)
     with pytest.raises(NoEntry, match=where):
         made_of(Custom(), torch.randn(3, 4))
+
+    assert not [target for target in built if "wrapper" in target or target.endswith(".o")]
 
 
 @pytest.mark.long
