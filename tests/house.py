@@ -60,6 +60,7 @@ ROOT_EXCEPTIONS = {
 EXCEPTIONS = {
     "node": "one file of the standard library that also runs by itself, without the package",
     "precompile.aoti_build": "one capture: its graph, its run, its plan and its library",
+    "precompile.trace_notes": "one hook for each thing that a trace reads without a guard",
     "precompile.fact_sources.Sources": "one method for each kind of fact",
     "precompile.guard_facts.collect": "one step after another, each with its own source of facts",
     "fingerprint": "a reader for each factor, and the comparison of the values that they read",

@@ -89,6 +89,7 @@ def noting_lookups(
     of_dicts: Any = dicts.ConstDictVariable
     methods = {n: vars(of_dicts)[n] for n in (*LOOKS_UP, FINDS_NUMBER) if n in vars(of_dicts)}
     yield of_numbers, "reconstruct", reconstruct
+    yield from _guarding_new_keys()
     yield of_dicts, "items", _noting_reads({each.__code__ for each in methods.values()}, note)
     for name in LOOKS_UP:
         if name in methods:
@@ -120,6 +121,35 @@ def _noting_reads(allowed: Collection[Any], note: Callable[[Any], Lookups]) -> p
 
     return property(read, write)
 
+
+def _guarding_new_keys() -> Replacements:
+    """Make Dynamo guard objects that a trace uses as keys of its own dicts and sets.
+
+    Dynamo takes the hash of such an object without a guard on the object. The keys of existing
+    dicts and sets are left out, because facts about these containers cover them.
+    """
+    from torch._dynamo.variables.lazy import LazyVariableTracker
+
+    try:
+        from torch._dynamo.variables.hashable import HashableTracker
+    except ImportError:  # 2.11
+        from torch._dynamo.variables.dicts import ConstDictVariable
+
+        HashableTracker = ConstDictVariable._HashableTracker  # type: ignore[misc] # noqa: N806
+    of_keys: Any = HashableTracker
+    make = of_keys.__init__
+
+    def make_key(self: Any, vt: Any) -> None:
+        is_new = isinstance(vt, LazyVariableTracker) and not vt.is_realized()
+        if is_new and type(vt.source).__name__ not in KEYS_OF_CONTAINERS:
+            vt = vt.realize()
+        make(self, vt)
+
+    yield of_keys, "__init__", make_key
+
+
+KEYS_OF_CONTAINERS = ("ConstDictKeySource", "NonSerializableSetGetItemSource", "SetGetItemSource")
+"""Dynamo's sources of the keys of existing dicts and sets."""
 
 BOOKKEEPING = (
     *("__init__", "clone", "debug_repr", "has_new_items", "is_new_item", "visit"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -84,10 +85,12 @@ class _Notes:
                 self._note(variable, tx, name, is_there=False)
                 raise
             if _falls_back(variable, name):
-                own = self._guard_at(
-                    variable.source, kind=NOT_OWN, value=variable.value, argument=name
+                fields = {"value": variable.value, "argument": name}
+                self._guards.append(self._guard_at(variable.source, kind=NOT_OWN, **fields))
+                of_class = self._guard_at(
+                    variable.source, kind="HASATTR", value=_With(), argument=name
                 )
-                self._guards.append(own)
+                self._guards.append(replace(of_class, path=f"type({of_class.path})"))
             return found
 
         return var_getattr

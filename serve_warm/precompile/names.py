@@ -246,7 +246,7 @@ def functions_of(found: Any) -> list[types.FunctionType]:
 
 def _members_of(kind: type[enum.Enum]) -> list[str]:
     """Return the members of an enumeration, whose values compiled code contains."""
-    return [f"{name}={literal(member.value)}" for name, member in kind.__members__.items()]
+    return [f"{name}={_content(member.value)}" for name, member in kind.__members__.items()]
 
 
 def _closed_values(found: Any) -> list[str]:
@@ -261,10 +261,15 @@ def _closed_values(found: Any) -> list[str]:
         ):
             with contextlib.suppress(ValueError):  # an empty cell
                 value = cell.cell_contents
-                plain = dict(value) if isinstance(value, types.MappingProxyType) else value
                 if not isinstance(value, (type, types.FunctionType)):
-                    values.append(f"{name}={literal(plain)}")
+                    values.append(f"{name}={_content(value)}")
     return values
+
+
+def _content(value: Any) -> str:
+    if isinstance(value, types.MappingProxyType):
+        return f"proxy of {literal(dict(value))}"
+    return literal(value) or f"a {name_of(type(value))}"
 
 
 def _digest_of(codes: Sequence[types.CodeType], values: Sequence[str] = ()) -> str:

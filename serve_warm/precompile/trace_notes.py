@@ -75,6 +75,7 @@ def all_guarded(begin_set: Callable[[Any, Any], None]) -> Iterator[Unguarded]:
             _guarding_keys(),
             _noting_tensors(found),
             _noting_same_objects(found),
+            _guarding_classes_in_closures(),
             _noting_returned(found),
             _noting_sets(begin_set),
             _refusing_own_sets(found),
@@ -200,6 +201,24 @@ def _noting_same_objects(found: Unguarded) -> Replacements:
         return guard
 
     yield of_builder, "make_dupe_guard", make_dupe_guard
+
+
+def _guarding_classes_in_closures() -> Replacements:
+    """Make Dynamo guard classes that a forward reaches through a closure (2.11 to 2.15).
+
+    Dynamo leaves them out because of the cell `__class__`, which `super()` reads.
+    """
+    from torch._dynamo.variables import builder
+
+    def is_cell_of_super(source: Any) -> bool:
+        # Up to 2.11, a source does not say the name of its cell.
+        name = getattr(source, "freevar_name", None)
+        return name == "__class__" or (name is None and str(path_of(source)).endswith(CELL))
+
+    yield builder, "is_from_closure_source", is_cell_of_super
+
+
+CELL = ".cell_contents"
 
 
 def _noting_returned(found: Unguarded) -> Replacements:

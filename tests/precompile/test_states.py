@@ -250,6 +250,7 @@ def in_training(model: Any) -> Iterator[None]:
     model.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [contextlib.nullcontext, in_training, inserted])
 @torch.inference_mode()
 def test_no_call_compiles_after_a_withdrawal_without_a_compiler(
