@@ -130,13 +130,14 @@ def _guarding_new_keys() -> Replacements:
     """
     from torch._dynamo.variables.lazy import LazyVariableTracker
 
+    of_keys: Any
     try:
-        from torch._dynamo.variables.hashable import HashableTracker
+        from torch._dynamo.variables.hashable import HashableTracker as of_keys  # noqa: N813
     except ImportError:  # 2.11
-        from torch._dynamo.variables.dicts import ConstDictVariable
+        from torch._dynamo.variables import dicts
 
-        HashableTracker = ConstDictVariable._HashableTracker  # type: ignore[misc] # noqa: N806
-    of_keys: Any = HashableTracker
+        of_dicts: Any = dicts.ConstDictVariable
+        of_keys = of_dicts._HashableTracker
     make = of_keys.__init__
 
     def make_key(self: Any, vt: Any) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from serve_warm.precompile.call_checks import dict_version, dict_versions
-from serve_warm.precompile.facts import ANY_ERROR, HOOKS, decode_key
+from serve_warm.precompile.facts import ANY_ERROR, CALL, HOOKS, decode_key
 from serve_warm.precompile.names import (
     describe_tensor,
     functions_of,
@@ -477,6 +477,7 @@ class Sources:
     def _note_hooks(self, found: Any) -> None:
         own = vars(found)
         self._note("dict", found)
+        self._note("item", own, CALL)
         for name, marks in HOOKS.items():
             table = own.get(name)
             self._note("item", own, name)

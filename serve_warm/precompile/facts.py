@@ -462,6 +462,10 @@ HOOKS = {
 """Tables of a module's forward hooks, and the tables that mark hooks with keyword arguments."""
 
 
+CALL = "_call_impl"
+"""Method of a module that runs its hooks and its forward (2.0 to 2.15)."""
+
+
 def _hooks(found: Any, _: Any) -> list[list[list[Any]]]:
     # Private tables of the base class. Hook numbers grow over the whole process, so only their
     # order is compared.
@@ -469,7 +473,8 @@ def _hooks(found: Any, _: Any) -> list[list[list[Any]]]:
     for name, marks in HOOKS.items():
         numbers, marked = list(vars(found).get(name, ())), vars(found).get(marks, ())
         tables.append([[sorted(numbers).index(each), each in marked] for each in numbers])
-    return tables
+    # A module's own function in place of the method that runs the hooks and the forward.
+    return [*tables, [[CALL, True]]] if CALL in vars(found) else tables
 
 
 def _contains(found: Any, about: Any) -> list[Any]:

@@ -11,10 +11,12 @@ from soundness import (
     adapters,
     flags,
     guards,
+    identities,
     inputs,
     libraries,
     lookups,
     modules,
+    returned,
     settling,
     sources,
     values,
@@ -24,7 +26,7 @@ from soundness.rows import Group
 
 MODULES = (
     *(guards, values, modules, weights, sources, flags, inputs, libraries, adapters, settling),
-    lookups,
+    *(lookups, identities, returned),
 )
 
 GROUPS: dict[str, Group] = {group.name: group for module in MODULES for group in module.GROUPS}

@@ -1,0 +1,242 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rows about objects that a forward returns or stores, and that its graph does not read."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import sys
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from soundness.rows import READY, START, Group, Row, put, x
+
+
+@dataclasses.dataclass
+class Label:
+    name: str
+    number: int = 1
+
+
+class Pair(NamedTuple):
+    first: int
+    second: int
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+def plain() -> int:
+    return 1
+
+
+VALUES: Mapping[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "an int": (lambda: 1, lambda: 2),
+    "a bool": (lambda: False, lambda: True),
+    "a float": (lambda: 1.5, lambda: 2.5),
+    "a str": (lambda: "v1", lambda: "v2"),
+    "None": (lambda: None, lambda: "v2"),
+    "a tuple": (lambda: (1, "a"), lambda: (1, "b")),
+    "a list": (lambda: ["cat"], lambda: ["cow"]),
+    "a dict": (lambda: {0: "cat"}, lambda: {0: "cow"}),
+    "an OrderedDict": (
+        lambda: collections.OrderedDict(a=1),
+        lambda: collections.OrderedDict(a=2),
+    ),
+    "a set": (lambda: {1}, lambda: {2}),
+    "a dataclass": (lambda: Label("cat"), lambda: Label("cow")),
+    "a named tuple": (lambda: Pair(1, 2), lambda: Pair(1, 3)),
+    "an enum member": (lambda: Colour.RED, lambda: Colour.BLUE),
+    "a dtype": (lambda: torch.float16, lambda: torch.bfloat16),
+    "an object": (lambda: SimpleNamespace(a=1), lambda: SimpleNamespace(a=2)),
+    "a nested list": (lambda: [["cat"], 1], lambda: [["cow"], 1]),
+}
+"""What the forward returns besides its tensor: at the build, and after the change."""
+
+LABELS: Any = None
+"""A global that a forward returns."""
+
+
+class Labelled(nn.Module):
+    """Returns a tensor, and something else. Each subclass finds the latter in another place."""
+
+    def __init__(self, made: Any) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2, bias=False)
+        with torch.no_grad():
+            self.linear.weight.copy_(x(2, 4))
+        self.put(made)
+
+    def put(self, made: Any) -> None:
+        self.labels = made
+
+    def read(self) -> Any:
+        return self.labels
+
+    def forward(self, given: Any) -> Any:
+        return {"logits": self.linear(given), "labels": self.read()}
+
+
+class InConfig(Labelled):
+    def put(self, made: Any) -> None:
+        self.config = SimpleNamespace(labels=made)
+
+    def read(self) -> Any:
+        return self.config.labels
+
+
+class InDict(Labelled):
+    def put(self, made: Any) -> None:
+        self.table = {"labels": made}
+
+    def read(self) -> Any:
+        return self.table["labels"]
+
+
+class InList(Labelled):
+    def put(self, made: Any) -> None:
+        self.items = [0, made]
+
+    def read(self) -> Any:
+        return self.items[1]
+
+
+class InGlobal(Labelled):
+    def put(self, made: Any) -> None:
+        globals()["LABELS"] = made
+
+    def read(self) -> Any:
+        return LABELS
+
+
+class InClosure(Labelled):
+    def put(self, made: Any) -> None:
+        def read() -> Any:
+            return made
+
+        self.reader = read
+
+    def read(self) -> Any:
+        return self.reader()
+
+
+class InDefault(Labelled):
+    def put(self, made: Any) -> None:
+        def read(value: Any = made) -> Any:
+            return value
+
+        self.reader = read
+
+    def read(self) -> Any:
+        return self.reader()
+
+
+class InClass(Labelled):
+    kept: Any = None
+
+    def put(self, made: Any) -> None:
+        type(self).kept = made
+
+    def read(self) -> Any:
+        return self.kept
+
+
+class InProperty(Labelled):
+    def put(self, made: Any) -> None:
+        self.inner = made
+
+    @property
+    def outer(self) -> Any:
+        return self.inner
+
+    def read(self) -> Any:
+        return self.outer
+
+
+class InTuple(Labelled):
+    """Returns the object inside a tuple and a list."""
+
+    def read(self) -> Any:
+        return (1, [self.labels])
+
+
+class InResult(Labelled):
+    """Returns the object as a field of a dataclass."""
+
+    def read(self) -> Any:
+        return Label("new", self.labels)
+
+
+PLACES: Mapping[str, type[Labelled]] = {
+    "an attribute": Labelled,
+    "a config": InConfig,
+    "a dict": InDict,
+    "a list": InList,
+    "a global": InGlobal,
+    "a closure": InClosure,
+    "a default": InDefault,
+    "a class attribute": InClass,
+    "a property": InProperty,
+    "a tuple of the result": InTuple,
+    "a dataclass of the result": InResult,
+}
+
+EVERYWHERE = ("an int", "a str", "a dict")
+"""Values that are tried in each place. An attribute of the module has rows for every value."""
+
+
+def group(value: str, place: str) -> Group:
+    """Return a group that replaces a returned object."""
+    built, changed = VALUES[value]
+    kind = PLACES[place]
+
+    def change(app: Any) -> Any:
+        undo = put(sys.modules[__name__], "LABELS", LABELS) if kind is InGlobal else None
+        app.put(changed())
+        return undo
+
+    name = f"{value} in {place} that is returned"
+    row = Row(name=name, when=(START, READY), change=change, make=lambda: kind(changed()).eval())
+    return Group(name=name, kind="change", make=lambda: kind(built()).eval(), rows=(row,))
+
+
+def same_object(f: Any) -> Any:
+    """Return whether the result contains the module's own object."""
+    result = f(x())
+    return {"logits": result["logits"], "same": result["labels"] is f.labels}
+
+
+def added(app: Any) -> None:
+    app.labels["cow"] = 1
+
+
+GROUPS = (
+    *(
+        group(value, place)
+        for place in PLACES
+        for value in VALUES
+        if place == "an attribute" or value in EVERYWHERE
+    ),
+    Group(
+        name="the object that is returned",
+        kind="change",
+        make=lambda: Labelled({"cat": 1}).eval(),
+        call=same_object,
+        rows=(
+            Row(name="the object that is returned, changed in place", change=added, same=True),
+            Row(
+                name="the object that is returned, replaced",
+                change=lambda app: app.put({"cat": 1}),
+                same=True,
+            ),
+        ),
+    ),
+)
