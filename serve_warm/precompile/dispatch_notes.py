@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
+from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.names import is_own, is_own_module, literal
 
 HOOKS = ("__torch_function__", "__torch_dispatch__")
@@ -49,9 +50,18 @@ class Dispatched:
         """Return the plain values that these functions might read, by module and name.
 
         These values are globals, and values that a function reads from another module.
+
+        Raises:
+            NoEntry: a function belongs to an earlier copy of a module that was loaded again.
         """
         found: dict[tuple[str, str], Any] = {}
         for code, space in self.codes.items():
+            module = sys.modules.get(str(space.get("__name__")))
+            if code.co_names and module is not None and vars(module) is not space:
+                raise NoEntry(
+                    f"torch runs {code.co_name} of an earlier copy of {module.__name__}, which was "
+                    "loaded again: register the operator again when its module is loaded"
+                )
             for name in code.co_names:
                 value = space.get(name)
                 if not isinstance(value, types.ModuleType):

@@ -10,6 +10,7 @@ example from a newer torch, cannot become a fact.
 from __future__ import annotations
 
 import ast
+import enum
 import inspect
 import re
 import types
@@ -299,6 +300,7 @@ def collect(
     objects: dict[int, Any] = {}
     by_identity: set[int] = set()
     for guard in _without_parts(guards):
+        _refuse_changeable_members(guard.value)
         mark = marked(guard.value)
         if mark:
             raise NoEntry(f"{name_of(guard.value) or guard.path} {OPAQUE[mark]}")
@@ -372,6 +374,22 @@ def _fact(guard: Guard, table: _Table) -> tuple[int, str, Any]:
             raise NoEntry(text) from error
         text = f"{_show(guard.path)} has a guard of kind {guard.kind}, which no fact can express"
         raise NoEntry(f"{text}: {_show(str(error))}") from error
+
+
+def _refuse_changeable_members(value: Any) -> None:
+    """Raise `NoEntry` for an enumeration whose members have values that can change in place.
+
+    Dynamo takes the values of members as constants, without a guard.
+    """
+    kind = value if isinstance(value, type) else type(value)
+    if not issubclass(kind, enum.Enum):
+        return
+    for name, member in kind.__members__.items():
+        if isinstance(member.value, (list, dict, set, bytearray)):
+            raise NoEntry(
+                f"the member {kind.__qualname__}.{name} has the value of a "
+                f"{type(member.value).__name__}, which can change: use a tuple or a frozenset"
+            )
 
 
 def _show(text: str) -> str:
