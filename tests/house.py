@@ -62,6 +62,7 @@ EXCEPTIONS = {
     "precompile.aoti_build": "one capture: its graph, its run, its plan and its library",
     "precompile.trace_notes": "one hook for each thing that a trace reads without a guard",
     "precompile.fact_sources.Sources": "one method for each kind of fact",
+    "precompile.guard_facts": "a function for each source of facts, and their table",
     "precompile.guard_facts.collect": "one step after another, each with its own source of facts",
     "fingerprint": "a reader for each factor, and the comparison of the values that they read",
     "stores.hub.HubStore": "one store behind one protocol; all reads share its pinned commit",

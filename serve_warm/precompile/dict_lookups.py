@@ -156,6 +156,7 @@ BOOKKEEPING = (
     *("__init__", "clone", "debug_repr", "has_new_items", "is_new_item", "visit"),
     *("reconstruct", "reconstruct_kvs_into_new_dict", "call_method", "is_hashable"),
     *("install_dict_contains_guard", "__contains__", "is_python_constant"),
+    *("setitem", "delitem", "getitem", "contains", "getitem_or_default"),
 )
 """Methods of Dynamo's dicts whose reads do not affect the graph. `call_method` guards the keys
 itself, except in methods that look up one key (2.13)."""

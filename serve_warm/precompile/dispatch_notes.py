@@ -11,6 +11,7 @@ turns the hooks' code and globals into facts.
 from __future__ import annotations
 
 import contextlib
+import dis
 import inspect
 import sys
 import types
@@ -63,6 +64,8 @@ class Dispatched:
                     "loaded again: register the operator again when its module is loaded"
                 )
             for name in code.co_names:
+                if name in _written_globals(code):
+                    continue  # such as a counter
                 value = space.get(name)
                 if not isinstance(value, types.ModuleType):
                     found.update(_plain(space, name))
@@ -70,6 +73,12 @@ class Dispatched:
                     for each in code.co_names:
                         found.update(_plain(vars(value), each))
         return found
+
+
+def _written_globals(code: types.CodeType) -> set[str]:
+    """Return the globals that a function assigns."""
+    found = dis.get_instructions(code)
+    return {str(each.argval) for each in found if each.opname == "STORE_GLOBAL"}
 
 
 def _plain(space: dict[str, Any], name: str) -> dict[tuple[str, str], Any]:

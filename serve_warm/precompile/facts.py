@@ -473,7 +473,7 @@ def _hooks(found: Any, _: Any) -> list[list[list[Any]]]:
     for name, marks in HOOKS.items():
         numbers, marked = list(vars(found).get(name, ())), vars(found).get(marks, ())
         tables.append([[sorted(numbers).index(each), each in marked] for each in numbers])
-    # A module's own function in place of the method that runs the hooks and the forward.
+    # The module has its own function instead of the method that runs its hooks.
     return [*tables, [[CALL, True]]] if CALL in vars(found) else tables
 
 

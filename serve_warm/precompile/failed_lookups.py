@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from serve_warm.precompile.facts import UNREADABLE
+from serve_warm.precompile.facts import UNREADABLE, NoEntry
 from serve_warm.precompile.names import is_own, is_own_module, locate, name_of
 
 if TYPE_CHECKING:
@@ -54,10 +54,13 @@ def noting_failed_lookups(
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
     notes = _Notes(guards, refusals, guard_at)
+    if not any(name in vars(kind) for kind in _kinds_of_variables() for name in READS):
+        raise NoEntry(f"torch {torch.__version__} has no known method that reads an attribute")
     for kind in _kinds_of_variables():
         own = vars(kind)
-        if "var_getattr" in own:
-            yield kind, "var_getattr", notes.of_errors(own["var_getattr"])
+        for name in READS:
+            if name in own:
+                yield kind, name, notes.of_errors(own[name])
         if "call_obj_hasattr" in own:
             yield kind, "call_obj_hasattr", notes.of_answers(own["call_obj_hasattr"])
     of_code: Any = InstructionTranslatorBase
@@ -128,7 +131,7 @@ class _Notes:
             self._add(variable.source, name, is_there=is_there)
             return
         # The trace has created the object, so the answer depends on the object's class.
-        kind = type(getattr(variable, "value", None))
+        kind = type(vars(variable).get("value"))
         if not _is_of_app(kind) or not hasattr(variable, "cls_source"):
             return
         place = variable.cls_source or locate(kind)
@@ -143,6 +146,9 @@ class _Notes:
         value = _With(*[name] if is_there else ())
         self._guards.append(self._guard_at(place, kind="HASATTR", value=value, argument=name))
 
+
+READS = ("var_getattr", "tp_getattro_impl")
+"""Methods that read an attribute: up to 2.14, and from 2.15 on."""
 
 NOT_OWN = "NOT_PRESENT_IN_GENERIC_DICT"
 """Guard on a name that is missing in an object's `__dict__`."""

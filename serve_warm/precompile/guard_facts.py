@@ -436,7 +436,10 @@ def _of_result(
 def _of_functions(table: _Table, functions: TorchFunctions) -> Iterator[tuple[int, str, Any]]:
     """Yield facts about the results of functions that ran in the trace, and about torch's names."""
     for place, call, said in functions.results.values():
-        yield (table.row_of(*place), "folded", [*call, said])
+        fact = ("folded", [*call, said])
+        # A result that differs now was read inside a context of the forward, such as its autocast.
+        if expect("folded", resolve(*place), fact[1]) == fact:
+            yield (table.row_of(*place), *fact)
     for place, function in functions.called.items():
         if identity(function):
             yield (table.row_of(*place), *expect("is", function, None))

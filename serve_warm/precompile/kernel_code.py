@@ -83,8 +83,8 @@ def _registered_for(target: Any) -> Iterator[Any]:
                     yield getattr(kernel, "func", kernel)
     definition: Any = custom_ops.OPDEFS.get(packet._qualified_op_name)
     for name, value in vars(definition).items() if definition is not None else ():
-        # `_backend_fns` are kernels that run in each call, so the current ones always run.
-        if name != "_backend_fns":
+        # Kernels that run in each call are left out, because the current ones always run.
+        if name not in ("_init_fn", "_backend_fns"):
             yield value
 
 

@@ -161,7 +161,8 @@ def name_of_class(kind: type) -> str:
     known = _class_digests.get(kind)
     if known is None or known[0] != key:
         codes = [code for _, value in functions for code in codes_of(value)]
-        closed = [text for _, value in functions for text in _closed_values(value)]
+        is_made = "<locals>" in kind.__qualname__
+        closed = [text for _, f in functions for text in _closed_values(f)] if is_made else []
         known = _class_digests[kind] = (key, _digest_of(codes, [*members, *closed]))
     return f"{name_of(kind)} {known[1]}{_elsewhere(kind)}"
 
@@ -250,9 +251,10 @@ def _members_of(kind: type[enum.Enum]) -> list[str]:
 
 
 def _closed_values(found: Any) -> list[str]:
-    """Return the plain values in the closures of a class attribute's functions.
+    """Return the constants in the closures of a factory's methods, as text.
 
-    If a trace creates an object, the closures of the object's methods have no path.
+    If a trace creates an object, the closures of the object's methods have no path. Values that can
+    change in place are left out, because a process may fill them, as a cache.
     """
     values = []
     for function in functions_of(found):
@@ -261,7 +263,7 @@ def _closed_values(found: Any) -> list[str]:
         ):
             with contextlib.suppress(ValueError):  # an empty cell
                 value = cell.cell_contents
-                if not isinstance(value, (type, types.FunctionType)):
+                if not isinstance(value, (type, types.FunctionType, list, dict, set)):
                     values.append(f"{name}={_content(value)}")
     return values
 

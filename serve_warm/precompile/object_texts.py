@@ -8,6 +8,7 @@ what it reads. The hooks use private torch code (seen in 2.11 to 2.15).
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
 """The address of an object in its text."""
 
-HAS_ADDRESS = "it uses the text of an object, which contains the object's address"
+TEXTS = ("repr_impl", "tp_repr_impl", "str_impl", "tp_str_impl")
+"""Methods that return an object's text: in 2.13, and from 2.15 on. 2.11 has none."""
+
+HAS_ADDRESS = "it takes the text of an object, which contains the object's address"
 
 
 def noting_texts(
@@ -32,27 +36,25 @@ def noting_texts(
     from torch._dynamo.variables import builtin, functions, nn_module, user_defined
 
     def note(variable: Any, text: Any) -> Any:
-        kind: Any = type(getattr(variable, "value", None))
+        value = vars(variable).get("value")
+        kind: Any = type(value)
         if kind.__str__ is not object.__str__ or text is None or not text.is_python_constant():
             return text
         if ADDRESS.search(str(text.as_python_constant())):
             refusals.append(HAS_ADDRESS)
         elif variable.source is not None:
-            value = getattr(variable, "value", None)
             guards.append(guard_at(variable.source, kind="TEXT", value=value))
         return text
 
     def noting(original: Callable[..., Any]) -> Callable[..., Any]:
-        def repr_impl(self: Any, tx: Any) -> Any:
-            return note(self, original(self, tx))
-
-        return repr_impl
+        return lambda self, tx: note(self, original(self, tx))
 
     of_builtins: Any = builtin.BuiltinVariable
     read = getattr(of_builtins, "call_str", None)
     if read is not None:
         yield of_builtins, "call_str", lambda self, tx, arg: note(arg, read(self, tx, arg))
     of_user, of_modules = user_defined.UserDefinedObjectVariable, nn_module.NNModuleVariable
-    for kind in (of_user, functions.UserFunctionVariable, of_modules):
-        if "repr_impl" in vars(kind):  # from 2.13 on
-            yield kind, "repr_impl", noting(vars(kind)["repr_impl"])
+    kinds = (of_user, functions.UserFunctionVariable, of_modules)
+    for kind, name in itertools.product(kinds, TEXTS):
+        if name in vars(kind):
+            yield kind, name, noting(vars(kind)[name])

@@ -35,6 +35,9 @@ def find_aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[str]:
     }
     found = []
     for number, output in enumerate(outputs):
+        if not isinstance(output, torch.Tensor):  # a size
+            found.append("")
+            continue
         own = f"output {number}"
         owner = owners.setdefault(output.untyped_storage().data_ptr(), own)
         where = f"{owner}, at offset {output.storage_offset()} with strides {output.stride()}"
@@ -64,6 +67,7 @@ def refuse_lost_inputs(eager: Sequence[str], ours: Sequence[str]) -> None:
 @contextlib.contextmanager
 def noting_graphs() -> Iterator[list[Any]]:
     """Yield a list that gets a copy of each graph that Dynamo passes to Inductor in the block."""
+    from torch._dynamo.convert_frame import compile_lock
     from torch._inductor import compile_fx as module
 
     of_inductor: Any = module
@@ -77,11 +81,12 @@ def noting_graphs() -> Iterator[list[Any]]:
         finally:
             of_inductor.compile_fx = compile_fx
 
-    of_inductor.compile_fx = compile_fx
-    try:
-        yield graphs
-    finally:
-        of_inductor.compile_fx = compile_graph
+    with compile_lock:  # no other thread compiles a graph in the block
+        of_inductor.compile_fx = compile_fx
+        try:
+            yield graphs
+        finally:
+            of_inductor.compile_fx = compile_graph
 
 
 def find_outputs_to_copy(
@@ -91,9 +96,7 @@ def find_outputs_to_copy(
 
     The graph runs eagerly too, on copies, but only if outputs of the compiled code share memory.
     """
-    if not all(isinstance(output, torch.Tensor) for output in outputs):
-        return []
-    if any(map(has_parts, outputs)):
+    if any(isinstance(output, torch.Tensor) and has_parts(output) for output in outputs):
         return []
     ours = find_aliases(outputs, _plain_tensors(args))
     if not any(ours):

@@ -96,8 +96,13 @@ def is_number(source: str) -> bool:
 
 @contextlib.contextmanager
 def unchanged() -> Iterator[None]:
-    """Restore the state of Python's generator after the block."""
+    """Let a block draw numbers of its own from Python's generator, and restore the state after it.
+
+    torch draws the cache key of a graph that it cannot cache from this generator (2.11 to 2.13).
+    With the same state in each block, two graphs would get the same key, and so the same code.
+    """
     before = random.getstate()
+    random.seed()
     try:
         yield
     finally:

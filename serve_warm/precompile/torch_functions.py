@@ -59,15 +59,20 @@ class TorchFunctions:
 def noting_torch_functions(found: TorchFunctions) -> Iterator[tuple[Any, str, Any]]:
     """Record the functions that a trace runs, and those that it puts into its graph."""
     from torch._dynamo.output_graph import SubgraphTracer
-    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+    from torch._dynamo.variables.torch import (
+        TorchInGraphFunctionVariable,
+        tracing_state_functions,
+    )
 
     of_torch: Any = TorchInGraphFunctionVariable
     of_graphs: Any = SubgraphTracer
     call, create = of_torch.call_function, of_graphs.create_proxy
+    about_tracing = tracing_state_functions()  # their results hold for each trace
 
     def call_function(self: Any, tx: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         result = call(self, tx, args, kwargs)
-        _note_result(found, self.value, args, kwargs, result)
+        if self.value not in about_tracing:
+            _note_result(found, self.value, args, kwargs, result)
         return result
 
     def create_proxy(self: Any, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:

@@ -56,7 +56,7 @@ class Unguarded:
     """The code of tensor subclasses that ran during the trace."""
 
 
-Replacements = Iterator[tuple[Any, str, Callable[..., Any]]]
+Replacements = Iterator[tuple[Any, str, Any]]
 """A Dynamo class or module, the name of a function in it, and the replacement."""
 
 
@@ -66,8 +66,11 @@ def all_guarded(begin_set: Callable[[Any, Any], None]) -> Iterator[Unguarded]:
 
     Before each iteration over a set in a trace, `begin_set` is called with the set and the tracer.
     """
+    from torch._dynamo.convert_frame import compile_lock
+
     found = Unguarded()
-    with contextlib.ExitStack() as undo:
+    # No other thread may trace in the block, because the replacements would record its trace too.
+    with compile_lock, contextlib.ExitStack() as undo:
         # Each generator wraps the replacements that earlier generators have made.
         replacements = itertools.chain(
             noting_lookups(found.lookups, _expression),
@@ -266,10 +269,7 @@ def _has_unknown_order(value: Any) -> bool:
 
 def _noting_sets(begin: Callable[[Any, Any], None]) -> Replacements:
     """Report iteration over a set: the order can be part of the graph, but no guard covers it."""
-    from torch._dynamo.variables import lists
-
-    of_sets, of_lists = _sets_of_torch(), lists.CommonListMethodsVariable
-    call: Any = of_lists.call_method
+    of_sets = _sets_of_torch()
 
     def noting(original: Callable[..., Any]) -> Callable[..., Any]:
         def go_through(self: Any, tx: Any) -> Any:
@@ -279,15 +279,40 @@ def _noting_sets(begin: Callable[[Any, Any], None]) -> Replacements:
 
         return go_through
 
-    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        if name == "extend" and args and _has_unknown_order(args[0]):
-            begin(args[0], tx)
-        return call(self, tx, name, args, kwargs)
-
-    yield of_lists, "call_method", call_method
+    yield from _noting_extends(begin)
     for name in ("unpack_var_sequence", "tp_iter_impl"):
         if hasattr(of_sets, name):
             yield of_sets, name, noting(getattr(of_sets, name))
+
+
+def _noting_extends(begin: Callable[[Any, Any], None]) -> Replacements:
+    """Report `list.extend` with a set."""
+    from torch._dynamo.variables import base, lists
+
+    module: Any = lists
+    older = getattr(module, "CommonListMethodsVariable", None)  # up to 2.14
+    if older is not None:
+        call = older.call_method
+
+        def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+            if name == "extend" and args and _has_unknown_order(args[0]):
+                begin(args[0], tx)
+            return call(self, tx, name, args, kwargs)
+
+        yield older, "call_method", call_method
+        return
+    of_bases: Any = base
+    of_lists, of_any_list = module.ListVariable, module.BaseListVariable
+    extend, make_method = of_any_list.list_extend, of_bases.Method
+
+    def list_extend(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if args and _has_unknown_order(args[0]):
+            begin(args[0], tx)
+        return extend(self, tx, args, kwargs)
+
+    methods = {**of_lists.tp_methods, "extend": make_method(list_extend)}
+    yield of_any_list, "list_extend", list_extend
+    yield of_lists, "tp_methods", methods
 
 
 def _refusing_own_sets(found: Unguarded) -> Replacements:

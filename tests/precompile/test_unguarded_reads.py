@@ -19,6 +19,8 @@ from torch import distributed, nn
 from torch.nn import functional
 
 import serve_warm
+from serve_warm.precompile import torch_functions
+from serve_warm.precompile.names import resolve
 from serve_warm.precompile.session import SESSION
 
 pytestmark = pytest.mark.slow
@@ -200,3 +202,63 @@ def test_a_library_returns_existing_objects_as_they_are_now(built: Any, now: Any
         result = compiled(given)
 
     assert result["labels"] is model.labels
+
+
+class Asking(nn.Module):
+    """Asks torch whether it is traced, as transformers does."""
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+        return given * 2 if is_traced else given + given
+
+
+def test_a_forward_that_asks_whether_it_is_traced_has_an_entry():
+    """Within a trace, the answer is always the same, so no fact depends on it."""
+    compiled = serve_warm.compile(Asking().eval(), dynamic=False)
+
+    with torch.inference_mode(), SESSION.building() as build:
+        compiled(torch.ones(3))
+
+    assert build.table.refused == {}
+
+
+OF_DYNAMO = pytest.importorskip("torch._dynamo.variables.torch")
+FOLDED = [
+    function
+    for function in OF_DYNAMO.constant_fold_functions
+    if function not in OF_DYNAMO.constant_fold_functions_need_guards
+]
+"""Functions that Dynamo runs while it traces, except those that it guards itself."""
+
+
+@pytest.mark.parametrize(
+    "function", FOLDED, ids=[f"{n} {f.__name__}" for n, f in enumerate(FOLDED)]
+)
+def test_each_function_that_a_trace_runs_is_covered(function: Callable[..., Any]):
+    """A fact names the function, or its result is steady, or each call compares its result."""
+    is_covered = function.__name__ in torch_functions.STEADY | torch_functions.CHECKED_EACH_CALL
+    place = torch_functions._place(function)
+
+    assert is_covered or (place is not None and resolve(*place) is function)
+
+
+class InAutocast(nn.Module):
+    """Has an autocast block of its own, so torch cannot cache its graph."""
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            dtype = torch.get_autocast_dtype("cpu")
+        with torch.autocast("cpu", enabled=False):
+            return given.float().to(dtype).float() * 2
+
+
+def test_graphs_without_a_cache_entry_have_their_own_code():
+    """A build restores Python's generator, from which torch draws the key of such a graph."""
+    model = InAutocast().eval()
+    compiled = serve_warm.compile(model, dynamic=False)
+
+    with torch.inference_mode(), SESSION.building() as build:
+        results = [compiled(torch.ones(size, size)) for size in (3, 4, 5)]
+
+    assert build.table.refused == {}
+    assert [result.shape for result in results] == [(3, 3), (4, 4), (5, 5)]
