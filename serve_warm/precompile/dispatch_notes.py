@@ -63,8 +63,9 @@ class Dispatched:
                     f"torch runs {code.co_name} of an earlier copy of {module.__name__}, which was "
                     "loaded again: register the operator again when its module is loaded"
                 )
+            written = _written_globals(code)
             for name in code.co_names:
-                if name in _written_globals(code):
+                if name in written:
                     continue  # such as a counter
                 value = space.get(name)
                 if not isinstance(value, types.ModuleType):
