@@ -331,6 +331,7 @@ class _Graph:
         dynamic = any("*" in given.said for given in inputs)
         places = self.assigned.places(_path_of_module)
         self.assigned.refuse_shared([value for _, _, value in places], returned)
+        _refuse_repeated(returned, known, set())
         result = _plain(returned, known, dynamic=dynamic)
         if places:
             forms = [[s, n, _plain(value, known, dynamic=dynamic)] for s, n, value in places]
@@ -582,6 +583,18 @@ def _without_defaults(given: Input) -> dict[str, Any]:
         for field in dataclasses.fields(given)
         if getattr(given, field.name) != field.default
     }
+
+
+def _refuse_repeated(value: Any, known: Mapping[int, list[Any]], seen: set[int]) -> None:
+    """Raise `NoEntry` if a result contains a new list or dict twice: a plan would make two."""
+    if id(value) in known or not isinstance(value, (list, dict, tuple)):
+        return
+    if not isinstance(value, tuple):
+        if id(value) in seen:
+            raise NoEntry(f"it returns the same {type(value).__qualname__} twice")
+        seen.add(id(value))
+    for item in value.values() if isinstance(value, dict) else value:
+        _refuse_repeated(item, known, seen)
 
 
 def _plain(value: Any, known: Mapping[int, list[Any]], *, dynamic: bool) -> list[Any]:

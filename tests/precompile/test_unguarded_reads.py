@@ -262,3 +262,24 @@ def test_graphs_without_a_cache_entry_have_their_own_code():
 
     assert build.table.refused == {}
     assert [result.shape for result in results] == [(3, 3), (4, 4), (5, 5)]
+
+
+class Repeating(nn.Module):
+    """Returns one new list twice."""
+
+    def forward(self, given: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        made = [given * 2]
+        return made, made
+
+
+def test_a_list_that_is_returned_twice_stays_one_list():
+    """A plan would make two lists, so the call has a level-2 entry."""
+    compiled = serve_warm.compile(Repeating().eval(), level=3, dynamic=False)
+
+    with torch.inference_mode(), SESSION.building() as build:
+        compiled(torch.ones(3))
+        first, second = compiled(torch.ones(3))
+
+    ((entry,),) = [unit.entries for unit in build.table.units.values()]
+    assert (entry.level, entry.reason) == (2, "it returns the same list twice")
+    assert first is second
