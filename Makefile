@@ -8,12 +8,16 @@
 #   make unit      tests without a Ray cluster or a C++ compiler, in 90 seconds
 #   make test      the tests, with real replicas, in 10 minutes; ARGS='-k name' goes to pytest
 #   make test-long slower tests, in 20 minutes
+#   make coverage  the tests, with the branches that none of them takes, in an hour; ARGS='tests/trust'
 #   make check     lint, format and types
 #   make bench     measures the figures in README.md and docs/
 #   make matrix    tests with the oldest and newest torch and Ray, in an hour; ARGS='--only torch2.15'
 #   make gpu       tests and benchmarks that need a GPU
 #   make seats     measures starts on seats, on plain workers and on preloaded workers
 #   make soundness checks answers after changes of an application; ARGS='--only NAME', FUZZ_MINUTES=1
+#   make yardstick judges right and damaged models, in pieces of 8 minutes; another run continues
+#   make readiness tries 74 applications that could be READY too early; ARGS='--minutes 8 NAME'
+#   make false-narrow  warms 100 right models up, none of which may be narrow
 #   make architectures  tries levels 2 and 3 on 100 models, in pieces; ARGS='--minutes 8 NAME'
 #   make more-architectures  the same for a second list of 30 models
 #   make images    builds the images, and starts the baked one; needs root and half an hour
@@ -32,7 +36,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup preflight lock demo demo-s3 unit test test-long check bench gpu stress matrix images soundness architectures more-architectures seats release-check clean
+.PHONY: setup preflight lock demo demo-s3 unit test test-long coverage check bench gpu stress matrix images soundness yardstick readiness false-narrow architectures more-architectures seats release-check clean
 
 setup: $(READY)
 
@@ -95,9 +99,7 @@ demo: $(READY)
 demo-s3: $(READY)
 	$(BIN)/python -m deployments.demo --s3
 
-# Two processes on every machine: one of them runs all tests that need the Ray cluster. PROCESSES=0 runs
-# everything in one process, for `-x`, `-s` or a debugger.
-# `tests/house.py` reads the XML files that these targets write.
+# Two processes on every machine. PROCESSES=0 runs everything in one process, for `-x`, `-s` or a debugger.
 PROCESSES ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --no-loadscope-reorder --durations 20 --junit-xml build/$@.xml
 unit: $(READY)
@@ -108,6 +110,14 @@ test: $(READY)
 
 test-long: $(READY)
 	$(PYTEST) -m "long and not stress" $(ARGS)
+
+# Prints the branches of serve_warm that no test takes, also in the processes that tests start.
+COVERAGE := PYTHONPATH=$(CURDIR)/tests/support $(BIN)/coverage
+coverage: $(READY)
+	rm -rf build/coverage
+	mkdir -p build/coverage
+	$(COVERAGE) run --module pytest -n $(PROCESSES) --no-loadscope-reorder -m "not stress" $(ARGS); status=$$?; \
+	  $(COVERAGE) combine --quiet && $(COVERAGE) json --quiet -o build/coverage.json && $(COVERAGE) report && exit $$status
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -120,7 +130,6 @@ RESULTS := tests/benchmarks/results
 REPEATS ?= 2
 STARTUP_REPEATS ?= 3
 bench: $(READY)
-	$(BIN)/python tests/benchmarks/bench_overhead.py | tee $(RESULTS)/overhead.json
 	$(BIN)/python tests/benchmarks/bench_request.py | tee $(RESULTS)/request.json
 	$(BIN)/python tests/benchmarks/bench_transfer.py | tee $(RESULTS)/transfer.json
 	$(BIN)/python tests/benchmarks/bench_probe.py | tee $(RESULTS)/probe.json
@@ -159,7 +168,11 @@ gpu: $(READY)
 	$(BIN)/python tests/gpu/serve_requests.py --json $(RESULTS)/requests_gpu.json
 	$(BIN)/python tests/gpu/eight_replicas.py --json $(RESULTS)/replicas_gpu.json
 	$(BIN)/python tests/gpu/seats_gpu.py --limit-s 7200 --json $(RESULTS)/seats.json
-	$(BIN)/python tests/gpu/models_gpu.py --limit-s 7200 --json $(RESULTS)/models_gpu.json
+	$(BIN)/python tests/gpu/models_gpu.py --models decode,vit_large,whisper_large --limit-s 7200 \
+	  --json $(RESULTS)/models_gpu.json
+	$(BIN)/python tests/gpu/models_gpu.py --models half_precision --work build/half_precision --limit-s 7200 \
+	  --json $(RESULTS)/half_precision_gpu.json
+	$(BIN)/python tests/benchmarks/yardstick.py --device cuda --minutes 120 --json $(RESULTS)/yardstick.json
 	$(BIN)/python tests/gpu/two_compiles.py
 	$(BIN)/python tests/benchmarks/figures.py
 
@@ -189,6 +202,16 @@ $(MODELS)/.ready: requirements-models.txt pyproject.toml
 	$(if $(TORCH_INDEX),PIP_CONFIG_FILE=/dev/null )$(MODELS)/bin/python -m pip $(FROM_INDEX) --quiet --only-binary :all: torch==2.13.0 torchvision==0.28.0
 	$(MODELS)/bin/python -m pip install --quiet --requirement requirements-models.txt --editable .
 	@touch $@
+
+# Exit status 75 means that rows are left: run it again. The rows of a GPU need --device cuda.
+yardstick: $(READY)
+	$(BIN)/python tests/benchmarks/yardstick.py --json $(RESULTS)/yardstick.json $(ARGS)
+
+readiness: $(READY)
+	$(BIN)/python tests/benchmarks/readiness.py --json $(RESULTS)/readiness.json $(ARGS)
+
+false-narrow: $(MODELS)/.ready
+	$(MODELS)/bin/python tests/benchmarks/false_narrow.py --json $(RESULTS)/false_narrow.json $(ARGS)
 
 architectures: $(MODELS)/.ready
 	$(MODELS)/bin/python tests/architectures.py --json $(RESULTS)/architectures.json $(ARGS)

@@ -11,8 +11,6 @@ file's mode show the largest access that the ACL grants.
 
 A path that is safe from the root down stays safe, because nobody else can change it.
 
-Python shows neither owners nor modes on Windows, so no folder on Windows counts as safe.
-
 This module also writes small files, with a mode that does not depend on the umask. A file gets its
 name only when it is complete on the disk, so a reader never sees a partial file. The only
 exception to this rule is `create_file` on a file system without hard links.
@@ -27,7 +25,6 @@ import os
 import secrets
 import shutil
 import stat
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -38,6 +35,7 @@ from typing import Literal
 from serve_warm import node
 from serve_warm._records import record
 from serve_warm.errors import ArtifactRefused
+from serve_warm.node import Problem
 
 logger = logging.getLogger(__name__)
 
@@ -52,23 +50,11 @@ may not have locked it yet."""
 LOCK_NAME = "owner.lock"
 LAST_BASE = Path(node.LAST_BASE)
 ELSEWHERE = (
-    "For replicas and for probes, set TMPDIR, or both SERVE_WARM_STATE_DIR and "
-    "SERVE_WARM_NODE_CACHE_DIR, to folders that only this user can write to"
+    "For replicas and for probes, set TMPDIR, or for their state SERVE_WARM_STATE_DIR, to a folder "
+    "that only this user can write to"
 )
 MAX_LINKS = 40
 """Largest number of links on one path, as in Linux."""
-CAN_CHECK = hasattr(os, "geteuid")
-"""Whether Python on this system can tell who owns a file and who may change it."""
-
-
-@record(frozen=True, kw_only=True)
-class Problem:
-    """One reason why another user could change a file or folder."""
-
-    what: str
-    """A sentence without a full stop at its end."""
-    fix: str
-    """The command that fixes the problem, or advice if no command can."""
 
 
 def problems(
@@ -83,42 +69,7 @@ def problems(
     Raises:
         OSError: the folder is missing, or this user cannot reach it.
     """
-    if not CAN_CHECK:
-        return (_unknown(folder),)
-    user, found = os.geteuid(), []
-    if ".." in folder.parts:
-        fix = f"use {os.path.realpath(folder)} instead"
-        return (Problem(what=f"the path {folder} contains '..'", fix=fix),)
-    for step in _way(folder.absolute()):
-        link = stat.S_ISLNK(step.status.st_mode)
-        status = step.status
-        if opened is not None and step.last and not link:
-            status = os.fstat(opened)
-        problem = judged(step.path, status, of=leaf if step.last else "above", user=user)
-        if problem is not None:
-            found.append(problem)
-        if link:
-            break
-    return tuple(found)
-
-
-def judged(path: Path, status: os.stat_result, *, of: Leaf, user: int) -> Problem | None:
-    """Return the problem with one path step, given its `lstat`; None if there is no problem."""
-    mode = stat.S_IMODE(status.st_mode)
-    if stat.S_ISLNK(status.st_mode):
-        fix = f"use {os.path.realpath(path)} instead"
-        return Problem(what=f"{path} is a symbolic link", fix=fix)
-    if not stat.S_ISDIR(status.st_mode):
-        return Problem(what=f"{path} is not a directory", fix=f"remove {path}")
-    if status.st_uid not in ((0, user) if of == "above" else (user,)):
-        return _foreign(path, status, owner="root" if of == "above" else str(user))
-    if of == "private" and mode & 0o077:
-        what = f"{path} is open to other users (mode {mode & 0o777:o})"
-        return Problem(what=what, fix=f"chmod 700 {path}")
-    if mode & 0o022 and (of != "above" or not mode & stat.S_ISVTX):
-        # A folder that everybody may write to is shared on purpose: the fix keeps it shared.
-        return _writable(path, mode, fix="+t" if of == "above" and mode & 0o002 else "go-w")
-    return None
+    return tuple(node.problems(str(folder.absolute()), of=leaf, opened=opened))
 
 
 def file_problems(file: Path, *, opened: int) -> tuple[Problem, ...]:
@@ -130,8 +81,6 @@ def file_problems(file: Path, *, opened: int) -> tuple[Problem, ...]:
     Raises:
         OSError: the file no longer exists.
     """
-    if not CAN_CHECK:
-        return (_unknown(file),)
     fixed = bool(os.fstatvfs(opened).f_flag & os.ST_RDONLY)
     own = _find_weakness(file, os.fstat(opened), "file", fixed=fixed)
     found = [] if own is None else [own]
@@ -144,19 +93,7 @@ def folder_problems(folder: Path) -> tuple[Problem, ...]:
     Raises:
         OSError: the folder is missing.
     """
-    if not CAN_CHECK:
-        return (_unknown(folder),)
     return tuple(dict.fromkeys(_on_the_way(folder)))
-
-
-def _unknown(path: Path) -> Problem:
-    what = f"on {system_name()}, serve_warm cannot check who is allowed to change {path}"
-    return Problem(what=what, fix="use Linux, macOS or WSL")
-
-
-def system_name() -> str:
-    """Return the usual name of this operating system."""
-    return {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
 
 
 def _on_the_way(path: Path) -> Iterator[Problem]:
@@ -187,24 +124,12 @@ def _find_weakness(
 ) -> Problem | None:
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid not in (0, os.geteuid()):
-        return _foreign(path, status, owner="-h root" if of == "link" else "root")
+        return node.foreign(str(path), status, owner="-h root" if of == "link" else "root")
     if of == "link" or not mode & 0o022 or (of == "above" and mode & stat.S_ISVTX):
         return None
     if fixed is None:
         fixed = bool(os.statvfs(path).f_flag & os.ST_RDONLY)
-    return None if fixed else _writable(path, mode, fix="go-w")
-
-
-def _foreign(path: Path, status: os.stat_result, *, owner: str) -> Problem:
-    what = f"{path} belongs to user id {node.with_name(status.st_uid)}"
-    if path.name == f"serve_warm-{os.geteuid()}":
-        return Problem(what=what, fix=f"ask its owner or root to remove {path}")
-    return Problem(what=what, fix=f"chown {owner} {path}")
-
-
-def _writable(path: Path, mode: int, *, fix: str) -> Problem:
-    what = f"{path} can be written by group or others (mode {mode & 0o777:o})"
-    return Problem(what=what, fix=f"chmod {fix} {path}")
+    return None if fixed else node.writable(str(path), mode, fix="go-w")
 
 
 @record(frozen=True, kw_only=True)
@@ -239,6 +164,14 @@ def _way(path: Path) -> Iterator[_Step]:
         target = (at / name).readlink()
         left.extend(reversed(target.parts[target.is_absolute() :]))
         at = Path("/") if target.is_absolute() else at
+
+
+def open_at_once(path: str, flags: int) -> int:
+    """Open a file without blocking, so that a named pipe instead of the file cannot hang a start.
+
+    This function is an opener for `open`.
+    """
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def check_private(folder: Path, what: str, *, opened: int | None = None, advice: str = "") -> None:
@@ -284,13 +217,13 @@ def make_private(folder: Path) -> None:
             folder.mkdir(mode=0o700)
 
 
-def private_base(*, last: Path = LAST_BASE) -> Path:
+def private_base() -> Path:
     """Return a folder in which this user can make folders that nobody else can replace.
 
     Candidates are the folder for temporary files, `~/.cache/serve_warm` (where `~` is the home
-    folder in the password database) and `last`. This function returns the first candidate that is
-    safe and writable. So an unsafe `/tmp` does no harm. For example, a Kubernetes emptyDir has mode
-    0777 and no sticky bit.
+    folder in the password database) and `LAST_BASE`. This function returns the first candidate that
+    is safe and writable. So an unsafe `/tmp` does no harm. For example, a Kubernetes emptyDir has
+    mode 0777 and no sticky bit.
 
     If no candidate is safe, this function logs a warning and returns the first candidate. Callers
     that need a safe folder call `problems`.
@@ -299,7 +232,7 @@ def private_base(*, last: Path = LAST_BASE) -> Path:
     found = _unusable(temporary)
     if not found:
         return temporary
-    for base in _other_bases(last):
+    for base in _other_bases():
         if not _unusable(base):
             _log_once(
                 logging.INFO,
@@ -316,11 +249,11 @@ def private_base(*, last: Path = LAST_BASE) -> Path:
     return temporary
 
 
-def _other_bases(last: Path) -> Iterator[Path]:
+def _other_bases() -> Iterator[Path]:
     home = user_home()
     if home is not None and (cache := _cache_below(home)) is not None:
         yield cache
-    yield last
+    yield LAST_BASE
 
 
 def _cache_below(home: Path) -> Path | None:
@@ -346,38 +279,36 @@ def _unusable(base: Path) -> tuple[Problem, ...]:
 def user_home() -> Path | None:
     """Return this user's home in the password database, never the value of `$HOME`.
 
-    Returns None for a user without a home, and on Windows, which has no such database.
+    Returns None for a user without a home.
     """
-    try:
-        import pwd
-    except ImportError:
-        return None
+    import pwd
+
     try:
         return Path(pwd.getpwuid(os.geteuid()).pw_dir)
     except KeyError:
         return None  # a container may run under a user id without a name and a home
 
 
-def user_folder(name: str, *, among: Sequence[node.Place] | None = None) -> Path:
+def user_folder(name: str) -> Path:
     """Return `<base>/serve_warm-<uid>/<name>`, the same for all processes of a user.
 
-    `node.choose_place` picks `<base>` from `among`, by default from `node.places()`. The folder
-    `serve_warm-<uid>` is created, so that no other user can take the name. `<name>` is not made.
+    `node.choose_place` picks `<base>` from `node.places()`. The folder `serve_warm-<uid>` is
+    created, so that no other user can take the name. `<name>` is not made.
     """
-    return Path(_claim(among).folder) / name
+    return Path(_claim().folder) / name
 
 
-def state_folder(*, among: Sequence[node.Place] | None = None) -> Path:
+def state_folder() -> Path:
     """Return the folder that this user's replicas write to, and that probes read.
 
     Does not create the folder.
     """
-    return Path(_claim(among).state)
+    return Path(_claim().state)
 
 
-def _claim(among: Sequence[node.Place] | None) -> node.Place:
-    among = node.places() if among is None else among
-    choice = node.claim_place(among)
+def _claim() -> node.Place:
+    among = node.places()
+    choice = claim_place(among)
     wrong = "; ".join(choice.passed)
     if not choice.usable:
         _log_once(
@@ -394,6 +325,28 @@ def _claim(among: Sequence[node.Place] | None) -> node.Place:
     return choice.place
 
 
+def claim_place(among: Sequence[node.Place]) -> node.Choice:
+    """Choose a place and create its folder, so that nobody else can take the place.
+
+    If the folder cannot be created (the disk is full, or another user was faster), this function
+    tries a later place.
+    """
+    left = tuple(among)
+    passed: tuple[str, ...] = ()
+    while left and (choice := node.choose_place(left)).usable:
+        wrong: list[str] = []
+        try:
+            make_private(Path(choice.place.folder))
+        except OSError as error:
+            wrong = [f"{choice.place.folder}: {error.strerror}"]
+        wrong = wrong or node.troubles(choice.place.folder)
+        passed = (*passed, *choice.passed, *wrong)
+        if not wrong:
+            return node.Choice(choice.place, passed, usable=True)
+        left = left[left.index(choice.place) + 1 :]
+    return node.choose_place(among)
+
+
 @functools.cache
 def _log_once(level: int, text: str) -> None:
     # A start calls this several times in each process.
@@ -403,22 +356,22 @@ def _log_once(level: int, text: str) -> None:
 # --- folders that end with their process ---------------------------------------------------
 
 
-def process_folder(base: Path | None = None) -> Path:
+def process_folder() -> Path:
     """Return a new folder of mode 0700 that belongs to this process until the process ends.
 
     Most processes are ended by a signal, so they run no cleanup. Instead, each call removes the
-    folders of ended processes from `base`, by default `private_base()`.
+    folders of ended processes from `private_base()`.
 
     Raises:
         OSError: the folder cannot be made.
     """
-    folder, lock = _make_owned(base)
+    folder, lock = _make_owned()
     _held.append(lock)
     return folder
 
 
 @contextmanager
-def temporary_folder(base: Path | None = None) -> Iterator[Path]:
+def temporary_folder() -> Iterator[Path]:
     """Yield a private folder for this process, and remove it at the end of the block.
 
     If another thread is still writing a file when the block ends, a later sweep removes that file.
@@ -426,7 +379,7 @@ def temporary_folder(base: Path | None = None) -> Iterator[Path]:
     Raises:
         OSError: the folder cannot be made.
     """
-    folder, lock = _make_owned(base)
+    folder, lock = _make_owned()
     try:
         yield folder
     finally:
@@ -438,10 +391,10 @@ _held: list[int] = []
 """Locks on this process's folders. The kernel frees the locks when the process ends."""
 
 
-def _make_owned(base: Path | None) -> tuple[Path, int]:
+def _make_owned() -> tuple[Path, int]:
     import fcntl
 
-    base = private_base() if base is None else base
+    base = private_base()
     for abandoned in base.glob(f"serve_warm-*/{LOCK_NAME}"):
         _sweep(abandoned)
     folder = Path(tempfile.mkdtemp(prefix="serve_warm-", dir=base))  # 0700 by contract
@@ -459,7 +412,7 @@ def _sweep(lock_file: Path) -> None:
     folder = lock_file.parent
     with suppress(OSError):
         # Others may write to /tmp, so only a private folder of this user may be removed.
-        if judged(folder, folder.lstat(), of="private", user=os.geteuid()) is not None:
+        if node.problem_of(str(folder), folder.lstat(), of="private") is not None:
             return
         if problems(folder.parent.resolve(), leaf="above"):
             return  # another user could replace the folder between this check and the removal

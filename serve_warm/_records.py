@@ -4,8 +4,9 @@
 
 `dataclasses` writes and compiles up to seven methods for each class. That takes 0.5 ms for a frozen
 class (CPython 3.11), and a start defines almost eighty classes. A record is a dataclass with only
-one compiled method, `__init__`; all records share the other methods. A type checker treats `record`
-as `dataclasses.dataclass`. `fields`, `replace` and `asdict` work as for any dataclass.
+one compiled method, `__init__`; all records share the other methods. This saves a start about
+33 ms of CPU time (`tests/benchmarks/results/records.json`). A type checker treats `record` as
+`dataclasses.dataclass`. `fields`, `replace` and `asdict` work as for any dataclass.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, field, fields, replace
 from pathlib import Path
@@ -27,9 +27,10 @@ from typing import Any, Literal, get_args
 
 from serve_warm import _private_folders
 from serve_warm._records import record
-from serve_warm.node import boot_s, call_in_children
+from serve_warm._state_file import call_in_children
+from serve_warm.node import boot_s
 
-SCHEMA = 2
+SCHEMA = 1
 
 INSTALLED = (f"{Path(os.__file__).parent}/", "/site-packages/", "/dist-packages/")
 """A module whose path contains one of these belongs to Python or to an installed package."""
@@ -155,9 +156,8 @@ class Seat:
 class SeatFolder:
     """Tickets and seats for the workers of one node and one runtime_env, in a private folder."""
 
-    def __init__(self, path: Path, *, clock: Callable[[], float] = boot_s) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._clock = clock
 
     @classmethod
     def of_worker(cls, arguments: Sequence[str]) -> SeatFolder | None:
@@ -196,7 +196,7 @@ class SeatFolder:
 
     def offer(self, wanted: Wanted) -> str:
         """Leave a ticket for one worker, and return the ticket's name. Raises OSError."""
-        wanted = replace(wanted, offered_boot_s=self._clock())
+        wanted = replace(wanted, offered_boot_s=boot_s())
         data = json.dumps({"schema": SCHEMA, **asdict(wanted)}).encode()
         path = self.path / f"ticket-{secrets.token_hex(8)}"
         _private_folders.write_beside(path, data, mode=0o600).rename(path)
@@ -225,7 +225,7 @@ class SeatFolder:
             data = mine.read_bytes()
             mine.unlink()
             wanted = _read_ticket(path.name, data)
-            if wanted is not None and self._clock() - wanted.offered_boot_s <= TICKET_S:
+            if wanted is not None and boot_s() - wanted.offered_boot_s <= TICKET_S:
                 return path.name, wanted
         return None
 

@@ -9,7 +9,6 @@ presigned query.
 from __future__ import annotations
 
 import re
-import sys
 import urllib.parse
 from collections.abc import Mapping
 from functools import cache
@@ -66,9 +65,6 @@ def split(uri: str) -> tuple[str, str]:
     (('s3', '//bucket'), ('', './artifacts'))
     """
     scheme = _SCHEME.match(uri)
-    platform: str = sys.platform
-    if platform == "win32" and scheme and len(scheme[1]) == 1:
-        return "", uri  # a drive
     return (scheme[1].lower(), uri[scheme.end() :]) if scheme else ("", uri)
 
 
@@ -86,13 +82,8 @@ def folder_of(uri: str) -> Path | None:
     name, rest = split(uri)
     if name != "file":
         return None
-    path, platform = rest.removeprefix("//"), str(sys.platform)
-    if platform != "win32":
-        # `Path.as_uri` writes names that are not UTF-8 in this form.
-        return Path(urllib.parse.unquote(path, errors="surrogateescape"))
-    from urllib.request import url2pathname
-
-    return Path(url2pathname(path))  # /C:/artifacts is C:\artifacts
+    # `Path.as_uri` writes names that are not UTF-8 in this form.
+    return Path(urllib.parse.unquote(rest.removeprefix("//"), errors="surrogateescape"))
 
 
 def check_scheme(uri: str) -> None:

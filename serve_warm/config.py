@@ -37,6 +37,9 @@ _DURATION = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 
+FORMER = {"on_uncovered": "on_unproven", "parity": "eager_sample", "parts": "max_level"}
+"""Former names of settings, and the names that replaced them."""
+
 _SHARE = re.compile(r"1/[1-9][0-9]{0,8}", re.ASCII)
 
 
@@ -90,17 +93,10 @@ class WarmupConfig(BaseModel):
     `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix` or
     `hf://owner/repo@revision`. Any other scheme is refused, unless a package registers it."""
 
-    parts: tuple[Literal["cache", "precompiled", "exported", "torch_bytes"], ...] = (
-        "cache",
-        "precompiled",
-        "exported",
-    )
-    """The parts that a replica loads from an artifact. `cache` is the cache directory with the
-    built kernels. `precompiled` holds the entries of level 2, which need the kernels in `cache`.
-    `exported` holds the libraries of level 3, which do not need the other parts. A part is skipped
-    if the artifact does not contain it. `torch_bytes` is the result of
-    `torch.compiler.save_cache_artifacts()`. Use it only for comparison: on a CPU, torch compiles
-    every kernel again, even with these bytes."""
+    max_level: int = Field(default=3, ge=1, le=3)
+    """Highest level that a replica loads from an artifact. 1 loads only the cache directory with
+    the built kernels, 2 also loads the entries of level 2, and 3 also loads the libraries of level
+    3."""
 
     on_missing: Literal["compile", "fail"] = "compile"
     """What to do if no variant fits, or the store is empty or cannot be reached. `compile` compiles
@@ -111,12 +107,17 @@ class WarmupConfig(BaseModel):
     compiler. With `fail` the replica does not become ready. `fail` also applies if the results of
     an entry differ from the results of eager execution."""
 
+    on_partial: Literal["serve", "fail"] = "serve"
+    """What to do if an artifact was loaded, but did not contain everything that the start compiled,
+    or the verdict is `partial` for another reason. `serve` serves requests. With `fail` the replica
+    does not become ready."""
+
     on_deadline: Literal["fail", "serve"] = "fail"
     """What to do when `deadline_s` or `input_deadline_s` has passed. With `fail` the replica does
     not become ready, and its process ends if the event loop is blocked. With `serve` the replica
     serves requests, and is marked as late and degraded."""
 
-    on_uncovered: Literal["serve", "fail"] = "serve"
+    on_unproven: Literal["serve", "fail"] = "serve"
     """What to do if an input is not proven, or is skipped because memory ran out. `serve` marks the
     replica as degraded. With `fail` the replica does not become ready."""
 
@@ -124,7 +125,7 @@ class WarmupConfig(BaseModel):
     """What to do if a request needs a compile after READY. With `count`, the replica compiles, and
     reports this in its log and metrics. With `forbid`, it answers the request with HTTP 503."""
 
-    parity: str = "off"
+    eager_sample: str = "off"
     """Share of calls after READY that are compared with eager execution. `1/1000` compares one in a
     thousand calls of each entry, `1/1` compares all calls, and `off` compares no calls. The
     comparison before READY does not depend on this setting."""
@@ -147,45 +148,14 @@ class WarmupConfig(BaseModel):
     so one artifact fits a fleet of mixed CPUs. The build and the replicas must use the same value.
     torch 2.11 cannot compile portable kernels."""
 
-    pgo: Literal["off", "on"] = "off"
-    """Whether the part `cache` contains torch's profile of dynamic sizes. With the profile, a
-    replica compiles the dynamic graph immediately, without first compiling a static graph. The
-    setting matters at level 1, for calls compiled with `dynamic=None`. Set it to `on` for the build
-    and for the replicas. Replicas with `off` can load the artifact too."""
-
-    max_passes: int = Field(default=8, ge=2)
-    """Maximum number of passes of the replay. If the last pass still compiles, the proof shows
-    which inputs are not proven, and `on_uncovered` decides what happens."""
-
-    ranks: Literal["gang", "together", "alone"] = "gang"
+    ranks: Literal["gang", "alone"] = "gang"
     """Whether the ranks of a process group (`torch.distributed`) go through each stage of the
-    warm-up together. `gang`: only if Serve started the ranks as a gang. `together`: always.
-    `alone`: never. Use `alone` if the other ranks have no warm-up, for example because this replica
-    controls them as workers."""
-
-    node_cache_dir: str | None = None
-    """Folder in which the replicas of a node share their downloads. Only the replicas' user may
-    have access to this folder. The default is `<tmp>/serve_warm-<uid>/blobs`."""
+    warm-up together. `gang`: if Serve started the ranks as a gang. `alone`: never. Use `alone` if
+    the other ranks have no warm-up, for example because this replica controls them as workers."""
 
     node_cache_max_bytes: int = Field(default=10 << 30, gt=0)
-    """Maximum size of `node_cache_dir`, 10 GiB by default. The least recently used parts are
-    deleted first."""
-
-    overlap: Literal["on", "off"] = "on"
-    """Whether to pull the artifact and import torch's compiler while `__init__` runs."""
-
-    readahead: tuple[str, ...] = ()
-    """Files that `__init__` reads, such as weights: absolute paths with wildcards, such as
-    `/models/*.safetensors`. While `__init__` is still importing modules, Linux reads these files
-    into memory, up to half of the free memory. If a file is missing, serve_warm logs this and
-    continues. `~/` is the home folder of the replica, and `**` is refused. In the environment
-    variable, separate paths with commas."""
-
-    headers: Literal["shared", "own"] = "shared"
-    """Where a compile gets its precompiled C++ headers. With `shared`, the headers may come from
-    any process of this user. With `own`, this process makes its own headers, which takes up to 6 s.
-    A build sets `own`, because every kernel contains code from the headers, and a build must not
-    sign code that an earlier process made."""
+    """Maximum size of the folder in which the replicas of a node share their downloads, 10 GiB by
+    default. A download first deletes the oldest files, until the new part fits."""
 
     state_dir: str | None = None
     """Folder for the state file of this replica. The default is `<tmp>/serve_warm-<uid>/state`. The
@@ -210,7 +180,7 @@ class WarmupConfig(BaseModel):
     @field_validator(*_SECONDS, mode="before")
     @classmethod
     def _seconds(cls, value: Any) -> Any:
-        # A duration is refused, because other releases read the same settings.
+        # Seconds are the only unit of durations in settings, also in the chart and the environment.
         found = _DURATION.fullmatch(value) if isinstance(value, str) else None
         if found is not None:
             seconds = float(found[1]) * _UNITS[found[2][0].lower()]
@@ -218,43 +188,24 @@ class WarmupConfig(BaseModel):
             raise ValueError(message)
         return value
 
-    @field_validator("overlap", "pgo", "parity", mode="before")
+    @field_validator("eager_sample", mode="before")
     @classmethod
     def _as_yaml_reads_it(cls, value: Any) -> Any:
         # In YAML 1.1 a bare on or off is a boolean.
         return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
-    @field_validator("parity")
+    @field_validator("eager_sample")
     @classmethod
-    def _a_share(cls, parity: str) -> str:
-        if parity != "off" and _SHARE.fullmatch(parity) is None:
+    def _a_share(cls, sample: str) -> str:
+        if sample != "off" and _SHARE.fullmatch(sample) is None:
             message = "write 'off', or a share such as '1/1000'"
             raise ValueError(message)
-        return parity
+        return sample
 
     @property
-    def parity_one_in(self) -> int:
+    def eager_one_in(self) -> int:
         """N if one in N calls is compared with eager execution, or 0 if no call is compared."""
-        return 0 if self.parity == "off" else int(self.parity.partition("/")[2])
-
-    @field_validator("readahead")
-    @classmethod
-    def _file_patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        for pattern in patterns:
-            # A replica's working directory is Ray's choice, and ** may walk through a whole disk.
-            is_absolute = pattern.startswith(("/", "~/")) and not pattern.endswith("/")
-            if not is_absolute or "**" in pattern or "\0" in pattern:
-                message = "list absolute paths, such as /models/*.safetensors; ** is not allowed"
-                raise ValueError(message)
-        return patterns
-
-    @field_validator("parts")
-    @classmethod
-    def _some_part(cls, parts: tuple[str, ...]) -> tuple[str, ...]:
-        if not parts:
-            message = "list at least one part"
-            raise ValueError(message)
-        return parts
+        return 0 if self.eager_sample == "off" else int(self.eager_sample.partition("/")[2])
 
 
 def resolve(
@@ -280,11 +231,11 @@ def resolve(
         )
     values: dict[str, Any] = base.model_dump()
     origin: dict[str, str] = {}
-    for name in WarmupConfig.model_fields:
+    for name in (*WarmupConfig.model_fields, *FORMER):
         variable = ENVIRONMENT_PREFIX + name.upper()
         if variable in environ:
             text = environ[variable]
-            values[name] = _from_text(name, text, values[name])
+            values[name] = _from_text(name, text, values.get(name))
             origin[name] = variable
     section = user_config.get("warmup") if isinstance(user_config, Mapping) else None
     if section is not None:
@@ -313,8 +264,6 @@ def resolve(
 
 def _from_text(name: str, text: str, below: Any) -> Any:
     """Return the value of a field from an environment variable."""
-    if name in ("parts", "readahead"):
-        return [part.strip() for part in text.split(",")]
     if name == "seats":
         with contextlib.suppress(ValueError):
             return _laid_over(below, json.loads(text))
@@ -336,7 +285,8 @@ def _describe(problem: Any, origin: Mapping[str, str]) -> str:
     if problem["type"] == "extra_forbidden":
         # The value is not repeated, because under an unknown name it may be a credential.
         known = Seats.model_fields if inner else WarmupConfig.model_fields
-        question = did_you_mean(inner[0] if inner else field, known)
+        wrong = inner[0] if inner else field
+        question = did_you_mean(FORMER.get(wrong, wrong), known)
         return f"{text}; {question}" if question else text
     if field == "artifact":
         return text  # an address may hold a credential

@@ -32,6 +32,11 @@ from typing import Any, Literal
 from serve_warm._package import public
 from serve_warm._records import record
 
+RULES = 1
+"""Version of the code that this package makes for a model. Increase it when a change to this
+package alters the graphs of a model or the facts about them. Artifacts of another version do not
+fit."""
+
 NONE = "none"
 """The value of a factor if the machine has no GPU, no Triton or no compiler."""
 
@@ -64,12 +69,6 @@ https://gitlab.com/x86-psABIs/x86-64-ABI
 
 _WORD_LISTS = frozenset({"cpu_isa", "torch_environment", "compile_arguments"})
 """Factors whose value is a list of words. For a long list, only the words that differ are shown."""
-
-
-PATHS = frozenset({"python_include", "python_lib", "torch_install"})
-"""Factors whose value is a path, or several paths separated by `os.pathsep`. Links in these paths
-are not resolved, because torch hashes a compiler's command line with unresolved links (2.13,
-`cpp_extension`)."""
 
 
 @record(frozen=True, kw_only=True)
@@ -189,7 +188,6 @@ def read_machine(
     *,
     cpu: Cpu = "native",
     device: int | None = None,
-    driver: Sequence[Path] = NVIDIA,
     on_no_torch: Literal["raise", "note"] = "raise",
 ) -> dict[str, str]:
     """Return the factors of this machine and its installed software; imports torch.
@@ -200,8 +198,7 @@ def read_machine(
     With `cpu="portable"`, every machine that has all of `PORTABLE_ISA` gets the same CPU factors.
     Any other machine keeps its own factors, so no portable artifact fits that machine.
 
-    `device` is the index of the GPU in use, by default the calling thread's GPU. Every machine
-    with an NVIDIA driver has at least one of the paths in `driver`.
+    `device` is the index of the GPU in use, by default the calling thread's GPU.
 
     This function reads `ATEN_CPU_CAPABILITY`, `CUDA_VISIBLE_DEVICES`, `CXX` and `PATH` from
     `environ`. This function reads properties of CUDA devices only if torch can use CUDA. The call
@@ -210,7 +207,7 @@ def read_machine(
     Raises:
         ImportError: torch is not installed, and `on_no_torch` is `raise`.
     """
-    from_torch = _read_from_torch(environ, device, driver, on_no_torch)
+    from_torch = _read_from_torch(environ, device, on_no_torch)
     isa = read_cpu_isa()
     # Eager kernels and the vector width of generated code depend on this variable, but torch's keys
     # omit it. Its value "default" means no vectors, so a missing variable is "unset".
@@ -218,6 +215,7 @@ def read_machine(
     if cpu == "portable":
         isa, capability = portable_factors(isa, capability)
     return {
+        "serve_warm": f"rules {RULES}",
         "platform": f"{platform.system()} {platform.machine()}",
         "libc": _read_libc(),
         "cpu_isa": isa,
@@ -225,9 +223,9 @@ def read_machine(
         # The exact version: Dynamo's entries hold bytecode.
         "python": f"{platform.python_implementation()} {platform.python_version()}"
         f" {sysconfig.get_config_var('SOABI') or sys.implementation.cache_tag}",
-        # The next three are paths. The file name of each built CPU kernel is a hash of the
-        # compiler's command line, which contains these paths. With another path every kernel would
-        # be compiled again.
+        # The next three are paths, with links as written. The file name of each built CPU kernel is
+        # a hash of the compiler's command line, which contains these paths. With another path every
+        # kernel would be compiled again.
         # https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_inductor/cpp_builder.py
         "python_include": _read_python_include(),
         "python_lib": str(sysconfig.get_config_var("LIBDIR") or NONE),
@@ -244,7 +242,6 @@ def read_machine(
 def _read_from_torch(
     environ: Mapping[str, str],
     device: int | None,
-    driver: Sequence[Path],
     on_no_torch: Literal["raise", "note"],
 ) -> dict[str, str]:
     """Import torch, and return the factors that are read from torch."""
@@ -255,7 +252,7 @@ def _read_from_torch(
             raise
         absent = dict.fromkeys(("torch_install", "torch"), NOT_INSTALLED)
         return {**absent, **dict.fromkeys(("cuda", "gpu", "driver"), UNKNOWN)}
-    gpu = _read_gpu(environ, device, driver)
+    gpu = _read_gpu(environ, device)
     return {
         "torch_install": str(Path(torch.__file__).parent),
         "torch": f"{torch.__version__} {(torch.version.git_version or UNKNOWN)[:12]}",
@@ -298,8 +295,7 @@ def read_app(
         "deterministic": _read_deterministic(),
         "torch_environment": torch_environment(environ),
         "compile_arguments": _assignments(compile_arguments),
-        # Add `cpu` only if portable, so that native artifacts of older versions still fit.
-        **({"cpu": cpu} if cpu == "portable" else {}),
+        "cpu": cpu,
         # Add the rank only in a group: a rank's graphs contain the numbers of all ranks.
         **rank_factor(read_rank()),
     }
@@ -456,12 +452,12 @@ def _read_toolkit() -> str:
     return NONE
 
 
-def _read_gpu(environ: Mapping[str, str], device: int | None, driver: Sequence[Path]) -> str:
+def _read_gpu(environ: Mapping[str, str], device: int | None) -> str:
     import torch
 
     if not torch.cuda.is_available():
         # A replica that falls back to the CPU must not look like a machine without a GPU.
-        return UNKNOWN if why_no_gpu(environ, driver=driver) else NONE
+        return UNKNOWN if why_no_gpu(environ) else NONE
     visible = range(torch.cuda.device_count())
     found = [_device(torch.cuda.get_device_properties(index)) for index in visible]
     return _device_in_use(found, torch.cuda.current_device() if device is None else device)
@@ -499,13 +495,13 @@ _HIDES_GPUS = ("", "-1", "NoDevFiles")
 not request a GPU."""
 
 
-def why_no_gpu(environ: Mapping[str, str], *, driver: Sequence[Path] = NVIDIA) -> str:
+def why_no_gpu(environ: Mapping[str, str]) -> str:
     """Return a sentence that says why torch cannot use this machine's GPU.
 
     Empty if torch can use the GPU, if there is no GPU, or if torch has no CUDA. Also empty if
     `environ` hides all GPUs, because CUDA reports an outdated driver even if no GPU is visible.
-    Also empty if no `driver` path exists: a container image can contain driver libraries or stubs,
-    and CUDA reports an error for these libraries on a machine without a driver.
+    Also empty if no path of `NVIDIA` exists: a container image can contain driver libraries or
+    stubs, and CUDA reports an error for these libraries on a machine without a driver.
 
     `is_available()` reports its reason only once per process, as a warning. So this function
     initializes CUDA again to get the reason.
@@ -515,7 +511,7 @@ def why_no_gpu(environ: Mapping[str, str], *, driver: Sequence[Path] = NVIDIA) -
         return ""
     if environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in _HIDES_GPUS:
         return ""
-    if not any(path.exists() for path in driver):
+    if not any(path.exists() for path in NVIDIA):
         return ""
     try:
         torch.cuda.init()

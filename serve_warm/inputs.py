@@ -140,6 +140,10 @@ class Input:
     this size."""
     model_id: str = ""
     """Multiplexed model id of the request."""
+    fixed: bool | Sequence[str] = False
+    """Names of arguments that never differ in traffic in their sizes, or in their value if they are
+    numbers (`json` for a JSON body, `query` for the parameters in the address), or True for all. A
+    build does not vary them."""
     name: str = ""
     """Unique name in reports; by default made from the target."""
     size: int = 0
@@ -164,6 +168,11 @@ class Input:
             raise InputError(
                 f"the target of an input is {type(self.target).__name__}, not a method",
                 hint='pass a bound method, its name, or "POST /path"',
+            )
+        if isinstance(self.fixed, str):
+            raise InputError(
+                f"an input has fixed={self.fixed!r}",
+                hint=f'pass True, or the names in a tuple: fixed=("{self.fixed}",)',
             )
         if not self.name:
             object.__setattr__(self, "name", self.target_name)
@@ -233,6 +242,11 @@ class Field:
     uniformly distributed numbers between `low` and `high`. A tensor of type `bool` is True
     everywhere. The argument's name seeds the random generator, so every replica replays the same
     values.
+
+    A mask of ones masks nothing, and eager code may then take a shorter way. So a grid point with
+    masks has a second input, in which the masks are partly 0 or False, as for a padded batch. A
+    mask is a tensor of type `bool`, or a tensor of integers that are all 1 and whose name contains
+    `mask`.
     """
 
     axes: tuple[str | int, ...]
@@ -275,6 +289,23 @@ class Field:
             int(self.low), int(self.high) + 1, shape, generator=generator, dtype=dtype
         )
 
+    def is_mask(self, name: str) -> bool:
+        """Return whether an argument with this name is a mask of ones."""
+        is_named = "mask" in name.lower() and "int" in self.dtype and self.low == self.high == 1
+        return self.dtype == "bool" or is_named
+
+    def padded(self, name: str, point: Mapping[str, int]) -> Any:
+        """Return the mask for a grid point as for a padded batch; None if there is no room for 0.
+
+        The second half of each row is 0 or False, except in the first of several rows.
+        """
+        mask = self.tensor(name, point)
+        if not mask.dim() or mask.shape[-1] < 2:
+            return None
+        rows = mask[1:] if mask.dim() > 1 and len(mask) > 1 else mask
+        rows[..., mask.shape[-1] // 2 :] = 0
+        return mask
+
 
 @public
 def shape_grid(
@@ -286,8 +317,12 @@ def shape_grid(
     concurrency: str | None = None,
     budget: int = 128,
     model_id: str = "",
+    fixed: bool | Sequence[str] = False,
 ) -> list[Input]:
     """Return one input for each combination of sizes in `buckets`, largest first.
+
+    If `Field` makes a mask among the tensors, there is a second input with padding for each
+    combination.
 
     Args:
         target: what to call: a method, its name, or `"POST /path"`.
@@ -299,6 +334,7 @@ def shape_grid(
         concurrency: the axis with the number of concurrent calls, for `@serve.batch`.
         budget: largest number of inputs. A larger grid is an error.
         model_id: multiplexed model id of every input.
+        fixed: names of arguments whose sizes never differ in traffic, or True; see `Input.fixed`.
 
     Raises:
         InputError: the grid is larger than `budget`, or the arguments contradict each other.
@@ -333,9 +369,19 @@ def shape_grid(
         else:
             made = {name: spec.tensor(name, sizes) for name, spec in (fields or {}).items()}
         call: dict[str, Any] = dict(made) if is_http else {"kwargs": dict(made)}
-        times = point[concurrency] if concurrency else 1
-        inputs.append(_input_at(point, target, concurrency=times, model_id=model_id, **call))
+        more: dict[str, Any] = {"concurrency": point[concurrency] if concurrency else 1}
+        more |= {"model_id": model_id, "fixed": fixed}
+        inputs.append(_input_at(point, target, **more, **call))
+        masks = _padded_masks(fields or {}, sizes)
+        if masks:
+            padded = {"kwargs": {**made, **masks}}
+            inputs.append(_input_at(point, target, suffix=" padded", **more, **padded))
     return inputs
+
+
+def _padded_masks(fields: Mapping[str, Field], sizes: Mapping[str, int]) -> dict[str, Any]:
+    found = {name: spec.padded(name, sizes) for name, spec in fields.items() if spec.is_mask(name)}
+    return {name: mask for name, mask in found.items() if mask is not None}
 
 
 def _within(budget: int, buckets: Buckets) -> list[dict[str, int]]:
@@ -348,10 +394,12 @@ def _within(budget: int, buckets: Buckets) -> list[dict[str, int]]:
     return points
 
 
-def _input_at(point: Mapping[str, int], target: Callable[..., Any] | str, **call: Any) -> Input:
+def _input_at(
+    point: Mapping[str, int], target: Callable[..., Any] | str, *, suffix: str = "", **call: Any
+) -> Input:
     label = target if isinstance(target, str) else getattr(target, "__name__", "call")
-    sizes = " ".join(f"{axis}={size}" for axis, size in point.items())
-    return Input(target=target, name=f"{label} {sizes}", size=math.prod(point.values()), **call)
+    name = " ".join([label, *(f"{axis}={size}" for axis, size in point.items())]) + suffix
+    return Input(target=target, name=name, size=math.prod(point.values()), **call)
 
 
 def _check_axes(fields: Mapping[str, Field], buckets: Buckets, concurrency: str | None) -> None:
@@ -446,8 +494,8 @@ class InputSignature:
     entries: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], *, depth: int = 3) -> InputSignature:
-        """Return the signature of named values. Describes containers up to `depth` levels deep.
+    def of(cls, values: Mapping[str, Any]) -> InputSignature:
+        """Return the signature of named values. Describes containers up to three levels deep.
 
         Strings appear as type and length. Mapping keys that are not names also appear as type and
         length.
@@ -455,7 +503,7 @@ class InputSignature:
         found = (
             entry
             for name, value in values.items()
-            for entry in _entries(value, shorten(name, KEY_CHARS), depth - 1)
+            for entry in _entries(value, shorten(name, KEY_CHARS), 2)
         )
         return cls(entries=tuple(itertools.islice(found, ENTRIES_SHOWN)))
 
@@ -470,13 +518,20 @@ ELLIPSIS = "..."
 
 
 def suggest_input(
-    declared: Sequence[Input], *, function: str, signature: str, route: str = "", largest: int = 1
+    declared: Sequence[Input],
+    *,
+    function: str,
+    signature: str,
+    route: str = "",
+    largest: int = 1,
+    is_multiplexed: bool = False,
 ) -> str:
     """Return Python code to paste: the `Input(...)` that prevents a compile during traffic.
 
     `signature` is the text of an `InputSignature`. `route` is the path of an HTTP request, and
-    `largest` is the largest batch size. Requests are not stored or shown, so unknown arguments
-    appear as `...`, and a comment shows the compiled call.
+    `largest` is the largest batch size. `is_multiplexed` says that the request named a model.
+    Requests are not stored or shown, so unknown arguments appear as `...`, and a comment shows the
+    compiled call.
 
     >>> suggest_input([Input(target="embed", concurrency=4)], function="forward (app.py:7)",
     ...               signature="x=float32[3, 16]", largest=4)
@@ -487,6 +542,7 @@ def suggest_input(
     if not like:
         target = f"POST {route}" if route else "__call__"
         what = "json=..." if route else "args=(...,)"
+        what += ", model_id=..." * is_multiplexed
         return f"Input(target={target!r}, {what})  # so that {function} gets {signature}"
     item = min(like, key=lambda each: each.size / each.concurrency)
     words = [f"target={item.target_name!r}"]
@@ -494,11 +550,12 @@ def suggest_input(
     sizes = {each.concurrency for each in like if each.target_name == item.target_name}
     if 1 <= batch <= largest and batch not in sizes:
         words += _as_declared(item)
+        words += ["model_id=..."] * is_multiplexed
         return f"Input({', '.join([*words, f'concurrency={batch}'])})"
     has_tensors_alone = all(hasattr(arg, "dtype") for arg in item.args)
     if tensors and len(tensors) == len(item.args) and has_tensors_alone:
         zeros = (f"torch.zeros({shape}, dtype=torch.{dtype})" for dtype, shape in tensors)
-        words.append(f"args=({', '.join(zeros)},)")
+        words += [f"args=({', '.join(zeros)},)", *["model_id=..."] * is_multiplexed]
         return f"Input({', '.join(words)})"
     if item.http is None:
         words.append("args=(...,)")
@@ -506,6 +563,7 @@ def suggest_input(
         words.append("json=...")
     else:
         words = [f"target={_open_query(*item.http)!r}"]
+    words += ["model_id=..."] * is_multiplexed
     return f"Input({', '.join(words)})  # so that {function} gets {signature}"
 
 

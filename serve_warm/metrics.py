@@ -25,18 +25,13 @@ from serve_warm._records import record
 from serve_warm._redaction import loggable, redact
 from serve_warm._seats import MISSES
 from serve_warm.errors import REFUSAL_REASONS
-from serve_warm.report import TRACED, Counts, DeviceMemory, ParityResult, Report, Stage, Verdict
+from serve_warm.report import DeviceMemory, ParityResult, Report, Stage, Verdict
 
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 5.0
 """Seconds between exports. Ray exports the values that were set in the last 10 s. Ray's node agent
 drops a value after two periods of 10 s."""
-
-LAYERS = ("fx", "aot")
-"""torch's two caches: `fx` for Inductor graphs, `aot` for AOTAutograd."""
-
-RESULTS = ("hit", "miss", "bypass")
 
 Samples = Mapping[tuple[str, ...], float]
 """A value for each combination of label values. Empty if nothing has been recorded yet."""
@@ -80,14 +75,6 @@ def _one(value: Callable[[Report], float | None]) -> Callable[[Report], Samples]
     return read
 
 
-def _hidden(report: Report) -> Samples:
-    seconds: dict[tuple[str, ...], float] = {}
-    for took in report.stages:
-        stage = (took.stage.value.lower(),)
-        seconds[stage] = seconds.get(stage, 0.0) + took.hidden_s
-    return seconds
-
-
 def _build(report: Report) -> Samples:
     versions = tuple(report.versions.get(name, "") for name in ("serve_warm", "ray", "torch"))
     return {versions: 1.0} if all(versions) else {}
@@ -113,15 +100,6 @@ def _memory(value: Callable[[DeviceMemory], int]) -> Callable[[Report], Samples]
 def _parity_checks(report: Report) -> Samples:
     results = report.parity.results if report.parity is not None else {}
     return {(each.value,): float(results.get(each.value, 0)) for each in ParityResult}
-
-
-def _lookups(counts: Counts) -> Samples:
-    found = (
-        *(counts.fx_hits, counts.fx_misses, counts.fx_bypasses),
-        *(counts.aot_hits, counts.aot_misses, counts.aot_bypasses),
-    )
-    keys = [(layer, result) for layer in LAYERS for result in RESULTS]
-    return {key: float(count) for key, count in zip(keys, found, strict=True)}
 
 
 METRICS = (
@@ -153,6 +131,18 @@ METRICS = (
             "or withdrawn entries."
         ),
         read=_one(lambda r: r.stage is Stage.READY and bool(r.degraded)),
+    ),
+    Metric(
+        name="serve_warm_narrow",
+        kind="gauge",
+        while_alive=True,
+        absent_after=True,
+        help=(
+            "What all declared inputs have in common although a request that differs would "
+            "compile, such as sizes, and compiled objects and branches that no input reaches. "
+            "Should be 0."
+        ),
+        read=_one(lambda r: len(r.narrow)),
     ),
     Metric(
         name="serve_warm_stage",
@@ -190,25 +180,11 @@ METRICS = (
         read=_one(lambda r: r.artifact is not None and r.artifact.believed == "unsigned_ok"),
     ),
     Metric(
-        name="serve_warm_downloaded_bytes",
-        kind="gauge",
-        help="Artifact bytes that this start downloaded. 0 if the node's cache had the artifact.",
-        read=_one(lambda r: r.artifact.downloaded_bytes if r.artifact is not None else 0),
-    ),
-    Metric(
         name="serve_warm_stage_seconds",
         kind="gauge",
         labels=("stage",),
         help="Wall seconds that this start spent in each stage.",
         read=lambda r: {(stage,): took for stage, took in r.stage_seconds.items()},
-    ),
-    Metric(
-        name="serve_warm_stage_hidden_seconds",
-        kind="gauge",
-        zeros=False,
-        labels=("stage",),
-        help="Seconds that each stage ran in parallel with __init__, without delaying the start.",
-        read=_hidden,
     ),
     Metric(
         name="serve_warm_to_proof_seconds",
@@ -235,32 +211,12 @@ METRICS = (
         read=_one(lambda r: r.covered.proven),
     ),
     Metric(
-        name="serve_warm_inputs_left_out",
-        kind="gauge",
-        help="Inputs that warm-up skipped because memory ran out.",
-        read=_one(lambda r: sum(i.left_out for i in r.inputs)),
-    ),
-    Metric(
         name="serve_warm_calls_known",
         kind="gauge",
         zeros=False,
         labels=("level",),
         help="Distinct kinds of calls to functions compiled with serve_warm.compile, by level.",
         read=lambda r: {(level,): float(count) for level, count in r.levels.items()},
-    ),
-    Metric(
-        name="serve_warm_traced",
-        kind="gauge",
-        zeros=False,
-        labels=("traced",),
-        help="1 for the share of calls that Dynamo traced ('all', 'some' or 'none'), else 0.",
-        read=lambda r: {(traced,): float(r.traced == traced) for traced in TRACED},
-    ),
-    Metric(
-        name="serve_warm_calls_without_entry",
-        kind="counter",
-        help="Calls that torch.compile ran because no entry in the artifact matched.",
-        read=_one(lambda r: sum(use.calls for use in r.entries if use.level == 1)),
     ),
     Metric(
         name="serve_warm_parity_checks",
@@ -274,60 +230,6 @@ METRICS = (
         kind="counter",
         help="Entries withdrawn because their results differ from eager. Should stay at 0.",
         read=_one(lambda r: r.parity.failed if r.parity is not None else 0),
-    ),
-    Metric(
-        name="serve_warm_parity_worst_error",
-        kind="gauge",
-        help="Largest accepted difference from eager results, relative to the largest eager value.",
-        read=_one(lambda r: r.parity.worst_error if r.parity is not None else None),
-    ),
-    Metric(
-        name="serve_warm_compiler_processes",
-        kind="gauge",
-        help="Compiler processes that wrote an object file during warm-up.",
-        read=_one(lambda r: r.warmup.compiler_processes),
-    ),
-    Metric(
-        name="serve_warm_compiler_seconds",
-        kind="gauge",
-        help="Seconds that threads waited for compiler processes in warm-up, summed over threads.",
-        read=_one(lambda r: r.warmup.compiler_s),
-    ),
-    Metric(
-        name="serve_warm_captures",
-        kind="gauge",
-        help="CUDA graphs captured during warm-up. Each replica must capture its own graphs.",
-        read=_one(lambda r: r.warmup.captures),
-    ),
-    Metric(
-        name="serve_warm_capture_seconds",
-        kind="gauge",
-        help="Wall seconds spent on CUDA graph captures during warm-up, including first launches.",
-        read=_one(lambda r: r.warmup.capture_s),
-    ),
-    Metric(
-        name="serve_warm_graph_skips",
-        kind="gauge",
-        help="CUDA graphs that torch skipped during warm-up.",
-        read=_one(lambda r: r.warmup.graph_skips),
-    ),
-    Metric(
-        name="serve_warm_kernels_built",
-        kind="gauge",
-        help="Triton kernels built during warm-up, in any process. 0 if the artifact has them all.",
-        read=_one(lambda r: r.warmup.kernels),
-    ),
-    Metric(
-        name="serve_warm_tunings",
-        kind="gauge",
-        help="Triton kernels and templates autotuned in warm-up. 0 if an artifact has all results.",
-        read=_one(lambda r: r.warmup.tunings),
-    ),
-    Metric(
-        name="serve_warm_tuning_seconds",
-        kind="gauge",
-        help="Wall seconds spent on autotuning during warm-up.",
-        read=_one(lambda r: r.warmup.tuning_s),
     ),
     Metric(
         name="serve_warm_graph_pool_bytes",
@@ -369,18 +271,6 @@ METRICS = (
         read=_one(lambda r: r.after_ready.captures),
     ),
     Metric(
-        name="serve_warm_capture_after_ready_seconds",
-        kind="counter",
-        help="Wall seconds spent on CUDA graph captures after the replica was ready.",
-        read=_one(lambda r: r.after_ready.capture_s),
-    ),
-    Metric(
-        name="serve_warm_graph_skips_after_ready",
-        kind="counter",
-        help="CUDA graphs that torch skipped after the replica was ready. Should stay at 0.",
-        read=_one(lambda r: r.after_ready.graph_skips),
-    ),
-    Metric(
         name="serve_warm_kernels_built_after_ready",
         kind="counter",
         help="Triton kernels built after the replica was ready. Should stay at 0.",
@@ -393,12 +283,6 @@ METRICS = (
         read=_one(lambda r: r.after_ready.tunings),
     ),
     Metric(
-        name="serve_warm_tuning_after_ready_seconds",
-        kind="counter",
-        help="Wall seconds spent on autotuning after the replica was ready.",
-        read=_one(lambda r: r.after_ready.tuning_s),
-    ),
-    Metric(
         name="serve_warm_eager_falls_after_ready",
         kind="counter",
         help="Functions that permanently fell back to eager after READY. Should stay at 0.",
@@ -409,14 +293,6 @@ METRICS = (
         kind="counter",
         help="Requests refused with HTTP 503 because they needed a compile (after_ready: forbid).",
         read=_one(lambda r: r.after_ready.forbidden),
-    ),
-    Metric(
-        name="serve_warm_cache_lookups",
-        kind="gauge",
-        zeros=False,
-        labels=("layer", "result"),
-        help="Lookups in torch's Inductor (fx) and AOTAutograd (aot) caches during warm-up.",
-        read=lambda r: _lookups(r.warmup),
     ),
     Metric(
         name="serve_warm_deadline_seconds",
@@ -460,20 +336,6 @@ METRICS = (
         read=_one(lambda r: r.seat.waiting if r.seat is not None else None),
     ),
     Metric(
-        name="serve_warm_seats_wanted",
-        kind="gauge",
-        while_alive=True,
-        absent_after=True,
-        help="Number of seats that the deployment is configured to keep on each of its nodes.",
-        read=_one(lambda r: r.seat.count if r.seat is not None else None),
-    ),
-    Metric(
-        name="serve_warm_seat_hits",
-        kind="counter",
-        help="Replicas that started on a seat (a worker that has already finished its imports).",
-        read=_one(lambda r: r.seat is not None and r.seat.hit),
-    ),
-    Metric(
         name="serve_warm_seat_misses",
         kind="counter",
         labels=("reason",),
@@ -504,8 +366,7 @@ def as_data(report: Report) -> list[dict[str, Any]]:
     """Return all rows with their values, for a replica's state file.
 
     `serve_warm.node` exports these rows unchanged. The node server does not use this table, so the
-    server can be older or newer than the replicas on its node. Rows with several labels have
-    `samples` instead of `values`. A server that does not know `samples` skips these rows.
+    server can be older or newer than the replicas on its node.
     """
     return [
         {
@@ -516,7 +377,8 @@ def as_data(report: Report) -> list[dict[str, Any]]:
             "absent_after": metric.absent_after,
             **({"says_ready": [*map(list, metric.says_ready)]} if metric.says_ready else {}),
             "since_boot_s": metric.since(report),
-            **_values(metric, _exported(metric, report)),
+            "labels": list(metric.labels),
+            "samples": [[list(key), value] for key, value in _exported(metric, report).items()],
         }
         for metric in METRICS
     ]
@@ -526,25 +388,16 @@ def _exported(metric: Metric, report: Report) -> Samples:
     return {key: value for key, value in metric.read(report).items() if value or metric.zeros}
 
 
-def _values(metric: Metric, samples: Samples) -> dict[str, Any]:
-    if len(metric.labels) > 1:
-        flat = [[list(key), value] for key, value in samples.items()]
-        return {"labels": list(metric.labels), "samples": flat}
-    label = metric.labels[0] if metric.labels else None
-    return {"label": label, "values": {"".join(key): value for key, value in samples.items()}}
-
-
 class RaySink:
     """Exports the table through `ray.serve.metrics`, from a daemon thread.
 
-    The thread exports every `period_s` seconds, and after each call to `changed()`. The table has
-    about 90 series, so an export would slow down the thread that serves requests. A compile can
+    The thread exports every `PERIOD_S` seconds, and after each call to `changed()`. The table has
+    about 80 series, so an export would slow down the thread that serves requests. A compile can
     also block the user's event loop for minutes.
     """
 
-    def __init__(self, report: Callable[[], Report], *, period_s: float = PERIOD_S) -> None:
+    def __init__(self, report: Callable[[], Report]) -> None:
         self._report = report
-        self._period_s = period_s
         self._changed = threading.Event()
         self._trouble = ""
         self._exported: dict[tuple[str, tuple[str, ...]], float] = {}
@@ -557,7 +410,7 @@ class RaySink:
 
     def _repeat(self) -> None:
         while True:
-            self._changed.wait(self._period_s)
+            self._changed.wait(PERIOD_S)
             self._changed.clear()  # first, so that later changes are exported in the next turn
             trouble = ""
             try:

@@ -9,9 +9,10 @@ finds no ticket imports nothing, so seats do not slow down other starts. When Ra
 into a replica, `take` applies the settings that were unknown during the imports, and reports
 whether the seat was used.
 
-The hook must not end the worker process. If an import raises, the hook records the exception, and
-the replica's start imports the module again. The hook uses no GPU, because Ray chooses the GPU
-later. This module imports only the standard library.
+If an import raises, the hook records the exception, and the replica's start imports the module
+again. If an import hangs, the hook ends the process, because no other thread could import the
+module. The hook uses no GPU, because Ray chooses the GPU later. This module imports only the
+standard library.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import field, replace
-from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Literal
 
@@ -57,8 +58,7 @@ ray/_private/ray_constants.py (Ray 2.60). Ray's own field for the hook works onl
 HOOK = "serve_warm.preload.run"
 
 NOT_OF_THE_APP = frozenset({"torch", "ray", "serve_warm"})
-"""Top-level packages that a ticket can name, but that do not count as packages of the app. These
-packages cannot be imported twice, or serve_warm itself adds them to the ticket."""
+"""Top-level packages that a ticket can name, but that do not count as packages of the app."""
 
 FILES_LIMIT_S = 5.0
 """Time limit in seconds for finding and reading a ticket, and for writing a seat's file, because
@@ -112,22 +112,12 @@ class _Run:
     folder: SeatFolder | None = None
     so_far: EarlyImports = field(default_factory=lambda: EarlyImports(state="importing"))
     """The result after the latest finished import."""
-    set_here: dict[str, str] = field(default_factory=dict)
-    """Variables that are set only for the imports."""
-    paths_here: list[str] = field(default_factory=list)
-    """Entries that `sys.path` has only for the imports."""
-    thresholds: tuple[int, int, int] | None = None
-    """Garbage collection thresholds before the imports, which run without garbage collection."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    """Guards the two flags below."""
     is_through: bool = False
     """Whether the last import has ended."""
     is_given_up: bool = False
-    """Whether the hook returned before the imports ended. If True, the importing thread makes no
-    more changes."""
+    """Whether the hook returned before the seat's file was written."""
 
 
-_bootstrap: Any = sys.modules["_frozen_importlib"]
 _early: EarlyImports | None = None
 """Set when the imports end or the hook gives up. The result of a ticket does not change any more.
 """
@@ -149,8 +139,8 @@ def hook_environment() -> dict[str, str]:
 def run() -> None:
     """Import the modules on a ticket for this worker. Ray calls this function as a setup hook.
 
-    Without a ticket, this function returns at once. If an import hangs, the hook returns after the
-    ticket's limit. Reading the ticket has the limit `FILES_LIMIT_S`. Raises nothing.
+    Without a ticket, this function returns at once. If the imports take longer than the ticket's
+    limit, the process ends. Reading the ticket has the limit `FILES_LIMIT_S`. Raises nothing.
     """
     _ran.set()
     search, current = TicketSearch(), _Run()
@@ -163,7 +153,9 @@ def run() -> None:
         _fail("hung", f"looking for a ticket took more than {FILES_LIMIT_S:.0f} s")
         return
     worker.join(current.limit_s)
-    if worker.is_alive() and current.seat is not None and not _give_up(current):
+    if worker.is_alive() and current.seat is not None:
+        if not current.is_through:
+            _end_hung(current)
         worker.join(FILES_LIMIT_S)  # it only has to write its file
         if worker.is_alive() and _early is None:
             _fail("hung", f"recording the imports took more than {FILES_LIMIT_S:.0f} s", current)
@@ -186,9 +178,9 @@ def import_now(*names: str) -> None:
     worker.join()
 
 
-def _settle(early: EarlyImports | None) -> None:
+def _settle(early: EarlyImports) -> None:
     global _early  # noqa: PLW0603 - one process, one result
-    if early is None or (_early is not None and _early.seat is not None):
+    if _early is not None and _early.seat is not None:
         return
     if _early is None:
         _early = early
@@ -274,42 +266,32 @@ def _import_for_ticket(search: TicketSearch, current: _Run) -> None:
         if not search.decide("ticket"):  # this process may be a replica by now
             folder.remove(current.seat)
             return
-        with _unless_set(current, OMP, wanted.omp_threads), _paths(current, wanted.paths):
+        with _unless_set(OMP, wanted.omp_threads), _paths(wanted.paths):
             early = _import(current, wanted.imports)
         _settle(early)
-        if early is not None and early.seat is not None:
-            _write_file(early)
-            if current.is_given_up:  # this process may be a replica by now
-                folder.remove(early.seat)
+        _write_file(early)
+        if current.is_given_up and early.seat is not None:  # this process may be a replica by now
+            folder.remove(early.seat)
     except (AttributeError, OSError, RuntimeError, TypeError, ValueError, ServeWarmError) as error:
         _fail("failed", f"no early imports: {type(error).__name__}: {error}", current)
     finally:
         search.decide("none")
 
 
-def _import(current: _Run, names: Sequence[str]) -> EarlyImports | None:
-    """Import modules in order, at a low priority. Return the result; None if the hook gave up."""
+def _import(current: _Run, names: Sequence[str]) -> EarlyImports:
+    """Import modules in order, at a low priority, and return the result."""
     began_s = time.perf_counter()
     before = lower_priority()
     _call_when_torch_is_imported(lambda: _note_threads(current))
     current.so_far = replace(current.so_far, omp_threads=os.environ.get(OMP))
     # is_available() would initialize CUDA before Ray has chosen a GPU. With this variable it asks
     # NVML instead (torch 2.11 to 2.13, torch/cuda/__init__.py).
-    with (
-        _unless_set(current, "PYTORCH_NVML_BASED_CUDA_CHECK", "1"),
-        _without_garbage_collection(current),
-    ):
+    with _unless_set("PYTORCH_NVML_BASED_CUDA_CHECK", "1"), _without_garbage_collection():
         raised = []
         for name in names:
-            if current.is_given_up:
-                break
-            raised.append(_import_one(current, name))
-            if not current.is_given_up:  # after each one, because the next may hang
-                current.so_far = _describe(current)
-    with current.lock:
-        if current.is_given_up:
-            return None
-        current.is_through = True
+            raised.append(_import_one(name))
+            current.so_far = _describe(current)  # after each one, because the next may hang
+    current.is_through = True
     # Serve does both before a replica is RUNNING. With torch in memory that takes 0.2 s.
     gc.collect()
     gc.freeze()
@@ -349,14 +331,13 @@ def _describe(current: _Run) -> EarlyImports:
     )
 
 
-def _import_one(current: _Run, name: str) -> str:
+def _import_one(name: str) -> str:
     """Import one module. Return a description of the exception if one is raised, else ""."""
     try:
         importlib.import_module(name)
     except BaseException as error:  # noqa: BLE001 - an app's module may do anything, even sys.exit()
         text = f"importing {name} raised {type(error).__name__}: {error}"
-        if not current.is_given_up:
-            logger.warning("seat: %s", text)
+        logger.warning("seat: %s", text)
         return text
     return ""
 
@@ -394,8 +375,8 @@ def _call_when_torch_is_imported(call: Callable[[], None]) -> None:
 class _TorchFinder:
     """An import finder that finds no modules itself, but calls a function after torch is imported.
 
-    `compiler.background_import` has a similar finder for any module, but a module directly in
-    `serve_warm` must not import a subpackage of `serve_warm`.
+    `compiler.imports` has a similar finder, but a module directly in `serve_warm` must not import a
+    subpackage of `serve_warm`.
     """
 
     def __init__(self, call: Callable[[], None]) -> None:
@@ -450,57 +431,18 @@ def torch_modes() -> dict[str, Any]:
     }
 
 
-def _give_up(current: _Run) -> bool:
-    """Let the worker continue although an import hangs; a replica can then repeat the import.
+def _end_hung(current: _Run) -> None:
+    """Record that the imports take too long, and end the process.
 
-    Returns False if the imports have ended, and True otherwise. Ends the process if a module that
-    is being imported cannot be imported twice. For example, torch's C extensions register
-    operators, and a second import raises an exception. Ending the process is safe, because no
-    replica runs in this worker yet. If a replica was about to run here, Serve starts another
-    worker.
+    No replica runs in this worker yet. If a replica was about to run here, Serve starts another
+    worker. Another thread could not import the module: it would wait for the thread that hangs.
     """
-    with current.lock:
-        if current.is_through:
-            return False
-        current.is_given_up = True
     unfinished = [name for name, module in list(sys.modules.items()) if _is_unfinished(module)]
     names = ", ".join(unfinished[:8]) or "a module"
-    note = f"importing {names} took more than {current.limit_s:.0f} s"
-    # Without a name, the thread hangs before its module exists, and holds an unknown lock.
-    once = [name for name in unfinished if not _can_be_imported_twice(current, name)]
-    has_to_end = bool(once) or not unfinished
-    if has_to_end:
-        why = f", because {once[0]} cannot be imported twice" if once else ""
-        note += f"; the worker ended{why}"
+    note = f"importing {names} took more than {current.limit_s:.0f} s; the worker ended"
     logger.warning("seat: %s", note)
-    early = _record_end(current, "hung", note)
-    if has_to_end:
-        os._exit(1)
-    for name in unfinished:
-        # Otherwise, another import of the module would wait for the thread that hangs. Python 3.10
-        # to 3.14 keep a lock for each module under import in a dict of this private name.
-        sys.modules.pop(name, None)
-        getattr(_bootstrap, "_module_locks", {}).pop(name, None)
-    for name in tuple(current.set_here):
-        _unset(current, name)
-    _remove_paths(current)
-    _collect_again(current)
-    _settle(early)
-    return True
-
-
-def _can_be_imported_twice(current: _Run, name: str) -> bool:
-    """Return whether a module belongs to an app package that has no C extensions."""
-    top = name.partition(".")[0]
-    return top in current.own and not any(
-        other.partition(".")[0] == top and _is_extension(module)
-        for other, module in list(sys.modules.items())
-    )
-
-
-def _is_extension(module: object) -> bool:
-    loader = getattr(getattr(module, "__spec__", None), "loader", None)
-    return isinstance(loader, ExtensionFileLoader)
+    _record_end(current, "hung", note)
+    os._exit(1)
 
 
 def _is_unfinished(module: object) -> bool:
@@ -508,65 +450,50 @@ def _is_unfinished(module: object) -> bool:
 
 
 @contextmanager
-def _unless_set(current: _Run, name: str, value: str | None) -> Iterator[None]:
-    """If a variable is not set, set it until the block ends or `_give_up` is called."""
+def _unless_set(name: str, value: str | None) -> Iterator[None]:
+    """If a variable is not set, set it until the block ends."""
     if value is None or name in os.environ:
         yield
         return
-    os.environ[name] = current.set_here[name] = value
+    os.environ[name] = value
     try:
         yield
     finally:
-        _unset(current, name)
-
-
-def _unset(current: _Run, name: str) -> None:
-    value = current.set_here.pop(name, None)
-    if value is not None and os.environ.get(name) == value:
-        del os.environ[name]
+        if os.environ.get(name) == value:
+            del os.environ[name]
 
 
 @contextmanager
-def _paths(current: _Run, paths: Sequence[str]) -> Iterator[None]:
-    """Add the replica's folders to `sys.path` until the block ends or `_give_up` is called.
+def _paths(paths: Sequence[str]) -> Iterator[None]:
+    """Add the replica's folders to `sys.path` until the block ends.
 
     Later, Ray adds the driver's folders, in the same order as in a start without a seat.
     """
     here = [path for path in paths if path not in sys.path]
     sys.path[:0] = here
-    current.paths_here = here
     try:
         yield
     finally:
-        _remove_paths(current)
-
-
-def _remove_paths(current: _Run) -> None:
-    paths, current.paths_here = current.paths_here, []
-    for path in paths:
-        with suppress(ValueError):  # an import has removed it
-            sys.path.remove(path)
+        for path in here:
+            with suppress(ValueError):  # an import has removed it
+                sys.path.remove(path)
 
 
 @contextmanager
-def _without_garbage_collection(current: _Run) -> Iterator[None]:
-    """Turn off garbage collection until the block ends or `_give_up` is called.
+def _without_garbage_collection() -> Iterator[None]:
+    """Turn off garbage collection until the block ends.
 
     Full collections visit all objects of earlier imports. Such collections took a third of the CPU
     time of importing torch, transformers and Ray Serve. This function sets the threshold to 0. It
     does not call `gc.disable()`, because then a `gc.disable()` call by the app would go unnoticed.
     """
-    current.thresholds = gc.get_threshold()
+    thresholds = gc.get_threshold()
     gc.set_threshold(0)
     try:
         yield
     finally:
-        _collect_again(current)
-
-
-def _collect_again(current: _Run) -> None:
-    if current.thresholds is not None and gc.get_threshold()[0] == 0:
-        gc.set_threshold(*current.thresholds)  # an app may have set its own
+        if gc.get_threshold()[0] == 0:
+            gc.set_threshold(*thresholds)  # an app may have set its own
 
 
 def has_hook() -> bool:

@@ -15,13 +15,13 @@ from collections import Counter
 from dataclasses import field
 from datetime import datetime
 from enum import Enum
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from serve_warm._package import public
 from serve_warm._records import record
 from serve_warm._redaction import SHOWN, excerpt, shorten
 from serve_warm._seats import SeatUse
-from serve_warm._spans import COMPILER, SHOWN_S, Span, describe, seconds_by_owner
+from serve_warm._spans import Span, describe, seconds_by_owner
 
 LINES_OF_LEVEL_1 = 20
 
@@ -52,8 +52,6 @@ Traced = Literal["none", "some", "all"]
 """The share of a start's compiled calls that Dynamo traced. Dynamo traces the calls at level 1. For
 a `full_hit` at level 1, the share is `all`, and the start spends most of its time on tracing."""
 
-TRACED: tuple[Traced, ...] = get_args(Traced)
-
 LEVELS = (1, 2, 3)
 """1 is torch.compile, 2 is an entry made ahead of time, 3 is a library."""
 
@@ -66,8 +64,8 @@ class Verdict(str, Enum):
     FULL_HIT = "full_hit"
     """An artifact was loaded. No compiler ran, and every lookup in torch's caches was a hit."""
     PARTIAL = "partial"
-    """An artifact was loaded, but something was compiled, an input was skipped because memory ran
-    out, or an entry was withdrawn."""
+    """An artifact was loaded, but something was compiled, an input was not proven, or an entry was
+    withdrawn."""
     MISS = "miss"
     """No variant fits, the store is empty, or the store could not be reached. Everything was
     compiled."""
@@ -88,8 +86,9 @@ class Counts:
     """Compiles of frames whose earlier compiled code failed a guard. `compiles` includes these
     compiles."""
     eager_falls: int = 0
-    """Frames that reached the recompile limit. Dynamo now runs them eagerly. In the proof, each
-    frame counts once for every input that uses the frame."""
+    """Frames that torch runs eagerly, although they should be compiled: they reached the recompile
+    limit, or torch gave them up. In the proof, a frame beyond the limit counts once for every input
+    that uses the frame."""
     captures: int = 0
     """CUDA graphs captured, by torch or by user code."""
     eager_runs: int = 0
@@ -105,9 +104,6 @@ class Counts:
     fx_hits: int = 0
     fx_misses: int = 0
     fx_bypasses: int = 0
-    aot_hits: int = 0
-    aot_misses: int = 0
-    aot_bypasses: int = 0
     compiler_processes: int = 0
     """Compiler processes that produced an object file or a shared library."""
     compiler_s: float = 0.0
@@ -163,8 +159,8 @@ class CompileEvent:
     """One compile, capture, autotuning or fallback to eager, with its reason."""
 
     kind: str
-    """`compile`, `recompile`, `eager` (the recompile limit), `capture`, `skip` (a skipped capture),
-    `tuning` or `forbidden`."""
+    """`compile`, `recompile`, `eager` (the recompile limit, or torch gave it up), `capture`, `skip`
+    (a skipped capture), `tuning` or `forbidden`."""
     function: str
     """Name of the frame with file and line, or name of the graph or kernel."""
     signature: str
@@ -291,8 +287,15 @@ class Parity(Bounded):
     """Entries that differed and were withdrawn."""
     failures: tuple[str, ...] = ()
     """For a limited number of entries: function, shapes of the call, and difference."""
+    waiting: int = 0
+    """Entries that are compared when the replica is idle, or in later requests."""
     worst_error: float | None = None
     """Largest difference among the checks that passed, relative to the largest value."""
+    near_ties: int = 0
+    """Integers and bools, such as the results of argmax, that differ in the checks that passed,
+    because two candidates were almost equal."""
+    by_fixed_limit: int = 0
+    """Checks that passed by the fixed limit, because the call has no run in full precision."""
 
 
 @record(frozen=True, kw_only=True)
@@ -402,6 +405,12 @@ class Report(Bounded):
     compiler_imported_by: str = ""
     """The module and line outside torch that imported Dynamo. Empty if Dynamo is not imported, or
     was imported before the deployment's object was created, for example by the app's module."""
+    narrow: tuple[str, ...] = ()
+    """What the declared inputs do not cover: axes on which they all have one size, although another
+    size would compile, and branches that depend on a tensor's value and that no input takes. The
+    axes are found by a start without an artifact, and the artifact carries them."""
+    unvaried: tuple[str, ...] = ()
+    """What of the declared inputs could not be varied to find this out, for example bytes."""
     nothing_compiles: bool = False
     """True if this process has no compiled code and no input made a compiled call."""
     fingerprint: dict[str, dict[str, str]] | None = None
@@ -477,22 +486,13 @@ class Report(Bounded):
     def text(self) -> str:
         """Return the report as lines for a log or a terminal."""
         first = f"{self.application}#{self.deployment} {self.stage.value}{describe(self.spans)}"
-        verdict = settle(self.verdict.value if self.verdict else "", self.stage.value)
         second = (
-            f"  {f'verdict={verdict} ' if verdict else ''}"
+            f"  {f'verdict={self.verdict.value} ' if self.verdict else ''}"
             f"proven={self.covered.proven}/{self.covered.expected} "
             f"init_end_to_proof={self.to_proof_s:.2f} s passes={self.passes}"
             f"{f' traced={self.traced}' if self.stage is Stage.READY else ''}"
         )
         lines = [first, second]
-        if self.compiler_imported == "app" and not any(
-            span.name == COMPILER and span.seconds >= SHOWN_S for span in self.spans
-        ):
-            by = f" ({self.compiler_imported_by})" if self.compiler_imported_by else ""
-            lines.append(
-                f"  the app imported {COMPILER}{by}, at module level or in __init__, so the import "
-                "did not run in parallel with other work"
-            )
         lines += [
             f"  {s.stage.value.lower():<10} {s.seconds:8.3f} s"
             + (f"  and {s.hidden_s:.3f} s during __init__" if s.hidden_s else "")
@@ -529,6 +529,8 @@ class Report(Bounded):
         if self.parity is not None:
             lines += _parity(self.parity, kinds=sum(use.level > 1 for use in self.entries))
         lines += [f"  not proven: {i.name}: {i.note}" for i in self.inputs if not i.proven]
+        lines += [f"  narrow: {each}: {advise_on_narrow(each)}" for each in self.narrow]
+        lines += [f"  not varied: {what}" for what in self.unvaried]
         lines += [f"  degraded: {reason}" for reason in self.degraded]
         lines += [f"  warning: {warning}" for warning in self.warnings]
         if self.error:
@@ -536,16 +538,43 @@ class Report(Bounded):
         return "\n".join(lines)
 
 
-def settle(verdict: str, stage: str) -> str:
-    """Return the verdict if it is final, else an empty string.
+BRANCH = "one side of the branch at "
+"""How a narrow place begins that is a branch and no axis."""
 
-    Some releases wrote `off` or `full_hit` as soon as a start began, so these two verdicts are
-    final only in stage READY.
 
-    >>> settle("off", "FAILED"), settle("off", "READY"), settle("miss", "REPLAYING")
-    ('', 'off', 'miss')
-    """
-    return "" if verdict in ("off", "full_hit") and stage != "READY" else verdict
+def advise_on_narrow(place: str) -> str:
+    """Return what happens at a place that the inputs do not cover, and what to do."""
+    if place.startswith(BRANCH):
+        return (
+            "no input takes it, and a request that takes it compiles. Declare an input whose "
+            "values lead there"
+        )
+    if UNCALLED in place:
+        return "a request that calls it compiles. Declare an input that does, or do not compile it"
+    if NUMBER.search(place) and not SIZE.search(place):
+        return (
+            "another number compiles. Give it to the model as a tensor, compile with dynamic=True, "
+            "or say Input(..., fixed=True) if requests have no other"
+        )
+    if not SIZE.search(place):
+        return (
+            "a request that differs compiles. Declare an input like it, refuse such requests, or "
+            "say Input(..., fixed=True) if there are none"
+        )
+    return (
+        "another size compiles. Declare buckets and pad requests to them, compile with "
+        "dynamic=True, or say Input(..., fixed=True) if requests have no other"
+    )
+
+
+SIZE = re.compile(r"(\]| and \d+ more), (always|at most|only|never) \d+( lengths)?$")
+"""How the description of an axis ends on which inputs lack a size."""
+
+NUMBER = re.compile(r", (always|only) [-+\de.]+( or [-+\de.]+| values)*$")
+"""The same for a number, which has no axis."""
+
+UNCALLED = " is compiled, and no input calls it"
+"""How the description of a compiled object ends that no input calls."""
 
 
 def _levels(entries: tuple[EntryUse, ...]) -> list[str]:
@@ -571,6 +600,9 @@ def _parity(parity: Parity, *, kinds: int) -> list[str]:
     # Two models of the same structure share their entries but not their weights.
     lines[0] += ", counted for each compiled object" * (parity.entries > kinds > 0)
     lines[0] += f" ({counts}{worst})" if counts else ""
+    lines[0] += f", {parity.near_ties} near-ties" if parity.near_ties else ""
+    lines[0] += f", {parity.by_fixed_limit} by the fixed limit" if parity.by_fixed_limit else ""
+    lines[0] += f", {parity.waiting} checked later" if parity.waiting else ""
     return lines + [f"  withdrawn: {failure}" for failure in parity.failures]
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import shutil
 import signal
@@ -56,6 +57,13 @@ def wait_until(what: str, holds: Callable[[], Any]) -> Any:
     pytest.fail(f"{what}: did not happen within {HANG_S:.0f} s")
 
 
+def _client() -> Any:
+    """Return this process's client of Serve's controller."""
+    from ray.serve.context import _get_global_client
+
+    return _get_global_client()
+
+
 @dataclass(frozen=True, kw_only=True)
 class App:
     """One deployed application, ready or not."""
@@ -90,9 +98,7 @@ class App:
     def status(self) -> tuple[str, str]:
         """Return Serve's status of the application, and its messages."""
         # `serve.status()` takes 9 ms of CPU, so polling it would use a fifth of a core.
-        from ray.serve.context import _get_global_client
-
-        details = _get_global_client().get_serve_details()["applications"].get(self.name)
+        details = _client().get_serve_details()["applications"].get(self.name)
         if details is None:
             return "NOT_STARTED", ""
         messages = [details["message"], *(d["message"] for d in details["deployments"].values())]
@@ -163,7 +169,6 @@ class Cluster:
 
         `options` are further options of the deployment.
         """
-        from ray.serve.context import _get_global_client
         from ray.serve.schema import ServeDeploySchema
 
         unique = name or f"configured-{next(self.numbers)}"
@@ -181,26 +186,38 @@ class Cluster:
             ],
         }
         schema = ServeDeploySchema(applications=[application])
-        _get_global_client().deploy_apps(schema)
+        _client().deploy_apps(schema)
         return App(name=unique, url=f"{self.url}/{unique}")
 
     def delete(self, apps: Mapping[str, App]) -> None:
         """Delete applications, without waiting for the end of their replicas."""
-        from ray.serve.context import _get_global_client
-
-        _get_global_client().delete_apps([app.name for app in apps.values()], blocking=False)
+        _client().delete_apps([app.name for app in apps.values()], blocking=False)
 
 
-class ByFile(LoadScopeScheduling):
-    """Assigns each test file to one process, and all tests of the Ray cluster to the same process.
+APPLICATIONS = (
+    "test_haproxy",
+    "test_readiness",
+    "test_readme_app",
+    "test_recipes",
+    "test_s3_app",
+    "test_seat_jobs",
+)
+"""Files of `tests/integration` that one process runs while another one runs the rest of them."""
 
-    So a fixture with module scope runs once. Two clusters at the same time would each try to use
-    all cores, and slow each other down.
+
+class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+    """Assigns each test file to one process, and the tests of Ray to two.
+
+    So a fixture with module scope runs once. Each of the two processes has a Ray cluster. More
+    clusters at the same time would slow each other down, and one alone would run on long after all
+    other tests.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.partition("::")[0]
-        return "tests/integration" if "/integration/" in path else path
+        path = Path(nodeid.partition("::")[0])
+        if path.parent.name != "integration":
+            return str(path)
+        return f"{path.parent} {path.stem in APPLICATIONS}"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
@@ -251,7 +268,7 @@ def cluster() -> Iterator[Cluster]:
             num_cpus=2,
             include_dashboard=False,
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             object_store_memory=80 * 2**20,
             _temp_dir=str(directory / "ray"),
         )
@@ -269,7 +286,7 @@ def cluster() -> Iterator[Cluster]:
                 numbers=itertools.count(1),
             )
         finally:
-            serve.shutdown()
+            serve.shutdown()  # type: ignore[no-untyped-call]
             ray.shutdown()
     shutil.rmtree(directory, ignore_errors=True)
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 import os
 import stat
 import traceback
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 from pydantic import ValidationError
 
-from serve_warm.artifact.manifest import CACHE, EXPORTED, PRECOMPILED, TORCH_BYTES
 from serve_warm.config import (
     Seats,
     WarmupConfig,
@@ -39,22 +38,12 @@ def section(**settings: Any) -> dict[str, Any]:
 
 def test_later_sources_win():
     """The class, then the environment, then user_config; each field by itself."""
-    base = WarmupConfig(artifact="class", deadline_s=1, max_passes=2)
+    base = WarmupConfig(artifact="class", deadline_s=1, max_level=2)
     environ = {"SERVE_WARM_ARTIFACT": "environment", "SERVE_WARM_DEADLINE_S": "2.5"}
 
     config = resolve(base, user_config=section(artifact="user_config"), environ=environ)
 
-    assert (config.artifact, config.deadline_s, config.max_passes) == ("user_config", 2.5, 2)
-
-
-def test_nothing_configured_is_the_class():
-    """Without environment and user_config, the values of the class apply."""
-    base = WarmupConfig(after_ready="forbid")
-
-    assert resolve(base, environ={}) == base
-    assert resolve(base, user_config=None, environ={}) == base
-    assert resolve(base, user_config={"threshold": 0.5}, environ={}) == base
-    assert resolve(base, user_config=section(), environ={}) == base
+    assert (config.artifact, config.deadline_s, config.max_level) == ("user_config", 2.5, 2)
 
 
 @pytest.mark.parametrize("user_config", [None, 7, ["warmup"], "warmup"], ids=repr)
@@ -65,10 +54,10 @@ def test_a_user_config_of_any_kind_is_somebody_elses(user_config: Any):
 
 def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch):
     """A variable set for the replica is read without being passed on."""
-    monkeypatch.setenv("SERVE_WARM_MAX_PASSES", "5")
+    monkeypatch.setenv("SERVE_WARM_MAX_LEVEL", "1")
 
-    assert resolve(WarmupConfig()).max_passes == 5
-    assert environment()["SERVE_WARM_MAX_PASSES"] == "5"
+    assert resolve(WarmupConfig()).max_level == 1
+    assert environment()["SERVE_WARM_MAX_LEVEL"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -77,9 +66,7 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch)
         ("SERVE_WARM_ENABLED", "false", "enabled", False),
         ("SERVE_WARM_ENABLED", "0", "enabled", False),
         ("SERVE_WARM_ENABLED", "true", "enabled", True),
-        ("SERVE_WARM_PARTS", "torch_bytes", "parts", ("torch_bytes",)),
-        ("SERVE_WARM_READAHEAD", "/a/*.bin, ~/b", "readahead", ("/a/*.bin", "~/b")),
-        ("SERVE_WARM_PARTS", "cache, torch_bytes", "parts", ("cache", "torch_bytes")),
+        ("SERVE_WARM_MAX_LEVEL", "2", "max_level", 2),
         ("SERVE_WARM_DEADLINE_S", "90", "deadline_s", 90.0),
         ("SERVE_WARM_ON_MISSING", "fail", "on_missing", "fail"),
         ("SERVE_WARM_STATE_DIR", "/run/warm", "state_dir", "/run/warm"),
@@ -120,22 +107,14 @@ def test_a_mistake_in_seats_is_named(seats: Any, says: str):
     assert says in problem(user_config=section(seats=seats)).message
 
 
-@pytest.mark.parametrize("name", ["overlap", "pgo"])
-@pytest.mark.parametrize(("text", "value"), [("on", "on"), ("off", "off"), ("'on'", "on")])
-def test_on_and_off_are_words_in_yaml_too(name: str, text: str, value: str):
+@pytest.mark.parametrize("text", ["off", "'off'"])
+def test_on_and_off_are_words_in_yaml_too(text: str):
     """YAML reads a bare on or off as a boolean, and documents write it bare."""
-    user_config = yaml.safe_load(f"warmup: {{{name}: {text}}}")
+    user_config = yaml.safe_load(f"warmup: {{eager_sample: {text}}}")
 
     config = resolve(WarmupConfig(), user_config=user_config, environ={})
 
-    assert getattr(config, name) == value
-
-
-def test_other_variables_are_left_alone():
-    """The prefix may be used by others, and no variable names who is trusted."""
-    environ = {"SERVE_WARM_TRUST": "key", "SERVE_WARM_": "x", "ARTIFACT": "y"}
-
-    assert resolve(WarmupConfig(), environ=environ) == WarmupConfig()
+    assert config.eager_sample == "off"
 
 
 def test_an_unknown_field_is_named_with_the_known_ones():
@@ -143,14 +122,7 @@ def test_an_unknown_field_is_named_with_the_known_ones():
     error = problem(user_config=section(artefact="./artifacts"))
 
     assert "user_config.warmup.artefact: Extra inputs" in error.message
-    assert "fields: enabled, artifact, parts" in error.hint
-
-
-def test_no_replica_takes_up_an_unfinished_build():
-    """The field that named one is unknown: what an earlier process left is never taken up."""
-    error = problem(user_config=section(unfinished="/tmp/serve_warm-0/builds/1"))
-
-    assert "user_config.warmup.unfinished: Extra inputs" in error.message
+    assert "fields: enabled, artifact, max_level" in error.hint
 
 
 def test_the_value_under_an_unknown_name_is_not_repeated():
@@ -171,12 +143,27 @@ def test_an_unknown_field_is_compared_with_the_known_ones():
 
 
 @pytest.mark.parametrize(
+    ("former", "name"),
+    [("on_uncovered", "on_unproven"), ("parity", "eager_sample"), ("parts", "max_level")],
+)
+def test_a_former_name_is_answered_with_the_name_of_today(former: str, name: str):
+    """A setting that is renamed must not be lost silently, in the environment either."""
+    by_yaml = problem(user_config=section(**{former: "x"}))
+    by_variable = problem(environ={f"SERVE_WARM_{former.upper()}": "x"})
+
+    assert f"user_config.warmup.{former}: Extra inputs" in by_yaml.message
+    assert f"SERVE_WARM_{former.upper()}: Extra inputs" in by_variable.message
+    for error in (by_yaml, by_variable):
+        assert f"did you mean '{name}'?" in error.message
+
+
+@pytest.mark.parametrize(
     ("text", "seconds"),
     [("10m", "600"), ("90 s", "90"), ("1.5h", "5400"), ("2 minutes", "120"), ("1d", "86400")],
 )
 @pytest.mark.parametrize("name", ["deadline_s", "pull_deadline_s", "input_deadline_s"])
 def test_a_duration_in_words_is_told_in_seconds(name: str, text: str, seconds: str):
-    """Other releases know only seconds, so the error asks for the number."""
+    """Settings have no other unit, so the error asks for the number."""
     error = problem(user_config=section(**{name: text}))
 
     expected = f"user_config.warmup.{name}: must be a number of seconds: write {seconds} (found"
@@ -229,13 +216,13 @@ def test_trust_is_no_setting():
 def test_all_problems_are_named_at_once_with_their_source():
     """Three mistakes in a file give three problems, each with its place."""
     error = problem(
-        user_config=section(on_missing="wait", max_passes=1),
+        user_config=section(on_missing="wait", max_level=4),
         environ={"SERVE_WARM_DEADLINE_S": "soon"},
     )
 
     assert "user_config.warmup.on_missing: " in error.message
     assert "(found 'wait')" in error.message
-    assert "user_config.warmup.max_passes: " in error.message
+    assert "user_config.warmup.max_level: " in error.message
     assert "SERVE_WARM_DEADLINE_S: " in error.message
     assert "(found 'soon')" in error.message
 
@@ -247,9 +234,8 @@ def test_all_problems_are_named_at_once_with_their_source():
         {"deadline_s": -1},
         {"pull_deadline_s": 0},
         {"input_deadline_s": "later"},
-        {"max_passes": 1},
-        {"parts": []},
-        {"parts": ["cache", "weights"]},
+        {"max_level": 0},
+        {"max_level": 4},
         {"after_ready": "eager"},
         {"enabled": "perhaps"},
         {"on_deadline": None},
@@ -272,19 +258,6 @@ def test_a_section_that_is_no_mapping_is_shown_as_one():
     assert "{warmup: {artifact: ./artifacts}}" in error.hint
 
 
-def test_the_setting_names_the_parts_of_an_artifact():
-    """`parts` spells them out for type checkers; the manifest is where code has their names."""
-    (of_one, _) = get_args(WarmupConfig.model_fields["parts"].annotation)
-
-    assert get_args(of_one) == (CACHE, PRECOMPILED, EXPORTED, TORCH_BYTES)
-
-
-def test_a_resolved_config_does_not_change():
-    """The settings of a warm-up explain its report later."""
-    with pytest.raises(ValidationError, match="frozen"):
-        WarmupConfig().enabled = False
-
-
 def test_torch_is_pointed_into_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Compiler and Triton write below the directory, whatever torch had set before."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/var/tmp/shared")
@@ -302,19 +275,6 @@ def test_settings_of_a_class_that_are_a_dict_are_refused():
     """The sentence says what to write."""
     with pytest.raises(ConfigError, match="warmup_config is a dict, not a WarmupConfig"):
         resolve({"artifact": "./artifacts"}, user_config=None)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "pattern", ["weights/*.bin", "", "/", "/models/", "/models/**/x", "/a\0b", "*.bin", "~other/x"]
-)
-def test_files_to_read_ahead_are_absolute_paths(pattern: str):
-    """A folder of Ray's choice, and a walk through a whole disk, are refused in one sentence."""
-    error = problem(user_config=section(readahead=["/models/*.safetensors", pattern]))
-
-    assert error.message.startswith(
-        "invalid warm-up settings: user_config.warmup.readahead: list absolute paths, such as "
-        "/models/*.safetensors; ** is not allowed (found "
-    )
 
 
 @pytest.mark.parametrize("field", ["keep_alive_s", "import_deadline_s"])

@@ -1,16 +1,14 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The probe and the server of a node: one file, run alone, asked as a kubelet and Prometheus do."""
+"""The probe and the server of a node, asked as a kubelet and Prometheus ask them."""
 
 from __future__ import annotations
 
 import _socket
-import _thread
 import contextlib
 import http.client
 import http.server
 import json
-import os
 import py_compile
 import re
 import shutil
@@ -19,21 +17,26 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
 
 from conftest import wait_until
 from reports import FULL
 from serve_warm import metrics, node
+from serve_warm._state_file import StateFile
 from serve_warm.cli import main as command_line
 from serve_warm.cli import serve_warm as group
-from serve_warm.node import StateFile, get
-from serve_warm.report import ArtifactUse, Report, Stage, Verdict
+from serve_warm.node import get
+from serve_warm.node_server import server as node_server
+from serve_warm.node_server.server import Server
+from serve_warm.node_server.table import OUTCOMES
+from serve_warm.report import Report, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -126,8 +129,8 @@ def health_fixture() -> Iterator[Callable[[], Health]]:
 class Node:
     """A server that is a process of its own."""
 
-    def __init__(self, file: Path, directory: Path, *options: str) -> None:
-        command = [sys.executable, "-I", "-S", str(file), "serve", "--state-dir", str(directory)]
+    def __init__(self, directory: Path, *options: str) -> None:
+        command = [sys.executable, "-m", "serve_warm.node_server", "--state-dir", str(directory)]
         self.process = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--port", "0", *options],
             stderr=subprocess.PIPE,
@@ -149,49 +152,30 @@ class Node:
         return status == 200
 
     def metrics(self) -> dict[str, float]:
-        """Return the value of each series, having checked the form of the whole."""
+        """Return the value of each series."""
         status, text = self.get("/metrics")
         assert status == 200
         return series(text)
 
 
-SAMPLE = re.compile(
-    r'([a-z_]+(?:\{[a-z_]+="(?:[^"\\\n]|\\[\\"n])*"(?:,[a-z_]+="(?:[^"\\\n]|\\[\\"n])*")*\})?)'
-    r" (-?[0-9.e+-]+|inf|nan)"
-)
-
-
 def series(text: str) -> dict[str, float]:
-    """Return the series of an exposition: a family is in one place, described once, unrepeated."""
+    """Return the value of each series, by its name and labels."""
     found: dict[str, float] = {}
-    families: list[str] = []
-    assert text.endswith("\n")
-    for line in text.splitlines():
-        if line.startswith("# HELP "):
-            families.append(line.split(" ", 3)[2])
-        elif line.startswith("# TYPE "):
-            assert line.split(" ")[2] == families[-1]
-            kind = line.split(" ")[3]
-            assert kind in {"gauge", "counter", "histogram"}
-        else:
-            sample = SAMPLE.fullmatch(line)
-            assert sample, line
-            name = sample[1].partition("{")[0]
-            if kind == "histogram":
-                name = re.sub("_(bucket|sum|count)$", "", name)
-            assert name == families[-1]
-            assert sample[1] not in found
-            found[sample[1]] = float(sample[2])
-    assert len(families) == len(set(families))
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
+            key = f"{sample.name}{{{labels}}}" if labels else sample.name
+            assert key not in found
+            found[key] = sample.value
     return found
 
 
 @pytest.fixture(name="serve")
-def serve_fixture(alone: Path, directory: Path) -> Iterator[Callable[..., Node]]:
+def serve_fixture(directory: Path) -> Iterator[Callable[..., Node]]:
     started: list[Node] = []
 
     def start(*options: str) -> Node:
-        started.append(Node(alone, directory, *(options or NO_CHECKS)))
+        started.append(Node(directory, *(options or NO_CHECKS)))
         return started[-1]
 
     yield start
@@ -298,6 +282,24 @@ def test_the_command_line_gives_the_same_answer(replica, directory, monkeypatch,
     assert answers[1] == (0, "")
 
 
+def test_a_strict_probe_fails_for_flaws_of_ready_replicas(replica, directory):
+    """Without `--strict`, a degraded replica and one with narrow inputs count as ready."""
+    replica("r1", "READY", narrow=["ids[1], always 16"], degraded=["late: it missed its deadline"])
+    options = ["probe", "--state-dir", str(directory), *NO_CHECKS]
+
+    plain, strict, data = (
+        CliRunner().invoke(group, [*options, *more])
+        for more in ([], ["--strict"], ["--strict", "--json"])
+    )
+
+    assert (plain.exit_code, strict.exit_code, data.exit_code) == (0, 1, 1)
+    assert strict.output.splitlines() == [
+        "app#Embedder r1: degraded: late: it missed its deadline",
+        "app#Embedder r1: narrow: ids[1], always 16",
+    ]
+    assert json.loads(data.stdout)["flaws"] == strict.output.splitlines()
+
+
 def test_data_has_each_reason(replica, directory):
     """If a check fails for several replicas, all reasons are listed."""
     replica("r1", "FAILED", error="no model")
@@ -373,33 +375,50 @@ def test_a_compiled_file_is_the_same_probe(alone, replica, directory, tmp_path):
     assert before.stdout.startswith("warm: no replica is on this node")
 
 
+def test_options_are_read_with_and_without_an_equals_sign():
+    """The last value counts, and `--deployment` adds one."""
+    line = (
+        "--deployment a --deployment=b#c --state-dir /run/x --stale-s 7 --stale-s=9 "
+        "--expect=-x --proxy=http://h:1/a=b --no-latch"
+    )
+
+    read = node.parse(line.split(" "))
+
+    assert read == {
+        "state_dir": "/run/x",
+        "expect": "-x",
+        "raylet": node.RAYLET,
+        "proxy": "http://h:1/a=b",
+        "stale_s": "9",
+        "deployment": ("a", "b#c"),
+        "no_latch": True,
+        "verbose": False,
+    }
+
+
 @pytest.mark.parametrize(
     "line",
     [
-        *("probe", "probe --verbose", "probe --no-latch --verbose", "probe --expect min=2"),
-        "probe --deployment a --deployment=b#c --deployment ",
-        "probe --state-dir /run/x --stale-s 7 --stale-s=9 --raylet none --proxy=http://h:1/a=b",
-        *("probe --state-dir= --verbose", "probe --expect=-x"),
+        *("", "serve", "prob", "probe --verb", "probe x", "probe --expect", "probe --expect -1"),
+        *("probe --verbose=1", "probe -- x", "probe --port 1", "probe --deployment --verbose"),
+        "--verbose probe",
     ],
 )
-def test_a_plain_command_line_is_read_as_argparse_reads_it(line: str):
-    """Importing argparse would take longer than a probe may take."""
-    arguments = line.split(" ")
+def test_any_other_command_line_is_wrong_usage(line: str, capsys: pytest.CaptureFixture[str]):
+    """The message shows all options."""
+    assert node.main(line.split()) == 2
 
-    assert node._plain(arguments) == node._parsed(arguments)
+    said = capsys.readouterr().err
+    assert "\nerror: " in said
+    for option in node.OPTIONS:
+        assert f"  {option}" in said
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        *("", "serve", "prob", "--help", "probe --help", "probe -h", "probe --verb", "probe x"),
-        *("probe --expect", "probe --expect -1", "probe --verbose=1", "probe -- x"),
-        *("probe --port 1", "probe --deployment --verbose", "--verbose probe"),
-    ],
-)
-def test_any_other_command_line_is_left_to_argparse(line: str):
-    """Wrong and abbreviated options are handled in one place."""
-    assert node._plain(line.split()) is None
+def test_help_is_an_answer(capsys: pytest.CaptureFixture[str]):
+    """It shows the same text, and exits with 0."""
+    assert node.main(["probe", "--help"]) == 0
+
+    assert capsys.readouterr().out == node.usage("node.py probe")
 
 
 # --- the checks beside warmth --------------------------------------------------------------
@@ -584,22 +603,6 @@ def test_a_request_is_read_in_whatever_pieces_it_comes(serve, pieces):
     assert lines[-2:] == [b"", b"ok"]
 
 
-def test_requests_in_one_piece_are_answered_one_after_the_other(serve):
-    """A client need not wait for an answer before it asks again."""
-    asked = b"GET /livez HTTP/1.1\r\n\r\nHEAD /livez HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
-    last = b"GET /nowhere HTTP/1.1\r\nConnection: close\r\n\r\n"
-
-    lines = lines_of(serve().port, asked + last)
-
-    assert [line for line in lines if line.startswith(b"HTTP/")] == [
-        b"HTTP/1.1 200 OK",
-        b"HTTP/1.1 200 OK",
-        b"HTTP/1.1 404 Not Found",
-    ]
-    assert lines.count(b"ok") == 1
-    assert lines.count(b"Connection: keep-alive") == 2
-
-
 @pytest.mark.parametrize(
     ("asked", "status"),
     [
@@ -621,7 +624,7 @@ def test_what_is_no_request_of_ours_is_refused(serve, asked, status):
 
     # What was sent and not read may take the answer with it.
     assert [line.split()[1] for line in lines if line.startswith(b"HTTP/")] in (
-        [[status]] if len(asked) < node.MAX_HEAD_BYTES else [[status], []]
+        [[status]] if len(asked) < node_server.MAX_HEAD_BYTES else [[status], []]
     )
 
 
@@ -712,28 +715,6 @@ def test_sigterm_is_not_ready_at_once_and_drains(serve, replica):
     assert (live, exported) == (200, 0.0)
 
 
-INTERRUPTED = """
-import sys
-from serve_warm.node import Server, Settings
-server = Server(Settings(sys.argv[1], urls=()), host="127.0.0.1", port=0, drain_s=600.0)
-def signalled(*_):
-    server.drain()
-    return signalled
-sys.settrace(signalled)
-server.run()
-"""
-
-
-@pytest.mark.slow
-def test_a_signal_may_come_at_any_moment(directory):
-    """At each line that the server runs, those under which a library holds a lock included."""
-    command = [sys.executable, "-c", INTERRUPTED, str(directory)]
-
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-
-    assert (ended.returncode, "Traceback" in ended.stderr) == (0, False)
-
-
 @pytest.mark.slow
 def test_drain_ends_by_itself(serve):
     """After the time it was given."""
@@ -744,11 +725,11 @@ def test_drain_ends_by_itself(serve):
     assert server.process.wait(timeout=60) == 0
 
 
-def test_a_taken_port_is_said(serve, alone, directory):
+def test_a_taken_port_is_said(serve, directory):
     """A second server on a node ends, and says why."""
     port = str(serve().port)
 
-    command = [sys.executable, "-I", "-S", alone, "serve", "--state-dir", directory]
+    command = [sys.executable, "-m", "serve_warm.node_server", "--state-dir", directory]
     ended = subprocess.run(
         [*command, "--host", "127.0.0.1", "--port", port],
         capture_output=True,
@@ -769,7 +750,7 @@ def test_a_server_begins_without_dns(directory, monkeypatch):
     for name in ("getfqdn", "gethostbyaddr"):
         monkeypatch.setattr(socket, name, ask)
 
-    server = node.Server(node.Settings(str(directory), urls=()), host="", port=0)
+    server = Server(node.Settings(str(directory), urls=()), host="", port=0)
     server._http.server_close()
 
     assert server.port > 0
@@ -790,26 +771,13 @@ def test_changes_are_logged_once(serve, replica):
     assert "not ready: warm: no replica is on this node" in lines[2]
 
 
-def test_silent_clients_do_not_keep_others_waiting(serve, replica):
-    """Connections that never say anything take a thread each, not the server."""
-    server = serve()
-    replica()
-    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(50)]
-
-    ready = server.ready()
-    for each in silent:
-        each.close()
-
-    assert ready
-
-
 @contextlib.contextmanager
 def one_client_at_a_time(directory: Path, *, request_s: float) -> Iterator[int]:
     """Run a server for one client, who has this time for a request; yields its port."""
     settings = node.Settings(str(directory), urls=())
-    server = node.Server(
-        settings, host="127.0.0.1", port=0, max_connections=1, request_s=request_s
-    )._http
+    node_of = Server(settings, host="127.0.0.1", port=0)
+    node_of._clients.max_connections, node_of._clients.request_s = 1, request_s
+    server = node_of._http
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server.server_address[1]
     server.shutdown()
@@ -939,54 +907,6 @@ def test_a_crowd_of_slow_clients_shuts_no_probe_out(serve, replica, crowd, host,
     assert counts == {"127.0.0.1": 20, host: 20, other: 20}
 
 
-class Hasty:
-    """Threads that ask for all figures from one address and leave before the answer."""
-
-    def __init__(self, address: str, port: int, *, threads: int) -> None:
-        self.asked = 0
-        self._ended = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._run, args=(address, port)) for _ in range(threads)
-        ]
-        for each in self._threads:
-            each.start()
-
-    def _run(self, address: str, port: int) -> None:
-        while not self._ended.is_set():
-            with contextlib.suppress(OSError), socket.socket() as made:
-                made.settimeout(1.0)
-                made.bind((address, 0))
-                made.connect((address, port))
-                made.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-                self.asked += 1
-
-    def end(self) -> None:
-        self._ended.set()
-        for each in self._threads:
-            each.join()
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_peer_that_asks_and_leaves_costs_few_threads(serve, replica):
-    """An answer that is under way for nobody is bounded, too, and every probe gets its own."""
-    for number in range(30):
-        replica(f"r{number}", "READY", metrics=metrics.as_data(FULL))
-    server = serve(*NO_CHECKS, "--host", "0.0.0.0")
-    hasty = Hasty("127.0.0.2", server.port, threads=4)
-    threads, unanswered = [], []
-    status = Path(f"/proc/{server.process.pid}/status")
-
-    for number in range(10):
-        wait_until("it has asked again", lambda least=300 * number: hasty.asked > least)
-        unanswered.append(get(f"http://127.0.0.1:{server.port}/readyz", limit_s=30.0))
-        threads.append(int(re.search(r"Threads:\s+(\d+)", status.read_text())[1]))
-    hasty.end()
-
-    assert unanswered == [""] * 10
-    assert max(threads) <= node.MAX_THREADS + 10
-
-
 @pytest.fixture(name="pairs")
 def pairs_fixture() -> Iterator[Callable[[], tuple[socket.socket, socket.socket]]]:
     with contextlib.ExitStack() as opened:
@@ -1002,9 +922,14 @@ def pairs_fixture() -> Iterator[Callable[[], tuple[socket.socket, socket.socket]
 class Peers:
     """Connections of a server's clients, by name."""
 
-    def __init__(self, pair: Callable[[], tuple[socket.socket, socket.socket]]) -> None:
+    def __init__(
+        self,
+        pair: Callable[[], tuple[socket.socket, socket.socket]],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
         self.now_s = 0.0
-        self.clients = node._Clients({"127.0.0.1", "192.0.2.7"}, clock=lambda: self.now_s)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
+        self.clients = node_server._Clients({"127.0.0.1", "192.0.2.7"})
         self.ends: dict[str, tuple[socket.socket, socket.socket]] = {}
         self._pair = pair
 
@@ -1027,11 +952,15 @@ class Peers:
         return found
 
 
-def test_an_address_has_so_many_connections(pairs):
+@pytest.fixture(name="peers")
+def peers_fixture(pairs, monkeypatch: pytest.MonkeyPatch) -> Peers:
+    return Peers(pairs, monkeypatch)
+
+
+def test_an_address_has_so_many_connections(peers):
     """Its oldest one makes room for its newest, and no other address pays."""
-    peers = Peers(pairs)
     peers.come("192.0.2.1")
-    peers.come("192.0.2.2", node.PEER_CONNECTIONS)
+    peers.come("192.0.2.2", node_server.PEER_CONNECTIONS)
     assert peers.gone() == []
 
     peers.come("192.0.2.2")
@@ -1040,10 +969,9 @@ def test_an_address_has_so_many_connections(pairs):
     assert peers.gone() == ["192.0.2.2 0", "192.0.2.2 1"]
 
 
-def test_strangers_do_not_get_the_places_of_probes(pairs):
+def test_strangers_do_not_get_the_places_of_probes(peers):
     """However many addresses they have; probes get them, and then those of strangers."""
-    peers = Peers(pairs)
-    free = node.MAX_CONNECTIONS - node.KEPT_CONNECTIONS
+    free = node_server.MAX_CONNECTIONS - node_server.KEPT_CONNECTIONS
     for number in range(free):
         peers.come(f"198.51.100.{number}")
     assert peers.gone() == []
@@ -1052,21 +980,20 @@ def test_strangers_do_not_get_the_places_of_probes(pairs):
     assert peers.gone() == ["198.51.100.0 0"]
 
     for trusted in ("127.0.0.1", "192.0.2.7"):
-        peers.come(trusted, node.PEER_CONNECTIONS)
+        peers.come(trusted, node_server.PEER_CONNECTIONS)
     assert peers.gone() == ["198.51.100.0 0"]
 
 
 @pytest.mark.parametrize(
     ("waited_s", "oldest"),
-    [(node.SLOW_S, "192.0.2.1 1"), (node.SLOW_S / 2, "192.0.2.1 0")],
+    [(node_server.SLOW_S, "192.0.2.1 1"), (node_server.SLOW_S / 2, "192.0.2.1 0")],
     ids=["all-that-ask-are-slow", "none-is-slow"],
 )
-def test_the_oldest_slow_client_goes_first(pairs, waited_s, oldest):
+def test_the_oldest_slow_client_goes_first(peers, waited_s, oldest):
     """Without a slow client, the longest idle client goes. A new request is not cut off."""
-    peers = Peers(pairs)
     peers.come("192.0.2.1")
     peers.answer("192.0.2.1 0")
-    peers.come("192.0.2.1", node.PEER_CONNECTIONS - 1)
+    peers.come("192.0.2.1", node_server.PEER_CONNECTIONS - 1)
     peers.now_s += waited_s
 
     peers.come("192.0.2.1")
@@ -1074,23 +1001,20 @@ def test_the_oldest_slow_client_goes_first(pairs, waited_s, oldest):
     assert peers.gone() == [oldest]
 
 
-def test_a_client_that_asks_again_is_as_young_as_its_question(pairs):
-    """A connection that is kept for long does not make its next request an old one."""
-    peers = Peers(pairs)
-    peers.come("192.0.2.1")
-    peers.answer("192.0.2.1 0")
-    peers.come("192.0.2.1", node.PEER_CONNECTIONS - 1)
-    peers.clients.hear(peers.ends["192.0.2.1 0"][0])
+def test_a_stranger_gets_no_thread_while_all_are_busy(peers, pairs, monkeypatch):
+    """Addresses with reserved connections still get one."""
+    monkeypatch.setattr(node_server, "MAX_THREADS", 2)
+    addresses = ("198.51.100.1", "198.51.100.2", "198.51.100.3", "127.0.0.1")
 
-    peers.come("192.0.2.1")
+    admitted = [peers.clients.admit(pairs()[0], address) for address in addresses]
 
-    assert peers.gone() == ["192.0.2.1 1"]
+    assert admitted == [True, True, False, True]
 
 
 @pytest.mark.parametrize("said", ["nowhere", "10.0.0.1/8", "10.0.0.1,x"])
-def test_a_host_ip_that_is_none_is_wrong_usage(alone, directory, said):
+def test_a_host_ip_that_is_none_is_wrong_usage(directory, said):
     """The error comes at once, not later under load."""
-    command = [sys.executable, "-I", "-S", alone, "serve", "--state-dir", directory]
+    command = [sys.executable, "-m", "serve_warm.node_server", "--state-dir", directory]
     ended = subprocess.run(
         [*command, "--host-ip", said], capture_output=True, text=True, check=False
     )
@@ -1099,98 +1023,9 @@ def test_a_host_ip_that_is_none_is_wrong_usage(alone, directory, said):
     assert "is not an IP address; use, for example, the value of status.hostIP" in ended.stderr
 
 
-def test_empty_lines_between_requests_are_none():
-    """However the bytes are cut: RFC 9112, 2.2."""
-    first = b"GET /livez HTTP/1.1\r\n\r\n"
-    last = b"GET /livez HTTP/1.1\r\nConnection: close\r\n\r\n"
-    ours, theirs = socket.socketpair()
-    server = SimpleNamespace(draining=False)
-    with ours, theirs:
-        theirs.sendall(first + b"\r\n" + last)
-        clients = node._Clients()
-        clients.admit(ours, "127.0.0.1")
-        node._converse(server, clients, ours)
-        answers = theirs.recv(1 << 16)
-
-    assert answers.count(b"HTTP/1.1 200 OK") == 2
-
-
-def test_a_client_that_was_answered_may_ask_again():
-    """The time of a client restarts with each answer.
-
-    A client without an answer is disconnected.
-    """
-    now_s = 0.0
-    clients = node._Clients(clock=lambda: now_s)
-    answered, late = socket.socketpair(), socket.socketpair()
-    for ours, _ in (answered, late):
-        clients.admit(ours, "192.0.2.1")
-    now_s = node.REQUEST_S - 1.0
-    clients.renew(answered[0])
-    now_s += 2.0
-    clients.hang_up()
-    answered[0].sendall(b"x")
-
-    assert answered[1].recv(1) == b"x"
-    assert late[1].recv(1) == b""
-    for each in (*answered, *late):
-        each.close()
-
-
-def test_a_client_without_a_thread_keeps_no_place(listening, monkeypatch, capsys):
-    """Out of threads for a moment, the server answers when there are some again."""
-
-    def none(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as out_of_threads:
-        out_of_threads.setattr(_thread, "start_new_thread", none)
-        refused = get(f"http://127.0.0.1:{listening}/livez", limit_s=60)
-
-    assert refused
-    assert "can't start new thread" in capsys.readouterr().err
-    wait_until("it answers", lambda: get(f"http://127.0.0.1:{listening}/livez") == "")
-
-
 # --- metrics -------------------------------------------------------------------------------
 
 WHO = 'application="app",deployment="Embedder",replica="r1"'
-
-
-def test_figures_are_exact_and_those_of_the_dead_stay(serve, replica):
-    """The measurements of a replica outlive it, but its current state does not."""
-    server = serve()
-    file = replica("r1", "READY", metrics=metrics.as_data(FULL))
-    alive = server.metrics()
-    file.close()
-    dead = server.metrics()
-    for path in Path(file.path).parent.iterdir():
-        path.unlink()
-    swept = server.metrics()
-
-    assert alive[f"serve_warm_to_proof_seconds{{{WHO}}}"] == 3.5
-    assert alive[f'serve_warm_stage_seconds{{{WHO},stage="replaying"}}'] == 2.0
-    assert alive[f"serve_warm_compiles_after_ready_total{{{WHO}}}"] == 1.0
-    assert alive[f"serve_warm_replica_alive{{{WHO}}}"] == 1.0
-    for later in (dead, swept):
-        assert later[f"serve_warm_replica_alive{{{WHO}}}"] == 0.0
-        assert later[f"serve_warm_ready{{{WHO}}}"] == 0.0
-        assert later[f'serve_warm_stage{{{WHO},stage="ready"}}'] == 0.0
-        assert later[f"serve_warm_to_proof_seconds{{{WHO}}}"] == 3.5
-        assert later[f"serve_warm_compiles_after_ready_total{{{WHO}}}"] == 1.0
-        assert later['serve_warm_node_replicas{condition="dead"}'] == 1.0
-
-
-def test_every_row_of_the_table_is_exported(serve, replica):
-    """Under its own name, once, whatever the table holds: the server knows no row of it."""
-    replica("r1", "READY", metrics=metrics.as_data(FULL))
-    refused = ArtifactUse(store="s3://bucket", source="s3", refused="untrusted")
-    replica("r2", "READY", metrics=metrics.as_data(Report(artifact=refused)))
-
-    names = {name.partition("{")[0] for name in serve().metrics()}
-
-    expected = {m.name + ("_total" if m.kind == "counter" else "") for m in metrics.METRICS}
-    assert expected <= names
 
 
 def test_counters_are_zero_before_there_is_work(serve, replica):
@@ -1205,7 +1040,7 @@ def test_counters_are_zero_before_there_is_work(serve, replica):
         'application="app",deployment="Embedder"',
         'application="other",deployment="Named"',
     ):
-        for outcome in node.OUTCOMES:
+        for outcome in OUTCOMES:
             assert f'serve_warm_starts_total{{{who},outcome="{outcome}"}}' in counters
     assert {f"{m.name}_total" for m in metrics.METRICS if m.kind == "counter"} == {
         name.partition("{")[0] for name in counters if 'replica="r1"' in name
@@ -1232,67 +1067,10 @@ def test_starts_are_counted_once_each(serve, replica):
                 'serve_warm_starts_total{application="app",deployment="Embedder",'
                 f'outcome="{outcome}"}}'
             ]
-            for outcome in node.OUTCOMES
+            for outcome in OUTCOMES
         }
         moved = {outcome: count for outcome, count in counts.items() if count}
         assert moved == {"full_hit": 1.0, "miss": 1.0, "failed": 1.0}
-
-
-def test_what_is_noted_later_was_seen_later(directory, replica, health, monkeypatch):
-    """A look and its note are one, for a scrape and the watch; health is asked for before."""
-    replica()
-    raylet = health()
-    settings = node.Settings(str(directory), urls=(("raylet", raylet.url),))
-    server = node.Server(settings, host="127.0.0.1", port=0)
-    server._http.server_close()
-    seen: list[tuple[str, bool]] = []
-    raylet.when_asked = lambda: seen.append(("asked", server._ledger_lock.locked()))
-    really = os.listdir
-
-    def listdir(*given: Any) -> Any:
-        seen.append(("looked", server._ledger_lock.locked()))
-        return really(*given)
-
-    monkeypatch.setattr(os, "listdir", listdir)
-    for look in (server.metrics, server._watch):
-        server._health = (float("-inf"), {})
-        look()
-
-    assert seen == [("asked", False), ("looked", True)] * 2
-
-
-def test_outcomes_are_the_verdicts():
-    """`node.py` cannot import the verdicts, so it lists them again."""
-    assert set(node.OUTCOMES) == {verdict.value for verdict in Verdict} | {"failed", "died"}
-
-
-@pytest.mark.parametrize(
-    "table",
-    [
-        *(7, {}, "x", [7], [[]], [{"name": "serve_warm_x"}]),
-        [{"name": "serve_warm_x", "kind": "gauge", "label": None, "values": [1]}],
-        [{"name": "up", "kind": "gauge", "label": None, "values": {"": 1}}],
-        [{"name": "serve_warm_x\n", "kind": "gauge", "label": None, "values": {"": 1}}],
-        [{"name": "serve_warm_x", "kind": "summary", "label": None, "values": {"": 1}}],
-        [{"name": "serve_warm_x", "kind": "gauge", "label": "replica", "values": {"": 1}}],
-        [{"name": "serve_warm_x", "kind": "gauge", "label": "a b", "values": {"": 1}}],
-        [{"name": "serve_warm_x", "kind": "gauge", "label": None, "values": {"": "1"}}],
-        [{"name": "serve_warm_node_ready", "kind": "gauge", "label": None, "values": {"": 7}}],
-    ],
-    ids=lambda table: json.dumps(table)[:80],
-)
-def test_a_table_that_is_none_is_left_out(serve, replica, table):
-    """One malformed replica does not break the scrape of the others."""
-    replica("odd", metrics=table)
-    replica("r1", metrics=metrics.as_data(FULL))
-
-    found = serve().metrics()
-
-    assert found[f"serve_warm_to_proof_seconds{{{WHO}}}"] == 3.5
-    assert not any("serve_warm_x" in name or name.startswith("up") for name in found)
-    assert [name for name in found if name.startswith("serve_warm_node_ready")] == [
-        "serve_warm_node_ready"
-    ]
 
 
 def test_names_are_escaped(serve, replica):
@@ -1301,30 +1079,7 @@ def test_names_are_escaped(serve, replica):
 
     found = serve().metrics()
 
-    assert any('replica="r\\"1\\\\\\n?"' in name for name in found)
-
-
-@pytest.mark.slow
-def test_a_scrape_during_a_death_is_whole(serve, replica, directory):
-    """Files that come and go under the reader spoil no answer."""
-    server, stop = serve(), threading.Event()
-
-    def live_and_die() -> None:
-        number = 0
-        while not stop.is_set():
-            number += 1
-            replica(f"r{number % 7}", "READY", metrics=metrics.as_data(FULL)).close()
-            for path in directory.glob(f"*r{(number + 3) % 7}*"):
-                path.unlink(missing_ok=True)
-
-    thread = threading.Thread(target=live_and_die)
-    thread.start()
-    scrapes = [server.metrics() for _ in range(50)]
-    stop.set()
-    thread.join()
-
-    assert all("serve_warm_node_ready" in scrape for scrape in scrapes)
-    assert server.process.poll() is None
+    assert any('replica="r"1\\\n?"' in name for name in found)
 
 
 @pytest.mark.slow
@@ -1351,18 +1106,3 @@ def test_a_poisoned_directory_is_a_failed_check(serve, replica, directory):
     assert during[f"serve_warm_to_proof_seconds{{{WHO}}}"] == 3.5
     assert "is not a private directory" in text
     assert of(after) == [1.0, 1.0, 1.0, 1.0, 0.0]
-
-
-def test_starts_are_counted_from_the_first_look_on(serve, replica, directory):
-    """Starts that ended before the server's first look are not counted."""
-    replica("before", "READY")
-    directory.chmod(0o777)
-    server = serve()
-    directory.chmod(0o700)
-    server.metrics()
-    replica("r1", "READY")
-
-    found = server.metrics()
-
-    started = {name: value for name, value in found.items() if "starts_total" in name and value}
-    assert list(started.values()) == [1.0]

@@ -507,6 +507,7 @@ def test_an_error_is_cut_after_it_is_redacted():
 
 SLICES = {
     # Where a text is cut without `excerpt`, and why that is no text of others.
+    "_state_file": {"stem[:100]"},  # names
     "artifact.choose": {"refused[:SHOWN_VARIANTS]", "nearest[:SHOWN_VARIANTS]"},  # records
     "artifact.newest_seen": {
         "self._digest()[:32]",
@@ -515,13 +516,28 @@ SLICES = {
     },
     "artifact.statements": {"name[:100]"},  # of an object, which the name makes
     "builder.portable": {"found[:SHOWN]"},  # instructions
+    "node_server.ledger": {"dead[:max(0, len(dead) - REMEMBERED)]"},  # records
     "precompile.aoti_assigned": {"short[:SHOWN]"},  # names of changed objects
     "precompile.entries": {"hashlib.sha256(data).hexdigest()[:32]"},
     "precompile.settling": {"[*dict.items(value)][:ITEMS_READ]", "items[:ITEMS_READ]"},  # items
+    "replica.call_evidence": {  # whole texts
+        "[f'{function}: {why}' for function, why in given_up.items()][:MOST_NAMED]"
+    },
     "replica.load": {
-        "sorted(trace, key=lambda considered: not considered.accepted)[:TRACE_LINES]"  # records
+        "sorted(trace, key=lambda considered: not considered.accepted)[:TRACE_LINES]",  # records
+        "tuple(map(str, facts.get(NARROW) or ()))[:MOST_LINES]",  # whole lines
+        "tuple(map(str, facts.get(UNVARIED) or ()))[:MOST_LINES]",
+    },
+    "replica.narrow": {  # records
+        "axes[:AXES_SHOWN]",
+        "found[:MOST_GROUPS]",
+        "sorted(pairs)[:MOST_PAIRS]",
     },
     "replica.serve_calls": {"(self._answer + message.get('body', b''))[:KEPT_BYTES]"},  # long
+    "replica.warmup": {  # whole paths and names
+        "uncalled[:MOST_UNCALLED]",
+        "methods[:MOST_UNCALLED]",
+    },
     "report": {"rest[:LINES_OF_LEVEL_1]"},  # records
 }
 SHORTENED = {
@@ -569,14 +585,6 @@ def test_no_text_of_others_is_cut_before_it_is_redacted():
 
     assert slices == SLICES
     assert shortened == SHORTENED
-
-
-@pytest.mark.parametrize(
-    "source", ["f'{error}'[:200]", "text[:WORDS]", "said.partition('.')[0][:40]", "x[:module.MOST]"]
-)
-def test_a_cut_text_is_seen(source: str):
-    """The test above sees each way to write it."""
-    assert cuts(source)[0] == {ast.unparse(ast.parse(source)).strip()}
 
 
 PLACES = {

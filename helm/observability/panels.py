@@ -374,19 +374,15 @@ FLEET = Row(
             kind="lines",
             title="Seats: workers with finished imports",
             description=(
-                "Free seats on all nodes, and the number of seats that each node should keep. "
-                "If no seat is free, the next replica runs its imports itself."
+                "Free seats on all nodes. If no seat is free, the next replica runs its imports "
+                "itself."
             ),
             unit="short",
             empty="no live replica has seats configured",
             queries=(
                 Query(
                     expr=f"sum by ({DEPLOYMENT}) ({each('seats')})",
-                    legend="{{deployment}} free on all nodes",
-                ),
-                Query(
-                    expr=f"max by ({DEPLOYMENT}) ({each('seats_wanted')})",
-                    legend="{{deployment}} wanted on each node",
+                    legend="{{application}} {{deployment}}",
                 ),
             ),
         ),
@@ -491,40 +487,12 @@ ARTIFACT = Row(
                 ),
             ),
         ),
-        Panel(
-            kind="lines",
-            title="Artifact bytes downloaded by each start",
-            description=(
-                "Artifact bytes that the start downloaded. 0 if the node's cache had the artifact."
-            ),
-            unit="bytes",
-            empty="no replica exports metrics",
-            queries=(Query(expr=each("downloaded_bytes"), legend="{{deployment}} {{replica}}"),),
-        ),
-        Panel(
-            kind="lines",
-            title="Lookups in torch's caches during warm-up",
-            description=(
-                "Cache lookups by live replicas, grouped by cache layer and result. The layers are "
-                "fx (Inductor) and aot (AOTAutograd)."
-            ),
-            unit="short",
-            empty="no live replica has made a lookup",
-            queries=(
-                Query(
-                    expr="sum by (layer, result) "
-                    f"({living(each('cache_lookups', 'layer, result'))})",
-                    legend="{{layer}} {{result}}",
-                ),
-            ),
-        ),
     ),
 )
 
 AFTER_READY = (
     ("compiles_after_ready_total", "compiles"),
     ("captures_after_ready_total", "captures"),
-    ("graph_skips_after_ready_total", "graphs skipped"),
     ("kernels_built_after_ready_total", "kernels built"),
     ("tunings_after_ready_total", "tunings"),
     ("eager_falls_after_ready_total", "fallbacks to eager"),
@@ -593,20 +561,6 @@ TRAFFIC = Row(
                 Query(
                     expr=f"sum by ({DEPLOYMENT}) ({each('parity_failures_total')})",
                     legend="{{application}} {{deployment}} withdrawn",
-                ),
-            ),
-        ),
-        Panel(
-            kind="lines",
-            title="Calls without an entry",
-            description=("Calls that torch.compile ran because no entry in the artifact matched."),
-            unit="short",
-            empty="no replica exports metrics, or Ray has not exported a count yet",
-            limits=((1.0, "orange"),),
-            queries=(
-                Query(
-                    expr=f"sum by ({DEPLOYMENT}) ({each('calls_without_entry_total')})",
-                    legend="{{application}} {{deployment}}",
                 ),
             ),
         ),
@@ -724,23 +678,6 @@ NODES = Row(
         ),
         Panel(
             kind="lines",
-            title=f"Duration of stages, 95th percentile ({NODE_ONLY})",
-            description=(
-                "The panel covers all starts that the node servers have seen since these servers "
-                "started. The values are estimates from histogram buckets."
-            ),
-            unit="s",
-            empty="no node server has seen the end of a start",
-            colors=STAGES,
-            queries=(
-                Query(
-                    expr=quantile(0.95, "stage", "serve_warm_stage_duration_seconds"),
-                    legend="{{stage}}",
-                ),
-            ),
-        ),
-        Panel(
-            kind="lines",
             title=f"Heartbeat age ({NODE_ONLY})",
             description=(
                 "Seconds since each live replica last wrote its state. A value above 30 means "
@@ -779,56 +716,6 @@ ON_THE_GPU = Row(
     title="On the GPU",
     folded=True,
     panels=(
-        Panel(
-            kind="lines",
-            title="Captures, kernels and autotuning in warm-up",
-            description=(
-                "GPU work in each start. Every start captures its CUDA graphs again. If the "
-                "artifact contains all kernels, the start does not build or tune any kernels."
-            ),
-            unit="short",
-            empty="no replica exports metrics",
-            queries=tuple(
-                Query(expr=each(name), legend=f"{{{{deployment}}}} {{{{replica}}}} {what}")
-                for name, what in (
-                    ("captures", "captures"),
-                    ("graph_skips", "graphs skipped"),
-                    ("kernels_built", "kernels built"),
-                    ("tunings", "tunings"),
-                )
-            ),
-        ),
-        Panel(
-            kind="lines",
-            title="Time spent on captures and autotuning in warm-up",
-            description="Wall seconds that each start spent on CUDA graph capture and autotuning.",
-            unit="s",
-            empty="no replica exports metrics",
-            queries=tuple(
-                Query(
-                    expr=each(f"{what}_seconds"),
-                    legend=f"{{{{deployment}}}} {{{{replica}}}} {what}",
-                )
-                for what in ("capture", "tuning")
-            ),
-        ),
-        Panel(
-            kind="lines",
-            title="Time spent on captures and autotuning after ready",
-            description=(
-                "Total wall seconds spent on captures and autotuning after READY. Should stay at 0."
-            ),
-            unit="s",
-            empty="no replica exports metrics, or Ray has not exported a count yet",
-            limits=((0.001, FAILING),),
-            queries=tuple(
-                Query(
-                    expr=f"sum by ({DEPLOYMENT}) ({each(f'{what}_after_ready_seconds_total')})",
-                    legend=f"{{{{deployment}}}} {what}",
-                )
-                for what in ("capture", "tuning")
-            ),
-        ),
         Panel(
             kind="lines",
             title="Memory of CUDA graphs",
@@ -924,24 +811,6 @@ OF_ONE_REPLICA = Row(
     panels=(
         Panel(
             kind="lines",
-            title="Compiler processes in warm-up",
-            description=(
-                "Compiler processes that wrote an object file. 0 if the artifact contains all code."
-            ),
-            unit="short",
-            empty="no replica exports metrics",
-            queries=(Query(expr=each("compiler_processes"), legend="{{replica}}"),),
-        ),
-        Panel(
-            kind="lines",
-            title="Compiler time in warm-up",
-            description="Seconds that threads waited for compiler processes, summed over threads.",
-            unit="s",
-            empty="no replica exports metrics",
-            queries=(Query(expr=each("compiler_seconds"), legend="{{replica}}"),),
-        ),
-        Panel(
-            kind="lines",
             title="Kinds of calls by level",
             description=(
                 "Distinct kinds of calls, by the level that runs them. Level 1 is torch.compile, "
@@ -954,24 +823,14 @@ OF_ONE_REPLICA = Row(
             ),
         ),
         Panel(
-            kind="bars",
-            title="Work done during __init__",
-            description=(
-                "Seconds that each stage ran in parallel with __init__, without delaying the start."
-            ),
-            unit="s",
-            empty="no stage has run in parallel with an __init__",
-            queries=(
-                Query(expr=each("stage_hidden_seconds", "stage"), legend="{{replica}} {{stage}}"),
-            ),
-        ),
-        Panel(
             kind="lines",
-            title="Degraded or unverified",
+            title="Degraded, unverified or narrow",
             description=(
                 "The value of 'degraded' is 1 for a ready replica with a missed deadline, unproven "
                 "inputs, an incomplete artifact or withdrawn entries. The value of 'unverified' is "
-                "1 while the replica uses an artifact without a trusted signature."
+                "1 while the replica uses an artifact without a trusted signature. The value of "
+                "'narrow' is the number of things that all declared inputs have in common although "
+                "a request that differs would compile."
             ),
             unit="short",
             empty="no live replica exports metrics",
@@ -979,6 +838,7 @@ OF_ONE_REPLICA = Row(
             queries=(
                 Query(expr=each("degraded"), legend="{{replica}} degraded"),
                 Query(expr=each("unverified"), legend="{{replica}} unverified"),
+                Query(expr=each("narrow"), legend="{{replica}} narrow"),
             ),
         ),
         Panel(

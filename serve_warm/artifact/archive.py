@@ -37,12 +37,11 @@ def is_scratch(name: str) -> bool:
     return last == "locks" or last.endswith((".lock", ".tmp", ".gch", ".pch"))
 
 
-def pack_directory(directory: Path, *, skip: Callable[[str], bool] = is_scratch) -> bytes:
+def pack_directory(directory: Path) -> bytes:
     """Return a directory as a tar archive. Equal names and contents give equal archives.
 
-    `skip` is called with each path relative to `directory`, with `/` between names. If `skip`
-    returns True, the archive omits the path and everything below it. The archive does not store
-    modes or times. Modes are not needed, because a library loads even without its executable bit.
+    The archive omits scratch files and folders (`is_scratch`). It does not store modes or times.
+    Modes are not needed, because a library loads even without its executable bit.
 
     Raises:
         BuildFailed: the directory has an entry that `unpack_directory` would refuse, such as a
@@ -51,7 +50,7 @@ def pack_directory(directory: Path, *, skip: Callable[[str], bool] = is_scratch)
     """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name, entry in sorted(_entries(directory, "", skip)):
+        for name, entry in sorted(_entries(directory, "")):
             member = tarfile.TarInfo(name)
             problem = _name_problem(name)
             if problem:
@@ -68,17 +67,15 @@ def pack_directory(directory: Path, *, skip: Callable[[str], bool] = is_scratch)
     return buffer.getvalue()
 
 
-def _entries(
-    directory: Path, prefix: str, skip: Callable[[str], bool]
-) -> Iterator[tuple[str, os.DirEntry[str]]]:
+def _entries(directory: Path, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
     with os.scandir(directory) as entries:
         for entry in entries:
             name = prefix + entry.name
-            if skip(name):
+            if is_scratch(name):
                 continue
             yield name, entry
             if entry.is_dir(follow_symlinks=False):
-                yield from _entries(Path(entry.path), f"{name}/", skip)
+                yield from _entries(Path(entry.path), f"{name}/")
 
 
 def unpack_directory(

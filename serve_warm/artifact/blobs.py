@@ -21,8 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import BinaryIO, Protocol
 
-from serve_warm.artifact.manifest import TORCH_BYTES, Part
-from serve_warm.artifact.torch_bytes import check_torch_bytes
+from serve_warm.artifact.manifest import Part
 from serve_warm.errors import CHANGED_LATER, ArtifactRefused, ObjectNotFound, StoreError
 from serve_warm.stores import PIECE_BYTES, Object, Sink
 
@@ -36,9 +35,6 @@ COMPRESSION_LEVEL = 9
 MAX_WINDOW_LOG = 27
 """Memory limit of the zstd decoder, as a power of two. Compression level 9 needs less."""
 _CHUNK_BYTES = 1 << 20
-
-Progress = Callable[[str, int, int], None]
-"""Function that receives the name of a transfer, the bytes done and the total bytes."""
 
 
 class Source(Protocol):
@@ -75,7 +71,7 @@ def download_part(source: Source, part: Part, sink: Sink) -> None:
         ) from error
 
 
-def receive_part(source: Source, part: Part, progress: Progress) -> BinaryIO:
+def receive_part(source: Source, part: Part) -> BinaryIO:
     """Download the stored bytes of a part into an unnamed file, and hash them as they arrive.
 
     Returns the file at offset 0. The caller closes the file.
@@ -84,22 +80,10 @@ def receive_part(source: Source, part: Part, progress: Progress) -> BinaryIO:
         ArtifactRefused: `missing_part`, `truncated`, `size_mismatch` or `digest_mismatch`.
         StoreError: the store could not be read, or the disk has no room for the part.
     """
-    done = 0
-    lock = threading.Lock()
-
-    def fill(sink: Sink) -> None:
-        def counted(offset: int, piece: bytes | memoryview) -> None:
-            nonlocal done
-            sink(offset, piece)
-            with lock:
-                done += len(piece)
-                progress(part.name, done, part.stored_bytes)
-
-        progress(part.name, 0, part.stored_bytes)
-        download_part(source, part, counted)
-
     with _room_for(part):
-        return receive_unnamed(part.sha256, part.stored_bytes, fill)
+        return receive_unnamed(
+            part.sha256, part.stored_bytes, lambda sink: download_part(source, part, sink)
+        )
 
 
 def unpack_part(part: Part, stored: BinaryIO) -> BinaryIO:
@@ -202,9 +186,6 @@ def _unpack(part: Part, stored: BinaryIO, raw: BinaryIO) -> None:
             f"part {part.name} unpacks to bytes that do not match the manifest's digest",
             reason="digest_mismatch",
         )
-    if part.name == TORCH_BYTES:
-        raw.seek(0)
-        check_torch_bytes(raw.read())
 
 
 def _decompress(part: Part, stored: BinaryIO) -> Iterator[bytes]:

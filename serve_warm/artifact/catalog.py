@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from serve_warm._records import record
 from serve_warm.artifact.archive import check_directory
-from serve_warm.artifact.blobs import Progress, receive_part, unpack_part
+from serve_warm.artifact.blobs import receive_part, unpack_part
 from serve_warm.artifact.manifest import DIRECTORY_PARTS, Manifest, check_caps
 from serve_warm.artifact.statements import believe, read_envelope, readable_manifest, statement_keys
 from serve_warm.errors import ArtifactRefused, ObjectNotFound
@@ -95,13 +95,7 @@ def _describe_refused(
     )
 
 
-def check(
-    store: Store,
-    trust: Trust,
-    *,
-    deployment: str | None = None,
-    progress: Progress = lambda _what, _done, _total: None,
-) -> list[Described]:
+def check(store: Store, trust: Trust, *, deployment: str | None = None) -> list[Described]:
     """Check every statement in full, and return the results.
 
     The checks cover signature, age, sizes, digests and contents.
@@ -113,21 +107,16 @@ def check(
         StoreError: the store could not be read.
     """
     return [
-        _check(store, each, each.manifest, progress)
-        if each.trusted and each.manifest is not None
-        else each
+        _check(store, each, each.manifest) if each.trusted and each.manifest is not None else each
         for each in describe(store, trust, deployment=deployment)
     ]
 
 
-def _check(store: Store, described: Described, manifest: Manifest, progress: Progress) -> Described:
+def _check(store: Store, described: Described, manifest: Manifest) -> Described:
     try:
         for part in manifest.parts:
             check_caps(part)
-            with (
-                receive_part(store, part, progress) as stored,
-                unpack_part(part, stored) as raw,
-            ):
+            with receive_part(store, part) as stored, unpack_part(part, stored) as raw:
                 if part.name in DIRECTORY_PARTS:
                     check_directory(raw)
     except ArtifactRefused as refusal:

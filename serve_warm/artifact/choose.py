@@ -11,7 +11,6 @@ stores.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Literal, NoReturn
@@ -20,7 +19,7 @@ from serve_warm._records import record
 from serve_warm.artifact.manifest import Manifest
 from serve_warm.artifact.statements import Believed, Statement, bare, rank
 from serve_warm.errors import ArtifactNotFound, ArtifactRefused, ObjectNotFound, StoreError
-from serve_warm.fingerprint import NONE, PATHS, UNKNOWN, Fingerprint, Mismatch
+from serve_warm.fingerprint import NONE, UNKNOWN, Fingerprint, Mismatch
 from serve_warm.trust import Trust
 
 logger = logging.getLogger(__name__)
@@ -47,20 +46,11 @@ class Considered:
     mismatches: tuple[Mismatch, ...] = ()
     created: str = ""
     """The signed creation time. Empty if the statement is not trusted."""
-    same_folders: frozenset[str] = frozenset()
-    """Factors for which the artifact and this machine have different paths to the same folder."""
-
-    def describe(self, mismatch: Mismatch) -> str:
-        """Return a mismatch in words, with a note if both paths lead to the same folder."""
-        same = (
-            " (both paths lead to the same folder)" if mismatch.factor in self.same_folders else ""
-        )
-        return f"{mismatch}{same}"
 
     def __str__(self) -> str:
         if self.accepted:
             return f"{self.statement}: accepted, created {self.created}"
-        words = "; ".join(map(self.describe, self.mismatches)) or self.message
+        words = "; ".join(map(str, self.mismatches)) or self.message
         return f"{self.statement}: rejected ({self.reason}): {words}"
 
 
@@ -161,7 +151,6 @@ def _consider(
         reason="fingerprint" if mismatches else "fits",
         mismatches=mismatches,
         created=manifest.created,
-        same_folders=_find_same_folders(mismatches),
     )
     accepted = None if mismatches else believed
     return Candidate(considered=considered, statement=statement, believed=accepted)
@@ -172,20 +161,6 @@ def _refused(statement: Statement, refusal: ArtifactRefused) -> Candidate:
         statement=statement.key, accepted=False, reason=refusal.reason, message=refusal.message
     )
     return Candidate(considered=considered, statement=statement, refusal=refusal)
-
-
-def _find_same_folders(mismatches: Sequence[Mismatch]) -> frozenset[str]:
-    """Return the factors whose two paths differ but lead to the same folders on this machine."""
-    return frozenset(
-        each.factor
-        for each in mismatches
-        if each.factor in PATHS and each.artifact and each.here
-        if _resolve(each.artifact) == _resolve(each.here)
-    )
-
-
-def _resolve(paths: str) -> list[str]:
-    return [os.path.realpath(path) for path in paths.split(os.pathsep)]
 
 
 def choose(candidates: Sequence[Candidate]) -> Chosen | None:
@@ -305,13 +280,6 @@ def _find_hint(trace: Sequence[Considered], nearest: Considered, uri: str) -> st
     )
     if any(map(_wants_portable, trace)):
         return "set `cpu: portable` in user_config.warmup to use the artifact built for every CPU"
-    if {mismatch.factor for mismatch in nearest.mismatches} & nearest.same_folders:
-        written = [m.artifact for m in nearest.mismatches if m.factor in nearest.same_folders]
-        return (
-            "torch's cache keys depend on the path as written: links are not resolved. Start Ray "
-            f"from the path that the artifact was built from: {', '.join(map(str, written))}; or "
-            f"build from the path that replicas use: serve-warm build APP --store {uri}"
-        )
     if all(map(of_another_gpu, trace)):
         return f"{of_another_gpu(nearest)}; {build}"
     if all(_differs_in(considered, "threads") for considered in trace):

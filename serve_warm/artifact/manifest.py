@@ -12,7 +12,6 @@ parts, so parts of two artifacts cannot be mixed.
     cache          a tar of the cache directory: torch's entries and the built kernels
     precompiled    a tar of entries made ahead of time and their index (`precompile.entries`)
     exported       a tar of libraries made ahead of time, which need no compiler, and their index
-    torch_bytes    what torch.compiler.save_cache_artifacts() returned
 
 The parser is strict and limits sizes: it refuses malformed input and never repairs it. This module
 does not decide whether bytes may be loaded: `serve_warm.trust.verify` does.
@@ -49,10 +48,6 @@ PRECOMPILED = "precompiled"
 EXPORTED = "exported"
 """The part with the libraries of level 3."""
 
-TORCH_BYTES = "torch_bytes"
-"""The part with the output of torch.compiler.save_cache_artifacts()."""
-
-OPTIONAL_PARTS = frozenset({PRECOMPILED, EXPORTED})
 """Parts that a starting replica requests, but that an artifact may lack."""
 
 DIRECTORY_PARTS = frozenset({CACHE, PRECOMPILED, EXPORTED})
@@ -64,14 +59,7 @@ MAX_STORED_BYTES = 1 << 30
 MAX_RAW_BYTES = 4 << 30
 """The largest size, in bytes, that an unpacked part may have on disk during installation."""
 
-MAX_TORCH_BYTES = 256 << 20
-"""Size limit for torch's own cache bytes, unpacked. Torch needs all these bytes in memory. For
-ResNet-152, they are 7 MB."""
-
 CODEC = "zstd"
-
-ENTRIES_FORMAT = "entries_format"
-"""Name of the fact that records the version of the rules under which entries were made."""
 
 PROVENANCE = "provenance"
 """Name of the fact that records the origin of the artifact, with the fields in `policy.FACTS`."""
@@ -153,31 +141,13 @@ class Manifest:
 
     @property
     def provenance(self) -> Mapping[str, str]:
-        """The origin that the builder recorded: any of `source`, `image` and `builder`.
-
-        Empty for an artifact of an earlier release.
-        """
+        """The origin that the builder recorded: any of `source`, `image` and `builder`."""
         said = self.facts.get(PROVENANCE)
         return {
             name: said[name]
             for name in FACTS
             if isinstance(said, Mapping) and isinstance(said.get(name), str)
         }
-
-    @property
-    def entry_rules(self) -> int:
-        """Version of the rules under which entries were made; 1 if the build recorded none."""
-        rules = self.facts.get(ENTRIES_FORMAT, 1)
-        return rules if isinstance(rules, int) else 1
-
-    def has_older_entries(self, rules: int) -> bool:
-        """Return whether the artifact has entries that were made under rules older than `rules`.
-
-        A replica does not run entries that were made under older rules than its own.
-        """
-        entries = self.facts.get("entries") or ()
-        levels = {entry.get("level") for entry in entries if isinstance(entry, dict)}
-        return bool(levels - {1}) and self.entry_rules < rules
 
     def part(self, name: str) -> Part:
         """Return the part with this name.
@@ -314,21 +284,15 @@ def _members(data: Any, **types: type) -> dict[str, Any]:
     return data
 
 
-def check_caps(
-    part: Part,
-    *,
-    max_stored_bytes: int = MAX_STORED_BYTES,
-    max_raw_bytes: int = MAX_RAW_BYTES,
-) -> None:
-    """Refuse a part if the manifest states a size above the limits, which are in bytes.
+def check_caps(part: Part) -> None:
+    """Refuse a part if the manifest states a size above the limits.
 
     Raises:
         ArtifactRefused: `too_large`.
     """
-    is_torch = part.name == TORCH_BYTES and max_raw_bytes > MAX_TORCH_BYTES
     for label, size, limit in (
-        ("stored", part.stored_bytes, max_stored_bytes),
-        ("unpacked", part.raw_bytes, MAX_TORCH_BYTES if is_torch else max_raw_bytes),
+        ("stored", part.stored_bytes, MAX_STORED_BYTES),
+        ("unpacked", part.raw_bytes, MAX_RAW_BYTES),
     ):
         if size > limit:
             raise ArtifactRefused(

@@ -59,8 +59,7 @@ class Variant:
     def record_name(self) -> str:
         """The file name of the record.
 
-        The name looks like the name of a lock file, because every release accepts lock files in
-        the node cache.
+        The name looks like the name of a lock file, because the node cache refuses other names.
         """
         return self._digest() + _RECORD_SUFFIX
 
@@ -156,21 +155,13 @@ class NewestSeen:
             self._forget(mark)
 
     def _record(self, variant: Variant) -> None:
-        """Create or touch the record of a mark in the node cache, if the node cache exists.
-
-        The node cache removes records that have been unused for a long time. By then, the marks
-        that belong to these records are no longer needed.
-        """
+        """Create the record of a mark in the node cache, if the node cache exists."""
         with suppress(FileNotFoundError):
             _private_folders.check_private(self.node_cache, "the node cache")
             folder = os.open(self.node_cache, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-                record = os.open(variant.record_name, flags, 0o600, dir_fd=folder)
-                try:
-                    os.utime(record)
-                finally:
-                    os.close(record)
+                os.close(os.open(variant.record_name, flags, 0o600, dir_fd=folder))
             finally:
                 os.close(folder)
 

@@ -30,30 +30,35 @@ from typing import BinaryIO
 from serve_warm import _private_folders
 from serve_warm._records import record
 from serve_warm.artifact.blobs import receive, receive_unnamed
-from serve_warm.errors import ArtifactRefused, StoreError
+from serve_warm.errors import StoreError
 from serve_warm.stores import PIECE_BYTES, Sink
 
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 10 << 30
-MAX_AGE_S = 30 * 86400.0
 WAIT_S = 60.0
 """Seconds to wait while another process downloads a blob. After this time, this process downloads
 the blob too."""
 POLL_S = 0.02
-ABANDONED_S = 3600.0
-"""A temporary file that is older than this many seconds is the leftover of a killed download."""
 
 _TEMPORARY = ".tmp"
 _LOCK = ".lock"
-_OWN = re.compile(r"[0-9a-f]{64}(?:\.lock)?|[0-9a-f]{32}\.tmp")
+_FOLDER_LOCK = f"folder{_LOCK}"
+_OWN = re.compile(r"[0-9a-f]{64}(?:\.lock)?|[0-9a-f]{32}\.tmp|folder\.lock")
 """Names of the files that the cache creates. Files with other names are never removed."""
-_OF_THE_FILE_SYSTEM = re.compile(r"lost\+found|\.nfs[0-9a-f]+")
-_ADVICE = "or set another folder in node_cache_dir or SERVE_WARM_NODE_CACHE_DIR"
+_ADVICE = "or set TMPDIR to a folder that only this user can write to"
+PREPARED = Path("/var/cache/serve_warm")
 
 
 def default_root() -> Path:
-    """Return this user's `blobs` folder (see `_private_folders.user_folder`)."""
+    """Return the folder of this user's downloads.
+
+    The folder is in `PREPARED` if that folder is private to this user, as in a container whose
+    image or volume prepared it. Otherwise, it is the `_private_folders.user_folder`.
+    """
+    with suppress(OSError):
+        if not _private_folders.problems(PREPARED):
+            return PREPARED / "blobs"
     return _private_folders.user_folder("blobs")
 
 
@@ -69,34 +74,20 @@ class NodeCache:
     """Descriptor of the folder; None if the folder cannot be created. Fetched files stay open when
     this descriptor closes."""
     max_bytes: int = MAX_BYTES
-    """Limit in bytes for all blobs together. The least recently used blobs are removed first."""
-    max_age_s: float = MAX_AGE_S
-    """Seconds that a blob is kept after its last use."""
-    wait_s: float = WAIT_S
-    """Seconds to wait while another process downloads a blob (see `WAIT_S`)."""
+    """Limit in bytes for all files together. A download removes the oldest files first."""
 
     @classmethod
-    def open(
-        cls,
-        root: Path,
-        *,
-        max_bytes: int = MAX_BYTES,
-        max_age_s: float = MAX_AGE_S,
-        wait_s: float = WAIT_S,
-    ) -> NodeCache:
+    def open(cls, root: Path, *, max_bytes: int = MAX_BYTES) -> NodeCache:
         """Return the cache in the folder `root`, creating the folder with mode 0700 if needed.
 
         If the folder cannot be created, a warning is logged, and every fetch downloads its blob.
 
         Raises:
             ArtifactRefused: `unsafe_directory`: another user owns the folder, or can write to it or
-                to a parent folder; the path contains a symbolic link; or the folder has files that
-                are not blobs, so it has another purpose.
+                to a parent folder; or the path contains a symbolic link.
         """
         root = root.absolute()
-        cache = cls(
-            root=root, descriptor=None, max_bytes=max_bytes, max_age_s=max_age_s, wait_s=wait_s
-        )
+        cache = cls(root=root, descriptor=None, max_bytes=max_bytes)
         try:
             _private_folders.make_private(root)
             _private_folders.check_private(root, "the node cache", advice=_ADVICE)
@@ -110,7 +101,6 @@ class NodeCache:
             _private_folders.check_private(
                 root, "the node cache", opened=descriptor, advice=_ADVICE
             )
-            _check_own(root, descriptor)
             opened.pop_all()
         return replace(cache, descriptor=descriptor)
 
@@ -135,25 +125,22 @@ class NodeCache:
         """
         if self.descriptor is not None:
             try:
-                file = self._share(digest, size_bytes, fill)
+                return self._share(digest, size_bytes, fill)
             except OSError as error:
                 _warn_once(self.root, error.strerror)
-            else:
-                self._evict(self.descriptor, used=digest)
-                return file
         try:
             return receive_unnamed(digest, size_bytes, fill)
         except OSError as error:
             raise StoreError(
                 f"cannot write to the node cache {self.root} or to {tempfile.gettempdir()}: "
                 f"{error.strerror}",
-                hint="free disk space, or set node_cache_dir and TMPDIR to other folders",
+                hint="free disk space, or set TMPDIR to a folder on another disk",
             ) from error
 
     def _share(self, digest: str, size_bytes: int, fill: Callable[[Sink], None]) -> BinaryIO:
         file = self._open_kept(digest, size_bytes)
         if file is None:
-            with self._lock_blob(digest):
+            with self._lock(f"{digest}{_LOCK}"):
                 file = self._open_kept(digest, size_bytes)
                 if file is None:
                     # Remove the blob only under the lock: another process may have replaced it with
@@ -176,9 +163,6 @@ class NodeCache:
             if found.hexdigest() != digest:
                 return None
             file.seek(0)
-            # This records the last use. It fails on a volume that is mounted read-only.
-            with suppress(OSError):
-                os.utime(file.fileno())
             opened.pop_all()  # from here on it is the caller's
             return file
         return None
@@ -193,10 +177,14 @@ class NodeCache:
     def _download(self, digest: str, size_bytes: int, fill: Callable[[Sink], None]) -> BinaryIO:
         temporary = f"{secrets.token_hex(16)}{_TEMPORARY}"
         with ExitStack() as opened:
-            file = os.fdopen(self._open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL), "w+b")
-            opened.enter_context(file)
-            # This removes an unverified file. After the rename below, this name no longer exists.
-            opened.callback(self._remove, temporary)
+            with self._lock(_FOLDER_LOCK):
+                self._make_room(size_bytes)
+                file = os.fdopen(self._open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL), "w+b")
+                opened.enter_context(file)
+                # This removes an unverified file. After the rename below, this name is gone.
+                opened.callback(self._remove, temporary)
+                # From the start, other processes count the full size.
+                os.ftruncate(file.fileno(), size_bytes)
             receive(file, digest, size_bytes, fill)
             # No fsync: after a power failure the file may have wrong bytes, but each reader hashes
             # the file first. Syncing a large part would take a tenth of the time of its pull.
@@ -205,55 +193,42 @@ class NodeCache:
         return file
 
     @contextmanager
-    def _lock_blob(self, digest: str) -> Iterator[None]:
-        """Lock a blob for this node, or continue without the lock after `self.wait_s`.
+    def _lock(self, name: str) -> Iterator[None]:
+        """Take a lock of this node, or continue without the lock after `WAIT_S`.
 
-        The only purpose of the lock is to avoid a second download. Files are complete even without
-        the lock, because each file gets its name by a rename.
+        The locks only avoid second downloads and needless removals. Files are complete even without
+        locks, because each file gets its name by a rename.
         """
         try:
-            descriptor = self._open(f"{digest}{_LOCK}", os.O_RDWR | os.O_CREAT)
+            descriptor = self._open(name, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             logger.debug("the node cache could not create a lock: %s", error)
             yield
             return
         try:
-            end = time.monotonic() + self.wait_s
+            end = time.monotonic() + WAIT_S
             while not _try_lock(descriptor) and time.monotonic() < end:
                 time.sleep(POLL_S)
             yield
         finally:
             os.close(descriptor)
 
-    def _evict(self, descriptor: int, *, used: str) -> None:
-        """Remove old files, then the least recently used blobs until the rest fit the size limit.
-
-        Other processes may evict at the same time.
-        """
-        now, blobs = time.time(), []
-        try:
-            with os.scandir(descriptor) as scanned:
-                entries = [entry for entry in scanned if _OWN.fullmatch(entry.name)]
-        except OSError as error:
-            logger.debug("the node cache could not be listed: %s", error)
-            return
-        for entry in entries:
-            try:
-                status = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:
-                continue
-            limit_s = ABANDONED_S if entry.name.endswith(_TEMPORARY) else self.max_age_s
-            if entry.name != used and now - status.st_mtime > limit_s:
-                self._remove(entry.name)
-            elif not entry.name.endswith((_TEMPORARY, _LOCK)):
-                blobs.append((status.st_mtime, status.st_size, entry.name))
-        held = sum(size for _, size, _ in blobs)
-        for _, size, name in sorted(blobs):
-            if held <= self.max_bytes:
-                break
-            if name != used:
+    def _make_room(self, size_bytes: int) -> None:
+        """Remove the oldest files until `size_bytes` more bytes fit the size limit."""
+        files = []
+        with os.scandir(self.descriptor) as entries:
+            for entry in entries:
+                # Other locks stay, because some of them are the records of rollback marks.
+                if _OWN.fullmatch(entry.name) and not entry.name.endswith(_LOCK):
+                    with suppress(FileNotFoundError):
+                        status = entry.stat(follow_symlinks=False)
+                        files.append((status.st_mtime, status.st_size, entry.name))
+        excess = sum(size for _, size, _ in files) + size_bytes - self.max_bytes
+        for _, size, name in sorted(files):
+            if excess > 0:
                 self._remove(name)
-                held -= size
+                self._remove(f"{name}{_LOCK}")
+                excess -= size
 
     def _open(self, name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.descriptor)
@@ -280,29 +255,12 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def _check_own(root: Path, descriptor: int) -> None:
-    """Refuse a folder that has other programs' files, so a wrong setting never deletes them.
-
-    Raises:
-        ArtifactRefused: `unsafe_directory`.
-    """
-    with os.scandir(descriptor) as entries:
-        for entry in entries:
-            if not _OWN.fullmatch(entry.name) and not _OF_THE_FILE_SYSTEM.fullmatch(entry.name):
-                raise ArtifactRefused(
-                    f"the node cache {root} contains a file of another program: {entry.name!r}",
-                    reason="unsafe_directory",
-                    hint="set node_cache_dir to a folder that nothing else uses, because "
-                    "serve_warm removes old files from it",
-                )
-
-
 @functools.cache
 def _warn_once(root: Path, why: str) -> None:
     # Log each cause only once. Otherwise every part of every artifact would log it.
     logger.warning(
         "the node cache %s cannot be written: %s. Each process therefore downloads its own "
-        "copy. Free disk space, or set node_cache_dir to another folder",
+        "copy. Free disk space, or set TMPDIR to a folder on another disk",
         root,
         why,
     )

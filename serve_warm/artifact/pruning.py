@@ -10,14 +10,12 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
-from packaging.version import InvalidVersion, Version
-
 from serve_warm._records import record
 from serve_warm.artifact.blobs import BLOBS, blob_key
 from serve_warm.artifact.manifest import Manifest
 from serve_warm.artifact.statements import read_envelope, readable_manifest, statement_keys
 from serve_warm.errors import ArtifactRefused, ConfigError, ObjectNotFound
-from serve_warm.stores import Store
+from serve_warm.stores import Store, list_keys
 from serve_warm.trust.envelope import Envelope, parse_json
 
 logger = logging.getLogger(__name__)
@@ -34,39 +32,10 @@ _HEX_64 = re.compile(r"[0-9a-f]{64}")
 
 
 @record(frozen=True, kw_only=True)
-class Rules:
-    """Rules for what may be removed from a store.
-
-    By default, only blobs that no statement names can be removed.
-    """
-
-    older_than_s: float | None = None
-    """Maximum age of an artifact, in seconds since its creation."""
-    max_bytes: int | None = None
-    """Size limit in bytes for all parts together; the oldest artifacts are removed first."""
-    torch_before: str | None = None
-    """Artifacts for torch releases older than this are removed, even the newest artifact of a
-    variant."""
-    keep_newest: int = 1
-    """The age and size rules keep this many of the newest artifacts of each variant."""
-
-    def __post_init__(self) -> None:
-        for name in ("older_than_s", "max_bytes", "keep_newest"):
-            if (getattr(self, name) or 0) < 0:
-                raise ConfigError(f"{name} is below 0: {getattr(self, name)}")
-        if self.torch_before is not None and _version(self.torch_before) is None:
-            raise ConfigError(f"{self.torch_before!r} is not a version", hint="for example 2.12")
-
-
-Why = Literal["age", "size", "torch"]
-
-
-@record(frozen=True, kw_only=True)
 class Removed:
     """A statement that pruning removed, or would remove."""
 
     statement: str
-    why: Why
     created: str
     torch: str
 
@@ -80,7 +49,7 @@ class Pruned:
     """Keys of the removed blobs, which no statement names any more."""
     freed_bytes: int
     in_use: tuple[str, ...]
-    """Statements that the rules select for removal, but that stay because they are in use."""
+    """Statements that are too old, but that stay because they are in use."""
     unreadable: tuple[str, ...]
     """Statements that this release cannot read. These are kept, with all blobs that they name."""
 
@@ -101,13 +70,16 @@ class _Entry:
 
 def prune(
     store: Store,
-    rules: Rules,
     *,
+    older_than_s: float | None = None,
+    keep_newest: int = 1,
     in_use: Collection[str] = (),
     do: Literal["remove", "show"] = "remove",
-    now_unix: float | None = None,
 ) -> Pruned:
-    """Remove what the rules select; with `do="show"`, only report it.
+    """Remove artifacts that are older than `older_than_s`; with `do="show"`, only report them.
+
+    Of each variant, the newest `keep_newest` artifacts are kept. With `older_than_s=None`, only
+    blobs that no statement names are removed.
 
     `in_use` has the keys of statements that replicas use; these statements are always kept.
     Statements are removed before blobs, so that a reader never finds a statement without its blobs.
@@ -120,9 +92,9 @@ def prune(
         ConfigError: the store has blobs but no statement, so it may not be a serve_warm store.
         StoreError: the store could not be read or written. The store is left consistent.
     """
-    now_unix = time.time() if now_unix is None else now_unix
+    now_unix = time.time()
     statements = statement_keys(store, None)
-    if not statements and store.list(BLOBS):
+    if not statements and list_keys(store, BLOBS):
         raise ConfigError(
             f"{store.uri} has blobs but no statement, so it might not be a serve_warm store",
             hint="nothing was removed; check the address, and if the address is right, delete the "
@@ -130,13 +102,19 @@ def prune(
         )
     entries, unreadable, foreign = _entries(store, statements)
     kept = set(in_use)
-    chosen = _choose(entries, rules, kept, now_unix)
+    chosen = []
+    if older_than_s is not None:
+        chosen = [
+            Removed(statement=entry.key, created=entry.manifest.created, torch=entry.torch)
+            for entry in _without_newest(entries, keep_newest)
+            if now_unix - entry.manifest.created_unix > older_than_s
+        ]
     removed = tuple(item for item in chosen if item.statement not in kept)
     gone = {item.statement for item in removed}
     if do == "remove":
         for item in removed:
             store.delete(item.statement)
-            logger.info("pruned statement=%s why=%s", item.statement, item.why)
+            logger.info("pruned statement=%s", item.statement)
     named = {blob for entry in entries if entry.key not in gone for blob in entry.blobs}
     # A statement that cannot be parsed may name any blob.
     blobs = [] if foreign is None else _find_forgotten(store, named | foreign, now_unix, entries)
@@ -190,40 +168,6 @@ def _subjects(payload: bytes) -> set[str] | None:
     return {f"{BLOBS}{digest}" for digest in digests}
 
 
-def _choose(
-    entries: Sequence[_Entry], rules: Rules, in_use: Collection[str], now_unix: float
-) -> list[Removed]:
-    chosen: dict[str, Why] = {}
-    limit = None if rules.torch_before is None else _version(rules.torch_before)
-    for entry in entries:
-        version = _version(entry.torch)
-        if limit is not None and version is not None and version < limit:
-            chosen[entry.key] = "torch"
-    left = [entry for entry in entries if entry.key not in chosen]
-    old_first = _without_newest(left, rules.keep_newest)
-    if rules.older_than_s is not None:
-        for entry in old_first:
-            if now_unix - entry.manifest.created_unix > rules.older_than_s:
-                chosen.setdefault(entry.key, "age")
-    if rules.max_bytes is not None:
-        for entry in old_first:
-            # Artifacts in use are kept, so their bytes count towards the size.
-            staying = [e for e in entries if e.key not in chosen or e.key in in_use]
-            if _bytes_of(staying) <= rules.max_bytes:
-                break
-            chosen.setdefault(entry.key, "size")
-    return [
-        Removed(
-            statement=entry.key,
-            why=chosen[entry.key],
-            created=entry.manifest.created,
-            torch=entry.torch,
-        )
-        for entry in entries
-        if entry.key in chosen
-    ]
-
-
 def _without_newest(entries: Iterable[_Entry], keep: int) -> list[_Entry]:
     """Return the entries that can be removed, oldest first.
 
@@ -240,18 +184,13 @@ def _without_newest(entries: Iterable[_Entry], keep: int) -> list[_Entry]:
     return sorted(may_go, key=lambda entry: entry.manifest.created)
 
 
-def _bytes_of(entries: Iterable[_Entry]) -> int:
-    sizes = {part.sha256: part.stored_bytes for e in entries for part in e.manifest.parts}
-    return sum(sizes.values())
-
-
 def _find_forgotten(
     store: Store, named: set[str], now_unix: float, entries: Sequence[_Entry]
 ) -> list[tuple[str, int]]:
     """Return the blobs that no statement names, with the size of each blob."""
     known = {blob for entry in entries for blob in entry.blobs}
     found = []
-    for key in store.list(BLOBS):
+    for key in list_keys(store, BLOBS):
         # Skip foreign files: only keys that look like blobs are deleted.
         if key in named or not _HEX_64.fullmatch(key.removeprefix(BLOBS)):
             continue
@@ -295,11 +234,3 @@ def _without_new(
         return []
     named = foreign.union(*(entry.blobs for entry in entries))
     return [(key, size) for key, size in blobs if key not in named]
-
-
-def _version(text: str) -> Version | None:
-    try:
-        # Ignore the local part: 2.13.0+cpu counts as 2.13.0.
-        return Version(Version(text).public)
-    except InvalidVersion:
-        return None

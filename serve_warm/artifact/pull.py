@@ -40,9 +40,6 @@ from serve_warm.artifact.choose import (
 )
 from serve_warm.artifact.manifest import (
     CACHE,
-    MAX_RAW_BYTES,
-    MAX_STORED_BYTES,
-    OPTIONAL_PARTS,
     Manifest,
     Part,
     check_caps,
@@ -107,16 +104,14 @@ def pull(
     parts: Sequence[str] = (CACHE,),
     fetched: Callable[[], object] = lambda: None,
     given_up: threading.Event | None = None,
-    max_bytes: int = MAX_STORED_BYTES,
-    max_raw_bytes: int = MAX_RAW_BYTES,
 ) -> Pulled:
     """Return the newest trusted artifact that fits, with the named parts unpacked.
 
     `fingerprint` describes this machine and app. Parts stream into `cache`, are hashed on arrival,
     and are unpacked into unnamed files, so memory use does not grow with the size of the parts.
-    `max_bytes` (as stored) and `max_raw_bytes` (unpacked) limit each part. `fetched` is called once
-    all parts are on this node, before any part is unpacked. To cancel the pull, set `given_up` from
-    another thread. The pull then ends at the store's next answer or piece of data.
+    `fetched` is called once all parts are on this node, before any part is unpacked. To cancel the
+    pull, set `given_up` from another thread. The pull then ends at the store's next answer or piece
+    of data.
 
     Raises:
         ArtifactNotFound: no artifact exists, or none fits; `trace` gives the reason for each
@@ -148,8 +143,6 @@ def pull(
         parts=parts,
         fetched=fetched,
         given_up=given_up,
-        max_bytes=max_bytes,
-        max_raw_bytes=max_raw_bytes,
     )
 
 
@@ -268,17 +261,6 @@ def expect(
     return choose(candidates) or say_why_none(candidates)
 
 
-def only_libraries(found: Found) -> bool:
-    """Return whether the store has verified artifacts, and all of them contain only level-3 calls.
-
-    The answer relies on facts in the manifests, so use it only to decide what to prefetch.
-    """
-    readable = [each.readable for each in found.statements if each.readable is not None]
-    said = [each.manifest.facts.get("entries") for each in readable]
-    entries = [e for kinds in said for e in (kinds if isinstance(kinds, list) else [None])]
-    return bool(entries) and all(isinstance(e, dict) and e.get("level") == 3 for e in entries)
-
-
 def confirm(
     pulled: Pulled, found: Found, *, fingerprint: Fingerprint, trust: Trust
 ) -> Pulled | None:
@@ -307,8 +289,6 @@ def take(
     parts: Sequence[str],
     fetched: Callable[[], object] = lambda: None,
     given_up: threading.Event | None = None,
-    max_bytes: int = MAX_STORED_BYTES,
-    max_raw_bytes: int = MAX_RAW_BYTES,
 ) -> Pulled:
     """Return the chosen artifact with the named parts fetched, checked and unpacked.
 
@@ -325,7 +305,7 @@ def take(
         try:
             wanted = _select_parts(chosen.manifest, parts)
             for part in wanted:
-                check_caps(part, max_stored_bytes=max_bytes, max_raw_bytes=max_raw_bytes)
+                check_caps(part)
             stored: list[BinaryIO] = []
             for part in wanted:
                 file = cache.fetch(part.sha256, part.stored_bytes, _filler(source, part))
@@ -367,13 +347,8 @@ def _log(store: Store, pulled: Pulled) -> None:
 
 
 def _select_parts(manifest: Manifest, names: Sequence[str]) -> list[Part]:
-    """Return the named parts, without optional parts that the artifact does not have."""
-    there = {part.name for part in manifest.parts}
-    return [
-        manifest.part(name)
-        for name in dict.fromkeys(names)
-        if name in there or name not in OPTIONAL_PARTS
-    ]
+    """Return the named parts that the artifact has, at least one."""
+    return [part for part in manifest.parts if part.name in names] or [manifest.part(names[0])]
 
 
 def explain(

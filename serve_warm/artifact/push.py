@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from serve_warm._records import record
-from serve_warm.artifact.blobs import Progress, blob_key, check_stored, receive_part, unpack_part
+from serve_warm.artifact.blobs import blob_key, check_stored, receive_part, unpack_part
 from serve_warm.artifact.choose import with_trace
 from serve_warm.artifact.manifest import Manifest, Part, check_caps
 from serve_warm.artifact.statements import (
@@ -45,7 +45,7 @@ from serve_warm.errors import (
     ObjectNotFound,
 )
 from serve_warm.fingerprint import Fingerprint
-from serve_warm.stores import Store
+from serve_warm.stores import Store, list_keys
 from serve_warm.trust import Trust
 from serve_warm.trust.envelope import Envelope, add_signatures, wrap_unsigned
 from serve_warm.trust.envelope import sign as sign_payload
@@ -146,7 +146,7 @@ def find_published(store: Store, deployment: str, fingerprint: Fingerprint) -> l
         StoreError: the store could not be read.
     """
     prefix = f"{statements_of(deployment)}{fingerprint.key}"
-    return sorted(filter(VARIANT.search, store.list(prefix)), key=generation)
+    return sorted(filter(VARIANT.search, list_keys(store, prefix)), key=generation)
 
 
 def already_published(
@@ -319,7 +319,6 @@ def copy(
     trust: Trust,
     deployment: str | None = None,
     on_taken: OnTaken = "refuse",
-    progress: Progress = lambda _what, _done, _total: None,
 ) -> Done:
     """Copy signed artifacts unchanged. The result has the keys of the copied statements.
 
@@ -345,7 +344,7 @@ def copy(
             try:
                 for part in chosen.manifest.parts:
                     check_caps(part)
-                    file = opened.enter_context(receive_part(source, part, progress))
+                    file = opened.enter_context(receive_part(source, part))
                     unpack_part(part, file).close()
                     stored[part.name] = file
             except ArtifactRefused as refusal:

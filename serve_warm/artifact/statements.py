@@ -19,7 +19,7 @@ from dataclasses import InitVar
 from serve_warm._records import record
 from serve_warm.artifact.manifest import Manifest
 from serve_warm.errors import ArtifactRefused, ObjectTooLarge, StoreError
-from serve_warm.stores import Store
+from serve_warm.stores import Store, list_keys
 from serve_warm.trust import Trust
 from serve_warm.trust.envelope import MAX_ENVELOPE_BYTES, Envelope
 from serve_warm.trust.verify import Verified, check_age_and_denied, check_required, verify
@@ -27,11 +27,10 @@ from serve_warm.trust.verify import Verified, check_age_and_denied, check_requir
 STATEMENTS = "statements/"
 STATEMENT_SUFFIX = ".dsse.json"
 VARIANT = re.compile(
-    r"/(?P<variant>[0-9a-f]{16})(?:-g(?P<generation>[1-9][0-9]{0,5}))?(?:-[0-9a-f]{16})?"
+    r"/(?P<variant>[0-9a-f]{16})(?:-g(?P<generation>[1-9][0-9]{0,5}))?"
     r"(?:-s[0-9a-f]{8})?" + re.escape(STATEMENT_SUFFIX) + r"\Z"
 )
-"""Pattern for the end of a statement's key. In the first release, the keys of rebuilds had 16
-additional hex digits."""
+"""Pattern for the end of a statement's key."""
 READERS = 8
 """Number of concurrent reads. Statements are read concurrently, because each statement costs a
 round trip, and each variant has a statement."""
@@ -47,7 +46,7 @@ def statement_keys(store: Store, deployment: str | None) -> list[str]:
         StoreError: the store could not be read.
     """
     prefix = STATEMENTS if deployment is None else statements_of(deployment)
-    return [key for key in store.list(prefix) if is_statement(key)]
+    return [key for key in list_keys(store, prefix) if is_statement(key)]
 
 
 def is_statement(key: str) -> bool:

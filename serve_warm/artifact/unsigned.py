@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from serve_warm.artifact.archive import check_directory
-from serve_warm.artifact.blobs import Progress, receive_part, unpack_part
+from serve_warm.artifact.blobs import receive_part, unpack_part
 from serve_warm.artifact.choose import with_trace
 from serve_warm.artifact.manifest import DIRECTORY_PARTS, PROVENANCE, Manifest, check_caps
 from serve_warm.artifact.push import Done, OnTaken, find_published, publish_envelope
@@ -45,9 +45,7 @@ logger = logging.getLogger(__name__)
 
 OfPublished = OnTaken | Literal["keep"]
 """What to do if the store already has the variant. `keep` does nothing if this machine trusts the
-published variant. If the entries of the published variant were made under older rules, `keep`
-supersedes the variant, because no current replica runs these entries.
-"""
+published variant."""
 
 
 MAX_UNSIGNED = 64
@@ -67,7 +65,6 @@ def sign_unsigned(
     deployment: str,
     provenance: Mapping[str, str] = MappingProxyType({}),
     on_taken: OfPublished = "refuse",
-    progress: Progress = lambda _what, _done, _total: None,
 ) -> Done:
     """Check the unsigned artifacts in `source`, sign them, and publish them to `target`.
 
@@ -95,19 +92,18 @@ def sign_unsigned(
         signed = sign_payload(manifest.to_statement(), *keys)
         if trust.keys:
             verify(signed, trust, store=target.uri)
-        standing = _compare(target, manifest, trust) if on_taken == "keep" else "none"
-        if standing == "current":
+        if on_taken == "keep" and _is_published(target, manifest, trust):
             kept += 1
             continue
-        how: OnTaken = "supersede" if "supersede" in (on_taken, standing) else "refuse"
+        how: OnTaken = "supersede" if on_taken == "supersede" else "refuse"
         left.append((manifest, signed, how))
     if len(left) > 1:  # a gang needs all its ranks, so check all of them first
         for manifest, _, _ in left:
-            with _checked(source, manifest, progress):
+            with _checked(source, manifest):
                 pass
     statements = []
     for manifest, signed, how in left:
-        with _checked(source, manifest, progress) as stored:
+        with _checked(source, manifest) as stored:
             statements.append(publish_envelope(target, manifest, signed, stored, how))
     if seen and not statements and not kept:
         raise ArtifactNotFound(
@@ -192,14 +188,11 @@ _RANK = re.compile(r"(?P<number>0|[1-9]\d{0,3}) of (?P<size>[1-9]\d{0,3})", re.A
 
 
 @contextmanager
-def _checked(
-    source: Store, manifest: Manifest, progress: Progress
-) -> Iterator[dict[str, BinaryIO]]:
+def _checked(source: Store, manifest: Manifest) -> Iterator[dict[str, BinaryIO]]:
     """Check all parts of an artifact, then yield their stored bytes by part name."""
     with ExitStack() as opened:
         stored = {
-            part.name: opened.enter_context(receive_part(source, part, progress))
-            for part in manifest.parts
+            part.name: opened.enter_context(receive_part(source, part)) for part in manifest.parts
         }
         _check_parts(manifest, stored)
         yield stored
@@ -250,22 +243,13 @@ def _check_parts(manifest: Manifest, stored: dict[str, BinaryIO]) -> None:
                 check_directory(raw)
 
 
-def _compare(
-    target: Store, manifest: Manifest, trust: Trust
-) -> Literal["none", "current", "supersede"]:
-    """Compare the trusted artifacts of this variant in the store with a new artifact.
-
-    Return `none` if the store has no trusted artifact of this variant, `supersede` if the entries
-    of every such artifact were made under older rules, and `current` otherwise.
-    """
-    found = []
+def _is_published(target: Store, manifest: Manifest, trust: Trust) -> bool:
+    """Return whether the store has a trusted artifact of this variant."""
     for key in find_published(target, manifest.deployment, manifest.fingerprint):
         try:
             verified = verify(read_envelope(target, key), trust, store=target.uri)
-            found.append(believe(verified, trust).manifest)
+            believe(verified, trust)
         except (ArtifactRefused, ObjectNotFound):
             continue
-    if not found:
-        return "none"
-    outdated = all(each.has_older_entries(manifest.entry_rules) for each in found)
-    return "supersede" if outdated else "current"
+        return True
+    return False

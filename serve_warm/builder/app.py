@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,9 @@ class App:
     """
     replicas: int = 1
     """Number of replicas of the deployment that start together: the size of its gang, or 1."""
+    subclass: Callable[[type], type] | None = None
+    """Returns the class that replicas use instead of the deployment's class; None to use the
+    deployment's class itself."""
 
     def known_trust(self) -> Trust:
         """Return the class's trust settings, or the settings from this machine's trust files."""
@@ -111,6 +114,8 @@ class App:
             user_config = dict(options.get("user_config", deployment.user_config) or {})
             section = {**dict(user_config.get("warmup") or {}), **settings}
             options["user_config"] = {**user_config, "warmup": section}
+            if self.subclass is not None:
+                options["func_or_class"] = self.subclass(deployment.func_or_class)
         return deployment.options(
             num_replicas=_gang_size(deployment, options),
             autoscaling_config=None,

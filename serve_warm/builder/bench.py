@@ -11,8 +11,9 @@ because the speed of a shared machine changes within minutes. The clocks:
     overhead_s   to_proof_s minus the steady compute of the passes
     cpu_s        CPU seconds of the replica and the compilers it waited for, process start → proof
 
-`cold` and `torch_bytes` run stock torch, including torch's probe of the CPU's vector ISA. The floor
-is the part of a warm run that is not overhead: imports, weights and the passes themselves.
+`cold` and `torch_bytes` run stock torch, including torch's probe of the CPU's vector ISA, and load
+no artifact. `torch_bytes` begins with torch's own cache, which a cold start has saved. The floor is
+the part of a warm run that is not overhead: imports, weights and the passes themselves.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ import requests
 
 from serve_warm._package import __version__
 from serve_warm._redaction import excerpt
-from serve_warm.artifact.manifest import CACHE, EXPORTED, PRECOMPILED, TORCH_BYTES
 from serve_warm.builder.app import App
 from serve_warm.builder.cluster import Cluster, Start
+from serve_warm.builder.torch_cache import TorchCache
 from serve_warm.errors import BuildFailed, ConfigError
 from serve_warm.inputs import Input
 from serve_warm.report import Stage
@@ -73,6 +74,7 @@ def run(
             hint="the replicas' reports show how long each start took",
         )
     runs = []
+    torch_cache = TorchCache() if "torch_bytes" in modes else None
     for repeat in range(repeats):
         for mode in modes:
             label = mode if repeats == 1 else f"{mode} {repeat + 1}/{repeats}"
@@ -83,6 +85,7 @@ def run(
                     mode,
                     on=on,
                     request_count=request_count,
+                    torch_cache=torch_cache,
                     progress=_say(progress, label),
                 )
             )
@@ -101,24 +104,30 @@ def one(
     *,
     on: Cluster,
     request_count: int = 60,
+    torch_cache: TorchCache | None = None,
     progress: Progress = lambda _: None,
     inspect: Callable[[Start], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Start `app` once, delete it, and return the record of the start.
 
-    Before the app is deleted, `inspect` is called with the start.
+    A cold start saves torch's own cache in `torch_cache`, if one is given, and `torch_bytes` loads
+    that cache. If no start has saved the cache yet, `torch_bytes` first makes a cold start that is
+    not measured. Before the app is deleted, `inspect` is called with the start.
     """
-    parts = [CACHE, PRECOMPILED, EXPORTED]
-    settings: dict[str, Any] = {"enabled": True, "artifact": store, "parts": parts}
-    if mode == "cold":
-        settings["artifact"] = None
-    elif mode == "torch_bytes":
-        settings["parts"] = [TORCH_BYTES]
+    settings: dict[str, Any] = {"enabled": True, "artifact": store, "max_level": 3}
+    if mode != "warm":
+        settings |= {"artifact": None, "on_missing": "compile"}
+    if mode == "torch_bytes":
+        app = (torch_cache or TorchCache()).loaded_by(app, settings, on=on, progress=progress)
+    elif mode == "cold" and torch_cache is not None:
+        app = torch_cache.saved_by(app)
     with on.running(app, settings, progress=progress) as start:
         progress("sending requests")
         latencies = _send(start, request_count)
         inspect(start)
         report = start.report()
+        if mode == "cold" and torch_cache is not None:
+            torch_cache.save(start)
     return {
         "mode": mode,
         "stages": _by_stage(report),
@@ -288,6 +297,7 @@ ROWS: tuple[tuple[str, str, Callable[[Mapping[str, Any]], float]], ...] = (
     ("ready", "s", lambda r: r["ready_s"]),
     ("model built → proof", "s", lambda r: r["to_proof_s"]),
     ("  overhead", "s", lambda r: r["overhead_s"]),
+    ("  compared with eager", "%", lambda r: 100 * r["parity_s"] / max(r["to_proof_s"], 1e-9)),
     ("CPU", "s", lambda r: r["cpu_s"]),
     ("first request", "ms", lambda r: r["first_request_s"] * 1e3),
     ("steady p50", "ms", lambda r: r["steady_p50_s"] * 1e3),
@@ -323,7 +333,7 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         "model built → proof": f"{floor['to_proof_s']:.2f} s" if floor else "",
     }
     for label, unit, value in ROWS:
-        digits = 2 if unit == "s" else 1
+        digits = {"s": 2, "ms": 1, "%": 0}[unit]
         cells = [f"{value(medians[mode]):.{digits}f} {unit}" for mode in modes]
         rows.append([label, *cells, at_floor.get(label, "")])
     for label, key in COUNTS:

@@ -57,20 +57,20 @@ def build(
     on: Cluster,
     signing: Signing = BY_USER_KEY,
     cpu: Cpu | None = None,
+    required_level: int = 1,
     progress: Progress = lambda _: None,
-    notice: Progress = lambda _: None,
 ) -> Built | NothingToBuild:
     """Build, test, sign and publish the artifact of one deployment, or of each rank of its gang.
 
     The artifact is published only if a second, fresh replica loads the artifact, proves every input
     and runs no compiler. `cpu` overrides the deployment's own `cpu` setting. Replicas that load
-    the artifact must use the same value.
+    the artifact must use the same value. No kind of call may have a level below `required_level`.
 
     Raises:
         AlreadyPublished: the store already has the variant, and `destination` does not allow
             another artifact of this variant.
-        BuildFailed: a replica or a round trip failed, or an artifact built as portable is not
-            portable.
+        BuildFailed: a replica or a round trip failed, a kind of call has too low a level, or an
+            artifact built as portable is not portable.
         ConfigError: this machine has no objdump for a portable artifact, round-trip replicas would
             not trust the artifact, or `destination` does not accept an unsigned artifact.
         StoreError: the store cannot be written to.
@@ -81,17 +81,19 @@ def build(
     by_rank = work.compile(destination.refuse_early(app))
     if isinstance(by_rank, NothingToBuild):
         return by_rank
+    entries = by_rank[0]["facts"].get("entries", ())
+    _require_level(app, required_level, entries)
     with work.phase("sign"):
         variants = [_manifest(app, packed, signing.provenance) for packed in by_rank]
     manifests = [manifest for manifest, _ in variants]
     # Check this before the round trip, which would otherwise be wasted.
-    decision = destination.decide(app, manifests, notice)
+    decision = destination.decide(manifests)
     keep = decision == "keep"
-    entries = by_rank[0]["facts"].get("entries", ())
     with contextlib.nullcontext(store.uri) if keep else staging(store, beside) as source:
         if not keep:
             push_all(open_store(source), variants, key)
         reports = work.prove(source, round_trips.plan(variants[0][1], entries))
+    _require_level(app, required_level, reports[0]["entries"])
     used = {report["artifact"]["statement"]: report["artifact"] for report in reports}
     signer = key if signing.when == "now" else None
     with work.phase("publish"):
@@ -107,8 +109,31 @@ def build(
         portable_libraries=by_rank[-1]["facts"].get("libraries_disassembled"),
         trust="" if keep or signer is None else trust_lines(key.public_key(), name="builder"),
         seconds=work.seconds,
-        **tell_built([packed["report"] for packed in by_rank], reports),
+        **tell_built(by_rank, reports),
         **(_sizes_in_use(store, app, used) if keep else measure_built(manifests)),
+    )
+
+
+def _require_level(app: App, level: int, entries: Sequence[Mapping[str, Any]]) -> None:
+    """Raise BuildFailed if a kind of call has a lower level, or if none has any."""
+    if level == 1:
+        return
+    lower = [each for each in entries if each.get("level", 1) < level]
+    if entries and not lower:
+        return
+    text = f"{app.deployment}: --require-level {level}, but "
+    if not entries:
+        raise BuildFailed(
+            text + "no call goes through serve_warm.compile, so all calls have level 1",
+            hint="nothing was published; compile the model with serve_warm.compile",
+        )
+    kinds = [
+        f"{each['callable']}{each['call']} has level {each['level']}: {each.get('reason', '')}"
+        for each in lower
+    ]
+    raise BuildFailed(
+        "\n  ".join([text + f"{len(lower)} of {len(entries)} kinds of calls are lower:", *kinds]),
+        hint="nothing was published; change what the reasons name, or require a lower level",
     )
 
 
@@ -195,10 +220,9 @@ def _settings(cpu: Cpu | None) -> dict[str, Any]:
     """
     if cpu == "portable":
         find_objdump()  # fail now, not after everything has compiled
-    settings = {"enabled": True, "on_missing": "fail", "on_refused": "fail", "on_uncovered": "fail"}
+    settings = {"enabled": True, "on_missing": "fail", "on_refused": "fail", "on_unproven": "fail"}
     return {
         **settings,
-        "headers": "own",
         "seats": {"count": 0},  # a build has no later starts
         **({} if cpu is None else {"cpu": cpu}),
     }

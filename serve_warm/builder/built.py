@@ -62,6 +62,8 @@ class Built:
     """The report of the replica that compiled."""
     round_trip: Mapping[str, Any]
     """The report of a fresh replica that loaded the artifact."""
+    entries: tuple[Mapping[str, Any], ...] = ()
+    """The kinds of calls with their levels, and how far each entry is from full precision."""
 
 
 class Names(TypedDict):
@@ -83,6 +85,7 @@ class Sizes(TypedDict):
 class Told(TypedDict):
     """The fields of `Built` that come from replicas."""
 
+    entries: tuple[Mapping[str, Any], ...]
     warnings: tuple[str, ...]
     cold: Mapping[str, Any]
     round_trip: Mapping[str, Any]
@@ -104,9 +107,11 @@ def measure_built(manifests: Sequence[Manifest]) -> Sizes:
     return {"stored_bytes": sum(parts.values()), "raw_bytes": raw_bytes, "parts": parts}
 
 
-def tell_built(cold: Sequence[Mapping[str, Any]], warm: Sequence[Mapping[str, Any]]) -> Told:
-    """Return the warnings of all ranks, and the two reports of the first rank."""
+def tell_built(by_rank: Sequence[Mapping[str, Any]], warm: Sequence[Mapping[str, Any]]) -> Told:
+    """Return the warnings of all ranks, and the entries and the two reports of the first rank."""
+    cold = [packed["report"] for packed in by_rank]
     return {
+        "entries": tuple(by_rank[0]["facts"].get("entries", ())),
         "warnings": collect_warnings(*cold, *warm),
         "cold": cold[0],
         "round_trip": warm[0],

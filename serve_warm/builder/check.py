@@ -24,7 +24,6 @@ from serve_warm.builder.app import (
 )
 from serve_warm.builder.check_inputs import check_inputs
 from serve_warm.builder.problems import Checked, Problem
-from serve_warm.builder.sources import modules_without_compile
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import ConfigError, StoreError, did_you_mean, nearest
 from serve_warm.stores import find_missing_folder, open_store
@@ -39,7 +38,6 @@ def check(
     deployment: str | None = None,
     store: str | None = None,
     environ: Mapping[str, str],
-    limit_s: float = STORE_LIMIT_S,
 ) -> Checked:
     """Return the problems with an application and with its stores.
 
@@ -49,7 +47,6 @@ def check(
         store: the store that `serve-warm build --store` will name, to compare with the
             application's store.
         environ: the environment of replicas; their `runtime_env` overrides it.
-        limit_s: seconds for each store to answer.
 
     Raises:
         ConfigError: the application cannot be read or imported, and so cannot be checked.
@@ -66,7 +63,7 @@ def check(
     application = import_application(target, document)
     checked = check_application(application, deployment=deployment, environ=environ)
     for name in _names(application, deployment):
-        checked += check_store(application, name, store, environ=environ, limit_s=limit_s)
+        checked += check_store(application, name, store, environ=environ)
     return checked
 
 
@@ -84,7 +81,6 @@ def check_application(
             found = Problem(where=where, what=error.message, fix=error.hint)
             checked += Checked(problems=(found,))
         checked += check_inputs(application, name)
-        checked += _check_compiled(application.warming[name], name)
     return checked
 
 
@@ -215,26 +211,6 @@ def _unread_settings(application: Application) -> Iterator[Problem]:
                 )
 
 
-# The source --------------------------------------------------------------------------------------
-
-
-def _check_compiled(cls: type, name: str) -> Checked:
-    looked_at = modules_without_compile(cls)
-    if not looked_at:
-        return Checked()
-    found = Problem(
-        where=name,
-        what="found no torch.compile or serve_warm.compile in the source of "
-        f"{', '.join(looked_at)}; serve_warm did not read the source of libraries, which may "
-        "compile the model",
-        fix=(
-            "compile the model with serve_warm.compile(model); if the application compiles "
-            "nothing, it needs no artifact"
-        ),
-    )
-    return Checked(warnings=(found,))
-
-
 # Stores -----------------------------------------------------------------------------------------
 
 
@@ -244,7 +220,6 @@ def check_store(
     store: str | None,
     *,
     environ: Mapping[str, str],
-    limit_s: float = STORE_LIMIT_S,
 ) -> Checked:
     """Return the findings about a deployment's store, which is also compared with `store`."""
     checked = compare_stores(application, deployment, store, environ=environ)
@@ -253,7 +228,7 @@ def check_store(
         return checked
     where = f"{deployment}: artifact {uri}"
     try:
-        found = ask_store(uri, deployment, limit_s=limit_s)
+        found = ask_store(uri, deployment)
     except (ConfigError, StoreError) as error:
         fix = error.hint or "check the address, the network and the credentials"
         return checked + Checked(problems=(Problem(where=where, what=error.message, fix=fix),))
@@ -330,12 +305,12 @@ def _is_same_store(uri: str, other: str) -> bool:
     return os.path.realpath(folder) == os.path.realpath(other_folder)
 
 
-def ask_store(uri: str, deployment: str, *, limit_s: float = STORE_LIMIT_S) -> list[str]:
+def ask_store(uri: str, deployment: str) -> list[str]:
     """Return the keys of the statements that a store has for a deployment.
 
     Raises:
         ConfigError: `uri` is not the address of a store.
-        StoreError: the store cannot be read, or did not answer within `limit_s`.
+        StoreError: the store cannot be read, or did not answer in time.
     """
     store = open_store(uri)
     missing = find_missing_folder(store)
@@ -352,10 +327,10 @@ def ask_store(uri: str, deployment: str, *, limit_s: float = STORE_LIMIT_S) -> l
     # Use a daemon thread, because a store that never answers must not keep the process alive.
     asking = threading.Thread(target=ask, name="serve_warm-check", daemon=True)
     asking.start()
-    asking.join(limit_s)
+    asking.join(STORE_LIMIT_S)
     if not answers:
         raise StoreError(
-            f"{store.uri} did not answer within {limit_s:.0f} s",
+            f"{store.uri} did not answer within {STORE_LIMIT_S:.0f} s",
             hint="check the address, the network and the credentials",
         )
     if isinstance(answers[0], StoreError):
@@ -368,6 +343,7 @@ def to_json(checked: Checked, *, seconds: float) -> dict[str, Any]:
     return {
         "problems": [dataclasses.asdict(each) for each in checked.problems],
         "warnings": [dataclasses.asdict(each) for each in checked.warnings],
+        "notes": [dataclasses.asdict(each) for each in checked.notes],
         "seconds": round(seconds, 3),
     }
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import types
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from serve_warm.builder.app import Application
 from serve_warm.builder.declared import DeclaredInput, assigns, read_declared, returns_nothing
 from serve_warm.builder.problems import Checked, Problem
-from serve_warm.builder.sources import find_routes
 from serve_warm.errors import InputError, did_you_mean
-from serve_warm.inputs import HTTP_TARGET, Input, shape_grid
+from serve_warm.inputs import HTTP_TARGET, Field, Input, shape_grid
+from serve_warm.replica.routes import find_routes
 from serve_warm.replica.serve_calls import max_batch_size, suggest_target
 
 
@@ -43,11 +44,14 @@ def check_inputs(application: Application, name: str) -> Checked:
     most = application.option(name, "max_ongoing_requests")
     problems: list[Problem] = []
     warnings = list(_check_batches(cls, name, most))
-    for declared in read_declared(cls):
+    all_declared = read_declared(cls)
+    notes = list(_note_single(all_declared, name))
+    for declared in all_declared:
         where = f"{name}.warmup_inputs, line {declared.line}"
         problems += _check_keywords(declared, where)
         problems += _check_target(cls, declared, where)
         warnings += _check_thread(cls, declared, where)
+        notes += _note_constants(cls, declared, where)
         if isinstance(most, int) and (declared.concurrency or 1) > most:
             problems.append(
                 Problem(
@@ -59,7 +63,52 @@ def check_inputs(application: Application, name: str) -> Checked:
                     f"declare a concurrency of at most {most}",
                 )
             )
-    return Checked(problems=tuple(problems), warnings=tuple(warnings))
+    return Checked(problems=tuple(problems), warnings=tuple(warnings), notes=tuple(notes))
+
+
+SIZED = frozenset({"args", "kwargs", "json"})
+"""Keyword arguments of `Input` whose values have sizes that a build varies."""
+
+
+def _note_single(all_declared: Sequence[DeclaredInput], name: str) -> Iterator[Problem]:
+    """Yield a note about each target with one input, whose sizes can therefore not vary."""
+    targets = Counter(declared.target for declared in all_declared)
+    for declared in all_declared:
+        is_single = declared.made_by == "Input" and not declared.is_repeated
+        if not is_single or targets[declared.target] > 1 or declared.target is None:
+            continue
+        if "fixed" not in declared.keywords and SIZED & {*declared.keywords}:
+            yield Problem(
+                where=f"{name}.warmup_inputs, line {declared.line}",
+                what=f"it declares one input for {declared.target!r}, so no size of its arguments "
+                "varies",
+                fix="the build tries other sizes and names those that compile; declare them, or "
+                "pass fixed=True if requests have no other sizes",
+            )
+
+
+def _note_constants(cls: type, declared: DeclaredInput, where: str) -> Iterator[Problem]:
+    """Yield a note about arguments that `shape_grid` fills with one number."""
+    target = getattr(cls, declared.target or "", None)
+    if declared.made_by != "shape_grid" or {"make", "fields"} & {*declared.keywords}:
+        return
+    if not isinstance(target, types.FunctionType):
+        return
+    required = [
+        name
+        for name, parameter in list(inspect.signature(target).parameters.items())[1:]
+        if parameter.default is inspect.Parameter.empty
+    ]
+    constant = [name for name in required if not Field(axes=()).is_mask(name)]
+    if constant:
+        some = constant[0]
+        yield Problem(
+            where=where,
+            what=f"shape_grid fills {', '.join(constant)} with ones, so the replay takes only the "
+            "branches that ones lead to",
+            fix=f'if the values matter, pass fields={{"{some}": Field(axes=..., low=0, high=9), '
+            "...} with all arguments, or make=",
+        )
 
 
 def _check_batches(cls: type, name: str, most: Any) -> Iterator[Problem]:

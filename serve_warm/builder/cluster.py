@@ -70,7 +70,7 @@ class Start:
         return self.ask("warmup_report", timeout_s=60)[0]
 
     def pack(self, *, timeout_s: float, progress: Progress = lambda _: None) -> list[PackedReplica]:
-        """Return the packed parts of each replica, sorted by rank. Works only once."""
+        """Return the packed parts of each replica, sorted by rank."""
 
         def tell() -> None:
             doing = [state.get("doing") for state in node.read_states(self.state_dir)]

@@ -34,6 +34,8 @@ class DeclaredInput:
     """The names of the keyword arguments in the call."""
     made_by: str
     """The called function: `Input` or `shape_grid`."""
+    is_repeated: bool
+    """Whether a loop or a comprehension makes the call."""
     line: int
     """The line number of the call in its file."""
 
@@ -50,12 +52,17 @@ def read_declared(cls: type) -> list[DeclaredInput]:
         return []
     tree, first_line = parsed
     scope = _Scope(cls, function)
+    loops = [node for node in ast.walk(tree) if isinstance(node, LOOPS)]
+    repeated = {id(node) for loop in loops for node in ast.walk(loop)}
     return [
         declared
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
-        for declared in _declared_by(node, scope, first_line)
+        for declared in _declared_by(node, scope, first_line, is_repeated=id(node) in repeated)
     ]
+
+
+LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.GeneratorExp)
 
 
 def returns_nothing(cls: type) -> str:
@@ -83,7 +90,9 @@ def _is_none(value: ast.expr | None) -> bool:
     return value is None or (isinstance(value, ast.Constant) and value.value is None)
 
 
-def _declared_by(node: ast.Call, scope: _Scope, first_line: int) -> Iterator[DeclaredInput]:
+def _declared_by(
+    node: ast.Call, scope: _Scope, first_line: int, *, is_repeated: bool
+) -> Iterator[DeclaredInput]:
     try:
         called = scope.value(node.func)
     except _Unknown:
@@ -102,6 +111,7 @@ def _declared_by(node: ast.Call, scope: _Scope, first_line: int) -> Iterator[Dec
         concurrency=concurrency,
         keywords=tuple(keyword.arg for keyword in node.keywords if keyword.arg),
         made_by="shape_grid" if called is shape_grid else "Input",
+        is_repeated=is_repeated,
         line=first_line + node.lineno - 1,
     )
 

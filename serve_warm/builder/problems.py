@@ -24,8 +24,12 @@ class Checked:
     """Findings that would make a build or a start fail."""
     warnings: tuple[Problem, ...] = ()
     """Findings that may be intended."""
+    notes: tuple[Problem, ...] = ()
+    """What serve_warm did without being asked, and how to choose something else."""
 
     def __add__(self, other: Checked) -> Checked:
         return Checked(
-            problems=(*self.problems, *other.problems), warnings=(*self.warnings, *other.warnings)
+            problems=(*self.problems, *other.problems),
+            warnings=(*self.warnings, *other.warnings),
+            notes=(*self.notes, *other.notes),
         )

@@ -12,13 +12,12 @@ from serve_warm.artifact import catalog, push
 from serve_warm.artifact.manifest import Manifest
 from serve_warm.artifact.unsigned import OfPublished
 from serve_warm.fingerprint import Fingerprint
-from serve_warm.precompile.facts import RULES
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from serve_warm.builder.app import App
-    from serve_warm.builder.cluster import Look, Progress
+    from serve_warm.builder.cluster import Look
     from serve_warm.stores import Store
 
 Variant = tuple[Manifest, dict[str, bytes]]
@@ -55,7 +54,7 @@ class Destination:
                     continue
                 asked.add(fingerprint.key)
                 there = push.find_published(self.store, app.deployment, fingerprint)
-                if there and not self._is_outdated(app, [fingerprint]):
+                if there:
                     raise push.already_published(
                         self.store,
                         deployment=app.deployment,
@@ -65,19 +64,15 @@ class Destination:
 
         return look
 
-    def decide(self, app: App, manifests: Sequence[Manifest], notice: Progress) -> OfPublished:
+    def decide(self, manifests: Sequence[Manifest]) -> OfPublished:
         """Return what to do with the new variants. A gang has one variant for each rank.
 
-        The result is `supersede` if replicas can no longer run the published entries. If no variant
-        is published yet, the result is `refuse`, so that the push fails if another writer publishes
-        a variant first.
+        If no variant is published yet, the result is `refuse`, so that the push fails if another
+        writer publishes a variant first.
 
         Raises:
             AlreadyPublished: a variant is published, and `if_published` does not allow it.
         """
-        if self._is_outdated(app, [made.fingerprint for made in manifests]):
-            notice("superseding the published artifact: replicas can no longer use its entries")
-            return "supersede"
         if self.if_published == "supersede":
             return "supersede"
         there = [
@@ -96,25 +91,6 @@ class Destination:
                     parts=manifest.parts,
                 )
         return "refuse"
-
-    def _is_outdated(self, app: App, fingerprints: Sequence[Fingerprint]) -> bool:
-        """Return whether all published variants have entries that replicas no longer run.
-
-        Such entries were made under an older version of `RULES`. Nothing is lost if new artifacts
-        supersede these variants.
-        """
-        published = {
-            statement
-            for fingerprint in fingerprints
-            for statement in push.find_published(self.store, app.deployment, fingerprint)[-1:]
-        }
-        if not published:
-            return False
-        found = find_manifests(self.store, app, published)
-        # An artifact with an unreadable manifest does not count as outdated.
-        return bool(found) and all(
-            made is not None and made.has_older_entries(RULES) for made in found
-        )
 
 
 def find_manifests(store: Store, app: App, statements: Collection[str]) -> list[Manifest | None]:

@@ -24,9 +24,8 @@ class RoundTrip:
     """One start of a fresh replica with the new artifact."""
 
     label: str
-    parts: list[str]
     level: int
-    """The highest level that the trip's parts allow. At least one call must run at this level."""
+    """The highest level that the trip loads. At least one call must run at this level."""
     without_compiler: bool = False
 
 
@@ -35,19 +34,14 @@ def plan(stored: Mapping[str, bytes], entries: Sequence[Mapping[str, Any]]) -> l
 
     Each level needs its own test. For example, a call that uses an entry does not test the caches,
     but a later start needs the caches if no entry matches. If every call has a library, the last
-    round trip loads neither entries nor caches.
+    round trip must not import the compiler.
     """
-    trips = [RoundTrip(label="round trip", parts=["cache"], level=1)]
+    trips = [RoundTrip(label="round trip", level=1)]
     if "precompiled" in stored:
-        parts = ["cache", "precompiled"]
-        trips.append(RoundTrip(label="round trip, ahead of time", parts=parts, level=2))
+        trips.append(RoundTrip(label="round trip, ahead of time", level=2))
     if "exported" in stored:
         alone = all(entry["level"] == 3 for entry in entries)
-        rest = [name for name in ("cache", "precompiled") if name in stored and not alone]
-        parts = [*rest, "exported"]
-        trips.append(
-            RoundTrip(label="round trip, libraries", parts=parts, level=3, without_compiler=alone)
-        )
+        trips.append(RoundTrip(label="round trip, libraries", level=3, without_compiler=alone))
     return trips
 
 
@@ -121,7 +115,7 @@ class _UnderWay:
         self._began = time.perf_counter()
         self._open = contextlib.ExitStack()
         self.starting: Starting = self._open.enter_context(
-            on.starting(app, {**settings, "parts": trip.parts})
+            on.starting(app, {**settings, "max_level": trip.level})
         )
 
     @property

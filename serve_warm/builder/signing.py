@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from serve_warm._records import record
 from serve_warm._store_address import folder_of
 from serve_warm.errors import ArtifactRefused, ConfigError, StoreError
-from serve_warm.stores import Store, open_store
+from serve_warm.stores import Store, list_keys, open_store
 from serve_warm.trust.files import default_trust_files, load_trust, trust_lines
 from serve_warm.trust.user_key import user_key
 from serve_warm.trust.verify import check_required
@@ -150,7 +150,7 @@ def staging(store: Store, beside: Beside) -> Iterator[str]:
 
 def _clear(staged: Store) -> None:
     try:
-        for key in staged.list(""):
+        for key in list_keys(staged, ""):
             staged.delete(key)
     except StoreError as error:
         # Only warn, because replicas do not read the remaining files.

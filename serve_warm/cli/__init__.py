@@ -6,7 +6,7 @@ Exit codes, the same for every command:
 
     0    Success, or the answer is yes.
     1    Failure: stderr says what to do. `probe`: the node is not ready, and stdout says why.
-         `status`: a replica is not ready, no replica exists, or a source could not be read.
+         `status`: a replica is not ready, no replica exists, or its files cannot be read.
          `check`: the application has problems.
     2    Wrong usage: an argument is invalid, or the file that it names cannot be used. `check`: the
          application cannot be read or imported, so nothing was checked.
@@ -25,7 +25,6 @@ import errno
 import logging
 import sys
 import tempfile
-from collections.abc import Collection
 
 import click
 
@@ -54,16 +53,13 @@ COMMANDS = {
     "probe": "serve_warm.cli.probing",
     "status": "serve_warm.cli.watching",
     "report": "serve_warm.cli.reporting",
-    "metrics": "serve_warm.cli.reference",
 }
 """Modules by command."""
 
-ANYWHERE = frozenset(["check", "inspect", "metrics", "status"])
-"""Commands that work on every system. On systems other than Linux, `status` reads only metrics
-pages."""
-WHERE_OWNERS_ARE_KNOWN = frozenset(["diff", "keygen", "prune", "pull", "push", "sign", "verify"])
-"""Commands that also work on macOS. They need only one thing from the system: a way to check who
-may change a key, a trust file or a store. All other commands start replicas, or read state files of
+ON_MACOS = frozenset(
+    ["check", "diff", "inspect", "keygen", "prune", "pull", "push", "sign", "verify"]
+)
+"""Commands that also work on macOS. All other commands start replicas, or read state files of
 replicas, and need Linux."""
 
 EXIT_CODES = """\b
@@ -105,30 +101,20 @@ class _Lazy(click.Group):
         return name, command, rest
 
 
-def check_system(name: str, *, anywhere: Collection[str] = ANYWHERE) -> None:
+def check_system(name: str) -> None:
     """Raise if a command cannot work on this system.
 
     Raises:
         ServeWarmError: the command does not work here. The hint says where the command works.
     """
     platform: str = sys.platform
-    if platform == "linux" or name in anywhere:
+    if platform == "linux" or (platform == "darwin" and name in ON_MACOS):
         return
-    from serve_warm._private_folders import CAN_CHECK, system_name
-
-    system = system_name()
-    if name not in WHERE_OWNERS_ARE_KNOWN:
-        raise ServeWarmError(
-            f"serve-warm {name} works only on Linux, but this is {system}: replicas and their "
-            "state files need Linux",
-            hint="run the command on a machine with replicas",
-        )
-    if not CAN_CHECK:
-        raise ServeWarmError(
-            f"serve-warm {name} does not work on {system}, where serve_warm cannot check who is "
-            "allowed to change stores, keys and trust files",
-            hint="use Linux, macOS or WSL",
-        )
+    where = "Linux and macOS" if name in ON_MACOS else "Linux"
+    raise ServeWarmError(
+        f"serve-warm {name} works only on {where}, but this is {platform}",
+        hint=f"run the command on {where.replace('and', 'or')}, or in a container",
+    )
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)

@@ -4,9 +4,8 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,11 +13,10 @@ from serve_warm.artifact import catalog
 from serve_warm.artifact.push import copy
 from serve_warm.cli import NO, screen
 from serve_warm.errors import did_you_mean
-from serve_warm.stores import Listed, Object, Sink, Store, open_existing_store, open_store
+from serve_warm.stores import Store, open_existing_store, open_store
 from serve_warm.trust.files import load_trust
 
 if TYPE_CHECKING:
-    from serve_warm.artifact.blobs import Progress
     from serve_warm.artifact.manifest import Manifest
     from serve_warm.artifact.push import OnTaken
 
@@ -63,7 +61,8 @@ def _show_manifest(manifest: Manifest) -> None:
         )
     for name, said in manifest.provenance.items():
         click.echo(f"  {name} {screen.show_line(said)}")
-    for line in screen.levels(manifest.facts.get("entries")):
+    entries = manifest.facts.get("entries")
+    for line in (*screen.levels(entries), *screen.distances(entries)):
         click.echo(f"  {line}")
     for group, factors in manifest.fingerprint.to_json().items():
         for factor, value in factors.items():
@@ -85,8 +84,7 @@ def verify(*, store: str, deployment: str | None, as_json: bool) -> None:
     artifact exists.
     """
     opened = open_existing_store(store)
-    with screen.bars() as progress:
-        found = catalog.check(opened, load_trust(), deployment=deployment, progress=progress)
+    found = catalog.check(opened, load_trust(), deployment=deployment)
     checked = catalog.merge_signatures(found)
     # An artifact that another key signed again has two statements. One trusted statement suffices.
     vouched = {item.digest for item in checked if item.trusted}
@@ -245,19 +243,7 @@ def _copy(
 ) -> None:
     source, target, trust = open_existing_store(source_uri), open_store(target_uri), load_trust()
     click.echo(screen.show_line(f"copying {source.uri} to {target.uri}"), err=True)
-    with screen.bars() as progress:
-
-        def reading(part: str, done: int, total: int) -> None:
-            progress(f"read {part}", done, total)
-
-        done = copy(
-            source,
-            _Watched(target, progress),
-            trust=trust,
-            deployment=deployment,
-            on_taken=on_taken,
-            progress=reading,
-        )
+    done = copy(source, target, trust=trust, deployment=deployment, on_taken=on_taken)
     if as_json:
         screen.data(
             {
@@ -271,66 +257,3 @@ def _copy(
         for key in done.statements:
             click.echo(screen.show_line(key))
     screen.end_with_refusals(done.refused)
-
-
-class _Watched:
-    """A store that reports progress while it writes a file."""
-
-    def __init__(self, store: Store, progress: Progress) -> None:
-        self._store = store
-        self._progress = progress
-
-    @property
-    def uri(self) -> str:
-        return self._store.uri
-
-    def head(self, key: str) -> Object:
-        return self._store.head(key)
-
-    def get(self, key: str, *, max_bytes: int) -> bytes:
-        return self._store.get(key, max_bytes=max_bytes)
-
-    def download(self, found: Object, sink: Sink) -> None:
-        self._store.download(found, sink)
-
-    def create(self, key: str, source: bytes | BinaryIO) -> None:
-        if isinstance(source, bytes):
-            self._store.create(key, source)
-            return
-        total = source.seek(0, io.SEEK_END)
-        what = f"write {key.rpartition('/')[2][:16]}"
-        self._store.create(key, cast("BinaryIO", _Counted(source, what, total, self._progress)))
-
-    def delete(self, key: str) -> None:
-        self._store.delete(key)
-
-    def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
-        return self._store.pages(prefix)
-
-    # Define this method last: after it, `list` is no longer the type in this class.
-    def list(self, prefix: str) -> list[str]:
-        return self._store.list(prefix)
-
-
-class _Counted:
-    """A file that reports the number of bytes read so far. Stores read such a file in pieces."""
-
-    def __init__(self, file: BinaryIO, what: str, total: int, progress: Progress) -> None:
-        self._file = file
-        self._told = (what, total, progress)
-        self._furthest = 0
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def read(self, count: int = -1) -> bytes:
-        piece = self._file.read(count)
-        what, total, progress = self._told
-        # Some stores read the file a second time, to compare it with an existing object.
-        if self._file.tell() > self._furthest:
-            self._furthest = self._file.tell()
-            progress(what, self._furthest, total)
-        return piece

@@ -53,6 +53,7 @@ def check(*, app: str, store: str | None, deployment: str | None, json_file: Pat
         lines = [
             *check_.to_lines(checked.problems, label="problem"),
             *check_.to_lines(checked.warnings, label="warning"),
+            *check_.to_lines(checked.notes, label="note"),
         ]
         for line in lines:
             click.echo(screen.show_line(line))

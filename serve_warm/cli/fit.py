@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import urllib.parse
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +214,7 @@ def _show(deployment: str, compared: Sequence[_Compared], *, where: str, show_al
         another_gpu = choose.of_another_gpu(considered)
         if another_gpu:
             click.echo(f"    {screen.show_line(another_gpu)}")
-        rows = [_row(mismatch, considered.same_folders) for mismatch in considered.mismatches]
+        rows = [_row(mismatch) for mismatch in considered.mismatches]
         if show_all:
             rows += [(m.factor, m.artifact or "", BY_REPLICA) for m in item.by_replica]
             rows += [(m.factor, "the same", m.here or "") for m in item.equal]
@@ -233,14 +233,13 @@ def _name_uncompared(compared: _Compared) -> str:
     return f"threads (num_cpus) and {count - 1} more factors"
 
 
-def _row(mismatch: Mismatch, same_folders: Collection[str]) -> tuple[str, str, str]:
+def _row(mismatch: Mismatch) -> tuple[str, str, str]:
     if mismatch.only is not None:
         artifact, here = (f"only {words}" if words else "nothing more" for words in mismatch.only)
         return mismatch.factor, artifact, here
     sides = (mismatch.artifact, mismatch.here)
     artifact, here = ("without it" if side is None else side for side in sides)
-    note = " (both paths lead to the same folder)" if mismatch.factor in same_folders else ""
-    return mismatch.factor, artifact, f"{here}{note}"
+    return mismatch.factor, artifact, here
 
 
 # Reading ----------------------------------------------------------------------------------------

@@ -206,17 +206,15 @@ def _sign_first(
     from serve_warm.builder.provenance import read_provenance
 
     provenance, trust = read_provenance(environment(), **origin), load_trust()
-    with screen.bars() as progress:
-        return [
-            sign_unsigned(
-                source,
-                target,
-                keys,
-                trust=trust,
-                deployment=name,
-                provenance=provenance,
-                on_taken=on_taken or "refuse",
-                progress=progress,
-            )
-            for name in deployments
-        ]
+    return [
+        sign_unsigned(
+            source,
+            target,
+            keys,
+            trust=trust,
+            deployment=name,
+            provenance=provenance,
+            on_taken=on_taken or "refuse",
+        )
+        for name in deployments
+    ]

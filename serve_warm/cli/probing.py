@@ -16,14 +16,22 @@ from serve_warm.config import WarmupConfig, resolve
 def _option(name: str) -> click.Option:
     meta, default, text = node.OPTIONS[name]
     return click.Option(
-        [name], metavar=meta, default=default, show_default=bool(default), help=text
+        [name],
+        metavar=meta or None,
+        default=default,
+        show_default=bool(default),
+        is_flag=default is False,
+        multiple=isinstance(default, tuple),
+        help=text,
     )
 
 
 @click.command(params=[_option(name) for name in node.OPTIONS])
-@click.option("--deployment", "deployments", multiple=True, help=node.DEPLOYMENT_HELP)
-@click.option("--no-latch", "latch", flag_value="off", default="on", help=node.LATCH_HELP)
-@click.option("--verbose", is_flag=True, help="Show each check and replica.")
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Exit with code 1 also if a ready replica is degraded, or its inputs are narrow.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print each check and replica as JSON.")
 @click.pass_context
 def probe(
@@ -31,12 +39,13 @@ def probe(
     *,
     state_dir: str,
     expect: str,
-    deployments: tuple[str, ...],
-    latch: str,
+    deployment: tuple[str, ...],
+    no_latch: bool,
     stale_s: str,
     raylet: str,
     proxy: str,
     verbose: bool,
+    strict: bool,
     as_json: bool,
 ) -> None:
     """Report whether this node's replicas are warm and whether its raylet and proxy are healthy.
@@ -44,29 +53,43 @@ def probe(
     The exit code is 0 if the node is ready. Otherwise the command prints one reason per line,
     and the exit code is 1. For a Kubernetes probe, run the file node.py directly, because it needs
     only a few hundredths of a second: python -I -S .../serve_warm/node.py probe. This faster probe
-    has the same options, except --json.
+    has the same options, except --strict and --json.
     """
     configured = resolve(WarmupConfig()).state_dir
     try:
         settings = node.settings_of(
             state_dir=state_dir or configured or "",
             expect=expect,
-            deployments=deployments,
-            latch=latch,
-            stale_s=float(stale_s),
+            deployment=deployment,
+            no_latch=no_latch,
+            stale_s=stale_s,
             raylet=raylet,
             proxy=proxy,
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     readiness = node.judge(settings)
+    flaws = _flaws(readiness) if strict else []
     if as_json:
-        screen.data(_plain(readiness))
+        screen.data({**_plain(readiness), **({"flaws": flaws} if strict else {})})
     else:
         for line in readiness.said(verbose=verbose):
             click.echo(line)
-    if not readiness.ready:
+        for line in flaws:
+            click.echo(line)
+    if not readiness.ready or flaws:
         context.exit(FAILED)
+
+
+def _flaws(readiness: node.Readiness) -> list[str]:
+    """Return what is wrong with ready replicas, a line for each."""
+    return [
+        node.shown(f"{'#'.join(each.names[:2])} {each.names[2]}: {what}: {text}")
+        for each in readiness.replicas
+        if each.condition == "warm"
+        for what in ("degraded", "narrow")
+        for text in (each.state or {}).get(what) or ()
+    ]
 
 
 def _plain(readiness: node.Readiness) -> dict[str, Any]:

@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
-from packaging.version import InvalidVersion, Version
 
 from serve_warm.artifact import pruning
 from serve_warm.artifact.statements import STATEMENTS
@@ -22,7 +20,6 @@ from serve_warm.stores import open_existing_store
 from serve_warm.trust.envelope import parse_json
 
 DURATIONS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-SIZES = {"b": 1, "kb": 1_000, "mb": 1_000_000, "gb": 1_000_000_000, "tb": 1_000_000_000_000}
 
 
 def duration(text: str) -> float:
@@ -31,36 +28,14 @@ def duration(text: str) -> float:
     >>> duration("12h"), duration("90d")
     (43200.0, 7776000.0)
     """
-    return _quantity(text, DURATIONS, "12h or 90d")
-
-
-def size(text: str) -> int:
-    """Return a size in bytes. Units are decimal, as in the output.
-
-    >>> size("500MB"), size("1.5 kB")
-    (500000000, 1500)
-    """
-    return int(_quantity(text, SIZES, "500MB or 10GB"))
-
-
-def _quantity(text: str, units: Mapping[str, int], example: str) -> float:
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([A-Za-z]+)", text)
-    unit = None if found is None else units.get(found[2].lower())
+    unit = None if found is None else DURATIONS.get(found[2].lower())
     if found is None or unit is None or float(found[1]) == 0:
         raise click.BadParameter(
             f"{text!r} is not valid: write a number above 0 and one of the units "
-            f"{', '.join(units)}, for example {example}"
+            f"{', '.join(DURATIONS)}, for example 12h or 90d"
         )
     return float(found[1]) * unit
-
-
-def version(text: str) -> str:
-    """Return `text` unchanged; raise BadParameter if it is not a version."""
-    try:
-        Version(text)
-    except InvalidVersion as error:
-        raise click.BadParameter(f"{text!r} is not a version such as 2.12") from error
-    return text
 
 
 @click.command()
@@ -71,23 +46,9 @@ def version(text: str) -> str:
     help="Remove artifacts that are older than this, for example 12h or 90d.",
 )
 @click.option(
-    "--max-size",
-    type=size,
-    help="Remove the oldest artifacts until all parts together are "
-    "smaller than this, for example 10GB.",
-)
-@click.option(
-    "--torch-before",
-    type=version,
-    help="Remove artifacts that were built for a torch version before VERSION, for example 2.12.",
-)
-@click.option(
     "--keep-newest",
     type=click.IntRange(0),
-    help=(
-        "For each variant, keep this many of the newest artifacts, whatever their age and size; "
-        "default: 1."
-    ),
+    help="For each variant, keep this many of the newest artifacts at any age; default: 1.",
 )
 @click.option(
     "--in-use",
@@ -105,36 +66,31 @@ def prune(
     *,
     store: str,
     older_than: float | None,
-    max_size: int | None,
-    torch_before: str | None,
     keep_newest: int | None,
     in_use_files: tuple[Path, ...],
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Remove artifacts from STORE by age, size or version of torch.
+    """Remove old artifacts from STORE.
 
-    Without --older-than, --max-size and --torch-before, the command removes only parts that no
-    artifact refers to. These parts must be at least a day old, because newer parts might belong to
-    a push that is still running. The command keeps artifacts that this user's replicas on this
-    machine use, and artifacts in --in-use files. It cannot see replicas on other machines.
+    Without --older-than, the command removes only parts that no artifact refers to. These parts
+    must be at least a day old, because newer parts might belong to a push that is still running.
+    The command keeps artifacts that this user's replicas on this machine use, and artifacts in
+    --in-use files. It cannot see replicas on other machines.
     """
-    if keep_newest is not None and older_than is None and max_size is None:
-        raise click.UsageError(
-            "--keep-newest only works together with --older-than or --max-size: pass one of them "
-            "too"
-        )
-    rules = pruning.Rules(
-        older_than_s=older_than,
-        max_bytes=max_size,
-        torch_before=torch_before,
-        keep_newest=1 if keep_newest is None else keep_newest,
-    )
+    if keep_newest is not None and older_than is None:
+        raise click.UsageError("--keep-newest only works together with --older-than: pass it too")
     in_use = _running_here().union(*(_find_names(file) for file in in_use_files))
     opened = open_existing_store(store)
-    pruned = pruning.prune(opened, rules, in_use=in_use, do="show" if dry_run else "remove")
+    did: Literal["show", "remove"] = "show" if dry_run else "remove"
+    pruned = pruning.prune(
+        opened,
+        older_than_s=older_than,
+        keep_newest=1 if keep_newest is None else keep_newest,
+        in_use=in_use,
+        do=did,
+    )
     if as_json:
-        did = "show" if dry_run else "remove"
         screen.data({"store": opened.uri, "did": did, **dataclasses.asdict(pruned)})
         return
     _show(pruned, "would remove" if dry_run else "removed")
@@ -143,10 +99,10 @@ def prune(
 def _show(pruned: pruning.Pruned, did: str) -> None:
     if pruned.removed:
         screen.words(
-            ("why", "torch", "created", did),
+            ("torch", "created", did),
             [
                 # Show the time only to the minute, so that the statement fits the window.
-                (item.why, item.torch or "-", item.created[:16].replace("T", " "), item.statement)
+                (item.torch or "-", item.created[:16].replace("T", " "), item.statement)
                 for item in pruned.removed
             ],
         )

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,11 @@ from serve_warm import node
 from serve_warm._records import record
 from serve_warm._seats import SeatUse
 from serve_warm._spans import Span, describe
+from serve_warm.cli import screen
+from serve_warm.cli.observed import list_of, text_of
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import MissingPackage, StoreError
-from serve_warm.report import LEVELS, settle
+from serve_warm.report import LEVELS
 
 
 @record(frozen=True, kw_only=True)
@@ -85,15 +86,7 @@ class Start:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write JSON to this file.",
 )
-@click.option(
-    "--trace",
-    "trace_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a Chrome trace to this file, for chrome://tracing or ui.perfetto.dev.",
-)
-def report(
-    *, state_dir: str, address: str | None, json_file: Path | None, trace_file: Path | None
-) -> None:
+def report(*, state_dir: str, address: str | None, json_file: Path | None) -> None:
     """Show the duration of each phase of every start, and the levels at which calls run.
 
     The output includes replicas on this node that have ended, as long as their state files exist.
@@ -109,14 +102,7 @@ def report(
         for line in start.lines():
             click.echo(line)
     if json_file is not None:
-        _write(json_file, {"starts": [as_data(start) for start in starts]})
-    if trace_file is not None:
-        _write(trace_file, as_trace(starts))
-
-
-def _write(path: Path, data: Any) -> None:
-    path.write_text(json.dumps(data, indent=1) + "\n")
-    click.echo(f"wrote {path}", err=True)
+        screen.write_json({"starts": [as_data(start) for start in starts]}, json_file)
 
 
 def of_node(directory: str) -> list[Start]:
@@ -172,7 +158,7 @@ def of_cluster(address: str) -> list[Start]:
 def _start(names: tuple[str, str, str], said: Mapping[str, Any], *, ended: bool = False) -> Start:
     """Return the `Start` that a state file or a report describes.
 
-    If an older release did not write a field, the field is empty.
+    If another release did not write a field, the field is empty.
     """
     artifact = said.get("artifact")
     reason = artifact.get("reason", "") if isinstance(artifact, dict) else said.get("reason", "")
@@ -182,18 +168,18 @@ def _start(names: tuple[str, str, str], said: Mapping[str, Any], *, ended: bool 
         application=names[0],
         deployment=names[1],
         replica=names[2],
-        stage=_text(said.get("stage")),
+        stage=text_of(said.get("stage")),
         ended=ended,
-        verdict=settle(_text(said.get("verdict")), _text(said.get("stage"))),
+        verdict=text_of(said.get("verdict")),
         # Before READY it is unknown how much is left to compile.
-        traced=_text(said.get("traced")) if said.get("stage") == "READY" else "",
+        traced=text_of(said.get("traced")) if said.get("stage") == "READY" else "",
         levels={str(level): _count(known.get(str(level))) for level in LEVELS},
-        spans=[span for each in _list(said.get("spans")) if (span := _span(each)) is not None],
-        doing=_text(said.get("doing")),
-        reason=_text(reason),
-        degraded=[_text(each) for each in _list(said.get("degraded"))],
-        warnings=[_text(each) for each in _list(said.get("warnings"))],
-        error=_text(said.get("error")),
+        spans=[span for each in list_of(said.get("spans")) if (span := _span(each)) is not None],
+        doing=text_of(said.get("doing")),
+        reason=text_of(reason),
+        degraded=[text_of(each) for each in list_of(said.get("degraded"))],
+        warnings=[text_of(each) for each in list_of(said.get("warnings"))],
+        error=text_of(said.get("error")),
         seat=_seat(said.get("seat")),
     )
 
@@ -204,7 +190,7 @@ def _seat(said: Any) -> str:
     `said` is either the line itself, from a state file, or the record about the seat in a report.
     """
     if not isinstance(said, dict):
-        return _text(said)
+        return text_of(said)
     known = {each.name for each in dataclasses.fields(SeatUse)}
     try:
         return SeatUse(**{name: said[name] for name in known & said.keys()}).text()
@@ -222,14 +208,6 @@ def _span(data: Any) -> Span | None:
         )
     except (TypeError, ValueError):
         return None
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _count(value: Any) -> int:
@@ -252,29 +230,3 @@ def as_data(start: Start) -> dict[str, Any]:
             for span in start.spans
         ],
     }
-
-
-def as_trace(starts: Sequence[Start]) -> dict[str, Any]:
-    """Return a trace for Chrome and Perfetto, in which each start is a process with two tracks.
-
-    The second track shows the work of other threads. All replicas of a node use the same clock, so
-    the trace shows when a replica waited for another replica.
-    """
-    spans = [span for start in starts for span in start.spans]
-    zero = min((span.began_boot_s for span in spans), default=0.0)
-    events: list[dict[str, Any]] = []
-    for number, start in enumerate(starts, start=1):
-        name = f"{start.application}#{start.deployment} {start.replica}"
-        events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}})
-        events += [
-            {
-                "ph": "X",
-                "name": span.name,
-                "pid": number,
-                "tid": int(span.beside),
-                "ts": round((span.began_boot_s - zero) * 1e6),
-                "dur": round(span.seconds * 1e6),
-            }
-            for span in start.spans
-        ]
-    return {"displayTimeUnit": "ms", "traceEvents": events}

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Output of the commands: bars and a clock in a terminal, lines in a log, JSON for programs.
+"""Output of the commands: a clock in a terminal, lines in a log, JSON for programs.
 
 Anyone could have written an untrusted statement. So use only `show_line` or a table of
 this module to show texts from untrusted statements.
@@ -12,7 +12,6 @@ import contextlib
 import json
 import logging
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,17 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.padding import Padding
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
@@ -88,80 +77,6 @@ def progress() -> Iterator[Callable[[str], None]]:
         yield update
     if last:
         stderr.print(f"[green]✓[/] {last} [dim]({elapsed()})[/]")
-
-
-@contextlib.contextmanager
-def bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that shows the progress of transfers.
-
-    The function takes the name of a transfer, the bytes done and the total bytes. In a terminal,
-    the current transfer has a bar. Each completed transfer becomes a line, even outside a terminal.
-    """
-    shown_bars = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=stderr,
-        disable=not stderr.is_terminal,
-    )
-    with shown_bars:
-        moving = _Moving(shown_bars)
-        yield moving
-        moving.end()
-
-
-ONE_REQUEST_BYTES = 32 << 20
-"""Objects up to this size are transferred in one stream, so reports of their progress arrive in
-order."""
-
-
-class _Moving:
-    """Shows one progress bar at a time, and replaces the bar when another transfer begins."""
-
-    def __init__(self, bars: Progress) -> None:
-        self._bars = bars
-        self._lock = threading.Lock()
-        self._start = time.monotonic()
-        self._task: TaskID | None = None
-        self._what = ""
-        self._done = self._total = 0
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        with self._lock:
-            if self._is_another(what, done, total):
-                self._line()
-                self._task = self._bars.add_task(what, total=total)
-                self._what, self._done, self._total = what, 0, total
-            # Several threads report about one object, and their reports may arrive out of order.
-            self._done = max(self._done, done)
-            if self._task is not None:
-                self._bars.update(self._task, completed=self._done)
-            if self._done >= total:
-                self._line()
-
-    def end(self) -> None:
-        """Write the line of the current transfer."""
-        with self._lock:
-            self._line()
-
-    def _is_another(self, what: str, done: int, total: int) -> bool:
-        if (what, total) != (self._what, self._total) or done * 2 < self._done:
-            return True
-        return self._task is None and total <= ONE_REQUEST_BYTES
-
-    def _line(self) -> None:
-        if self._task is None:
-            return
-        self._bars.remove_task(self._task)
-        self._task = None
-        elapsed = f"{time.monotonic() - self._start:6.1f} s"
-        text = f"{self._what}: {size(self._total)}"
-        if stderr.is_terminal:
-            stderr.print(f"[green]✓[/] {escape(text)} [dim]({elapsed})[/]")
-        else:
-            stderr.print(f"[{elapsed}] {text}", markup=False)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -223,6 +138,48 @@ def levels(entries: Any) -> list[str]:
         for e in rest
     ]
     return lines if kinds else []
+
+
+TORCH_COMPILE = (
+    "level 1     all calls: the app compiles with torch.compile, and only serve_warm.compile makes "
+    "entries of levels 2 and 3"
+)
+"""What `levels` does not say about an app whose calls it does not know."""
+
+
+def distances(entries: Any) -> list[str]:
+    """Return how far each entry was from full precision at the build, in units of eager's distance.
+
+    `entries` comes from a manifest. The result is empty if another release wrote the data.
+
+    >>> made = {"callable": "Net", "call": "(t0)", "rmse_ratio": 0.71, "max_ratio": 1.04}
+    >>> distances([made])
+    ["eager       RMSE 0.71 and largest error 1.04 times eager's: Net(t0)"]
+    >>> distances([{"callable": "Net", "call": "(t0)", "eager_operators": ["my::kernel"]}])
+    ['eager       no full precision, so not judged: my::kernel: Net(t0)']
+    """
+    lines = []
+    for e in entries if isinstance(entries, (list, tuple)) else ():
+        if not isinstance(e, dict):
+            continue
+        said = []
+        if "rmse_ratio" in e and "max_ratio" in e:
+            said.append(
+                f"RMSE {e['rmse_ratio']:.2f} and largest error {e['max_ratio']:.2f} times eager's"
+            )
+        if e.get("near_ties"):
+            said.append(f"{e['near_ties']} near-ties")
+        if e.get("fixed"):
+            said.append(
+                f"{e.get('error', 0.0):.1e} from eager, within the fixed limit ({e['fixed']})"
+            )
+        if isinstance(operators := e.get("eager_operators"), (list, tuple)):
+            said.append(f"no full precision, so not judged: {', '.join(map(str, operators))}")
+        if said:
+            lines.append(
+                show_line(f"eager       {'; '.join(said)}: {e.get('callable')}{e.get('call')}")
+            )
+    return lines
 
 
 def refusals(refused: Sequence[ArtifactRefused]) -> list[dict[str, str]]:

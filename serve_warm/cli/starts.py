@@ -17,6 +17,7 @@ from serve_warm._spans import SHOWN_S, WAITING
 from serve_warm.cli import screen
 from serve_warm.config import environment, point_torch_caches_at
 from serve_warm.errors import ConfigError, MissingPackage
+from serve_warm.report import advise_on_narrow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -104,6 +105,12 @@ working_dir_option = click.option(
     "and test the published artifact. supersede: publish the new artifact as well; replicas "
     "then use the new artifact.",
 )
+@click.option(
+    "--require-level",
+    type=click.Choice(["2", "3"]),
+    default=None,
+    help="Fail, and publish nothing, if a kind of call has a lower level.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 def build(
     *,
@@ -120,6 +127,7 @@ def build(
     builder: str,
     cpu: Cpu | None,
     if_published: Literal["refuse", "keep", "supersede"],
+    require_level: str | None,
     as_json: bool,
 ) -> None:
     """Build, test, sign and publish the artifact of a deployment.
@@ -155,6 +163,7 @@ def build(
             ),
         ),
         cpu=cpu,
+        required_level=int(require_level or 1),
         address=address,
         working_dir=working_dir,
     )
@@ -185,6 +194,7 @@ def _build_each(
     *,
     signing: Signing,
     cpu: Cpu | None,
+    required_level: int,
     address: str | None,
     working_dir: Path | None,
 ) -> list[Built | NothingToBuild]:
@@ -209,8 +219,8 @@ def _build_each(
                 on=cluster,
                 signing=signing,
                 cpu=cpu,
+                required_level=required_level,
                 progress=progress,
-                notice=_say,
             )
             results.append(built)
     return results
@@ -260,9 +270,17 @@ def _check_first(
     for name in () if unsigned else names:
         stores = check.compare_stores(application, name, store, environ=environ)
         warnings += [*stores.problems, *stores.warnings]
-    for line in check.to_lines(warnings, label="warning"):
-        _say(line)
+    for label, some in (("warning", warnings), ("note", checked.notes)):
+        for line in check.to_lines(some, label=label):
+            _say(line)
     check.ask_store(store, names[0])
+
+
+def _show_narrow(cold: Mapping[str, Any]) -> None:
+    for place in cold["narrow"]:
+        click.echo(f"  narrow      {screen.show_line(place)}: {advise_on_narrow(place)}")
+    for what in cold["unvaried"]:
+        click.echo(f"  not varied  {screen.show_line(what)}")
 
 
 def _show_built(built: Built, *, unsigned: bool) -> None:
@@ -286,8 +304,11 @@ def _show_built(built: Built, *, unsigned: bool) -> None:
         f"{warm['warmup']['compiler_processes']} compiler processes, "
         f"{warm['covered']['proven']}/{warm['covered']['expected']} inputs proven"
     )
-    for line in screen.levels(warm["entries"]):
+    # Without any entry, the warm replica does not know why.
+    levels = screen.levels(warm["entries"]) or screen.levels([*built.entries])
+    for line in (*(levels or [screen.TORCH_COMPILE]), *screen.distances(built.entries)):
         click.echo(f"  {line}")
+    _show_narrow(cold)
     _show_warnings(built.warnings)
     portable = built.portable_libraries is not None
     if portable:

@@ -19,7 +19,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from serve_warm import node
-from serve_warm.cli import FAILED, check_system, observed, screen
+from serve_warm.cli import FAILED, observed, screen
 from serve_warm.cli.observed import Look, Observed
 from serve_warm.config import WarmupConfig, resolve
 
@@ -30,23 +30,10 @@ all known replicas."""
 
 @click.command()
 @click.option(
-    "--url",
-    "urls",
-    multiple=True,
-    metavar="URL",
-    help=(
-        "Address of a metrics page, from `node.py serve` (http://HOST:8099/metrics) or from Ray; "
-        "repeatable."
-    ),
-)
-@click.option(
     "--state-dir",
     metavar="DIR",
     default="",
-    help=(
-        "State directory of the replicas on this node. Default: the directory that replicas "
-        "use, or none with --url."
-    ),
+    help="State directory of the replicas on this node. Default: the directory that replicas use.",
 )
 @click.option("--app", "application", default="", help="Show only this application.")
 @click.option(
@@ -74,7 +61,6 @@ all known replicas."""
 def status(
     context: click.Context,
     *,
-    urls: tuple[str, ...],
     state_dir: str,
     application: str,
     deployments: tuple[str, ...],
@@ -83,24 +69,17 @@ def status(
     period_s: float,
     as_json: bool,
 ) -> None:
-    """Show the replicas of this node, or of other nodes with --url.
+    """Show the replicas of this node.
 
     The exit code is 0 if all live replicas are ready. It is 1 if a replica is not ready, if no
-    replica exists, or if a source could not be read.
+    replica exists, or if the state directory cannot be read.
     """
-    try:
-        pages = tuple(dict.fromkeys(observed.metrics_url(url) for url in urls))
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-    if state_dir or not pages:
-        check_system("status", anywhere=())
-    if not state_dir and not pages:
-        state_dir = resolve(WarmupConfig()).state_dir or ""
+    state_dir = state_dir or resolve(WarmupConfig()).state_dir or ""
 
     def look() -> Look:
         # Find the directory at each look, because the first replica chooses it.
-        directory = state_dir if state_dir or pages else node.default_directory()
-        return observed.look(directory, pages).of(application, deployments)
+        directory = state_dir or node.default_directory()
+        return observed.of_directory(directory).of(application, deployments)
 
     if watch:
         follow((look() for _ in _every(period_s)), which, as_json=as_json)
@@ -121,7 +100,7 @@ def show(now: Look, which: Which) -> None:
     else:
         for each in choose(now, which):
             click.echo(line(each))
-    for text in (*troubles(now), *remarks(now, which)):
+    for text in troubles(now):
         click.echo(text, err=True)
 
 
@@ -142,7 +121,6 @@ def follow(looks: Iterable[Look], which: Which, *, as_json: bool) -> None:
             for now in looks:
                 clock = Text(time.strftime("%H:%M:%S, press Ctrl-C to stop"), style="dim")
                 said = [Text(trouble, style="red") for trouble in troubles(now)]
-                said += [Text(remark, style="dim") for remark in remarks(now, which)]
                 live.update(Group(draw(now, which), *said, clock), refresh=True)
     else:
         before = Look()
@@ -165,35 +143,11 @@ def choose(now: Look, which: Which) -> list[Observed]:
 
 
 def troubles(now: Look) -> list[str]:
-    """Return one sentence for each unreadable source, or one sentence if no replica runs."""
+    """Return what is wrong with the source or the names, or a sentence if no replica runs."""
     if now.troubles or now.living:
         return list(now.troubles)
-    where = " and ".join(now.sources)
-    advice = "run as the user that runs the replicas, or pass --state-dir or --url"
-    return [f"found no replica in {where}; {advice}"]
-
-
-def remarks(now: Look, which: Which) -> list[str]:
-    """Return sentences that say which facts are not shown, and where to find them."""
-    of_pages = [each for each in now.replicas if each.figures_alone]
-    shown = {each.names for each in choose(now, which)}
-    young = [e for e in of_pages if e.ended and e.stage != "READY" and e.names not in shown]
-    said = []
-    if any(each.names in shown for each in of_pages):
-        said.append(WORDS_ELSEWHERE)
-    if young:
-        what = "replica" if len(young) == 1 else "replicas"
-        said.append(
-            f"{len(young)} more {what} ended before READY, but metrics pages do not show the time: "
-            "use --all to show all ended replicas"
-        )
-    return said
-
-
-WORDS_ELSEWHERE = (
-    "metrics pages have only numbers: to see stores, errors, last events and what a replica "
-    "waits for, run serve-warm status on the replica's node"
-)
+    advice = "run as the user that runs the replicas, or pass --state-dir"
+    return [f"found no replica in {now.directory}; {advice}"]
 
 
 def line(each: Observed) -> str:
@@ -202,12 +156,21 @@ def line(each: Observed) -> str:
     facts = [
         standing(each),
         f"inputs {done}" if done else "",
-        f"verdict {each.verdict}" if each.verdict else "",
+        f"verdict {verdict(each)}" if each.verdict else "",
         f"for {age(each.stage_s)}" if each.stage_s is not None else "",
         wrote if each.ended else f"heartbeat {wrote}" if each.heartbeat_s is not None else "",
     ]
     said = "; ".join([", ".join(filter(None, facts)), *notes(each)])
     return node.shown(f"{each.application}#{each.deployment} {each.replica}: {said}")
+
+
+def verdict(each: Observed) -> str:
+    """Return a replica's verdict, and for a full hit the lowest level of its calls."""
+    if each.verdict != "full_hit":
+        return each.verdict
+    used = [int(level) for level, count in each.levels.items() if count]
+    lowest = min(used, default=1 if each.traced == "all" else 0)
+    return f"{each.verdict}, level {lowest}" if lowest else each.verdict
 
 
 def changes(before: Look, now: Look, which: Which) -> list[str]:
@@ -219,8 +182,8 @@ def changes(before: Look, now: Look, which: Which) -> list[str]:
     here = choose(now, which)
     lines = [line(each) for each in here if _standing(was.pop(each.names, None)) != _standing(each)]
     lines += [node.shown(f"{app}#{deployment} {name}: gone") for app, deployment, name in was]
-    said = [*troubles(before), *remarks(before, which)] if before.sources else []
-    return lines + [t for t in (*troubles(now), *remarks(now, which)) if t not in said]
+    said = troubles(before) if before.directory else []
+    return lines + [text for text in troubles(now) if text not in said]
 
 
 def _standing(each: Observed | None) -> tuple[str, ...]:
@@ -231,7 +194,7 @@ def plain(now: Look) -> dict[str, Any]:
     """Return the data for JSON, with all replicas and null for unknown facts."""
     return {
         "ready": now.ready,
-        "sources": list(now.sources),
+        "directory": now.directory,
         "troubles": troubles(now),
         "replicas": [
             {
@@ -370,7 +333,7 @@ def _all_warm(group: Iterable[Observed]) -> bool:
 
 def _cells(each: Observed) -> tuple[str, ...]:
     name = node.shown(each.replica)
-    return (name, standing(each), inputs(each), each.verdict, age(each.stage_s), heartbeat(each))
+    return (name, standing(each), inputs(each), verdict(each), age(each.stage_s), heartbeat(each))
 
 
 def _row(cells: Iterable[str], widths: Iterable[int]) -> str:

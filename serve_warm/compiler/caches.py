@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Torch's caches of compiled code: cache artifacts, cache folders and precompiled headers.
+"""Torch's caches of compiled code: cache folders and precompiled headers.
 
-`torch.compiler.save_cache_artifacts` and `load_cache_artifacts` are public. torch's names for
-precompiled headers are private; each function says in which version the names were seen.
+torch's names for precompiled headers are private; each function says in which version the names
+were seen.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-import os
-import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +18,8 @@ from types import ModuleType
 from typing import Any, Literal
 
 from serve_warm import _private_folders
-from serve_warm._redaction import loggable
-from serve_warm.compiler.background_import import when_imported
 from serve_warm.compiler.cpu_target import force_setting
+from serve_warm.compiler.imports import when_imported
 
 logger = logging.getLogger(__name__)
 
@@ -96,18 +93,15 @@ def _move_headers(codecache: ModuleType, find: Callable[[], Path] | None = None)
         )
 
 
-def header_directory(base: Path | None = None) -> Path:
+def header_directory() -> Path:
     """Return the folder of this user's precompiled headers: `user_folder("headers")`.
 
     All processes of a user share the folder, because precompiling a header costs 5.7 s and saves
     only 1 s per kernel. Compiling six kernels on two cores takes 3.8 s with the precompiled header,
     7.1 s without it, and 10.5 s if the header must be made first. If another user could write to
-    the folder or replace it, the result is a new folder that only this process uses. With `base`,
-    the folder is below `base`.
+    the folder or replace it, the result is a new folder that only this process uses.
     """
     folder = _private_folders.user_folder("headers")
-    if base is not None:
-        folder = base / f"serve_warm-{os.geteuid()}" / "headers"
     try:
         _private_folders.make_private(folder)
         why = _private_folders.sentence(_private_folders.problems(folder))
@@ -116,46 +110,12 @@ def header_directory(base: Path | None = None) -> Path:
     if not why:
         return folder
     logger.warning("this process compiles its own C++ headers, because %s", why)
-    return private_directory(base)
+    return private_directory()
 
 
 @functools.cache
 def _own_header_directory() -> Path:
     return private_directory()
-
-
-def save_torch_bytes() -> bytes:
-    """Return torch's cache artifacts for this process as bytes; empty bytes if there are none.
-
-    Call this once per process. If the process compiles more and saves again, the entries of the
-    first save are lost when the second save is loaded (torch 2.13 to 2.15).
-    """
-    import torch
-    import torch._dynamo  # saving fails before Dynamo is imported
-
-    saved = torch.compiler.save_cache_artifacts()
-    return saved[0] if saved is not None else b""
-
-
-def load_torch_bytes(raw: bytes) -> bool:
-    """Load bytes from `save_torch_bytes`; return whether torch accepted the bytes.
-
-    Loading runs code from the bytes, so check the signature first. False means that torch found a
-    bad entry. By then, torch might have written earlier entries to the cache directory. From 2.14
-    on, torch does not open entries when loading: an unreadable entry becomes a cache miss when a
-    compile looks it up.
-    """
-    import torch
-    import torch._dynamo
-
-    try:
-        return torch.compiler.load_cache_artifacts(raw) is not None
-    except (pickle.UnpicklingError, AttributeError, EOFError, ImportError, IndexError) as error:
-        # Unpickling an entry can raise these errors. torch up to 2.13 does not catch them for all
-        # entries.
-        what = "torch could not read an entry of its cache artifacts"
-        logger.warning(what, exc_info=loggable(error))
-        return False
 
 
 def forget_compiled() -> None:
@@ -176,13 +136,13 @@ def forget_compiled() -> None:
         clear()
 
 
-def private_directory(base: Path | None = None) -> Path:
+def private_directory() -> Path:
     """Return a new, empty directory of mode 0700 for the caches of this process.
 
-    The directory is deleted when the process ends (`_private_folders.process_folder`). `base`
-    defaults to `_private_folders.private_base()`. If other users can write to `base`, the new
-    directory is not safe either: do not put any part of an artifact there.
+    The directory is deleted when the process ends (`_private_folders.process_folder`). If
+    other users can write to `_private_folders.private_base()`, the new directory is not safe
+    either: do not put any part of an artifact there.
     """
-    cache = _private_folders.process_folder(base) / "cache"
+    cache = _private_folders.process_folder() / "cache"
     cache.mkdir(mode=0o700)
     return cache

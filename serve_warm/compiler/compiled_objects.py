@@ -9,12 +9,18 @@ Torch keeps a backend on a compiled callable under private names (`dynamo_ctx`,
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import inspect
+import itertools
+import re
 import sys
-from collections.abc import Callable, Mapping
-from types import CellType, CodeType, ModuleType
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
+
+from serve_warm._redaction import excerpt
 
 
 class HandedOver(abc.ABC):
@@ -26,6 +32,10 @@ class HandedOver(abc.ABC):
 
     torch_compiled: Callable[[], Any]
     """Function that returns the result of `torch.compile`. `torch.compile` imports Dynamo."""
+
+    @abc.abstractmethod
+    def was_called(self) -> bool:
+        """Return whether any call has reached the dispatcher."""
 
     @abc.abstractmethod
     def library_arguments(self) -> str:
@@ -106,8 +116,7 @@ def _is_compiled(value: Any) -> bool:
 
 def _list_held(value: Any) -> list[Any]:
     """Return objects that a value contains or uses and that might lead to compiled code."""
-    plain = (str, bytes, int, float, type, ModuleType)
-    if isinstance(value, plain) or _is_foreign(type(value)):
+    if isinstance(value, PLAIN) or _is_foreign(type(value)):
         return []
     if isinstance(value, (list, tuple, set, frozenset, Mapping)):
         return list(value.values() if isinstance(value, Mapping) else value)
@@ -198,6 +207,12 @@ def _backend_of(compiled: Any) -> Any:
     """Return the backend object that a callable was compiled with, or `None`."""
     from torch._dynamo.eval_frame import innermost_backend
 
+    callback = _callback_of(compiled)
+    return innermost_backend(callback) if callback not in (None, False) else None
+
+
+def _callback_of(compiled: Any) -> Any:
+    """Return what Dynamo calls to compile for a callable, or `None`."""
     handed_over = _find_dispatcher(compiled)
     if handed_over is not None:
         compiled = handed_over.torch_compiled()
@@ -208,7 +223,261 @@ def _backend_of(compiled: Any) -> Any:
         names = getattr(getattr(compiled, "__code__", None), "co_freevars", ())
         if closure and "callback" in names and hasattr(compiled, "_torchdynamo_orig_callable"):
             callback = closure[names.index("callback")].cell_contents
-    return innermost_backend(callback) if callback not in (None, False) else None
+    return callback
+
+
+PATH_DEPTH = 4
+"""How deep `find_compiled` looks into attributes and containers."""
+
+
+def find_uncalled(
+    owner: Any,
+    found: Sequence[tuple[str, Any]],
+    entered: Collection[int],
+    called_methods: Collection[str],
+) -> list[str]:
+    """Return the paths of compiled objects that no call has reached, such as `self.drift`.
+
+    `found` comes from `find_compiled`. `entered` has the ids of the callbacks with which Dynamo was
+    entered. `called_methods` has the names of the methods that were called, or `ANY_METHOD`.
+
+    A module inside another compiled module is part of the code of that one. What a compiled
+    function calls is part of the function's code, so an object is left out if a called function
+    mentions its name, directly or through others. A module may also be an argument of the function,
+    so it is left out if a called method mentions it.
+    """
+    called = {id(value): value for _, value in found if _was_entered(value, entered)}
+    uncalled = [(path, value) for path, value in found if id(value) not in called]
+    inside = {id(part) for _, value in found for part in _parts_of(value)}
+    functions = [value for value in called.values() if not _is_module(value)]
+    of_functions = of_modules = set[str]()
+    if functions and uncalled:
+        of_functions = _names_below(owner, functions)
+        methods = [getattr(type(owner), name, None) for name in called_methods]
+        of_modules = of_functions | _names_below(owner, methods)
+        if ANY_METHOD in called_methods:
+            of_modules |= LOOKUPS
+    paths = []
+    for path, value in uncalled:
+        names = of_modules if _is_module(value) else of_functions
+        is_mentioned = names & LOOKUPS or names.intersection(_words_of(path))
+        if id(value) not in inside and not is_mentioned:
+            paths.append(path)
+    return paths
+
+
+def _words_of(path: str) -> list[str]:
+    """Return the names in a path, such as `['by_language', 'de']`."""
+    return re.findall(r"\w+", path.removeprefix("self."))
+
+
+def _names_below(owner: Any, functions: Iterable[Any]) -> set[str]:
+    """Return the names that compiled functions mention, also through functions that they name.
+
+    A name in a closure stands for its object, so the paths of compiled objects have it, too.
+    """
+    methods = {name: value for kind in type(owner).__mro__ for name, value in vars(kind).items()}
+    waiting: list[Any] = [inspect.unwrap(each) for each in functions]
+    names, seen = set[str](), set[int]()
+    while waiting:
+        value = waiting.pop()
+        function = getattr(value, "__func__", value)
+        if type(function) is not FunctionType or id(function) in seen or _is_foreign(function):
+            continue
+        seen.add(id(function))
+        codes = [function.__code__]
+        for code in codes:  # the list grows with nested functions
+            codes += [const for const in code.co_consts if isinstance(const, CodeType)]
+            mentioned = {*code.co_names, *code.co_varnames, *code.co_freevars}
+            names |= mentioned
+            waiting += [methods.get(name) for name in mentioned]
+        waiting += _list_used(function)
+    return names
+
+
+def find_uncalled_methods(
+    owner: Any, found: Sequence[tuple[str, Any]], called: Collection[str]
+) -> list[str]:
+    """Return the public methods that use a compiled attribute and that no call can have reached.
+
+    `found` comes from `find_compiled`. `called` has the names of the methods that were called, or
+    `ANY_METHOD`. The search reads names in code, and runs none. A method counts as reached if a
+    called method, `__init__` or another method that runs at the start names it, directly or through
+    others. A method that uses compiled attributes only through such methods is left out, because it
+    may prepare their arguments. If a called method looks up attributes by name, the result is
+    empty.
+    """
+    compiled = {_words_of(path)[0] for path, _ in found}
+    if not compiled or ANY_METHOD in called:
+        return []
+    names: dict[str, set[str]] = {}
+    codes: dict[str, set[CodeType]] = {}
+    inherited = set[str]()
+    for kind in type(owner).__mro__:
+        if _is_foreign(kind):
+            inherited.update(vars(kind))  # what the application overrides, others call
+            continue
+        for name, value in vars(kind).items():
+            for code in _codes_of(value):
+                names.setdefault(name, set()).update(_names_in(code))
+                codes.setdefault(name, set()).add(code)
+    if _reach(called, names) & LOOKUPS:
+        return []
+    known = inherited | _reach({*called, *RUN_AT_START}, names)
+    run = set().union(*(codes.get(name, ()) for name in known))
+    unknown = {name: names[name] for name in names.keys() - known}
+    return [
+        name
+        for name, own in codes.items()
+        if not (own & run or (name.startswith("_") and name != "__call__"))
+        and compiled & _reach([name], unknown)
+    ]
+
+
+ANY_METHOD = "*"
+"""Stands in a set of called methods for one that is not known."""
+
+RUN_AT_START = ("__init__", "reconfigure", "check_health", "record_routing_stats")
+"""Methods that run at the start of a replica, or that Ray Serve calls itself."""
+
+LOOKUPS = frozenset(
+    {"getattr", "methodcaller", "attrgetter", "__getattribute__", "__dict__", "vars"}
+)
+"""Names that find a method without naming it."""
+
+
+def _codes_of(value: Any) -> Iterator[CodeType]:
+    """Yield the code of a function of a class, and of the functions that it wraps.
+
+    Judges objects by their types, because attributes of other objects may run code.
+    """
+    waiting, seen = [value], set[int]()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, (staticmethod, classmethod)):
+            value = value.__func__
+        if type(value) is FunctionType and id(value) not in seen:
+            seen.add(id(value))
+            yield value.__code__
+            waiting.append(vars(value).get("__wrapped__"))
+            for cell in value.__closure__ or ():
+                with contextlib.suppress(ValueError):  # an empty cell
+                    waiting.append(cell.cell_contents)
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names that a function and the functions inside it mention."""
+    waiting, names = [code], set[str]()
+    while waiting:
+        code = waiting.pop()
+        names.update(code.co_names)
+        waiting.extend(each for each in code.co_consts if isinstance(each, CodeType))
+    return names
+
+
+def _reach(start: Iterable[str], names: Mapping[str, set[str]]) -> set[str]:
+    """Return the names that these methods mention, directly or through other methods."""
+    waiting, reached = [*start], set[str]()
+    while waiting:
+        if (name := waiting.pop()) not in reached:
+            reached.add(name)
+            waiting.extend(names.get(name, ()))
+    return reached
+
+
+def find_compiled(owner: Any) -> list[tuple[str, Any]]:
+    """Return the compiled objects below the user's object, each with its path.
+
+    Such a path is `self.model`, or the name of a global that a method uses. The search runs none of
+    the object's code.
+    """
+    if "torch" not in sys.modules:
+        return []
+    found: list[tuple[str, Any]] = []
+    waiting, seen = deque([("self", owner, PATH_DEPTH)]), {id(owner)}
+    for path, value in _list_of_class(type(owner)):
+        if id(value) not in seen and not isinstance(value, PLAIN):
+            seen.add(id(value))
+            waiting.append((path, value, PATH_DEPTH - 1))
+    while waiting:
+        path, value, depth = waiting.popleft()
+        if value is not owner and _is_itself_compiled(value):
+            found.append((path, value))
+            continue
+        parts = _named_parts(value) if depth else ()
+        for name, below in parts:
+            if len(seen) >= LOOKED_AT:
+                return found
+            if id(below) not in seen and not isinstance(below, PLAIN):
+                seen.add(id(below))
+                waiting.append((path + name, below, depth - 1))
+    return found
+
+
+def _list_of_class(kind: type) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of a class, and the globals that its methods name, with their paths."""
+    for each in kind.__mro__:
+        if _is_foreign(each):
+            continue
+        names = set[str]()
+        for name, value in vars(each).items():
+            codes = [*_codes_of(value)]
+            names.update(*map(_names_in, codes))
+            if not codes:
+                yield f"self.{name}", value
+        module = vars(sys.modules.get(each.__module__, sys))
+        yield from ((name, module[name]) for name in sorted(names & module.keys()))
+
+
+PLAIN = (str, bytes, int, float, type, ModuleType)
+"""Types whose objects lead to no compiled code."""
+
+
+def _is_module(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.nn.Module)
+
+
+def _is_itself_compiled(value: Any) -> bool:
+    if _find_dispatcher(value) is not None:
+        return True
+    if not (_is_module(value) or inspect.isroutine(value)) or "torch._dynamo" not in sys.modules:
+        return False
+    return any(_callback_of(each) not in (None, False) for each in _calls_of(value))
+
+
+def _calls_of(value: Any) -> list[Any]:
+    """Return what Dynamo or a dispatcher may have been entered through for a compiled object."""
+    in_place = getattr(value, "__dict__", {}).get("_compiled_call_impl")
+    return [each for each in (value, in_place) if each is not None]
+
+
+def _named_parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        items = list(itertools.islice(value.items(), LOOKED_AT))
+        yield from ((f"[{excerpt(repr(key))}]", item) for key, item in items)
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"[{number}]", item) for number, item in enumerate(value))
+    elif _is_module(value):
+        yield from ((f".{name}", item) for name, item in value.named_children())
+    elif not isinstance(value, PLAIN) and not _is_foreign(type(value)):
+        attributes = dict(getattr(value, "__dict__", {}))
+        yield from ((f".{name}", item) for name, item in attributes.items())
+
+
+def _parts_of(value: Any) -> list[Any]:
+    """Return all modules inside a compiled module."""
+    return list(value.modules())[1:] if _is_module(value) else []
+
+
+def _was_entered(value: Any, entered: Collection[int]) -> bool:
+    dispatchers = [_find_dispatcher(each) for each in _calls_of(value)]
+    if any(each is not None and each.was_called() for each in dispatchers):
+        return True
+    if "torch._dynamo" not in sys.modules:
+        return False
+    return any(id(_callback_of(each)) in entered for each in _calls_of(value))
 
 
 def _region_of(module: Any) -> Any:

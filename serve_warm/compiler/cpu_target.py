@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from serve_warm import fingerprint
-from serve_warm.compiler.background_import import when_imported
+from serve_warm.compiler.imports import when_imported
 from serve_warm.errors import CompilerMissing, ConfigError
 
 

@@ -36,7 +36,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from serve_warm._redaction import first_line
-from serve_warm.compiler.background_import import when_imported
+from serve_warm.compiler.imports import when_imported
 from serve_warm.inputs import InputSignature
 from serve_warm.report import CompileEvent, DeviceMemory
 

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evidence that an input reached compiled code: the compiled calls during each replay.
 
-A replay proves an input if the replay calls compiled code and no code is compiled. Without a
-compiled call, nothing is proven. For example, a handler that returns early or returns a cached
-answer compiles nothing in the replay, but the first real request would compile.
+A replay proves an input if compiled code runs and no code is compiled. Without a compiled call,
+nothing is proven. For example, a handler that returns early or returns a cached answer compiles
+nothing in the replay, but the first real request would compile. And a call to a function that
+torch.compile returned is no compiled call if torch runs the function eagerly.
 
 A replay marks its context (`contextvars`). Tasks, `asyncio.to_thread`, AnyIO's threads and the
 model thread copy the context, so their calls carry the mark. Thread pools, threads that read a
@@ -16,7 +17,9 @@ then distinguishes calls that belong to the replay from calls of unrelated threa
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
 
@@ -29,6 +32,10 @@ class Replayed:
         self.beside: set[int] = set()
         """Calls in other contexts during the replay, made by the replay or by an unrelated
         thread."""
+        self.entered = False
+        """Whether a function that torch.compile returned was called, even if it ran eagerly."""
+        self.switch = ""
+        """What turned torch's compiler off for a call, if anything did."""
 
 
 _marked: ContextVar[Replayed | None] = ContextVar("serve_warm_replayed", default=None)
@@ -40,10 +47,21 @@ class CompiledCalls:
     def __init__(self) -> None:
         self.threads: set[int] = set()
         """Native ids of all threads that made a compiled call."""
+        self.entered = False
+        """Whether a function that torch.compile returned was called, even if it ran eagerly."""
         self._replayed: Replayed | None = None
 
+    def enter(self, switch: str) -> None:
+        """Record that a function that torch.compile returned was called, and what turned it off."""
+        self.entered = True
+        replayed = self._replayed
+        if replayed is not None:
+            replayed.entered = True
+            replayed.switch = replayed.switch or switch
+
     def add(self, thread: int) -> None:
-        """Record that `thread` made a compiled call in the current context."""
+        """Record that `thread` ran compiled code in the current context."""
+        self.entered = True
         self.threads.add(thread)
         replayed = self._replayed
         if replayed is None:
@@ -87,3 +105,61 @@ def note_calls() -> Iterator[CompiledCalls]:
         yield calls
     finally:
         current = None
+
+
+class _Below(threading.local):
+    reason = ""
+    """Why the call that runs on this thread has no entry; empty if it needs none."""
+
+
+_below = _Below()
+
+
+def why_below() -> str:
+    """Return why the running call has no entry and goes to torch.compile, if it does."""
+    return _below.reason
+
+
+@contextlib.contextmanager
+def below(reason: str) -> Iterator[None]:
+    """Say why the call in the block has no entry, for the case that it compiles."""
+    before, _below.reason = _below.reason, reason
+    try:
+        yield
+    finally:
+        _below.reason = before
+
+
+class EagerAnswers:
+    """Requests that run eagerly instead of compiling, while an update is proven."""
+
+    def __init__(self, is_request: Callable[[], bool]) -> None:
+        self.calls: Counter[str] = Counter()
+        """How many calls ran eagerly, by function."""
+        self._is_request = is_request
+
+    def takes(self) -> bool:
+        """Return whether the current call runs eagerly if it would compile.
+
+        Only calls that belong to a request for certain run eagerly. A call on a thread that keeps
+        no context may belong to a replay, which must compile.
+        """
+        return _marked.get() is None and self._is_request()
+
+
+eager_answers: EagerAnswers | None = None
+"""Set while an update is proven. Calls that would compile read this attribute."""
+
+
+@contextlib.contextmanager
+def answer_eagerly(is_request: Callable[[], bool]) -> Iterator[EagerAnswers]:
+    """In the block, run requests eagerly whose calls would compile.
+
+    `is_request` returns whether the current context is that of a request.
+    """
+    global eager_answers  # noqa: PLW0603 - process-wide, like the hooks that read it
+    answers = eager_answers = EagerAnswers(is_request)
+    try:
+        yield answers
+    finally:
+        eager_answers = None

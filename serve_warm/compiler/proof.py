@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from types import ModuleType
 
-from serve_warm.compiler.background_import import when_imported
+from serve_warm.compiler.imports import when_imported
 from serve_warm.compiler.watch import watch_process
 
 

@@ -40,7 +40,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from serve_warm.compiler.background_import import when_imported
+from serve_warm.compiler.imports import when_imported
 from serve_warm.config import point_triton_at_ptxas
 from serve_warm.errors import ArtifactRefused
 from serve_warm.report import CompileEvent

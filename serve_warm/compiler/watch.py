@@ -14,21 +14,28 @@ its target module is imported, before any code can use that module.
 
 from __future__ import annotations
 
+import contextlib
+import dis
 import functools
+import linecache
 import logging
+import re
 import shlex
 import sys
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from serve_warm._records import record
 from serve_warm._redaction import hide_texts
 from serve_warm.compiler import cuda_graphs, evidence, triton_kernels
-from serve_warm.compiler.background_import import when_imported
+from serve_warm.compiler.imports import when_imported
+from serve_warm.compiler.switches import find_switch
 from serve_warm.inputs import InputSignature
 from serve_warm.report import CompileEvent, Counts
 
@@ -40,9 +47,21 @@ EVENTS_KEPT = 64
 include them."""
 
 
+SIGNATURES_KEPT = 4096
+"""Maximum number of compiled calls that a watch remembers."""
+
+
 OBJECT_SUFFIXES = (".so", ".o", ".a", ".dylib", ".pyd", ".dll")
 """Suffixes of the output files of a compile. `g++ --version` and preprocessing write no such
 file."""
+
+
+ANOTHER = "the object is not the one that was proven: the application replaced or added it"
+"""The reason of a compile after READY for an object whose class had compiled before."""
+
+
+FUNCTIONS = "all compiled functions"
+"""The name in events that are about no single function."""
 
 
 class Watch:
@@ -69,24 +88,76 @@ class Watch:
         self._compile_s = 0.0
         self._compiler_processes = 0
         self._compiler_s = 0.0
+        self._owners: dict[CodeType, dict[int, Callable[[], Any]]] = {}
         self._events: deque[CompileEvent] = deque(maxlen=EVENTS_KEPT)
+        self.compiling = 0
+        """How many compiles are running."""
         self.fallen: dict[int, CodeType] = {}
         """Code that reached its recompile limit and now runs eagerly, keyed by the id of the code
         object."""
+        self.untaken: dict[int, CodeType] = {}
+        """Code after a graph break that has not run yet, keyed by the id of the code object. If the
+        code before the break has run, this is a branch that no call took."""
+        self.read_values = _ReadValues()
+        """Values that code reads from tensors, and for which it was compiled."""
+        self.given_up: dict[str, str] = {}
+        """Functions that torch was asked to compile and runs eagerly, with the reason."""
+        self.compiled: set[tuple[str, ...]] = set()
+        """Functions with the sizes for which they were compiled."""
+        self.entered: set[int] = set()
+        """Ids of the callbacks of `torch.compile` with which a start entered Dynamo."""
         self.refusing = False
         """Whether `forbid()` (and not user code) set torch's stance to `fail_on_recompile`."""
         self.on_event: Callable[[CompileEvent], None] | None = None
+        self.on_begin: Callable[[], None] | None = None
+        """Called before each compile, in the thread that compiles."""
         self.forbidden: Callable[[CompileEvent], BaseException] | None = None
         """If set, serve_warm prevents each compile, and raises the exception that this function
         returns."""
+
+    def take_untaken_branches(self) -> dict[str, str]:
+        """Return where the branches begin that no call took, each with its file's path.
+
+        The keys have the form `app.py:31, in forward`. A Python value that a function reads from a
+        tensor is a branch, too, if all calls had the same one. Each branch is returned once,
+        because another warm-up in this process has other inputs.
+        """
+        untaken, self.untaken = self.untaken, {}
+        read, self.read_values = self.read_values, _ReadValues()
+        found = read.list_constant()
+        for code in untaken.values():
+            named = RESUME_NAME.fullmatch(code.co_name)
+            if named is not None:
+                where = f"{Path(code.co_filename).name}:{named[2]}, in {named[1]}"
+                found[where] = code.co_filename
+        return dict(sorted(found.items()))
+
+    def why_another(self, frame: Any) -> str:
+        """Note whose method a compiled frame is, and return why it compiles again, if that is why.
+
+        Returns an empty string before READY, and for an object whose method was compiled before.
+        """
+        called = _Called.by(frame)
+        if called.owner is None:
+            return ""
+        with self._lock:
+            owners = self._owners.setdefault(called.code, {})
+            known, others = owners.get(id(called.owner)), len(owners)
+            if known is not None and known() is called.owner:
+                return ""
+            for key in [key for key, reference in owners.items() if reference() is None]:
+                del owners[key]
+            with contextlib.suppress(TypeError):  # not every object has weak references
+                owners[id(called.owner)] = weakref.ref(called.owner)
+        # Only for calls that were compiled for another object: other calls differ in more.
+        is_known = called.sizes in self.compiled
+        return ANOTHER if others and is_known and self.on_event is not None else ""
 
     def counts(self) -> Counts:
         """Return all counts since the watch began."""
         # This name is private, and the same from 2.6 to 2.15. Without Dynamo, nothing was compiled.
         counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
-        aot, inductor = (
-            ({}, {}) if counters is None else (counters["aot_autograd"], counters["inductor"])
-        )
+        inductor = {} if counters is None else counters["inductor"]
         with self._lock:
             return Counts(
                 compiles=self._compiles,
@@ -101,9 +172,6 @@ class Watch:
                 fx_hits=inductor.get("fxgraph_cache_hit", 0),
                 fx_misses=inductor.get("fxgraph_cache_miss", 0),
                 fx_bypasses=inductor.get("fxgraph_cache_bypass", 0),
-                aot_hits=aot.get("autograd_cache_hit", 0),
-                aot_misses=aot.get("autograd_cache_miss", 0),
-                aot_bypasses=aot.get("autograd_cache_bypass", 0),
                 compiler_processes=self._compiler_processes,
                 compiler_s=self._compiler_s,
                 compile_s=self._compile_s,
@@ -123,6 +191,17 @@ class Watch:
 
     # The hooks call the following methods on the thread that compiles.
 
+    @contextlib.contextmanager
+    def compile_running(self) -> Iterator[None]:
+        """Count the block as a running compile."""
+        with self._lock:
+            self.compiling += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.compiling -= 1
+
     def note(self, event: CompileEvent) -> None:
         """Count and store an event, and pass the event to `on_event`."""
         with self._lock:
@@ -140,8 +219,25 @@ class Watch:
                 self._capture_s += event.seconds
             if event.kind == "tuning":
                 self._tuning_s += event.seconds
-        if self.on_event is not None:
-            self.on_event(event)
+        on_event = self.on_event  # an update may take it away
+        if on_event is not None:
+            on_event(event)
+
+    def note_stance(self, why: str) -> None:
+        """Record, once for each reason, that the application's stance makes calls run eagerly."""
+        if why and why not in self.given_up.values():
+            self.given_up[FUNCTIONS] = why
+            self.note(
+                CompileEvent(
+                    kind="eager",
+                    function=FUNCTIONS,
+                    signature="",
+                    reason=why,
+                    seconds=0.0,
+                    thread=threading.get_native_id(),
+                    at_unix=time.time(),
+                )
+            )
 
     def note_eager_run(self) -> None:
         """Count a call that torch's graph trees ran eagerly before a capture."""
@@ -167,24 +263,188 @@ class _Watched:
 
     def __call__(self, frame: Any, *args: Any) -> Any:
         callback, seen = self._torchdynamo_orig_backend, self._seen
-        if seen.forbidden is not None and _would_compile(frame):
-            event = _event("forbidden", frame, reason="compiling is forbidden after ready")
+        # After READY, a user must be told which guard of which variant matters.
+        why = "" if seen.on_event is None else _why_none_fits(seen, frame, callback)
+        # An update may change these at any time.
+        forbidden, on_begin = seen.forbidden, seen.on_begin
+        if forbidden is not None and _would_compile(frame):
+            reason = "; ".join(filter(None, ("compiling is forbidden after ready", why)))
+            event = _event("forbidden", frame, reason=reason)
             seen.note(event)
-            raise seen.forbidden(event)
+            raise forbidden(event)
+        seen.untaken.pop(id(frame.f_code), None)
+        if on_begin is not None and _would_compile(frame):
+            on_begin()
         start = time.perf_counter()
-        result = callback(frame, *args)
+        with seen.compile_running():
+            result = callback(frame, *args)
         seconds = time.perf_counter() - start
         if result.guarded_code is not None:
+            _count_runs(frame.f_globals, result.guarded_code.code)
+            _note_resumes(seen, frame.f_globals, result.guarded_code.code)
+            seen.read_values.note(frame.f_code, result.guarded_code.guard_manager)
             reason = _recompile_reason()
             kind = "recompile" if reason else "compile"
-            seen.note(_event(kind, frame, reason=reason, seconds=seconds))
+            reason = seen.why_another(frame) or evidence.why_below() or why or reason
+            event = _event(kind, frame, reason=reason, seconds=seconds)
+            if len(seen.compiled) < SIGNATURES_KEPT:
+                seen.compiled.add(_Called.by(frame).sizes)
+            seen.note(event)
         elif "RUN_ONLY" in str(result.frame_exec_strategy.cur_action):
             # From now on, Dynamo runs this code eagerly if no variant fits, without calling a
             # callback.
             seen.fallen[id(frame.f_code)] = frame.f_code
             reason = f"recompile limit reached; {_recompile_reason()}"
             seen.note(_event("eager", frame, reason=reason, seconds=seconds))
+        elif (given_up := _why_given_up(frame, result)) is not None:
+            event = _event("eager", frame, reason=given_up, seconds=seconds)
+            seen.given_up[event.function] = given_up
+            seen.note(event)
         return result
+
+
+GRAPH = "__compiled_fn"
+"""How the names begin under which Dynamo stores compiled graphs in a function's globals (private;
+2.11 to 2.15)."""
+
+
+def _count_runs(names: dict[str, Any], code: CodeType) -> None:
+    """Record the runs of the graphs that the code of a frame calls, as evidence."""
+    for name in code.co_names:
+        graph = names.get(name) if name.startswith(GRAPH) else None
+        if graph is not None and getattr(graph, "__code__", None) is not _RUN_CODE:
+            names[name] = _record_runs(graph)
+
+
+RESUMED = "__resume_at"
+"""How the names begin under which Dynamo stores the code after a graph break (private; 2.11 to
+2.15)."""
+
+
+def _note_resumes(seen: Watch, names: Mapping[str, Any], code: CodeType) -> None:
+    for name in code.co_names:
+        resumed = getattr(names.get(name), "__code__", None) if name.startswith(RESUMED) else None
+        if resumed is not None and not _only_raises(resumed):
+            seen.untaken[id(resumed)] = resumed
+
+
+RESUME_NAME = re.compile(r"torch_dynamo_resume_in_(.*)_at_(\d+)")
+"""The name of code after a graph break, with the function and the line (private; 2.11 to 2.15)."""
+
+READS = re.compile(r"\b(?:bool|int|float)\(|\.(?:item|tolist)\(")
+"""What a line contains that reads a Python value from a tensor."""
+
+EQUALS = re.compile(r"L\['(\w+)'\]((?:\[\d+\])*) == (.+)", re.DOTALL)
+"""A guard on the value of a local variable (private; 2.11 to 2.15)."""
+
+
+class _ReadValues:
+    """The Python values for which the code after graph breaks was compiled.
+
+    `positive = bool(x.sum() > 0)` breaks the graph, and the code after it holds for one value. An
+    argument of the function is not such a value, because its caller chooses it.
+    """
+
+    def __init__(self) -> None:
+        self._arguments: dict[tuple[str, str], frozenset[str]] = {}
+        self._values: dict[tuple[str, str, int, str], set[str]] = {}
+        self._reading: set[tuple[str, str]] = set()
+
+    def note(self, code: CodeType, guards: Any) -> None:
+        """Note the guards of newly compiled code."""
+        named = RESUME_NAME.fullmatch(code.co_name)
+        if named is None:
+            names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            self._arguments[code.co_filename, code.co_name] = frozenset(names)
+            return
+        function, line = (code.co_filename, named[1]), int(named[2])
+        if READS.search(linecache.getline(code.co_filename, line)):
+            self._reading.add(function)
+        below = linecache.getline(code.co_filename, line + 1)
+        if below.lstrip().startswith("raise "):
+            return  # the other side compiles nothing
+        now: dict[str, str] = {}
+        for part in getattr(guards, "code_parts", ()):
+            match = EQUALS.fullmatch(part)
+            if match is not None and match[1] not in self._arguments.get(function, ()):
+                now[match[1] + match[2]] = match[3]
+        for place in [*now, *(each[3] for each in self._values if each[:3] == (*function, line))]:
+            # Without a guard, the code holds for each value.
+            self._values.setdefault((*function, line, place), set()).add(now.get(place, ""))
+
+    def list_constant(self) -> dict[str, str]:
+        """Return the values that could have been others, in the form of untaken branches."""
+        found = {}
+        for (file, function, line, place), values in self._values.items():
+            is_covered = "" in values or {"True", "False"} <= values
+            if (file, function) in self._reading and not is_covered:
+                name = "its value" if place.startswith("___stack") else place
+                shown = " or ".join(sorted(values)[:4])
+                found[f"{Path(file).name}:{line}, in {function}, where {name} was {shown}"] = file
+        return found
+
+
+def _only_raises(code: CodeType) -> bool:
+    """Return whether the code of a branch raises an error and does nothing else."""
+    steps = list(dis.get_instructions(code))
+    places = {step.offset: place for place, step in enumerate(steps)}
+    place, seen = 0, set[int]()
+    while place < len(steps) and place not in seen:
+        seen.add(place)
+        name = steps[place].opname
+        if name == "RAISE_VARARGS":
+            return True
+        # For example POP_JUMP_IF_FALSE in Python 3.10, and POP_JUMP_FORWARD_IF_FALSE in 3.11.
+        if name.startswith(("RETURN", "FOR_ITER")) or ("JUMP" in name and "IF" in name):
+            return False
+        place = places[steps[place].argval] if name.startswith("JUMP") else place + 1
+    return False
+
+
+def _record_runs(graph: Callable[..., Any]) -> Callable[..., Any]:
+    get_native_id = threading.get_native_id
+
+    def run(*args: Any) -> Any:
+        calls = evidence.current
+        if calls is not None:
+            calls.add(get_native_id())
+        return graph(*args)
+
+    return run
+
+
+_RUN_CODE = _record_runs(lambda: None).__code__
+
+
+def _why_given_up(frame: Any, result: Any) -> str | None:
+    """Return why torch runs a frame eagerly that it was asked to compile.
+
+    Returns None for frames in which there is nothing to compile.
+    """
+    from torch._dynamo import config
+
+    if not _would_compile(frame):
+        return None
+    said = str(getattr(result, "skip_reason", None) or "")  # not in 2.11
+    if config.disable:
+        return find_switch()
+    if "dispatch mode" in said or _has_dispatch_mode():
+        return (
+            "a torch dispatch mode is active, for example a FLOP counter: torch compiles nothing "
+            "in such a mode"
+        )
+    if "suppressed" in said or (not said and config.suppress_errors):
+        return (
+            "compiling it failed, and suppress_errors is on, so torch only logged the error: read "
+            "the lines of torch._dynamo before this one, or switch suppress_errors off"
+        )
+    return None
+
+
+def _has_dispatch_mode() -> bool:
+    from torch.utils import _python_dispatch
+
+    return bool(_python_dispatch.is_in_any_mode_without_ignore_compile_internals())
 
 
 def _would_compile(frame: Any) -> bool:
@@ -194,20 +454,48 @@ def _would_compile(frame: Any) -> bool:
     return not trace_rules.check(frame.f_code) and convert_frame.has_tensor_in_frame(frame)
 
 
+@record(frozen=True, kw_only=True)
+class _Called:
+    """What a frame runs: torch's wrapper around a function stands for the function."""
+
+    code: CodeType
+    function: str
+    """The name, with file and line."""
+    owner: Any
+    """The object whose method runs, if any."""
+    values: Mapping[str, Any]
+    """The arguments."""
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The function, and the sizes of all tensors in its arguments."""
+        signature = re.sub(r" strides \[[^]]*]", "", str(InputSignature.of(self.values)))
+        return self.function, *re.findall(r"\[[\d, ]+]", signature)
+
+    @classmethod
+    def by(cls, frame: Any) -> _Called:
+        values = dict(frame.f_locals)
+        owner = values.pop("self", None)
+        code, name = frame.f_code, frame.f_code.co_name
+        if code.co_filename.endswith("torch/_dynamo/external_utils.py") and "fn" in values:
+            # This is torch's wrapper around code that torch does not trace itself, such as a
+            # torch.nn module.
+            function = values.pop("fn")
+            owner = getattr(function, "__self__", function)
+            code, name = _unwrap(function, otherwise=code)
+        function = f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+        return cls(code=code, function=function, owner=owner, values=values)
+
+
 def _event(kind: str, frame: Any, *, reason: str = "", seconds: float = 0.0) -> CompileEvent:
-    values = {name: value for name, value in frame.f_locals.items() if name != "self"}
-    code, name = frame.f_code, frame.f_code.co_name
-    if code.co_filename.endswith("torch/_dynamo/external_utils.py") and "fn" in values:
-        # This is torch's wrapper around code that torch does not trace itself, such as a torch.nn
-        # module.
-        code, name = _unwrap(values.pop("fn"), otherwise=code)
+    called = _Called.by(frame)
     return CompileEvent(
         kind=kind,
-        function=f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})",
-        signature=str(InputSignature.of(values)),
+        function=called.function,
+        signature=str(InputSignature.of(called.values)),
         # A guard quotes strings from the inputs of the earlier variant, which may come from a
-        # request.
-        reason=hide_texts(reason),
+        # request. Torch adds a stack trace in lines of its own.
+        reason=hide_texts(" ".join(reason.partition("User stack trace")[0].split("\n")).rstrip()),
         seconds=seconds,
         thread=threading.get_native_id(),
         at_unix=time.time(),
@@ -221,6 +509,35 @@ def _unwrap(function: Any, *, otherwise: CodeType) -> tuple[CodeType, str]:
     code = getattr(forward if forward is not None else function, "__code__", otherwise)
     name = f"{type(owner).__name__}.forward" if forward is not None else code.co_name
     return code, name
+
+
+SIZE = re.compile(r"size mismatch|rank mismatch|\.size\(\)\[|len\(")
+"""Guards about sizes, in the words of torch 2.11 to 2.15."""
+
+
+def _why_none_fits(seen: Watch, frame: Any, callback: Any) -> str:
+    """Return the guard for which no compiled variant fits, or "" if there is no variant.
+
+    Each variant fails at another guard, and torch names only one variant. If the function was never
+    compiled for these sizes, the sizes matter, and otherwise a guard that is not about sizes.
+    """
+    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+    from torch._dynamo.eval_frame import innermost_backend
+    from torch._dynamo.guards import get_and_maybe_log_recompilation_reasons
+
+    variants = _debug_get_cache_entry_list(frame.f_code)
+    if not variants:
+        return ""
+    reasons = get_and_maybe_log_recompilation_reasons(
+        variants, frame, innermost_backend(callback), skip_logging=True
+    )
+    # Torch's wrapper `fn` runs all modules of torch.nn, so its variants belong to other modules.
+    own = [reason for reason in reasons if not re.search(r"\bfn\b", reason)]
+    called = _Called.by(frame)
+    is_known = called.sizes in seen.compiled
+    # torch adds the line of code, which may name anything.
+    first = [reason for reason in own if bool(SIZE.search(reason.partition("  #")[0])) != is_known]
+    return next(iter((*first, *own)), "")
 
 
 def _recompile_reason() -> str:
@@ -253,7 +570,7 @@ def watch_process() -> Watch:
 
 def _hook_dynamo(seen: Watch, eval_frame: Any) -> None:
     original: Callable[[Any], Any] = eval_frame._callback_from_stance
-    get_native_id = threading.get_native_id
+    _let_dynamo_skip(_RUN_CODE)
 
     def callback_from_stance(callback: Any) -> Any:
         chosen = original(callback)
@@ -261,8 +578,14 @@ def _hook_dynamo(seen: Watch, eval_frame: Any) -> None:
             return chosen  # compiling is disabled for this function
         calls = evidence.current
         if calls is not None:
-            calls.add(get_native_id())
+            seen.entered.add(id(callback))
+            calls.enter(find_switch() if chosen is None or chosen is False else "")
+        answers = evidence.eager_answers
+        if answers is not None and chosen is not None and chosen is not False and answers.takes():
+            return _Eager(callback, answers)
         if chosen is not callback:
+            if calls is None and seen.on_event is not None and not chosen:
+                seen.note_stance(find_switch())
             if calls is None or chosen is None or chosen is False or not seen.refusing:
                 return chosen
             # The stance is process-wide. A user thread that compiles during the proof must not fail
@@ -276,6 +599,44 @@ def _hook_dynamo(seen: Watch, eval_frame: Any) -> None:
             return callback._serve_warm_watched
 
     eval_frame._callback_from_stance = callback_from_stance
+
+
+def _let_dynamo_skip(code: CodeType) -> None:
+    """Run a function without tracing, when compiled code of Dynamo calls it (2.11 to 2.15)."""
+    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+
+    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
+    set_code_exec_strategy(code, skip)
+
+
+class _Eager:
+    """Runs a frame eagerly that would compile, and counts the call."""
+
+    def __init__(self, callback: Any, answers: evidence.EagerAnswers) -> None:
+        self._torchdynamo_orig_backend = callback
+        self._answers = answers
+
+    def __call__(self, frame: Any, *_: Any) -> Any:
+        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy
+        from torch._dynamo.types import ConvertFrameReturn
+
+        if _would_compile(frame):
+            self._answers.calls[_Called.by(frame).function] += 1
+        _count_for_fullgraph()
+        # Only this frame is skipped, with all that it calls: the code may be compiled later.
+        skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+        return ConvertFrameReturn(frame_exec_strategy=skip, apply_to_code=False)
+
+
+def _count_for_fullgraph() -> None:
+    """Let torch believe that it compiled a frame: with `fullgraph=True`, it raises otherwise."""
+    from torch._C._dynamo import eval_frame
+
+    # Private; in 2.13, and not in 2.11. It sets the count of this thread and returns the former
+    # one, which is -1 if nothing is counted.
+    count: Any = getattr(eval_frame, "set_fullgraph_compiled_frame_count", None)
+    if count is not None and (frames := count(-1)) >= 0:
+        count(frames + 1)
 
 
 class _Refused:

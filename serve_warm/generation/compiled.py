@@ -51,10 +51,13 @@ def compile_generation(
         raise MissingPackage("compile_generation", package="serve-warm[generation]") from error
     from serve_warm.generation.decoder import CachedDecoder
     from serve_warm.generation.same_model import SameModel
+    from serve_warm.precompile.compiled import returns_unchanged
 
     prompt_lengths = _check_arguments(model, batch, max_length, prompt_lengths)
     needs = reading.read(model, max_length=max_length, prompt_lengths=prompt_lengths)
     _check_lengths(model, max_length, prompt_lengths, has_fixed_input=needs.encoder_length > 0)
+    if returns_unchanged("compile_generation", arguments):
+        return model
     cache = steps.SlotCache(
         needs.layers, needs.cross, slots=batch, max_length=max_length, like=needs.like
     )

@@ -20,8 +20,7 @@ import torch
 from serve_warm.precompile.facts import NoEntry
 
 ASSIGNING = "assigning"
-"""Kind of result for calls that also assign attributes. Releases that do not know this kind refuse
-the plan."""
+"""Kind of result for calls that also assign attributes."""
 
 Path = Callable[[str], list[list[Any]]]
 """Function that turns Dynamo's expression for a module into the steps from the callee to the

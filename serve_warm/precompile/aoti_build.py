@@ -49,6 +49,7 @@ from serve_warm.precompile.entry_function import Plan
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.library_inputs import Input
 from serve_warm.precompile.names import locate, name_of_class
+from serve_warm.precompile.plain_state import putting_back
 from serve_warm.precompile.tensor_parts import plain_parts
 from serve_warm.precompile.trace_notes import callable_once, side_effects, source_of
 
@@ -156,10 +157,12 @@ class _Library:
         rows = [row for row, kind, _ in facts_.facts if kind == "returned"]
         objects = facts_.objects(callee)
         self.graph.existing = [(facts_.chain(row), objects[row]) for row in rows]
-        returned = self.captured.entry.fn(callee, *given)
-        plan: Plan = {**self.graph.plan(given, returned), **_numbers_of(self.captured.plan)}
         # Refuse a wrong plan before the graph is compiled.
-        self.graph.check_plan(plan, callee, given, returned)
+        with putting_back(callee):
+            returned = self.captured.entry.fn(callee, *given)
+            plan: Plan = {**self.graph.plan(given, returned), **_numbers_of(self.captured.plan)}
+            self.graph.refuse_other_result(plan, given, returned)
+        self.graph.refuse_other_inputs(plan, callee, given)
         return _Run(given=given, returned=returned, plan=plan)
 
     def finish(self, run: _Run) -> aot_compile.Made:
@@ -389,13 +392,9 @@ class _Graph:
             states.append(torch.cuda.get_rng_state(self._device))
         return states
 
-    def check_plan(self, plan: Plan, callee: Any, tensors: Sequence[Any], returned: Any) -> None:
-        """Raise `NoEntry` if a plan finds other inputs than a run, or builds another result."""
-        function = aoti_library.function_of(plan, None)
-        self._refuse_other_inputs(function.inputs(callee, tensors))
-        self._refuse_other_result(function, tensors, returned)
-
-    def _refuse_other_inputs(self, found: Sequence[Any]) -> None:
+    def refuse_other_inputs(self, plan: Plan, callee: Any, tensors: Sequence[Any]) -> None:
+        """Raise `NoEntry` if a plan finds other inputs than the run."""
+        found = aoti_library.function_of(plan, None).inputs(callee, tensors)
         for place, ours, given in zip(self._places, found, self._inputs, strict=True):
             if ours is not given:
                 where = place.name or place.path or place.index
@@ -418,10 +417,9 @@ class _Graph:
         output_aliases.refuse_lost_inputs(self._aliases, found)
         return output_aliases.outputs_to_copy(self._aliases, found)
 
-    def _refuse_other_result(
-        self, function: aoti_library.Function, tensors: Sequence[Any], returned: Any
-    ) -> None:
+    def refuse_other_result(self, plan: Plan, tensors: Sequence[Any], returned: Any) -> None:
         """Raise `NoEntry` if, for equal tensors, the plan's and the eager result differ."""
+        function = aoti_library.function_of(plan, None)
         given = (self._outputs, self._inputs, tensors, [found for _, found in self.existing])
         places = self.assigned.places(_path_of_module)
         for (_, name, make), (_, _, value) in zip(function.assigns, places, strict=True):

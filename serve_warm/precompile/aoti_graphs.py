@@ -115,10 +115,8 @@ class Graphed:
         device: str,
         brought: Sequence[int],
         inputs: int,
-        pools: Pools = POOLS,
     ) -> None:
         """`brought` lists the inputs that come from the call. The other inputs are weights."""
-        self._pools = pools
         self._code = code
         self._device = device
         self._brought = tuple(brought)
@@ -210,7 +208,7 @@ class Graphed:
             else ""
         )
         signature = str(InputSignature.of(brought))
-        pools, place = self._pools.by_place, (self._device, stream)
+        pools, place = POOLS.by_place, (self._device, stream)
         # These contexts restore the device and the stream; a failed capture does not.
         with torch.cuda.device(self._device), torch.cuda.stream(torch.cuda.current_stream()):
             try:
@@ -260,7 +258,7 @@ class Graphed:
         random number generator acts as if a capture were running. Capturing the new pool's empty
         graph ends this state.
         """
-        pools = self._pools.by_place
+        pools = POOLS.by_place
         failed = pools.pop(place, None)
         if failed is None:
             return

@@ -94,8 +94,8 @@ def function_of(plan: Plan, native: Any) -> Function:
         assigns=assigns,
         existing=existing,
         writes=bool(plan["writes"]),
-        draws=bool(plan.get("draws", True)),  # older plans do not have the key
-        captures=plan.get("captures"),
+        draws=bool(plan["draws"]),
+        captures=plan.get("captures") if native is not None else None,
         numbers=numbers,
     )
     function.copies = plan.get("copies", ())

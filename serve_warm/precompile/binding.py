@@ -11,9 +11,11 @@ import contextlib
 import functools
 import gc
 import threading
+import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from serve_warm._records import record
 from serve_warm.precompile import call_signature
@@ -23,7 +25,11 @@ from serve_warm.precompile.change_checks import never
 from serve_warm.precompile.entries import Entry, EntryTable, Unit, tree
 from serve_warm.precompile.facts import Facts, Merged, NoEntry, Why
 from serve_warm.precompile.module_changes import FactWatch
+from serve_warm.precompile.object_facts import Fitting, ObjectFacts
 from serve_warm.precompile.session import SESSION
+
+if TYPE_CHECKING:
+    from serve_warm.precompile.entry_checks import Checks
 
 STATES_KEPT = 64
 """Number of model states whose known calls are kept. Two states differ if different entries match
@@ -45,6 +51,9 @@ CALLS_WITHOUT_WATCH = 4
 """Number of calls to a new instance before a watch is made. To read the facts once takes a quarter
 of the time that it takes to make a watch."""
 
+OBJECTS_WITHOUT_SHARING = 4
+"""Number of calls to new instances of one class before they share a watch and their known calls."""
+
 
 @record(frozen=True, kw_only=True)
 class Binding:
@@ -56,6 +65,8 @@ class Binding:
     unchanged: Callable[[], bool] = lambda: True
     is_for_one_call: bool = False
     """Whether the facts were read for one call only, so the next call must read them again."""
+    shared: CallsOfObjects | None = None
+    """What this binding shares with the bindings of other objects, if it is for one call."""
     functions: Sequence[Callable[..., Any] | NoEntry] = ()
     """Code of every entry of the unit. Includes entries that do not match now, because they may
     match again later."""
@@ -139,10 +150,139 @@ class EntriesOfClass:
 
 
 class OfClass:
-    """Keeps the last `EntriesOfClass`, for the binders of all instances."""
+    """Keeps the last `EntriesOfClass` and `CallsOfObjects`, for the binders of all instances."""
 
     def __init__(self) -> None:
         self.entries: EntriesOfClass | None = None
+        self._calls: CallsOfObjects | None = None
+        self._kind: weakref.ref[type] | None = None
+        self._seen = 0
+        """Number of calls to new instances of the class `_kind`."""
+
+    def find_binding(self, callee: Any) -> Binding:
+        """Return a binding with the known calls of other objects, for a new object."""
+        calls = self._calls
+        if calls is None or not isinstance(callee, types.MethodType) or not calls.takes(callee):
+            return UNBOUND
+        return calls.latest_for(callee)
+
+    def share(self, callee: Any, entries: EntriesOfClass) -> CallsOfObjects | None:
+        """Return the known calls of the objects of a class, or None for the first few objects."""
+        if not isinstance(callee, types.MethodType):
+            return None
+        calls = self._calls
+        if calls is not None and calls.entries is entries and calls.takes(callee):
+            return calls
+        kind = type(callee.__self__)
+        if self._kind is None or self._kind() is not kind:
+            self._kind, self._seen = weakref.ref(kind), 0
+        self._seen += 1
+        if self._seen <= OBJECTS_WITHOUT_SHARING:
+            return None
+        calls = self._calls = CallsOfObjects(callee, entries)
+        return calls
+
+
+class CallsOfObjects:
+    """The known calls of one method, for all objects of a class. Any thread may use them.
+
+    They are valid until an entry is withdrawn, or until the checks against eager execution begin.
+    """
+
+    def __init__(self, callee: types.MethodType, entries: EntriesOfClass) -> None:
+        self.entries = entries
+        self.lock = threading.Lock()
+        """Protects the tables of known calls."""
+        self._table_changes = entries.table.changes
+        self._checks: Checks | None = SESSION.checks
+        self._facts = ObjectFacts(callee, entries.facts, entries.of_entries)
+        self._functions = [fn for _, fn in _load_functions(entries.table, entries.unit)]
+        self._calls = [str(entry.signature) for entry in list(entries.unit.entries)]
+        self._states: dict[Fitting, Binding] = {}
+        self._latest: tuple[Fitting, Binding] | None = None
+
+    def takes(self, callee: types.MethodType) -> bool:
+        """Return whether the known calls are still valid, and are those of this method."""
+        return self._is_valid() and self._facts.covers(callee)
+
+    def list_fitting(self, callee: types.MethodType) -> Fitting | None:
+        """Return the numbers of the entries that fit now, or None if nothing here is valid."""
+        return self._facts.list_fitting(callee) if self._is_valid() else None
+
+    def latest_for(self, callee: types.MethodType) -> Binding:
+        """Return a binding whose check finds out whether the latest binding fits the object."""
+        return UNBOUND if self._latest is None else self._make(callee, *self._latest)
+
+    def bind(self, callee: types.MethodType) -> Binding:
+        """Return the binding of an object in its current state."""
+        fitting = self._facts.list_fitting(callee)
+        binding = self._states.get(fitting)
+        if binding is None:
+            binding = self._bind_state(fitting)
+            if len(self._states) >= STATES_KEPT:
+                self._states.clear()
+            self._states[fitting] = binding
+        self._latest = fitting, binding
+        unfit: dict[str, Why] = {}
+        for number, function in enumerate(self._functions):
+            if isinstance(function, NoEntry):
+                unfit[self._calls[number]] = functools.partial(str, function)
+            elif number not in fitting:
+                unfit[self._calls[number]] = functools.partial(
+                    self._facts.why_unfit, number, callee
+                )
+        return self._make(callee, fitting, binding, unfit=unfit)
+
+    def _is_valid(self) -> bool:
+        table = self.entries.table
+        return (
+            SESSION.active is table
+            and table.changes == self._table_changes
+            and SESSION.checks is self._checks
+        )
+
+    def _bind_state(self, fitting: Fitting) -> Binding:
+        functions = self._functions
+        return Binding(
+            table=self.entries.table,
+            unit=self.entries.unit,
+            is_for_one_call=True,
+            shared=self,
+            functions=functions,
+            entries=[
+                (self.entries.unit.entries[n], fn)
+                for n in fitting
+                if not isinstance(fn := functions[n], NoEntry)
+            ],
+            known=self.entries.known,
+        )
+
+    def _make(
+        self, callee: types.MethodType, fitting: Fitting, binding: Binding, **fields: Any
+    ) -> Binding:
+        check = CheckOfObject(self, callee, fitting)
+        made: Binding = object.__new__(Binding)  # `replace` takes ten times as long
+        made.__dict__.update(binding.__dict__, unchanged=check, **fields)
+        return made
+
+
+class CheckOfObject:
+    """Checks at a call whether the same entries as before fit an object, and counts the calls."""
+
+    __slots__ = ("_callee", "_fitting", "_shared", "calls")
+
+    def __init__(self, shared: CallsOfObjects, callee: types.MethodType, fitting: Fitting) -> None:
+        self._shared = shared
+        self._callee = callee
+        self._fitting = fitting
+        self.calls = 0
+
+    def __call__(self) -> bool:
+        """Return whether the known calls are right for this call."""
+        self.calls += 1
+        if self.calls > CALLS_WITHOUT_WATCH:
+            return False  # the object was not made for one request: a watch pays off
+        return self._shared.list_fitting(self._callee) == self._fitting
 
 
 class Binder:
@@ -158,7 +298,7 @@ class Binder:
         self._of_class = of_class
         self._calls_without_watch = 0
         self.lock = threading.RLock()
-        self.binding = UNBOUND
+        self.binding = UNBOUND if of_class is None else of_class.find_binding(callee)
         """Each call reads this value. To replace the value, hold `lock`."""
         self._callee = callee
         self._name = name
@@ -202,9 +342,16 @@ class Binder:
     def follow_changes(self) -> Binding:
         """Return the binding after a change. The caller must hold `lock`.
 
-        A binding for one call stays as it is: it has no known calls, so the lookup binds again.
+        The lookup of a call binds again after a binding for one call, so none of its calls is known
+        any more.
         """
-        return self.binding if self.binding.is_for_one_call else self.bind_again()
+        binding = self.binding
+        if not binding.is_for_one_call:
+            return self.bind_again()
+        if isinstance(binding.unchanged, CheckOfObject):
+            self._calls_without_watch += binding.unchanged.calls - 1
+        self.binding = UNBOUND
+        return self.binding
 
     def load(
         self, table: EntryTable
@@ -239,6 +386,9 @@ class Binder:
                 facts=merged.facts_of_all(),
                 of_entries=merged.of_table,
             )
+        calls = of_class.share(self._callee, shared)
+        if calls is not None:
+            return calls.bind(self._callee)
         if not shared.number:
             return self._bind(table)
         facts, objects = shared.facts, shared.facts.objects(self._callee)
@@ -274,7 +424,7 @@ class Binder:
         watch = None
         if watched:
             with _NO_COLLECTIONS:
-                watch = FactWatch(self._callee, [e.facts for e in watched], clock=table.clock)
+                watch = FactWatch(self._callee, [e.facts for e in watched])
         return _judge(
             Binding(
                 table=table,

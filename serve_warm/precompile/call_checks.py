@@ -113,14 +113,12 @@ class DictChanges:
         return number
 
 
-def count_changes(
-    read: Callable[[dict[Any, Any]], int], *, watches: bool = WATCHES_DICTS
-) -> Callable[[], int] | None:
+def count_changes(read: Callable[[dict[Any, Any]], int]) -> Callable[[], int] | None:
     """Return `DictChanges.number`; None if changes to dicts do not get consecutive numbers.
 
     `read` returns torch's version of a dict.
     """
-    if not (watches and getattr(sys, "_is_gil_enabled", lambda: True)()):
+    if not (WATCHES_DICTS and getattr(sys, "_is_gil_enabled", lambda: True)()):
         return None
     number, watched = DictChanges(read).number, {"changes": 0}
     read(watched)

@@ -30,16 +30,17 @@ class CallCounts:
     def __init__(self, name: str) -> None:
         self.name = name
         self.by_use: dict[Use, int] = {}
+        self._redacted: dict[str, str] = {}
+        """Reasons without secrets, by reason. Removing secrets from a text takes 0.1 ms."""
         self._logged: set[str] = set()
         """Reasons that apply to all calls of the callable, and that were already logged once."""
-        SESSION.counts.add(self)
 
     def count(self, call: str, level: int, reason: str, *, of_all: bool = False) -> Use:
         """Count a call, and return the key of its count. Log the reason the first time.
 
         `of_all` says that the reason applies to all calls of the callable.
         """
-        use = (call, level, excerpt(reason) if reason else "")
+        use = (call, level, self._redact(reason) if reason else "")
         if use not in self.by_use and len(self.by_use) >= CALLS_KEPT:
             use = ("other calls", level, "")
         elif reason and not self.by_use.get(use) and not SESSION.is_probing:
@@ -50,6 +51,14 @@ class CallCounts:
                 logger.warning("level %d for all calls of %s: %s", level, self.name, use[2])
         self.by_use[use] = self.by_use.get(use, 0) + 1
         return use
+
+    def _redact(self, reason: str) -> str:
+        redacted = self._redacted.get(reason)
+        if redacted is None:
+            if len(self._redacted) >= CALLS_KEPT:
+                self._redacted.clear()
+            redacted = self._redacted[reason] = excerpt(reason)
+        return redacted
 
     def uses(self) -> list[EntryUse]:
         """Return a record for each kind of call so far."""

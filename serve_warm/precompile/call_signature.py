@@ -129,8 +129,10 @@ def _source(
         return _scalar(value, known)
     if kind is float and value == value and abs(value) != float("inf"):  # noqa: PLR0124
         return repr(value)
-    if kind is list:
-        return f"[{', '.join(_source(item, tensors, known) for item in value)}]"
+    if kind is list or kind is torch.Size:
+        text = f"[{', '.join(_source(item, tensors, known) for item in value)}]"
+        # A forward can call `numel()` only on a `torch.Size`.
+        return f"torch.Size({text})" if kind is torch.Size else text
     if kind is tuple:
         return f"({''.join(_source(item, tensors, known) + ', ' for item in value)})"
     if kind is dict and all(type(key) is str for key in value):
@@ -240,7 +242,7 @@ def _part(value: Any, tensors: list[Any], known: Collection[Any], sizes: bool) -
         return found if found in known else (kind, OTHER)
     if kind in _SCALARS:
         return (kind, value)
-    if kind is list or kind is tuple:
+    if kind is list or kind is tuple or kind is torch.Size:
         return (kind, *[_part(item, tensors, known, sizes) for item in value])
     if kind is dict:
         return (

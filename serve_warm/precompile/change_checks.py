@@ -42,6 +42,9 @@ NOISE = 2
 """If a dict changes more than this many times without an effect on facts, its keys are compared
 one by one from then on."""
 
+clock = time.monotonic
+"""The clock that determines when sources of `SLOW_KINDS` are compared."""
+
 
 @record(kw_only=True)
 class _Groups:
@@ -62,12 +65,9 @@ class _Groups:
 
 
 class ChangeChecks:
-    """Compares the current value of each source of a watch with the source's known value.
+    """Compares the current value of each source of a watch with the source's known value."""
 
-    `clock` returns seconds, and determines when sources of `SLOW_KINDS` are compared.
-    """
-
-    def __init__(self, sources: Sources, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._noise: dict[int, int] = {}
         self._groups = _Groups()
@@ -76,7 +76,7 @@ class ChangeChecks:
         that their next change does not rebuild the comparison of all other dicts."""
         self._cold: tuple[list[tuple[int, int]], Callable[[], bool]] = ([], lambda: True)
         """Ids and versions of the other dicts, and the function that compares them."""
-        self._timer = _Timer(clock)
+        self._timer = _Timer()
         self._turn = _Turn()
 
     def find_changed(self) -> list[Source]:
@@ -90,7 +90,7 @@ class ChangeChecks:
         slow: Sequence[Source] = ()
         # Also here, because if something changes before each call, the check never reaches the
         # timer.
-        if self._timer.clock() > self._timer.due:
+        if clock() > self._timer.due:
             backend_flags()
             self._timer.restart()
             slow = self._groups.slow
@@ -236,20 +236,18 @@ class _Turn:
 class _Timer:
     """The time of the next comparison of slow sources, shared by all checks of a watch."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
-        self.due = 0.0
+    def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        self.due = self.clock() + RELOOK_S
+        self.due = clock() + RELOOK_S
 
 
 def _all_of(
     checks: Sequence[Callable[[], bool]], slow: Sequence[Source], timer: _Timer, turn: _Turn
 ) -> Callable[[], bool]:
     first, *others = checks
-    clock = timer.clock
+    seconds = clock  # a local name, because this runs at each call
 
     def is_unchanged() -> bool:
         if not first():
@@ -257,7 +255,7 @@ def _all_of(
         for check in others:
             if not check():
                 return False
-        if clock() > timer.due:
+        if seconds() > timer.due:
             backend_flags()  # which `state_check` compares for each kind of call
             if not all(source.is_still(source.read()) for source in slow):
                 return False  # and stays False until the next look reads all of them
@@ -274,13 +272,10 @@ STEADY = 32
 check takes 8 µs per dict, and a starting replica has thousands of dicts but makes few calls."""
 
 
-def _same_dicts(
-    dicts: Sequence[Any], number: Callable[[], int] | None = number_of_changes
-) -> Callable[[], bool]:
+def _same_dicts(dicts: Sequence[Any]) -> Callable[[], bool]:
     """Return a function that checks whether all these dicts are still unchanged.
 
-    `number` is `DictChanges.number`. While `number()` returns the same value, no dict has to be
-    compared.
+    While `number_of_changes()` returns the same value, no dict has to be compared.
     """
     versions = dict_versions(dicts)
     empty = empty_ones(dicts, versions)
@@ -301,6 +296,7 @@ def _same_dicts(
                 in_cpp = built
         return True
 
+    number = number_of_changes
     if number is None:
         return compare
     known: int | None = None

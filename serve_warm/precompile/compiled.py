@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 import sys
 import threading
 import types
@@ -22,11 +23,16 @@ from typing import Any
 import torch
 
 from serve_warm._package import public
+from serve_warm.compiler.switches import NULL_COMPILE, find_off_switch
+from serve_warm.config import environment
 from serve_warm.errors import ConfigError
 from serve_warm.precompile.dispatcher import Dispatcher, Shared, is_dynamo_compiling
 from serve_warm.precompile.entries import PREFIXES
 from serve_warm.precompile.names import STANDS_FOR
+from serve_warm.precompile.same_code import SAME_CODE
 from serve_warm.precompile.session import LIBRARY_LEVEL
+
+logger = logging.getLogger(__name__)
 
 
 @public
@@ -43,7 +49,7 @@ def compile(  # noqa: A001 - as in torch
     `serve-warm build` makes one entry for each kind of call that the declared inputs make. Shapes
     are static unless `dynamic=True`. Entries need `torch.inference_mode()` or `no_grad()`,
     Inductor, and a graph without breaks. The report lists every call that does not meet these
-    conditions.
+    conditions. With `disable=True`, the result is `target` itself, and a warning is logged once.
 
     With `level=3`, entries are libraries made by AOTInductor. If every call has a library,
     a replica starts without importing Dynamo or Inductor, and needs no C++ compiler.
@@ -58,6 +64,8 @@ def compile(  # noqa: A001 - as in torch
         )
     if target is None:
         return functools.partial(compile, level=level, **arguments)
+    if returns_unchanged("serve_warm.compile", arguments):
+        return target
     if level == LIBRARY_LEVEL and isinstance(target, torch.nn.Module):
         return LightModule(target, arguments)
     if isinstance(target, torch.nn.Module):
@@ -115,6 +123,8 @@ def compile_regions(
             ),
         )
     found = _find_repeated(model) if blocks is None else _find_named(model, blocks)
+    if returns_unchanged("serve_warm.compile_regions", arguments):
+        return model
     # torch.compile runs only when a call needs it, which saves a start with an artifact 1 to 2 ms
     # per block (2.11, 2.13).
     stocks = [_WhenCalled(block._call_impl, arguments) for block in found]
@@ -127,6 +137,25 @@ def compile_regions(
         )
         block._compiled_call_impl = dispatcher  # as `nn.Module.compile` does (2.2 to 2.15)
     return model
+
+
+def returns_unchanged(function: str, arguments: Mapping[str, Any]) -> bool:
+    """Return whether torch.compile would return its target as it is, and log why, once.
+
+    `function` is the name of the function that would call torch.compile with these arguments.
+    """
+    if arguments.get("disable"):
+        _warn_once(f"{function} returns its target as it is, because it got disable=True")
+    elif environment().get(NULL_COMPILE) == "1":
+        _warn_once(f"{function} returns its target as it is: {find_off_switch()}")
+    else:
+        return False
+    return True
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    logger.warning("%s", text)
 
 
 def _captures(arguments: Mapping[str, Any]) -> bool:
@@ -378,8 +407,10 @@ class _CompiledFunction:
         functools.update_wrapper(self, function)
         self._function = function
         self._arguments = arguments
+        shared = SAME_CODE.find_shared(function, arguments, level)
         stock: Any
-        if level == LIBRARY_LEVEL:
+        # torch.compile has accepted the arguments of the callables that share something.
+        if level == LIBRARY_LEVEL or shared is not None:
             stock = _WhenCalled(function, arguments)
             torch_compiled = stock.get_compiled
         else:
@@ -389,7 +420,12 @@ class _CompiledFunction:
                 return stock
 
         self._serve_warm = Dispatcher(
-            function, stock=stock, torch_compiled=torch_compiled, arguments=arguments, level=level
+            function,
+            stock=stock,
+            torch_compiled=torch_compiled,
+            arguments=arguments,
+            level=level,
+            shared=shared,
         )
         self._shared: dict[str, Shared] = {}
         """Maps the name of a class to what the compiled methods of its instances share."""

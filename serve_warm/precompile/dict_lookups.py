@@ -89,6 +89,7 @@ def noting_lookups(
     of_dicts: Any = dicts.ConstDictVariable
     methods = {n: vars(of_dicts)[n] for n in (*LOOKS_UP, FINDS_NUMBER) if n in vars(of_dicts)}
     yield of_numbers, "reconstruct", reconstruct
+    yield from _guarding_unions()
     yield from _guarding_new_keys()
     yield of_dicts, "items", _noting_reads({each.__code__ for each in methods.values()}, note)
     for name in LOOKS_UP:
@@ -120,6 +121,27 @@ def _noting_reads(allowed: Collection[Any], note: Callable[[Any], Lookups]) -> p
         vars(variable)["items"] = value
 
     return property(read, write)
+
+
+def _guarding_unions() -> Replacements:
+    """Make Dynamo guard the keys of dicts that it unites (2.11 does not)."""
+    from torch._dynamo.variables import dicts
+
+    of_dicts: Any = dicts.ConstDictVariable
+    call = of_dicts.call_method
+
+    def call_method(self: Any, tx: Any, name: str, args: Sequence[Any], kwargs: Any) -> Any:
+        for each in (self, *args) if name in UNIONS else ():
+            found = each.realize()
+            if isinstance(found, of_dicts) and found.source is not None:
+                found.install_dict_keys_match_guard()
+        return call(self, tx, name, args, kwargs)
+
+    yield of_dicts, "call_method", call_method
+
+
+UNIONS = ("__or__", "__ror__", "__ior__")
+"""Methods that unite two dicts."""
 
 
 def _guarding_new_keys() -> Replacements:

@@ -27,6 +27,7 @@ import torch
 
 from serve_warm.compiler import evidence
 from serve_warm.compiler.compiled_objects import HandedOver
+from serve_warm.compiler.imports import is_imported
 from serve_warm.precompile import call_signature
 from serve_warm.precompile.aoti_library import LibraryFailedCleanly, for_known_calls
 from serve_warm.precompile.binding import Binder, Binding, OfClass
@@ -48,6 +49,7 @@ from serve_warm.report import EntryUse
 
 if TYPE_CHECKING:
     from serve_warm.precompile.entry_builder import EntryBuilder
+    from serve_warm.precompile.entry_checks import Counted
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +66,7 @@ is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 
 class Shared:
-    """What the dispatchers of one method share, for all instances of a class."""
+    """What the dispatchers of one method or code share, for all instances of a class."""
 
     def __init__(self, callee: Any, arguments: Mapping[str, Any], level: int) -> None:
         self.name = _name_of(callee)
@@ -73,13 +75,17 @@ class Shared:
         self.first_calls = FirstCalls()
         self.of_class = OfClass()
 
+    def forget_calls(self) -> None:
+        """Do nothing: the dispatchers do not share calls whose entries may still be checked."""
+
 
 class Dispatcher(HandedOver):
     """One compiled callable, which runs an entry or torch.compile's code.
 
     `stock` runs calls at level 1, and `torch_compiled` returns the result of torch.compile. `level`
-    is the highest level that the user requested. The dispatcher of a method also has `shared`, and
-    `of`, the compiled function that returns the dispatcher for an instance.
+    is the highest level that the user requested. A dispatcher that may be for one request also has
+    `shared`. The dispatcher of a method has `of`, the compiled function that returns the dispatcher
+    for an instance.
     """
 
     def __init__(
@@ -107,7 +113,9 @@ class Dispatcher(HandedOver):
         """None until a build makes an entry for the callable."""
         self._settling = SettlingCalls(callee, self.name, shared.first_calls)
         self._counts = shared.counts.by_use
+        self._counted_for: Counted = shared if of is None else of._serve_warm
         SESSION.dispatchers.add(self)
+        SESSION.counts.add(shared.counts)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:  # noqa: C901 - the hot path, whole
         """Run the entry for this call, or torch.compile's code."""
@@ -165,6 +173,10 @@ class Dispatcher(HandedOver):
         """Return the compile arguments as text if libraries are requested, else an empty string."""
         return _in_words(self.arguments, self.level) if self.level == LIBRARY_LEVEL else ""
 
+    def was_called(self) -> bool:
+        """Return whether any call has reached the dispatcher while entries could answer it."""
+        return any(self._shared.counts.by_use.values())
+
     def uses(self) -> list[EntryUse]:
         """Return a record for each kind of call so far."""
         return self._shared.counts.uses()
@@ -213,7 +225,12 @@ class Dispatcher(HandedOver):
         except SettlingCallDue:
             return self._settling.run(args, kwargs)
         if fn is None:
-            return self._settling.run_below(self.stock, args, kwargs)
+            answers = evidence.eager_answers
+            if answers is not None and not is_imported() and answers.takes():
+                answers.calls[self.name] += 1
+                return self.callee(*args, **kwargs)  # `stock` would import torch's compiler
+            with evidence.below(use[2]):
+                return self._settling.run_below(self.stock, args, kwargs)
         calls = evidence.current
         if calls is not None:
             calls.add(threading.get_native_id())
@@ -235,6 +252,7 @@ class Dispatcher(HandedOver):
         entry: Entry | None = None
         tensors: Sequence[Any] = ()
         order: Sequence[int] | None = None
+        is_checked = False
         try:
             known = None if building else binding.known
             signature, tensors = call_signature.describe(args, kwargs, known=known)
@@ -254,14 +272,17 @@ class Dispatcher(HandedOver):
             if not building:
                 followed = for_known_calls(fn, binding.watch)
                 # A check for each object of a single request would double the work of requests.
-                counted_for = self._of._serve_warm if binding.is_for_one_call else self
+                counted_for = self._counted_for if binding.is_for_one_call else self
                 if checks is None:
                     fn = followed
                 else:
                     fn = checks.around(self, entry, fn, followed, counted_for=counted_for)
+                    is_checked = fn is not followed
             fn = fn if order is None else Reordered(fn, order)
-        if not (building or binding.is_for_one_call or (fn is None and is_intercepted())):
-            self._remember(binding, args, kwargs, entry, fn, use, order)
+        if not building and _may_remember(binding, fn, is_checked=is_checked):
+            shared = binding.shared
+            with contextlib.nullcontext() if shared is None else shared.lock:
+                self._remember(binding, args, kwargs, entry, fn, use, order)
         return fn, use, tensors
 
     def _find(  # noqa: PLR0917 - called once, with all that the caller knows
@@ -367,6 +388,16 @@ class Dispatcher(HandedOver):
             return value
         self._shared.counts.count(call, 1, _why_not_run(fn, error))
         return self.stock(*args, **kwargs)
+
+
+def _may_remember(binding: Binding, fn: Callable[..., Any] | None, *, is_checked: bool) -> bool:
+    """Return whether later calls of the same kind may run `fn` without a lookup."""
+    if binding.is_for_one_call:
+        # A check belongs to one object, and so does the reason why an entry does not fit.
+        is_of_object = is_checked if fn is not None else bool(binding.unfit)
+        if binding.shared is None or is_of_object:
+            return False
+    return fn is not None or not is_intercepted()
 
 
 def _hold_in_order(

@@ -16,7 +16,6 @@ import json
 import logging
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
@@ -30,18 +29,17 @@ from serve_warm._redaction import describe_error, loggable
 from serve_warm.precompile import aot_load, aoti_library
 from serve_warm.precompile.call_signature import Dynamic, Signature, module_of
 from serve_warm.precompile.entry_function import Plan
-from serve_warm.precompile.facts import RULES, Facts, NoEntry
-from serve_warm.precompile.names import literal, name_of_class
+from serve_warm.precompile.facts import Facts, NoEntry
+from serve_warm.precompile.names import ELSEWHERE, literal, name_of_class
 
 logger = logging.getLogger(__name__)
 
-FORMAT = RULES
-"""Version of both parts, and of the rules that turned guards into facts. Entries of other versions
-are not read, and their calls run at level 1."""
+FORMAT = 1
+"""Version of both parts. Entries of other versions are not read, and their calls run at level 1."""
 
 INDEX = "index.json"
 
-DIGEST = re.compile(r"( [0-9a-f]{16})?( elsewhere)?$")
+DIGEST = re.compile(rf"( [0-9a-f]{{16}})?({ELSEWHERE})?$")
 """Digest of a class's functions, which `names.name_of_class` writes after the class's name."""
 
 PREFIXES = {2: "entry", 3: "library"}
@@ -50,8 +48,25 @@ PREFIXES = {2: "entry", 3: "library"}
 The files are torch pickles at level 2, and shared libraries at level 3.
 """
 
-LoadLibrary = Callable[[Path, Plan], Callable[..., Any]]
-"""Opens a library, as `aoti_library.load` does."""
+
+@record(frozen=True, kw_only=True)
+class Distance:
+    """How far compiled code is from full precision, in units of eager's own distance."""
+
+    rmse_ratio: float | None = None
+    """RMSE of the compiled results, divided by that of eager's; None if it was not measured."""
+    max_ratio: float | None = None
+    """The same for the largest error."""
+    near_ties: int = 0
+    """Count of integers and bools that differ, because two candidates were almost equal."""
+    fixed: str = ""
+    """Why the fixed limit decided instead of the ratios; empty if the ratios decided."""
+    eager_operators: Sequence[str] = ()
+    """Operators that ran in their eager dtypes in the full-precision run."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields that are not empty."""
+        return {name: value for name, value in vars(self).items() if value not in (None, 0, "", ())}
 
 
 @record(frozen=True, kw_only=True)
@@ -65,12 +80,19 @@ class Entry:
     references: Mapping[str, tuple[str, str]]
     dynamic: Dynamic
     file: str
-    error: float
-    """Largest difference from eager at the build, relative to the largest value."""
+    errors: Sequence[float]
+    """Largest difference from eager at the build for each tensor of the result, relative to its
+    largest value: outputs, inputs and buffers. 0 for integers and bools."""
     level: int = 2
     reason: str = ""
     """If the user requested libraries, the reason why the entry is not a library."""
+    distance: Distance = field(default_factory=Distance)
     plan: Plan = field(default_factory=Plan)
+
+    @property
+    def error(self) -> float:
+        """The largest difference from eager at the build."""
+        return max(self.errors, default=0.0)
 
     @functools.cached_property
     def function_key(self) -> str:
@@ -127,24 +149,9 @@ class NotYet(Exception):
 
 
 class EntryTable:
-    """Entries by unit, and the functions loaded from the entries; one table per process.
+    """Entries by unit, and the functions loaded from the entries; one table per process."""
 
-    `clock` returns seconds, and is used by the watches on the callables. `load_library` is
-    `aoti_library.load` by default.
-    """
-
-    format = FORMAT
-
-    def __init__(
-        self,
-        units: Mapping[str, Unit],
-        files: Mapping[str, bytes],
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        load_library: LoadLibrary | None = None,
-    ) -> None:
-        self.clock = clock
-        self._load_library = load_library or aoti_library.load
+    def __init__(self, units: Mapping[str, Unit], files: Mapping[str, bytes]) -> None:
         self.units = dict(units)
         self.files = dict(files)
         self.why_empty = ""
@@ -153,6 +160,8 @@ class EntryTable:
         """Folder of the libraries, because libraries are opened by path. None in a build."""
         self.refused: dict[tuple[str, str], str] = {}
         """Why a declared call has no entry, by unit name and call."""
+        self.changes = 0
+        """Number of changes to the entries or to their code."""
         self.broken = ""
         """The first unexpected error while loading an entry, as text."""
         self._functions: dict[str, Callable[..., Any] | NoEntry] = {}
@@ -187,7 +196,7 @@ class EntryTable:
                 # Opening executes the file and checks nothing, so its digest is checked first.
                 path = self._library_path(entry.file)
                 _intact(entry.file, path.read_bytes() if path.is_file() else None)
-                return self._load_library(path, entry.plan)
+                return aoti_library.load(path, entry.plan)
         except NoEntry as error:
             return error
         except BaseException as error:
@@ -218,12 +227,14 @@ class EntryTable:
     def add(self, unit: Unit, entry: Entry, data: bytes, fn: Callable[..., Any]) -> None:
         """Add a new entry; use this only for a build's table."""
         with self._lock:
+            self.changes += 1
             unit.entries.append(entry)
             self.files[entry.file] = data
             self._functions[entry.function_key] = fn
 
     def take(self, other: EntryTable) -> None:
         """Add the entries from another part of the same artifact."""
+        self.changes += 1
         for key, unit in other.units.items():
             self.units.setdefault(key, replace(unit, entries=[])).entries.extend(unit.entries)
         self.files.update(other.files)
@@ -236,6 +247,7 @@ class EntryTable:
         If `eagerly`, the callables of the entry must run level-1 calls eagerly.
         """
         with self._lock:
+            self.changes += 1
             self._functions[entry.function_key] = NoEntry(why)
             if eagerly:
                 self._replaced_by_eager.add(entry.function_key)
@@ -248,6 +260,7 @@ class EntryTable:
     def withdraw(self, unit: Unit, entry: Entry, why: str) -> None:
         """Remove an entry that this build made, and refuse its calls with `why` as the reason."""
         with self._lock:
+            self.changes += 1
             unit.entries.remove(entry)
             self.refused[unit.name, str(entry.signature)] = why
             if not any(e.file == entry.file for u in self.units.values() for e in u.entries):
@@ -293,6 +306,7 @@ class EntryTable:
                 "call": str(e.signature),
                 "level": e.level,
                 "error": e.error,
+                **e.distance.to_json(),
                 **({"reason": e.reason} if e.reason else {}),
             }
             for u in self.units.values()
@@ -338,7 +352,7 @@ class EntryTable:
                         "references": dict(entry.references),
                         "conditions": list(entry.dynamic.conditions),
                         "file": entry.file,
-                        "error": entry.error,
+                        "errors": list(entry.errors),
                         **({"reason": entry.reason} if entry.reason else {}),
                         **({"level": level} if level > 2 else {}),
                         **({"plan": dict(entry.plan)} if entry.plan else {}),
@@ -367,7 +381,10 @@ class EntryTable:
         try:
             index = json.loads((folder / INDEX).read_bytes())
             if index["format"] != FORMAT:
-                raise NoEntry(why_not_read(index["format"]))
+                raise NoEntry(
+                    f"its entries have format {index['format']}, but this release reads format "
+                    f"{FORMAT}"
+                )
             tables = {key: Facts.from_json(plain) for key, plain in index["facts"].items()}
             units = {}
             for plain in index["units"]:
@@ -388,15 +405,12 @@ def read_parts(
     folders: Sequence[Path],
     *,
     already: Mapping[Path, EntryTable] = MappingProxyType({}),
-    clock: Callable[[], float] = time.monotonic,
-    load_library: LoadLibrary | None = None,
 ) -> tuple[EntryTable, list[str]]:
     """Return the entries in the folders of an artifact's parts, and why some parts were not read.
 
-    `already` has the tables of folders that were already read. `clock` and `load_library` are the
-    same as for `EntryTable`.
+    `already` has the tables of folders that were already read.
     """
-    table, problems = EntryTable({}, {}, clock=clock, load_library=load_library), []
+    table, problems = EntryTable({}, {}), []
     for folder in folders:
         try:
             part = already.get(folder) or EntryTable.read(folder)
@@ -410,13 +424,6 @@ def read_parts(
             table.take(part)
     table.why_empty = "; ".join(problems)
     return table, problems
-
-
-def why_not_read(version: Any) -> str:
-    """Return why entries with a different format version do not run."""
-    if isinstance(version, int) and version < FORMAT:
-        return "its entries were built by a release without complete guards: build again"
-    return f"its entries have format {version}, but this release reads format {FORMAT}"
 
 
 def _entry(plain: Mapping[str, Any], tables: Mapping[str, Facts]) -> Entry:
@@ -434,7 +441,7 @@ def _entry(plain: Mapping[str, Any], tables: Mapping[str, Facts]) -> Entry:
         references={key: (where[0], where[1]) for key, where in plain["references"].items()},
         dynamic=Dynamic(conditions=tuple(plain["conditions"])),
         file=name,
-        error=float(plain["error"]),
+        errors=tuple(map(float, plain["errors"])),
         level=level,
         reason=str(plain.get("reason", "")),
         plan=cast("Plan", dict(plain.get("plan", {}))),
@@ -497,8 +504,11 @@ def describe_model_change(now: Sequence[str], built: Sequence[str]) -> str:
     changes += [f"{_part(p)} ({_kind(parts[p])}) is new" for p in parts if p not in before]
     changes += [f"{_part(p)} ({_kind(before[p])}) is gone" for p in before if p not in parts]
     if not changes and code:
-        name = DIGEST.sub("", next(parts[path] for path in parts if path in code))
-        return f"the code of {name} changed since the build: build again"
+        path = next(path for path in parts if path in code)
+        name = DIGEST.sub("", parts[path])
+        if parts[path] == f"{before[path]}{ELSEWHERE}":
+            return f"{_part(path)} is an object of an earlier definition of {name}: make it again"
+        return f"the code or a default argument of {name} changed since the build: build again"
     if not changes:
         return "the order of the model's parts changed since the build"
     more = len(changes) - 1

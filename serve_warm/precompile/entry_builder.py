@@ -16,14 +16,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import torch
+import torch._inductor.config
+
 from serve_warm._records import record
 from serve_warm.precompile import aot_compile, aot_load, aoti_build, call_signature, entry_checks
 from serve_warm.precompile.aoti_assigned import describe_changes
 from serve_warm.precompile.aoti_library import assigns
 from serve_warm.precompile.call_signature import Dynamic, Signature
-from serve_warm.precompile.eager_check import TooFar, difference_from_eager, why_not_twice
+from serve_warm.precompile.distance import Verdict
+from serve_warm.precompile.distance_check import CAUSE, compare_in_build
+from serve_warm.precompile.eager_check import why_not_twice
 from serve_warm.precompile.entries import (
     PREFIXES,
+    Distance,
     Entry,
     EntryTable,
     NotYet,
@@ -51,7 +57,7 @@ ROUNDED = (
     "of a float can lead to a different quantized value. Quantize only the weights, or run the "
     "model in bfloat16"
 )
-"""Reason and advice for a quantized model that differs from eager by more than the tolerance."""
+"""Reason and advice for a quantized model that differs from eager by more than rounding."""
 
 
 @record(frozen=True, kw_only=True)
@@ -115,6 +121,8 @@ class EntryBuilder:
             NotYet: the call's library is being compiled, and a later call must finish it.
         """
         why = aot_load.can_precompile()
+        if _freezes(self._arguments):
+            why = FREEZES
         if self._arguments.get("backend", "inductor") != "inductor":
             why = f"the backend is {self._arguments['backend']}, but entries need Inductor"
         # An attempt that fails in one state may succeed in another. If the state never occurs
@@ -185,7 +193,7 @@ class EntryBuilder:
             return pending.library.finish(self._callee, call.tensors)
         if build.libraries == "made":
             build.tell("library")
-            return build.make_library(call.function, self._callee, call.tensors, arguments)
+            return aoti_build.make(call.function, self._callee, call.tensors, arguments)
         build.tell("trace")
         library = aoti_build.LibraryBuild(call.function, self._callee, call.tensors, arguments)
         captured = library.captured
@@ -198,7 +206,7 @@ class EntryBuilder:
             sources=captured.sources,
             references={},
             file="",
-            error=0.0,
+            errors=(),
             level=LIBRARY_LEVEL,
         )
         build.pending.append(PendingEntry(unit=call.unit, entry=entry, library=library))
@@ -215,7 +223,7 @@ class EntryBuilder:
         if level == LIBRARY_LEVEL:
             try:
                 begun = [pending]
-                made, error = self._settled(
+                made, verdict = self._settled(
                     call,
                     lambda: self._try_library(call, begun.pop() if begun else None, arguments),
                 )
@@ -227,7 +235,7 @@ class EntryBuilder:
         if level == 2:
             call.build.tell("entry")
             attempt = functools.partial(self._try_pickle, call, arguments)
-            made, error, changes = self._settled(call, attempt)
+            made, verdict, changes = self._settled(call, attempt)
         once = f"it changes {describe_changes([*changes])}" if changes else ""
         if level == LIBRARY_LEVEL and assigns(made.plan):
             once = "it assigns attributes of the model"
@@ -243,9 +251,16 @@ class EntryBuilder:
             sources=made.sources,
             references=made.references,
             file=file_name(made.data, PREFIXES[level]),
-            error=error,
+            errors=verdict.differences,
             level=level,
             reason=reason,
+            distance=Distance(
+                rmse_ratio=verdict.rmse_ratio,
+                max_ratio=verdict.max_ratio,
+                near_ties=verdict.near_ties,
+                fixed=verdict.fixed,
+                eager_operators=verdict.eager_operators,
+            ),
             plan={**made.plan, entry_checks.ONCE: once},
         )
 
@@ -261,27 +276,28 @@ class EntryBuilder:
 
     def _try_library(
         self, call: NewCall, pending: PendingEntry | None, arguments: Mapping[str, Any]
-    ) -> tuple[aot_compile.Made, float]:
-        """Return the library for a call, and its difference from eager."""
+    ) -> tuple[aot_compile.Made, Verdict]:
+        """Return the library for a call, and how it compares with eager."""
         made = self._library(call, pending, arguments)
-        error = self._error(call.function, made, call.tensors)
+        verdict = self._compare(call.function, made, call.tensors)
         if made.plan.get("captures") == "":
             # The first call captured a graph; this one launches it.
-            error = max(error, self._error(call.function, made, call.tensors))
-        return made, error
+            launched = self._compare(call.function, made, call.tensors)
+            verdict = max(verdict, launched, key=lambda each: each.difference)
+        return made, verdict
 
     def _try_pickle(
         self, call: NewCall, arguments: Mapping[str, Any]
-    ) -> tuple[aot_compile.Made, float, Mapping[str, Sequence[str]]]:
-        """Return a call's pickle, its difference from eager, and the call's changes."""
+    ) -> tuple[aot_compile.Made, Verdict, Mapping[str, Sequence[str]]]:
+        """Return a call's pickle, how it compares with eager, and the call's changes."""
         with side_effects() as changes:
             made = aot_compile.make(call.function, self._callee, call.tensors, arguments)
-        return made, self._error(call.function, made, call.tensors), changes
+        return made, self._compare(call.function, made, call.tensors), changes
 
-    def _error(
+    def _compare(
         self, function: Callable[..., Any], made: aot_compile.Made, tensors: Sequence[Any]
-    ) -> float:
-        """Return the difference from eager; raise `NoEntry` if the difference is too large.
+    ) -> Verdict:
+        """Compare code with eager execution; raise `NoEntry` if the code is wrong.
 
         Also raises `NoEntry` if the call changes Python values on which its graph depends, such as
         a counter, a growing list or a cached value. The graph would be out of date at the next
@@ -289,9 +305,14 @@ class EntryBuilder:
         at every call. Also raises if the call changes a list or dict argument. An entry makes new
         lists and dicts, so the caller's list or dict would stay unchanged.
         """
+        is_first = True
 
         def eager(callee: Any, *tensors: Any) -> Any:
+            nonlocal is_first
             args, kwargs = function(_as_passed, *tensors)
+            if not is_first:  # other inputs, or full precision
+                return callee(*args, **kwargs)
+            is_first = False
             before = call_signature.contents(args, kwargs)
             out = callee(*args, **kwargs)
             if call_signature.contents(args, kwargs) != before:
@@ -301,11 +322,9 @@ class EntryBuilder:
                 raise ChangedByCall(why, made.facts)
             return out
 
-        try:
-            return difference_from_eager(self._callee, eager, made.fn, tensors)
-        except TooFar as wrong:
-            has_parts = any(kind in OF_PARTS for _, kind, _ in made.facts.facts)
-            raise NoEntry(f"{wrong}: {ROUNDED}" if has_parts else str(wrong)) from wrong
+        has_parts = any(kind in OF_PARTS for _, kind, _ in made.facts.facts)
+        cause = ROUNDED if has_parts else CAUSE
+        return compare_in_build(self._callee, eager, made.fn, tensors, cause=cause)
 
     def withdraw_changed(self, table: EntryTable) -> None:
         """Withdraw this builder's entries that no longer fit the callable.
@@ -325,6 +344,18 @@ class EntryBuilder:
                 if table.units.get(unit.key) is unit and entry in unit.entries:
                     why = f"its graph depends on something that changes between calls: {why}"
                     table.withdraw(unit, entry, why)
+
+
+FREEZES = (
+    "freezing makes the weights a part of the code, but an entry contains no weights: remove the "
+    'option "freezing"'
+)
+"""Reason and advice for a call that is compiled with Inductor's freezing."""
+
+
+def _freezes(arguments: Mapping[str, Any]) -> bool:
+    config: Any = torch._inductor.config
+    return bool((arguments.get("options") or {}).get("freezing", config.freezing))
 
 
 def _as_passed(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -18,18 +18,14 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from serve_warm._redaction import loggable
-from serve_warm.precompile.eager_check import (
-    NotComparable,
-    copy_tensors,
-    difference_in_service,
-    is_same,
-)
+from serve_warm.precompile.eager_check import NotComparable, copy_tensors, is_same
 from serve_warm.precompile.entries import Entry
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.kept_calls import KeptCall, KeptCalls
+from serve_warm.precompile.service_check import Passed, compare_in_service
 from serve_warm.report import Parity, ParityResult
 
 if TYPE_CHECKING:
@@ -39,11 +35,17 @@ logger = logging.getLogger(__name__)
 
 ONCE: Final = "once"
 """Key in an entry's plan. The value is the reason why the entry's calls may not run twice, or an
-empty string if they may. A plan from an older build does not have this key; calls of its entry may
-not run twice."""
+empty string if they may."""
 
 FAILURES_KEPT = 20
 """Maximum number of withdrawn entries that a report lists."""
+
+
+class Counted(Protocol):
+    """A dispatcher, or what stands for all dispatchers of one method or code."""
+
+    def forget_calls(self) -> None:
+        """Force a new lookup of the code at the next call of each kind."""
 
 
 class Phase(Enum):
@@ -52,7 +54,8 @@ class Phase(Enum):
     WARMING = "warming"
     """No calls are checked: the replica replays inputs until it is proven warm."""
     CHECKING = "checking"
-    """For each callable without a checked entry, the first call of an entry is checked."""
+    """The first call of an entry is checked if its callable has no checked entry. Until a deadline,
+    the first call of every other entry is checked too."""
     SERVING = "serving"
     """A call from a request is checked if `is_sampled` selects the call."""
 
@@ -94,9 +97,15 @@ class Tally:
     worst_error: float | None = None
     """None before the first comparison."""
 
-    def note_error(self, error: float) -> None:
-        """Record the difference that one comparison found."""
-        self.worst_error = max(self.worst_error or 0.0, error)
+    near_ties: int = 0
+    by_fixed_limit: int = 0
+    """Number of comparisons that had no run in full precision."""
+
+    def note(self, passed: Passed) -> None:
+        """Record a comparison that found no wrong result."""
+        self.worst_error = max(self.worst_error or 0.0, passed.difference)
+        self.near_ties += passed.near_ties
+        self.by_fixed_limit += bool(passed.fixed)
 
     def note_failure(self, text: str) -> None:
         """Record a withdrawn entry."""
@@ -127,13 +136,15 @@ class Checks:
         self._one_in = one_in
         self._withdraw = withdraw
         self._on_failure = on_failure
-        self._checks: weakref.WeakKeyDictionary[Dispatcher, dict[tuple[str, str], Check]] = (
+        self._checks: weakref.WeakKeyDictionary[Counted, dict[tuple[str, str], Check]] = (
             weakref.WeakKeyDictionary()
         )
         self._locks: weakref.WeakKeyDictionary[Dispatcher, threading.RLock] = (
             weakref.WeakKeyDictionary()
         )
         self._lock = threading.Lock()
+        self._all_until_s = 0.0
+        """Time until which all entries are checked in the phase CHECKING, not one a callable."""
         self._tally = Tally()
         self._last_call_s = time.monotonic()
         self.kept = KeptCalls(self, self._lock)
@@ -148,12 +159,12 @@ class Checks:
         fn: Callable[..., Any],
         followed: Callable[..., Any],
         *,
-        counted_for: Dispatcher,
+        counted_for: Counted,
     ) -> Callable[..., Any]:
         """Return a wrapper that checks an entry; if all checks are done, return the entry's code.
 
         `followed` runs the same code for calls that the dispatcher has just checked. A check counts
-        for the dispatcher `counted_for`, which can stand for many dispatchers.
+        for `counted_for`, which can stand for many dispatchers.
         """
         check = self._check_of(counted_for, entry)
         if not self._may_come(check):
@@ -166,10 +177,10 @@ class Checks:
         # While kept calls wait, a call of any entry shows that the replica is not idle.
         return bool(self.kept.waiting())
 
-    def _check_of(self, dispatcher: Dispatcher, entry: Entry) -> Check:
+    def _check_of(self, counted_for: Counted, entry: Entry) -> Check:
         key = (entry.function_key, str(entry.signature))
         with self._lock:
-            return self._checks.setdefault(dispatcher, {}).setdefault(key, Check(entry))
+            return self._checks.setdefault(counted_for, {}).setdefault(key, Check(entry))
 
     # Called by a start ----------------------------------------------------------------------
 
@@ -179,28 +190,42 @@ class Checks:
         return self._tally.failed
 
     @contextlib.contextmanager
-    def checking(self) -> Iterator[None]:
-        """Check one entry of each compiled module or function in the block."""
+    def checking(self, budget_s: float = 0.0) -> Iterator[None]:
+        """Check one entry of each compiled module or function in the block.
+
+        For the first `budget_s` seconds, check all other entries that are called, too.
+        """
         self.phase = Phase.CHECKING
+        self._all_until_s = time.monotonic() + budget_s
         try:
             yield
         finally:
             self.phase = Phase.WARMING
 
     def is_done(self) -> bool:
-        """Return whether at least one entry was checked for each callable that ran an entry."""
-        return all(map(self._has_checked, self._list_seen()))
+        """Return whether no further entry needs a check before READY."""
+        if not all(map(self._has_checked, self._list_seen())):
+            return False
+        return not self._has_time() or not self.waiting()
 
-    def _list_seen(self) -> list[Dispatcher]:
+    def waiting(self) -> int:
+        """Return how many entries have run and were not checked yet."""
+        with self._lock:
+            return sum(check.result is None for check in self.all_checks())
+
+    def _has_time(self) -> bool:
+        return time.monotonic() < self._all_until_s
+
+    def _list_seen(self) -> list[Counted]:
         with self._lock:
             return list(self._checks)
 
-    def _has_checked(self, dispatcher: Dispatcher) -> bool:
+    def _has_checked(self, dispatcher: Counted) -> bool:
         # A withdrawn entry does not count: the next entry is checked in its place.
         results = {check.result for check in self._checks_of(dispatcher)}
         return bool(results - {None, ParityResult.DIFFERENT}) or None not in results
 
-    def _checks_of(self, dispatcher: Dispatcher) -> list[Check]:
+    def _checks_of(self, dispatcher: Counted) -> list[Check]:
         with self._lock:
             return list(self._checks[dispatcher].values())
 
@@ -229,7 +254,10 @@ class Checks:
                 results={result.value: count for result, count in self._tally.counts.items()},
                 failed=self._tally.failed,
                 failures=tuple(self._tally.failures),
+                waiting=sum(c.result is None for c in checks),
                 worst_error=self._tally.worst_error,
+                near_ties=self._tally.near_ties,
+                by_fixed_limit=self._tally.by_fixed_limit,
             )
 
     def all_checks(self) -> list[Check]:
@@ -246,13 +274,13 @@ class Checks:
 
     # One check ------------------------------------------------------------------------------
 
-    def is_due(self, dispatcher: Dispatcher, check: Check) -> bool:
+    def is_due(self, dispatcher: Counted, check: Check) -> bool:
         """Return whether this call of an entry must be checked now, before READY."""
         if self.phase is not Phase.CHECKING or check.result is not None:
             return False
-        return not self._has_checked(dispatcher)
+        return self._has_time() or not self._has_checked(dispatcher)
 
-    def is_sampled(self, dispatcher: Dispatcher, check: Check) -> bool:
+    def is_sampled(self, dispatcher: Counted, check: Check) -> bool:
         """Count this call of a request, and return whether to check it."""
         is_first = check.result is None and check.kept is None
         if not is_first and not self._one_in:
@@ -295,8 +323,13 @@ class Checks:
                 _of_thread.is_eager = False
 
         try:
-            error = difference_in_service(
-                dispatcher.callee, run_eager, fn, tensors, restore=not check.may_repeat
+            passed = compare_in_service(
+                dispatcher.callee,
+                run_eager,
+                fn,
+                tensors,
+                restore=not check.may_repeat,
+                built=check.entry.errors,
             )
         except NoEntry as wrong:
             why = f"withdrawn: {wrong}"
@@ -314,7 +347,7 @@ class Checks:
         else:
             self._note(check, ParityResult.SAME)
             with self._lock:
-                self._tally.note_error(error)
+                self._tally.note(passed)
 
     def answer(
         self,
@@ -389,7 +422,7 @@ class _Checked:
         fn: Callable[..., Any],
         followed: Callable[..., Any],
         *,
-        counted_for: Dispatcher,
+        counted_for: Counted,
     ) -> None:
         self.__globals__ = getattr(fn, "__globals__", {})
         """The globals of the entry's function, in which error handlers look for the graph."""

@@ -30,6 +30,9 @@ class Plan(TypedDict, total=False):
     copies: list[int]
     """Numbers of the graph's outputs that a call copies, because they share memory only in compiled
     code; missing if there are none."""
+    tensors: list[str]
+    """At level 2: the tensors and tensor parts that the graph received in the build, in its order
+    (`names.describe_tensor`, `tensor_parts.describe_parts`)."""
     numbers: dict[str, list[Draw]]
     """Numbers that a call draws from Python's `random` module, if any, by the name of the global
     that draws the numbers."""
@@ -60,7 +63,7 @@ FindCopies = Callable[[Sequence[Any], Sequence[Any]], Sequence[int]]
 class _Graph:
     """The compiled graph of an entry.
 
-    The graph runs only on tensors that are like the tensors of its first run.
+    The graph runs only on tensors that are like the tensors of the build.
 
     The dispatcher checks the arguments at each call, but it checks weights only when it binds the
     callable. Later changes to weights, such as `.data =` or `torch.func.functional_call`, can go
@@ -71,14 +74,15 @@ class _Graph:
     def __init__(
         self,
         compiled: Callable[..., Any],
+        plan: Plan,
         *,
         writes: bool,
         captures: bool,
-        copies: Sequence[int] = (),
         find_copies: FindCopies | None = None,
     ) -> None:
         self._compiled = compiled
-        self._copies = copies
+        self._plan = plan
+        self._copies: Sequence[int] = plan.get("copies", ())
         self._find_copies = find_copies
         self._generations: Any = None
         if captures:
@@ -90,7 +94,6 @@ class _Graph:
         self.input_ids: frozenset[int] = frozenset()
         """Ids of the tensors in the last run that created a new check. Read these ids directly
         after that run."""
-        self._known: list[tuple[str, ...]] = []
         self._checks: tuple[Callable[..., bool], ...] = ()
         self._apart = ApartInMemory()
 
@@ -131,14 +134,14 @@ class _Graph:
             raise NoEntry("two tensors of its graph contain the same inner tensor")
         texts = (describe_tensor(t, free=free) for t, free in zip(tensors, every, strict=True))
         try:
-            said = (*texts, *whole.describe(tensors))
+            said = [*texts, *whole.describe(tensors)]
         except TypeError as error:
             raise NoEntry(f"a tensor of its graph cannot be described: {error}") from error
-        if self._known and said not in self._known:
-            pairs = zip(said, self._known[0])  # noqa: B905 - lengths differ if a tensor is gone
-            now, was = next((pair for pair in pairs if pair[0] != pair[1]), (said, self._known[0]))
+        known = self._plan.setdefault("tensors", said)
+        if said != known:
+            pairs = zip(said, known)  # noqa: B905 - lengths differ if a tensor is gone
+            now, was = next((pair for pair in pairs if pair[0] != pair[1]), (said, known))
             raise NoEntry(f"a tensor that its graph reads is {now}, but was {was} in the build")
-        self._known = [said]
         self.input_ids = frozenset(map(id, tensors))
         # The check distinguishes inference tensors from others, but the code treats both the same.
         self._checks = (
@@ -299,9 +302,8 @@ def with_checks(
     inputs = compiled.compiled_fn.serialize().runtime_metadata.input_info
     writes = any(info.mutates_data or info.mutates_metadata for info in inputs)
     captures = bool(plan.get("settings"))
-    copies = plan.get("copies", ())
     entry.fn.__globals__[name] = _Graph(
-        compiled, writes=writes, captures=captures, copies=copies, find_copies=find_copies
+        compiled, plan, writes=writes, captures=captures, find_copies=find_copies
     )
     fn: Callable[..., Any] = entry.fn
     return _Undrawing(fn) if plan.get("numbers") else fn

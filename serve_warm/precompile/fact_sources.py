@@ -437,6 +437,8 @@ class Sources:
             self._note_contents(found)
         elif kind == "type":
             self._note_class(found)
+        elif kind == "class":
+            self._note_methods(found)
         elif kind == "hooks":
             self._note_hooks(found)
         elif kind == "tensor" or "parts" in kind:

@@ -45,11 +45,6 @@ CALLEE = "callee"
 """The name of the compiled callable in paths."""
 
 
-RULES = 2
-"""Version of the rules that turn guards into facts. Entries of another version never run. Version 1
-dropped guards that it could not express."""
-
-
 Step = tuple[int, str, Any]
 """A step: the row where it starts, an operation, and the operation's argument. The argument of
 `item` is a key in the form that `encode_key` returns."""
@@ -496,6 +491,7 @@ def _returns(found: Any, about: Any) -> list[Any]:
 READERS: Mapping[str, Callable[[Any, Any], Any]] = {
     "value": lambda found, _: literal(found),
     "type": lambda found, _: name_of_class(type(found)),
+    "class": lambda found, _: name_of_class(found),  # as `type`, for objects of this class
     "attribute": lambda found, about: [about[0], hasattr(found, about[0])],
     "own": lambda found, about: [about[0], about[0] in getattr(found, "__dict__", {})],
     "contains": _contains,
@@ -534,7 +530,7 @@ def _describe_change(kind: str, now: Any, was: Any) -> str:
         return f"has the keys {_short(', '.join(now))}, but had {_short(', '.join(was))}"
     if kind in ("returns", "folded"):
         return f"returns {_short(now[2])}, but returned {_short(was[2])}"
-    return f"is {_short(now)}, but was {_short(was)}"
+    return f"is {_short(now) or 'another object'}, but was {_short(was)}"
 
 
 def _describe_hooks(now: Sequence[Any], was: Sequence[Any]) -> str:

@@ -54,9 +54,9 @@ def noting_failed_lookups(
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
     notes = _Notes(guards, refusals, guard_at)
-    if not any(name in vars(kind) for kind in _kinds_of_variables() for name in READS):
+    if not any(name in vars(kind) for kind in kinds_of_variables() for name in READS):
         raise NoEntry(f"torch {torch.__version__} has no known method that reads an attribute")
-    for kind in _kinds_of_variables():
+    for kind in kinds_of_variables():
         own = vars(kind)
         for name in READS:
             if name in own:
@@ -192,7 +192,8 @@ def _is_of_app(found: Any) -> bool:
     return not is_own_module(found.__name__)
 
 
-def _kinds_of_variables() -> Iterator[Any]:
+def kinds_of_variables() -> Iterator[Any]:
+    """Yield the classes of Dynamo's models of Python objects."""
     from torch._dynamo.variables.base import VariableTracker
 
     queue: list[Any] = [VariableTracker]

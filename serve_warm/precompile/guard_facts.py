@@ -44,10 +44,13 @@ from serve_warm.precompile.facts import (
 )
 from serve_warm.precompile.names import identity, literal, name_of, resolve
 from serve_warm.precompile.same_objects import (
+    INSTEAD,
     find_on_paths,
     is_one_of_many,
     partition,
     refuse_bare_identity,
+    relate_named,
+    show_line,
 )
 from serve_warm.precompile.torch_functions import TorchFunctions
 
@@ -65,6 +68,8 @@ class Guard:
     """The second parameter of the guard: the name of an attribute, or a key."""
     keys: Sequence[Any] = ()
     """Dict keys on the path that are neither strings nor integers."""
+    where: str = ""
+    """File and line of the user's code that needs the guard; empty if unknown."""
 
 
 PROCESS = ""
@@ -95,6 +100,8 @@ BUILTINS = "__builtins_dict__"
 """Prefix of the name that Dynamo gives the built-ins dict in the globals (torch 2.11 to 2.13)."""
 
 ARGUMENT = re.compile(f"{TENSOR_ARGUMENT}$")
+
+CLASS_OF_ARGUMENT = re.compile(rf"type\({TENSOR_ARGUMENT}\)$")
 
 OF_ARGUMENTS = {"TENSOR_MATCH", "TYPE_MATCH", "NOT_NONE_MATCH", "HASATTR"}
 """Guards that may be dropped if they are about an argument itself: the call's signature covers
@@ -230,11 +237,12 @@ class _Table:
     def _call(self, node: ast.Call) -> int:
         called, arguments = ast.unparse(node.func), node.args
         if called in ("type", "dict") and len(arguments) == 1:
+            if CLASS_OF_ARGUMENT.match(ast.unparse(node)):
+                return self.row_of("torch", "Tensor")  # a signature contains no other tensors
             return self.row(self.of(arguments[0]), called, None)
-        if called == "getattr" and len(arguments) == 2:
-            return self.row(self.of(arguments[0]), "attribute", ast.literal_eval(arguments[1]))
-        if called == "object.__getattribute__":
-            return self.row(self.of(arguments[0]), "own", ast.literal_eval(arguments[1]))
+        if called in ATTRIBUTES and len(arguments) == 2:
+            step, name = ATTRIBUTES[called], ast.literal_eval(arguments[1])
+            return self.row(self.of(arguments[0]), step, name)
         if called == "__import__":
             return self.row_of(ast.literal_eval(arguments[0]))
         if called in ("dict.__getitem__", "list.__getitem__", "tuple.__getitem__"):
@@ -256,6 +264,10 @@ class _Table:
 
     def _index(self, node: ast.expr) -> int:
         return int(ast.literal_eval(node))
+
+
+ATTRIBUTES = {"getattr": "attribute", "object.__getattribute__": "own"}
+"""Maps each function that reads an attribute in a path to a kind of step."""
 
 
 def _is_list_of_keys(node: ast.expr) -> bool:
@@ -298,7 +310,8 @@ def collect(
     table = _Table(roots=names, scopes=owned, looked_up=looked_up)
     facts: dict[str, tuple[int, str, Any]] = {}
     objects: dict[int, Any] = {}
-    by_identity: set[int] = set()
+    typed: dict[int, Any] = {}
+    by_identity: dict[int, str] = {}
     for guard in _without_parts(guards):
         _refuse_changeable_members(guard.value)
         mark = marked(guard.value)
@@ -310,15 +323,17 @@ def collect(
             continue  # serve_warm's code differs by release, and eager calls run no polyfill
         row, kind, value = _fact(with_key(guard, looked_up), table)
         if kind == "is" and not value:
-            by_identity.add(row)
+            by_identity[row] = guard.where
         else:
             facts[repr((row, kind, value))] = (row, kind, value)
         if guard.kind in ("TYPE_MATCH", "ID_MATCH") and is_one_of_many(guard.value):
             objects[row] = guard.value
         if guard.kind == "TYPE_MATCH":
+            typed[row] = guard.value
             _add_classes(table, row, guard.value)
     of_returned = [*_of_returned(table, callee, returned or {})]
     on_paths = find_on_paths(table.steps, callee)
+    named = _of_named(table, callee, typed)
     found = [
         *facts.values(),
         *of_returned,
@@ -326,6 +341,7 @@ def collect(
         *_of_lookups(table, callee),
         *_of_keys(table),
         *partition({**on_paths, **objects}),
+        *named,
         *(_of_result(table, *call) for call in results),
         *_of_functions(table, functions or TorchFunctions()),
         *_of_globals(table, globals_read or {}),
@@ -372,8 +388,9 @@ def _fact(guard: Guard, table: _Table) -> tuple[int, str, Any]:
             # The graph has only one input for both arguments.
             text = f"{_show(guard.path)} and {guard.argument} are the same object"
             raise NoEntry(text) from error
-        text = f"{_show(guard.path)} has a guard of kind {guard.kind}, which no fact can express"
-        raise NoEntry(f"{text}: {_show(str(error))}") from error
+        text = f"{_show(guard.path)}{show_line(guard.where)} has a guard of kind {guard.kind}"
+        why = f"which no fact can express: {_show(str(error))}"
+        raise NoEntry(f"{text}, {why}. {INSTEAD}") from error
 
 
 def _refuse_changeable_members(value: Any) -> None:
@@ -492,6 +509,8 @@ def _is_checked_elsewhere(guard: Guard) -> bool:
 
 
 def _is_of_argument(guard: Guard) -> bool:
+    if CLASS_OF_ARGUMENT.match(guard.path) is not None:
+        return guard.kind in IDENTITY
     if ARGUMENT.match(guard.path) is None:
         return False
     if guard.kind == "DUPLICATE_INPUT":
@@ -523,8 +542,21 @@ def _add_classes(table: _Table, row: int, value: Any) -> None:
     """Add rows for those classes of an object that only their identity distinguishes."""
     for number, kind in enumerate(type(value).__mro__):
         if is_one_of_many(kind):
-            order = table.row(table.row(row, "type", None), "attribute", "__mro__")
-            table.row(order, "item", number)
+            _row_of_class(table, row, number)
+
+
+def _row_of_class(table: _Table, row: int, number: int) -> int:
+    """Return the row of a class in the MRO of an object."""
+    kind = table.row(row, "type", None)
+    if number == 0:
+        return kind
+    return table.row(table.row(kind, "attribute", "__mro__"), "item", number)
+
+
+def _of_named(table: _Table, callee: Any, typed: Mapping[int, Any]) -> list[tuple[int, str, Any]]:
+    steps = tuple(table.steps)
+    found = Facts(steps=steps).objects(callee)
+    return relate_named(steps, found, typed, lambda row, n: _row_of_class(table, row, n))
 
 
 def _of_modules(table: _Table, callee: Any) -> list[tuple[int, str, Any]]:

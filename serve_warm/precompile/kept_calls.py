@@ -147,18 +147,15 @@ class IdleChecks:
         loop: asyncio.AbstractEventLoop,
         *,
         model_thread: Callable[[], tuple[Executor | None, int]],
-        idle_s: float = IDLE_S,
-        busy_s: float = BUSY_S,
     ) -> None:
         self._checks = checks
         self._loop = loop
         self._model_thread = model_thread
-        self._idle_s = idle_s
-        self._until_s = time.monotonic() + busy_s
+        self._until_s = time.monotonic() + BUSY_S
 
     def begin(self) -> None:
         """Schedule checks of kept calls on the event loop, until there are no more kept calls."""
-        self._loop.call_later(self._idle_s, self._look)
+        self._loop.call_later(IDLE_S, self._look)
 
     def _look(self) -> None:
         thread = self._checks.kept.thread_of_next()
@@ -167,7 +164,7 @@ class IdleChecks:
             return
         if time.monotonic() > self._until_s:
             self._checks.kept.drop()
-        elif self._checks.idle_s() >= self._idle_s:
+        elif self._checks.idle_s() >= IDLE_S:
             executor, its_thread = self._model_thread()
             if thread == threading.get_native_id():
                 self._checks.kept.check_one()

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -40,13 +39,10 @@ class FactWatch:
     """The facts from some entries of one callable, and whether each fact holds.
 
     Call `refresh` and `why_broken` from only one thread at a time; any thread can call `unchanged`.
-    As soon as a refresh begins, the previous `unchanged` returns False. `clock` returns seconds,
-    and determines when sources of `SLOW_KINDS` are compared.
+    As soon as a refresh begins, the previous `unchanged` returns False.
     """
 
-    def __init__(
-        self, callee: Any, tables: Sequence[Facts], *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, callee: Any, tables: Sequence[Facts]) -> None:
         self._callee = callee
         self._merged = merged = Merged.of(tables)
         self._facts = merged.facts_of_all()
@@ -55,7 +51,6 @@ class FactWatch:
         self._torn: tuple[set[int], set[int]] = (set(), set())
         """Rows to read again, and rows whose facts must be judged again, because something changed
         during the last refresh."""
-        self._clock = clock
         self._is_looking = False
         """Whether a refresh is running, or the last refresh ended with an error."""
         self._is_surprised = False
@@ -110,6 +105,10 @@ class FactWatch:
         broken = self._broken
         return next((broken[n] for n in self._merged.of_table[table] if broken[n]), None)
 
+    def list_holding(self) -> list[bool]:
+        """Return for each fact whether it holds. Use this only if the watch has one table."""
+        return [broken is None for broken in self._broken]
+
     def refresh(self) -> None:
         """Reread everything that changed since the last refresh."""
         self.readers = {}
@@ -130,7 +129,7 @@ class FactWatch:
     def _begin_anew(self) -> None:
         """Read and judge everything again, without values from earlier refreshes."""
         self._sources = Sources()
-        self._checks = ChangeChecks(self._sources, clock=self._clock)
+        self._checks = ChangeChecks(self._sources)
         every = set(range(len(self._objects)))
         self._look_and_compile(every, every)
 
@@ -210,7 +209,7 @@ class FactWatch:
         if source is not None and source.has_what_is_there():
             return source.value
         if step == "attribute" and argument == "__dict__":
-            return dict_behind(vars(base))
+            return vars(base)
         return take(
             dict_behind(base) if step in ("item", "nth", "nth_key") else base, step, argument
         )

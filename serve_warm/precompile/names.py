@@ -10,11 +10,14 @@ in later releases.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import dis
 import enum
 import functools
 import hashlib
 import importlib
 import inspect
+import numbers
 import sys
 import types
 import weakref
@@ -60,7 +63,7 @@ def device_named(text: str) -> Any:
 
 STANDS_FOR = "_serve_warm_stands_for"
 """Attribute of a serve_warm function that replaces another function. The value is the replaced
-function. Facts name the replaced function, so older artifacts stay valid."""
+function. Facts name the replaced function, so they do not depend on this package."""
 
 
 def identity(found: Any) -> str:
@@ -70,9 +73,7 @@ def identity(found: Any) -> str:
     objects.
     """
     found = vars(found).get(STANDS_FOR, found) if isinstance(found, types.FunctionType) else found
-    if isinstance(found, types.CodeType):
-        return f"{found.co_name} {_digest(found)}"
-    if inspect.ismodule(found):
+    if isinstance(found, types.ModuleType):
         return found.__name__
     if isinstance(found, functools.partial):
         # Its bound arguments have separate guards.
@@ -83,12 +84,17 @@ def identity(found: Any) -> str:
         members = [identity(each) for each in found.__args__]
         return f"union {' | '.join(members)}" if all(members) else ""
     if isinstance(found, (enum.Enum, type)):
-        named = literal(found) if isinstance(found, enum.Enum) else name_of_class(found)
-        return named or ""
-    return _identity_of_callable(found)
+        if isinstance(found, type):
+            return name_of_class(found) + _of_creation(found)
+        return literal(found) or ""
+    return _identity_of_code(found)
 
 
-def _identity_of_callable(found: Any) -> str:
+def _identity_of_code(found: Any) -> str:
+    if isinstance(found, types.CodeType):
+        return f"{found.co_name} {_digest(found)}"
+    if isinstance(found, types.GetSetDescriptorType):  # an attribute of a class in C
+        return f"{name_of(found.__objclass__)}.{found.__name__}"
     if isinstance(found, types.BuiltinFunctionType) and _is_of_object(found):
         content = literal(found.__self__)
         return f"{name_of(found)} of {content}" if content else ""
@@ -124,6 +130,9 @@ def _closed_over(found: types.FunctionType) -> str:
     return f" {hashlib.sha256(repr(values).encode()).hexdigest()[:16]}"
 
 
+ELSEWHERE = " elsewhere"
+
+
 def _elsewhere(found: Any) -> str:
     """Return a mark for a class or function that does not stand where its name says.
 
@@ -132,42 +141,65 @@ def _elsewhere(found: Any) -> str:
     if not isinstance(found, (type, types.FunctionType)):
         return ""
     has_place = "<locals>" not in found.__qualname__
-    return " elsewhere" if has_place and locate(found) is None else ""
+    return ELSEWHERE if has_place and locate(found) is None else ""
 
 
 def name_of_class(kind: type) -> str:
     """Return the name of a class, with a digest of its functions.
 
-    The digest leaves out functions of torch, Python and serve_warm. Source files are compared
-    separately. The digest also detects replaced methods and distinguishes two classes with the same
-    name.
+    The digest covers the code of the functions, and the constants among their default arguments and
+    closures, because a trace that creates an object reads these without a guard. So the digest
+    differs for a replaced method and for another class with the same name. The defaults of
+    `CREATING` are left out here: they matter only if the trace creates an object, and then there is
+    a fact about the class itself (`identity`). Functions of torch, Python and serve_warm are left
+    out, and so are values that can change in place. Source files are compared separately.
     """
-    functions = [
+    functions = _functions_in(kind)
+    members = _members_of(kind) if issubclass(kind, enum.Enum) else []
+    if not functions and not members:
+        return name_of(kind) + _elsewhere(kind)
+    # Weak references, because a new function may have the id of a deleted one.
+    key = [
+        (name, weakref.ref(function), function.__code__, _show_defaults(function))
+        for name, value in functions
+        for function in under(value)
+    ]
+    known = _class_digests.get(kind)
+    if known is None or known[0] != key:
+        codes = [code for _, value in functions for code in codes_of(value)]
+        values = _values_of(functions, with_assigned="<locals>" in kind.__qualname__)
+        known = _class_digests[kind] = (key, _digest_of(codes, [*members, *values]))
+    return f"{name_of(kind)} {known[1]}{_elsewhere(kind)}"
+
+
+CREATING = ("__new__", "__init__", "__post_init__")
+"""Methods that run only while an object is created."""
+
+
+def _of_creation(kind: type) -> str:
+    """Return a digest of the default arguments with which objects are created; may be empty."""
+    values = [
+        text
+        for name, value in _functions_in(kind)
+        if name in CREATING
+        for function in _with_values(value)
+        for text in _defaults_of(function, with_dicts=True)
+    ]
+    return f" made with {_digest_of((), values)}" if values else ""
+
+
+def _functions_in(kind: type) -> list[tuple[str, Any]]:
+    """Return the functions of a class and its bases, with their names, except torch's own."""
+    return [
         (name, value)
         for base in kind.__mro__[:-1]
         if base.__module__ != "torch.nn.modules.module"
         for name, value in vars(base).items()
         if isinstance(value, FUNCTIONS) and not (is_own(base) and is_own(value))
     ]
-    members = _members_of(kind) if issubclass(kind, enum.Enum) else []
-    if not functions and not members:
-        return name_of(kind) + _elsewhere(kind)
-    # Weak references, because a new function may have the id of a deleted one.
-    key = tuple(
-        (name, weakref.ref(function), function.__code__)
-        for name, value in functions
-        for function in under(value)
-    )
-    known = _class_digests.get(kind)
-    if known is None or known[0] != key:
-        codes = [code for _, value in functions for code in codes_of(value)]
-        is_made = "<locals>" in kind.__qualname__
-        closed = [text for _, f in functions for text in _closed_values(f)] if is_made else []
-        known = _class_digests[kind] = (key, _digest_of(codes, [*members, *closed]))
-    return f"{name_of(kind)} {known[1]}{_elsewhere(kind)}"
 
 
-CACHED = functools._lru_cache_wrapper
+CACHED = type(functools.cache(len))
 """Class of a function with `functools.cache` or `lru_cache`."""
 
 FUNCTIONS = (types.FunctionType, property, staticmethod, classmethod)
@@ -250,22 +282,135 @@ def _members_of(kind: type[enum.Enum]) -> list[str]:
     return [f"{name}={_content(member.value)}" for name, member in kind.__members__.items()]
 
 
-def _closed_values(found: Any) -> list[str]:
-    """Return the constants in the closures of a factory's methods, as text.
+def _with_values(found: Any) -> list[types.FunctionType]:
+    """Return the functions in a class attribute, if one of them has defaults or a closure."""
+    parts = under(found)
+    if isinstance(found, types.FunctionType) and not _has_values(found):
+        return []  # most methods
+    return [function for part in parts if _has_values(part) for function in functions_of(part)]
+
+
+def _has_values(function: types.FunctionType) -> bool:
+    return bool(function.__defaults__ or function.__kwdefaults__ or function.__closure__)
+
+
+def _defaults_of(function: types.FunctionType, *, with_dicts: bool = False) -> list[str]:
+    """Return the constants among a function's default arguments, as text.
+
+    A dict or a set may be a cache, so its content is left out unless `with_dicts`.
+    """
+    named = function.__kwdefaults__ or {}
+    values = [*(function.__defaults__ or ()), *map(named.get, sorted(named))]
+    return [
+        _constant(value)
+        if with_dicts or not isinstance(value, (dict, set))
+        else name_of(type(value))
+        for value in values
+    ]
+
+
+def _show_defaults(function: types.FunctionType) -> str:
+    """Return text that changes with a function's default arguments, in less time than a digest."""
+    plain = function.__defaults__ or ()
+    if not function.__kwdefaults__ and all(type(value) in PLAIN for value in plain):
+        return repr(plain) if plain else ""
+    return repr(_defaults_of(function))
+
+
+def _values_of(functions: Sequence[tuple[str, Any]], *, with_assigned: bool) -> list[str]:
+    """Return the constants in the defaults and closures of a class's functions, as text."""
+    values: list[str] = []
+    for name, value in functions:
+        for function in _with_values(value):
+            values += [] if name in CREATING else _defaults_of(function)
+            values += _closed_values(function, with_assigned=with_assigned)
+    return values
+
+
+def _closed_values(function: types.FunctionType, *, with_assigned: bool) -> list[str]:
+    """Return the constants in a function's closure, as text.
 
     If a trace creates an object, the closures of the object's methods have no path. Values that can
-    change in place are left out, because a process may fill them, as a cache.
+    change in place are left out, because a process may fill them, as a cache. So are, unless
+    `with_assigned`, variables to which the function itself assigns, as a counter.
     """
     values = []
-    for function in functions_of(found):
-        for name, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
-            with contextlib.suppress(ValueError):  # an empty cell
-                value = cell.cell_contents
-                if not isinstance(value, (type, types.FunctionType, list, dict, set)):
-                    values.append(f"{name}={_content(value)}")
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        if name == "__class__":
+            continue
+        with contextlib.suppress(ValueError):  # an empty cell
+            value = cell.cell_contents
+            if isinstance(value, NAMED):
+                values.append(f"{name}={_constant(value)}")
+            elif not isinstance(value, (list, dict, set)):
+                is_state = not with_assigned and name in _assigned(code)
+                values += [] if is_state else [f"{name}={_constant(value)}"]
     return values
+
+
+@functools.lru_cache(maxsize=4096)
+def _assigned(code: types.CodeType) -> frozenset[str]:
+    """Return the names in outer functions to which a code object assigns (`nonlocal`)."""
+    found: set[str] = set()
+    if not ASSIGNING.isdisjoint(code.co_code[::2]):
+        steps = dis.get_instructions(code)
+        found = {step.argval for step in steps if step.opcode in ASSIGNING}
+    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
+    return frozenset(found.union(*map(_assigned, inner)).intersection(code.co_freevars))
+
+
+ASSIGNING = frozenset((dis.opmap["STORE_DEREF"], dis.opmap["DELETE_DEREF"]))
+
+
+def _constant(value: Any, depth: int = 0) -> str:
+    """Return a value in a default argument or a closure as text, the same in each process.
+
+    An object that is not constant counts by its class only. Unlike `literal`, this does not read
+    the values of the functions in `value`, which may refer to each other.
+    """
+    kind = type(value)
+    text = f"a {name_of(kind)}"
+    if kind in PLAIN or (kind.__module__ == "torch" and kind.__name__ in TORCH_LITERALS):
+        text = literal(value) or text
+    elif isinstance(value, NAMED):
+        text = name_of(value)
+        if "<" in text:  # in a function, or a lambda: others can have the same name
+            parts = [v for _, v in _functions_in(value)] if isinstance(value, type) else [value]
+            text += f" {_digest_of([code for part in parts for code in codes_of(part)])}"
+    elif isinstance(value, enum.Enum):
+        text += f" {value.name} {_constant(value.value, depth + 1)}"
+    elif isinstance(value, SUBCLASSED):
+        base = next(base for base in SUBCLASSED if isinstance(value, base))
+        text += f" {base.__repr__(value)}"
+    elif isinstance(value, numbers.Number):  # a number of NumPy, or a fraction
+        text += f" {value!r}"
+    elif depth < DEEP:
+        items = _items_of(value)
+        text += f" ({', '.join([_constant(each, depth + 1) for each in items])})" if items else ""
+    return text
+
+
+DEEP = 5
+"""Levels of nesting up to which the values in a container count."""
+
+NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, CACHED)
+
+
+def _items_of(value: Any) -> list[Any]:
+    """Return the values in a container, in an order that is the same in each process."""
+    if isinstance(value, (tuple, list)):
+        return list(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(_constant, value))
+    if isinstance(value, (dict, types.MappingProxyType)):
+        return [part for pair in value.items() for part in pair]
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.items()]
+    kind: Any = type(value)
+    if dataclasses.is_dataclass(value) and kind.__dataclass_params__.frozen:
+        return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    return []
 
 
 def _content(value: Any) -> str:
@@ -318,7 +463,7 @@ def literal(value: Any) -> str | None:
     if kind in PLAIN:
         text = f"{kind.__name__} {value!r}"
     elif isinstance(value, type):
-        text = f"class {name_of_class(value)}"
+        text = f"class {identity(value)}"
     elif isinstance(value, types.FunctionType) and is_own(value) and STANDS_FOR not in vars(value):
         text = f"function {name_of(value)}"
     elif isinstance(value, enum.Enum):
@@ -338,7 +483,18 @@ def literal(value: Any) -> str | None:
         pairs = [(literal(key), literal(each)) for key, each in value.items()]
         plain = all(None not in pair for pair in pairs)
         text = f"dict {{{', '.join(f'{k}: {v}' for k, v in pairs)}}}" if plain else None
+    elif _is_member_in_cpp(value):
+        text = f"{name_of(kind)} {value.name} int {int(value)}"
     return text
+
+
+def _is_member_in_cpp(value: Any) -> bool:
+    """Return whether a value is a member of a pybind11 enumeration, such as `SDPBackend.MATH`."""
+    kind = type(value)
+    if type(kind).__name__ != "pybind11_type":
+        return False
+    members = vars(kind).get("__entries")  # where pybind11 keeps the members
+    return isinstance(members, dict) and getattr(value, "name", None) in members
 
 
 def describe_tensor(tensor: Any, *, free: Free = ((), ())) -> str:

@@ -22,6 +22,9 @@ ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
 TEXTS = ("repr_impl", "tp_repr_impl", "str_impl", "tp_str_impl")
 """Methods that return an object's text: in 2.13, and from 2.15 on. 2.11 has none."""
 
+OF_BUILTINS = ("call_str", "call_repr")
+"""Methods that return the text of an object that `str` or `repr` gets: in 2.11."""
+
 HAS_ADDRESS = "it takes the text of an object, which contains the object's address"
 
 
@@ -47,14 +50,27 @@ def noting_texts(
         return text
 
     def noting(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self, tx: note(self, original(self, tx))
+        def text_of(self: Any, tx: Any, *args: Any) -> Any:
+            owner = args[0] if args else self
+            _guard_items(owner)
+            return note(owner, original(self, tx, *args))
 
-    of_builtins: Any = builtin.BuiltinVariable
-    read = getattr(of_builtins, "call_str", None)
-    if read is not None:
-        yield of_builtins, "call_str", lambda self, tx, arg: note(arg, read(self, tx, arg))
+        return text_of
+
     of_user, of_modules = user_defined.UserDefinedObjectVariable, nn_module.NNModuleVariable
     kinds = (of_user, functions.UserFunctionVariable, of_modules)
-    for kind, name in itertools.product(kinds, TEXTS):
+    of_builtins: Any = builtin.BuiltinVariable
+    places = (*itertools.product(kinds, TEXTS), *itertools.product((of_builtins,), OF_BUILTINS))
+    for kind, name in places:
         if name in vars(kind):
             yield kind, name, noting(vars(kind)[name])
+
+
+def _guard_items(variable: Any) -> None:
+    """Make Dynamo guard all items of a dict, whose text it takes without guards."""
+    from torch._dynamo.variables import dicts
+    from torch._dynamo.variables.lazy import LazyVariableTracker
+
+    if isinstance(variable, dicts.ConstDictVariable) and variable.source is not None:
+        variable.install_dict_keys_match_guard()
+        LazyVariableTracker.realize_all(variable)

@@ -4,17 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Literal
 
 from serve_warm._records import record
-from serve_warm.precompile import aot_compile, aoti_build
+from serve_warm.precompile import aoti_build
 from serve_warm.precompile.entries import Entry, EntryTable, Unit
-
-MakeLibrary = Callable[
-    [Callable[..., Any], Any, Sequence[Any], Mapping[str, Any]], aot_compile.Made
-]
-"""Compiles a function into a library, with the interface of `aoti_build.make`."""
 
 
 @record(frozen=True, kw_only=True)
@@ -28,12 +23,11 @@ class PendingEntry:
 
 
 class RunningBuild:
-    """One build of entries in this process. `make_library` is `aoti_build.make` by default."""
+    """One build of entries in this process."""
 
-    def __init__(self, *, make_library: MakeLibrary | None = None) -> None:
+    def __init__(self) -> None:
         self.table = EntryTable({}, {})
         """The entries that the build has made."""
-        self.make_library = make_library or aoti_build.make
         self.libraries: Literal["made", "begun"] = "made"
         """With "begun", a call only starts to compile its library. With "made", a call compiles its
         library completely, or finishes a library that was started earlier."""

@@ -9,15 +9,16 @@ the same object (`same`), and which lead to different ones (`distinct`).
 
 from __future__ import annotations
 
+import enum
 import functools
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from serve_warm.precompile.facts import Facts, Missing, NoEntry, Step
-from serve_warm.precompile.names import CACHED, identity, literal, locate
+from serve_warm.precompile.names import CACHED, identity, is_own, literal, locate, name_of
 
 OF_PYTHON = ("__dict__", "__closure__")
 """Attributes whose values are never shared by two objects."""
@@ -53,6 +54,50 @@ def find_on_paths(steps: Sequence[Step], callee: Any) -> dict[int, Any]:
     }
 
 
+def relate_named(
+    steps: Sequence[Step],
+    found: Sequence[Any],
+    typed: Mapping[int, Any],
+    row_of_class: Callable[[int, int], int],
+) -> list[tuple[int, str, Any]]:
+    """Return facts about classes and functions of the application that a module has by name.
+
+    If the module is loaded again, the name leads to a new class or function, with the same name and
+    code. So facts say which rows lead to the same one. `found` has the object of each row, `typed`
+    has the objects whose class is guarded, and `row_of_class(row, n)` returns a row for the n-th
+    class in the MRO of an object.
+    """
+    groups: dict[str, dict[int, Any]] = {}
+    members = {}
+    for row, value in enumerate(found):
+        if _is_direct(steps, row) and _is_of_app(value):
+            groups.setdefault(name_of(value), {})[row] = value
+        elif isinstance(value, enum.Enum):
+            members[row] = value
+    for row, value in [*typed.items(), *members.items()]:
+        for number, kind in enumerate(type(value).__mro__):
+            if name_of(kind) in groups and _is_of_app(kind):
+                groups[name_of(kind)][row_of_class(row, number)] = kind
+    return [fact for group in groups.values() for fact in partition(group)]
+
+
+def _is_direct(steps: Sequence[Step], row: int) -> bool:
+    """Return whether a path leads to a row without reading the class of an object.
+
+    Each object of a class leads to the same methods and bases, which need no facts.
+    """
+    while row >= 0:
+        start, step, argument = steps[row]
+        if step == "type" or argument == "__class__":
+            return False
+        row = start
+    return True
+
+
+def _is_of_app(value: Any) -> bool:
+    return isinstance(value, (type, types.FunctionType)) and not is_own(value)
+
+
 def partition(objects: Mapping[int, Any]) -> list[tuple[int, str, Any]]:
     """Return facts that say which rows refer to the same object, and which to different objects.
 
@@ -69,19 +114,29 @@ def partition(objects: Mapping[int, Any]) -> list[tuple[int, str, Any]]:
 
 
 def refuse_bare_identity(
-    collected: Facts, by_identity: set[int], objects: Mapping[int, Any]
+    collected: Facts, by_identity: Mapping[int, str], objects: Mapping[int, Any]
 ) -> None:
     """Raise `NoEntry` for an object that is guarded only by its identity.
+
+    `by_identity` maps the row of each such object to the line that needs the guard.
 
     A plain sentinel is allowed, because facts state which rows are the same object. Objects of C
     classes, such as regular expressions, are refused: the graph might depend on their content.
     """
-    for row in by_identity:
+    for row, where in by_identity.items():
         if len(objects) < 2 or row not in objects or not _is_of_python(type(objects[row])):
             kind = type(objects[row]).__name__ if row in objects else "object"
-            raise NoEntry(
-                f"{collected.path(row)}, a {kind}, can be recognized only by its identity"
-            )
+            what = f"{collected.path(row)}{show_line(where)}, a {kind},"
+            raise NoEntry(f"{what} can be recognized only by its identity. {INSTEAD}")
+
+
+INSTEAD = "Compute what depends on it outside the call, and pass tensors or plain values"
+"""Advice if a guard cannot become a fact."""
+
+
+def show_line(where: str) -> str:
+    """Return the place of a guard for a message: an empty string if the place is unknown."""
+    return f" at {where}" if where else ""
 
 
 def _is_of_python(kind: type) -> bool:

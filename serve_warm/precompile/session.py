@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,9 +21,9 @@ from serve_warm.report import EntryUse
 if TYPE_CHECKING:
     from serve_warm.precompile.call_counts import CallCounts
     from serve_warm.precompile.dispatcher import Dispatcher
-    from serve_warm.precompile.entries import Entry, EntryTable, LoadLibrary
+    from serve_warm.precompile.entries import Entry, EntryTable
     from serve_warm.precompile.entry_checks import Checks
-    from serve_warm.precompile.running_build import MakeLibrary, RunningBuild
+    from serve_warm.precompile.running_build import RunningBuild
 
 LIBRARY_LEVEL = 3
 """The level that stores its code in libraries. A replica at this level does not import Dynamo when
@@ -108,8 +107,6 @@ class Session:
         self,
         *folders: Path,
         already: Mapping[Path, EntryTable] = MappingProxyType({}),
-        clock: Callable[[], float] = time.monotonic,
-        load_library: LoadLibrary | None = None,
         check_wanted: Callable[[], None] = lambda: None,
     ) -> str:
         """Load the entries of an artifact, one folder per part, for every callable of the process.
@@ -117,15 +114,13 @@ class Session:
         Executes code from the folders, which must have been verified. Folders with libraries must
         exist until the process ends. Returns, as text, the reasons why entries were not loaded. The
         text leaves out entries that do not match, because the report lists the calls of such
-        entries. `already` has the tables of folders that were already read. `clock` and
-        `load_library` are the same as for `EntryTable`. Reading and loading can take long. After
-        that, `check_wanted` raises if the entries are not wanted any more, and no call uses them.
+        entries. `already` has the tables of folders that were already read. Reading and loading
+        can take long. After that, `check_wanted` raises if the entries are not wanted any more, and
+        no call uses them.
         """
         from serve_warm.precompile.entries import read_parts
 
-        table, problems = read_parts(
-            folders, already=already, clock=clock, load_library=load_library
-        )
+        table, problems = read_parts(folders, already=already)
         if table is not None:
             for dispatcher in self.dispatchers:
                 dispatcher.binder.load(table)
@@ -182,15 +177,15 @@ class Session:
             dispatcher.bind_anew()
 
     @contextlib.contextmanager
-    def building(self, *, make_library: MakeLibrary | None = None) -> Iterator[RunningBuild]:
+    def building(self) -> Iterator[RunningBuild]:
         """Make an entry for each call in the block, where possible, and yield the build.
 
         The new entries run the calls. Each compile uses Inductor's caches, so code that was
-        compiled at level 1 is not compiled again. `make_library` is the same as for `RunningBuild`.
+        compiled at level 1 is not compiled again.
         """
         from serve_warm.precompile.running_build import RunningBuild
 
-        build = self.being_built = RunningBuild(make_library=make_library)
+        build = self.being_built = RunningBuild()
         self._choose_active()
         try:
             yield build

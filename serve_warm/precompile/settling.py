@@ -17,11 +17,11 @@ from typing import Any, Final
 
 import torch
 
-from serve_warm._package import PACKAGE
 from serve_warm.precompile.aot_load import FAILURES
 from serve_warm.precompile.eager_check import Kept
 from serve_warm.precompile.facts import UNREADABLE, Facts, NoEntry
 from serve_warm.precompile.names import describe_tensor, is_own_module, under
+from serve_warm.precompile.plain_state import COMPILERS
 
 SETTLES: Final = "settles"
 """Key in the plan of an entry whose callable creates state on its first calls."""
@@ -164,9 +164,6 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if type(own) is dict:
         yield from _attributes(own)
 
-
-COMPILERS = (PACKAGE, "torch._")
-"""Module name prefixes of objects that do not belong to the user."""
 
 SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset)
 

@@ -78,6 +78,8 @@ def noting_torch_functions(found: TorchFunctions) -> Iterator[tuple[Any, str, An
     def create_proxy(self: Any, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
         if kind == "call_method":
             _note_method(found, target)
+        elif target is getattr and args and len(args[0]) > 1:
+            _note_method(found, args[0][1])  # a property, such as `x.mT`
         elif kind == "call_function":
             _note_function(found, target)
         return create(self, kind, target, *args, **kwargs)

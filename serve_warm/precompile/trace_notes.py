@@ -8,18 +8,22 @@ Each hook uses private torch code, and names the torch versions in which this co
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import inspect
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from serve_warm.precompile.aot_load import OF_TORCH
 from serve_warm.precompile.class_names import reading_names
+from serve_warm.precompile.constant_reads import noting_constants
 from serve_warm.precompile.dict_lookups import Lookups, noting_lookups
 from serve_warm.precompile.dispatch_notes import Dispatched, noting_dispatch
 from serve_warm.precompile.facts import NoEntry
@@ -66,6 +70,7 @@ def all_guarded(begin_set: Callable[[Any, Any], None]) -> Iterator[Unguarded]:
 
     Before each iteration over a set in a trace, `begin_set` is called with the set and the tracer.
     """
+    from torch._dynamo import config
     from torch._dynamo.convert_frame import compile_lock
 
     found = Unguarded()
@@ -75,6 +80,7 @@ def all_guarded(begin_set: Callable[[Any, Any], None]) -> Iterator[Unguarded]:
         replacements = itertools.chain(
             noting_lookups(found.lookups, _expression),
             noting_failed_lookups(found.guards, found.refusals, _guard_at),
+            noting_constants(found.guards, _guard_at),
             _guarding_keys(),
             _noting_tensors(found),
             _noting_same_objects(found),
@@ -92,12 +98,18 @@ def all_guarded(begin_set: Callable[[Any, Any], None]) -> Iterator[Unguarded]:
             reading_names(),
             _keeping_precision(),
         )
+        if hasattr(config, GUARD_NO_DEFAULTS):
+            undo.enter_context(config.patch({GUARD_NO_DEFAULTS: False}))
         undo.callback(_forget_handlers)
         for owner, name, function in replacements:
             undo.callback(_put_back(owner, name))
             setattr(owner, name, function)
         _forget_handlers()
         yield found
+
+
+GUARD_NO_DEFAULTS = "skip_guards_on_constant_func_defaults"
+"""A setting of Dynamo that is on in 2.11: trust that plain defaults of functions stay."""
 
 
 def _forget_handlers() -> None:
@@ -350,18 +362,22 @@ DEPENDS_ON_ORDER = (
 def _noting_hashes(found: Unguarded) -> Replacements:
     """Record each call of `hash` or `id` in a forward: the results differ between processes.
 
-    Only `inspect.unwrap` is allowed: torch runs this function if a forward sets a buffer, and the
-    function only compares ids. Other code in torch and Python can use the user's values, as in
-    `sum(map(hash, names))`.
+    Only two functions are allowed. torch runs `inspect.unwrap` if a forward sets a buffer; this
+    function only compares ids. A dict runs `Enum.__hash__` to find a member among its keys. Other
+    code in torch and Python can use the user's values, as in `sum(map(hash, names))`.
     """
     from torch._dynamo.variables import builtin, constant
 
     of_builtins: Any = builtin.BuiltinVariable
     of_constants: Any = constant.ConstantVariable
     call, call_method = of_builtins.call_function, of_constants.call_method
+    of_keys = _keys_of_dicts()
+    keys: list[Any] = []
+    """The keys that a dict or set is hashing now."""
 
     def note(tx: Any, name: str) -> None:
-        if tx.f_code is not inspect.unwrap.__code__:
+        is_of_key = bool(keys) and tx.f_code is enum.Enum.__hash__.__code__
+        if tx.f_code is not inspect.unwrap.__code__ and not is_of_key:
             why = f"it uses the result of {name}(), which differs in each process"
             found.refusals.append(why)
 
@@ -375,8 +391,27 @@ def _noting_hashes(found: Unguarded) -> Replacements:
             note(tx, "hash")
         return call_method(self, tx, name, args, kwargs)
 
+    def hash_key(self: Any, key: Any) -> None:
+        keys.append(key)
+        try:
+            make_key(self, key)
+        finally:
+            keys.pop()
+
     yield of_builtins, "call_function", call_function
     yield of_constants, "call_method", call_method_of_constant
+    if of_keys is not None:
+        make_key = of_keys.__init__
+        yield of_keys, "__init__", hash_key
+
+
+def _keys_of_dicts() -> Any:
+    """Return the class that Dynamo uses to represent keys of dicts; None before torch 2.13."""
+    try:
+        from torch._dynamo.variables import hashable
+    except ImportError:
+        return None
+    return hashable.HashableTracker
 
 
 def _has_steady_hash(argument: Any) -> bool:
@@ -581,7 +616,16 @@ def guard_from(entry: Any) -> Guard:
         value=entry.value if entry.has_value else None,
         argument=about,
         keys=keys,
+        where=_line_of(entry.orig_guard.user_stack or ()),
     )
+
+
+def _line_of(stack: Sequence[Any]) -> str:
+    """Return the innermost file and line of user code in a stack, or an empty string."""
+    of_user = [each for each in stack if not each.filename.startswith("<")]
+    others = [each for each in of_user if OF_TORCH not in each.filename]
+    last = (others or of_user)[-1:]
+    return "".join(f"{Path(each.filename).name}:{each.lineno}" for each in last)
 
 
 def _of_attribute(entry: Any) -> Guard | None:

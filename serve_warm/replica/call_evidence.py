@@ -2,18 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled calls of each input, which show that the input reached compiled code.
 
-An input is proven by the compiled calls that it makes (`serve_warm.compiler.evidence`). If the
+An input is proven by the compiled code that it runs (`serve_warm.compiler.evidence`). If the
 handler returns early or returns a cached answer, the input does not reach the model. A replay of
-such an input compiles nothing and proves nothing.
+such an input compiles nothing and proves nothing. The same holds if torch runs the model eagerly.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 
 from serve_warm.compiler import evidence
 from serve_warm.compiler.evidence import Replayed
+from serve_warm.compiler.switches import find_switch
+from serve_warm.compiler.watch import Watch
 from serve_warm.inputs import Input
 from serve_warm.replica.input_calls import InputCalls
 from serve_warm.replica.timed_calls import Deadline, Progress
@@ -22,6 +25,13 @@ IDLE_S = (0.25, 5.0)
 """Minimum and maximum idle time, in seconds. Between these limits, the idle time is the duration of
 the slowest replay whose calls may come from other threads. No input is replayed during the idle
 time. So all compiled calls in this time come from threads that work independently of replays."""
+
+HEALTH_CHECK = "check_health"
+"""The method that Ray Serve calls to find out whether a replica is healthy."""
+
+
+MOST_NAMED = 3
+"""How many functions that run eagerly one reason names."""
 
 
 class CallEvidence:
@@ -32,14 +42,18 @@ class CallEvidence:
         calls: InputCalls,
         progress: Progress,
         *,
+        seen: Watch,
         deadline: Deadline,
         has_compiled: Callable[[], bool],
+        in_traffic: bool = False,
     ) -> None:
         # If no compiled call was made, `has_compiled` shows whether the app has compiled code.
         self._calls = calls
         self._progress = progress
+        self._seen = seen
         self._deadline = deadline
         self._has_compiled = has_compiled
+        self._in_traffic = in_traffic
         self.any_seen = False
         """Whether any compiled function was called."""
         self.called_before: set[str] = set()
@@ -70,10 +84,14 @@ class CallEvidence:
         }
         said = await self._calls.agree("compiled calls", mine)
         progress.has_compiled = any(theirs["has compiled"] for theirs in said)
+        self._name_switches()
         if not progress.has_compiled:
             return
         called = {name for theirs in said for name in theirs["own"]}
         beside = {name for theirs in said for name in theirs["beside"]} - called
+        if self._in_traffic:
+            # Requests make such calls all the time. The start has shown that they belong to inputs.
+            called, beside = called | beside, set()
         beside -= (confirmed_before := self._find_confirmed(beside))
         called |= confirmed_before
         doubtful = [item for item in progress.inputs if item.name in beside]
@@ -82,9 +100,26 @@ class CallEvidence:
             for theirs in await self._calls.agree("compiled calls beside", confirmed):
                 called.update(theirs)
         for item in progress.inputs:
-            if item.name in progress.proven - called:
-                progress.proven.discard(item.name)
+            if item.name not in progress.proven - called:
+                continue
+            progress.proven.discard(item.name)
+            if item.target_name == HEALTH_CHECK:
+                # It may run the model only after a time without requests. Then there is no proof.
+                progress.inputs = [each for each in progress.inputs if each is not item]
+            else:
                 progress.unproven[item.name] = self._why_no_call(item.name, beside)
+
+    def _name_switches(self) -> None:
+        """Mark inputs as not proven for which torch's compiler is off, and name the switch."""
+        progress = self._progress
+        # Without torch, nothing is there to be compiled.
+        whole = find_switch() if "torch" in sys.modules and not progress.has_compiled else ""
+        for item in progress.inputs:
+            replayed = self.of_last_pass.get(item.name, Replayed())
+            switch = whole or replayed.switch
+            if switch and not replayed.own and item.name not in progress.left_out:
+                progress.proven.discard(item.name)
+                progress.unproven[item.name] = f"runs eagerly, and nothing is compiled: {switch}"
 
     def _why_no_call(self, name: str, beside: set[str]) -> str:
         if name in beside:
@@ -94,6 +129,8 @@ class CallEvidence:
                 "compiled calls between replays, or a second replay of this input made no compiled "
                 "call. Call the model with `await self.on_model_thread(self.model, ...)`"
             )
+        if self.of_proof[name].entered:
+            return f"calls a compiled function, but torch runs it eagerly: {self._why_eager()}"
         if name in self.called_before:
             return (
                 "made a compiled call in an earlier pass, but not in the proof: its handler "
@@ -103,6 +140,17 @@ class CallEvidence:
             "makes no compiled call: its handler answers without the model; change the arguments "
             "so that the handler calls the model, or do not declare this input"
         )
+
+    def _why_eager(self) -> str:
+        given_up = self._seen.given_up
+        if not given_up:
+            return (
+                "it finds nothing to compile there, for example because the function is marked "
+                "with @torch.compiler.disable. Remove the mark, or do not compile the function"
+            )
+        named = [f"{function}: {why}" for function, why in given_up.items()][:MOST_NAMED]
+        more = len(given_up) - len(named)
+        return "; ".join(named) + (f"; and {more} more" if more else "")
 
     async def stand_idle(self) -> None:
         """Record the threads that make compiled calls between the last pass and the proof.
@@ -118,7 +166,8 @@ class CallEvidence:
             for name, found in self.of_last_pass.items()
             if (found.own and self.began_a_task) or (found.beside and not found.own)
         ]
-        if not doubtful or not self._calls.is_alone:  # all ranks would have to be idle together
+        # All ranks would have to be idle together, and traffic is never idle.
+        if not doubtful or not self._calls.is_alone or self._in_traffic:
             return
         slowest_s = max(self._progress.steady_s.get(name, 0.0) for name in doubtful)
         with evidence.note_calls() as calls, calls.of_replay() as idle:

@@ -15,7 +15,7 @@ from ray import serve
 from ray.serve._private.http_util import ASGIAppReplicaWrapper
 
 from serve_warm._package import public
-from serve_warm.compiler.background_import import IMPORTER
+from serve_warm.compiler.imports import IMPORTER
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import ConfigError, InputError
 from serve_warm.inputs import Input
@@ -64,7 +64,10 @@ class WarmupMixin:
         return _put_hook_on(super().__new__, cls, args, kwargs)
 
     def warmup_inputs(self) -> Sequence[Input] | Input:
-        """Return the inputs to replay. Called once, after `__init__`. Can be `async def`."""
+        """Return the inputs to replay. Can be `async def`.
+
+        Called after `__init__`, and again after each `reconfigure` of a READY replica.
+        """
         raise InputError(
             f"{type(self).__name__} declares no inputs",
             hint="define warmup_inputs(self), for example: "
@@ -97,11 +100,8 @@ class WarmupMixin:
     async def warmup_artifact(self) -> dict[str, Any]:
         """Return this replica's caches as the raw parts of an artifact, for `serve-warm build`.
 
-        Works only once per replica, because torch cannot fully load the bytes that a second save
-        produces.
-
         Raises:
-            WarmupFailed: the replica has not warmed up, or was packed before.
+            WarmupFailed: the replica has not warmed up.
         """
         return dict(await replica_of(self).pack())
 

@@ -35,25 +35,27 @@ from serve_warm import metrics, node
 from serve_warm._package import __version__
 from serve_warm._private_folders import state_folder
 from serve_warm._redaction import describe_error
+from serve_warm._state_file import Heartbeat
 from serve_warm.compiler.caches import keep_headers_private
 from serve_warm.compiler.cpu_target import pin_portable_cpu
 from serve_warm.compiler.watch import unwatched_compiles
 from serve_warm.config import WarmupConfig, environment, resolve
 from serve_warm.errors import ConfigError, WarmupFailed
-from serve_warm.fingerprint import read_rank
 from serve_warm.replica.journal import torch_version
 from serve_warm.replica.model_thread import ModelThread
 from serve_warm.replica.pack import PackedReplica
 from serve_warm.replica.prefetch import Prefetch
+from serve_warm.replica.prepare import makes_artifact
 from serve_warm.replica.raised_at import find_line
-from serve_warm.replica.readahead import Readahead
 from serve_warm.replica.seats import ReplicaSeats
 from serve_warm.replica.serve_calls import (
     CompileForbidden,
     ServeCalls,
     call_like_serve,
+    is_request,
     replica_context,
 )
+from serve_warm.replica.serve_watchdog import LoopBlocks
 from serve_warm.replica.start import CompileCaches
 from serve_warm.replica.timeline import Timeline, spans_before
 from serve_warm.replica.warmup import Warmup
@@ -120,7 +122,7 @@ class ServeReplica(ServeCalls):
         self.deployment = context.deployment if context else type(owner).__name__
         self.replica = context.replica_tag if context else ""
         self.unwatched_compiles_before = unwatched_compiles()
-        self.model_thread = ModelThread(owner, is_starting=self._is_starting)
+        self.model_thread = ModelThread(owner, may_change=self._may_change)
         self._timeline = Timeline(
             spans_before(created_boot_s, seat=self._seats.began_on_one) if self._seats else ()
         )
@@ -131,9 +133,9 @@ class ServeReplica(ServeCalls):
             created_boot_s=created_boot_s,
         )
         self._task: asyncio.Task[None] | None = None
+        self._updates = asyncio.Lock()
         self._warmup: Warmup | None = None
         self._lock = threading.Lock()
-        self._packed = False
         # Serve's replica context has the user_config before `__init__` runs, so torch's caches
         # get a private directory before user code reads the variables.
         declared = getattr(getattr(context, "_deployment_config", None), "user_config", None)
@@ -157,14 +159,12 @@ class ServeReplica(ServeCalls):
         self._shown = ShownState(self._known, self._config, self.report)
         if not self._config.enabled:
             return
-        if self._config.readahead:
-            Readahead(self._config.readahead, timeline=self._timeline).begin()
         self._caches.begin()
         # User code may compile in `__init__` despite the documentation.
-        keep_headers_private(self._config.headers)
+        keep_headers_private("own" if makes_artifact(self.application, self._config) else "shared")
         if self._config.cpu == "portable":
             pin_portable_cpu()
-        if self._config.artifact is not None and self._config.overlap == "on":
+        if self._config.artifact is not None:
             gang = _gang()
             self._prefetch = Prefetch(
                 self._config,
@@ -192,7 +192,7 @@ class ServeReplica(ServeCalls):
     # The hook --------------------------------------------------------------------------------
 
     async def reconfigure(self, user_config: Any, *, rank: Any) -> None:
-        """Call the user's own `reconfigure` as Serve would. Then warm up, unless already done."""
+        """Call the user's own `reconfigure` as Serve would. Then warm up, or prove again."""
         # Add the span only once: Serve also calls this for each light update, even if warm-up is
         # off.
         if all(span.name != "__init__" for span in self._timeline.spans()):
@@ -203,7 +203,18 @@ class ServeReplica(ServeCalls):
             # this key, Serve would not call it either.
             rest = {key: value for key, value in user_config.items() if key != "warmup"}
             user_config = rest or None
-        await self._users_reconfigure(user_config, rank)
+        change = functools.partial(self._users_reconfigure, user_config, rank)
+        async with self._updates:  # Serve may call again at any time, for example with a new rank
+            warmup = self._warmup
+            if warmup is None or not warmup.journal.is_serving:
+                await change()
+                await self._start()
+            elif self._calls_reconfigure(user_config):
+                await warmup.update(change, is_request=is_request)
+            else:
+                await change()
+
+    async def _start(self) -> None:
         if self._shown is not None:
             await self.warm_up()
             loop = asyncio.get_running_loop()
@@ -255,6 +266,13 @@ class ServeReplica(ServeCalls):
                 "these settings take effect only in new replicas: %s", ", ".join(changed)
             )
 
+    def _calls_reconfigure(self, user_config: Any) -> bool:
+        """Return whether the user has a `reconfigure` that Serve would call now."""
+        method = getattr(type(self.owner), "reconfigure", None)
+        if method is None:
+            return False
+        return user_config is not None or "rank" in inspect.signature(method).parameters
+
     async def _users_reconfigure(self, user_config: Any, rank: Any) -> None:
         method = getattr(type(self.owner), "reconfigure", None)
         if method is None:
@@ -299,27 +317,29 @@ class ServeReplica(ServeCalls):
         return self.report()
 
     async def _run(self) -> None:
-        config = self._config
-        # Replicas of a gang without a process group do not compute together.
-        if config.ranks == "gang" and _gang() is not None and read_rank() is not None:
-            config = config.model_copy(update={"ranks": "together"})
         self._warmup = warmup = Warmup(
             self,
-            config,
+            self._config,
             caches=self._caches,
             prefetched=self._prefetch,
             known=dataclasses.replace(self._known, versions=_versions()),
             timeline=self._timeline,
             end_process=self._end_process if self.in_serve else None,
+            in_gang=_gang() is not None,
         )
         if self._shown is None:
             await warmup.run()
             return
         warmup.observe([self._shown.observer()])
-        await warmup.prove()
+        blocks = LoopBlocks()
+        async with blocks.watched():
+            await warmup.prove()
+        await blocks.outlast(warmup.journal.warn)
 
-    def _is_starting(self) -> bool:
-        return self._task is None or not self._task.done()
+    def _may_change(self) -> bool:
+        """Return whether the model may be another one than at the last call."""
+        is_proven = self._task is not None and self._task.done()
+        return not is_proven or self._updates.locked()
 
     def _end_process(self) -> None:
         """End this process because its event loop is blocked; Serve then starts another replica.
@@ -368,19 +388,14 @@ class ServeReplica(ServeCalls):
         return self._warmup.journal.inputs if self._warmup is not None else ()
 
     async def pack(self) -> PackedReplica:
-        """Return the fingerprint, raw parts, build facts and report for a build. Works once.
+        """Return the fingerprint, raw parts, build facts and report for a build.
 
         Raises:
-            WarmupFailed: the replica has not warmed up, or was packed before.
+            WarmupFailed: the replica has not warmed up.
         """
         warmup, report = self._warmup, self.report()
         if warmup is None or report.fingerprint is None:
             raise WarmupFailed("there is nothing to pack: this replica has not warmed up")
-        if self._packed:
-            raise WarmupFailed(
-                "this replica was packed before", hint="start a new replica to build again"
-            )
-        self._packed = True
         parts, facts = await warmup.pack()
         return PackedReplica(
             fingerprint=report.fingerprint,
@@ -419,8 +434,8 @@ class ShownState:
         self._loop_ran_s: float | None = None
         self.heartbeat = self._heartbeat(_state_directory(config))
 
-    def _heartbeat(self, directory: Path) -> node.Heartbeat:
-        return node.Heartbeat(
+    def _heartbeat(self, directory: Path) -> Heartbeat:
+        return Heartbeat(
             directory,
             application=self._known.application,
             deployment=self._known.deployment,
@@ -488,6 +503,7 @@ def facts_of(report: Report) -> dict[str, Any]:
         "stage": report.stage.value,
         "verdict": report.verdict.value if report.verdict else None,
         "degraded": list(report.degraded),
+        "narrow": list(report.narrow),
         "inputs_expected": report.covered.expected,
         "inputs_done": report.inputs_done,
         "passes": report.passes,

@@ -41,6 +41,7 @@ class InputCalls:
         seen: Watch,
         ranks: Ranks,
         deadline: Deadline,
+        in_traffic: bool = False,
     ) -> None:
         self._timed = timed
         self._progress = progress
@@ -49,17 +50,19 @@ class InputCalls:
         self._deadline = deadline
         self.is_alone = ranks.size == 1
         """Whether this rank is the only one."""
+        self._forbids = self.is_alone and not in_traffic
 
     async def agree(self, what: str, mine: Any) -> list[Any]:
         """Return the answers of all ranks; see `Ranks.agree`."""
         return await self._ranks.agree(what, mine, timeout_s=max(0.1, self._deadline.left()))
 
     def forbidding(self) -> contextlib.AbstractContextManager[None]:
-        """Forbid compiling in the block if this rank is the only one."""
+        """Forbid compiling in the block if this rank is the only one and there is no traffic."""
         # Several ranks only count compiles. A rank that refused to compile would skip the rest of
         # the call. Then other ranks would wait in a collective, or match the collectives of
-        # different inputs.
-        return forbid() if self.is_alone else contextlib.nullcontext()
+        # different inputs. Nor is compiling forbidden in traffic: a request may share a batch with
+        # a replayed input, and must not fail.
+        return forbid() if self._forbids else contextlib.nullcontext()
 
     async def replay(self, item: Input) -> float | None:
         """Replay an input. Return the duration in seconds, or None if the input was skipped.
@@ -87,9 +90,8 @@ class InputCalls:
     async def prove(self, item: Input, calls: CompiledCalls) -> Replayed:
         """Replay an input with compiling forbidden. Record the result, and return the calls."""
         progress = self._progress
-        alone = self.is_alone
         before = self._seen.counts()
-        falls = contextlib.nullcontext() if alone else falls_counted()
+        falls = contextlib.nullcontext() if self._forbids else falls_counted()
         with calls.of_replay() as replayed, falls:
             seconds, error = await self._timed.make(item)
         change = self._seen.counts() - before

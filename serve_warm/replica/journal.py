@@ -13,17 +13,18 @@ import logging
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from serve_warm._records import record
 from serve_warm._redaction import excerpt, join_lines, loggable
-from serve_warm.artifact.manifest import TORCH_BYTES
 from serve_warm.compiler import cuda_graphs
-from serve_warm.compiler.background_import import IMPORTER, is_imported
-from serve_warm.compiler.watch import watch_process
+from serve_warm.compiler.imports import IMPORTER, is_imported
+from serve_warm.compiler.watch import EVENTS_KEPT, watch_process
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import ServeWarmError
 from serve_warm.node import boot_s
@@ -63,6 +64,9 @@ SIZES_OF_A_GRAPH = 8
 (`cudagraph_dynamic_shape_warn_limit`)."""
 
 
+COMPILED = "the start compiled something that the artifact does not contain"
+
+
 class Journal:
     """The record of one start so far. Stages write to this record, and `report()` reads it."""
 
@@ -92,6 +96,12 @@ class Journal:
         it pulls any artifact."""
         self.inputs: Sequence[Input] = ()
         """The inputs to replay, in order; known once the start has begun."""
+        self.narrow: tuple[str, ...] = ()
+        self.varied = ""
+        """Digest of the code and inputs to which the lines of an artifact apply."""
+        """What the inputs do not cover: axes of one size, and branches that no input takes."""
+        self.unvaried: tuple[str, ...] = ()
+        """What of the inputs could not be varied."""
         self.progress = Progress()
         self.checks: Checks | None = None
         """Checks that compare entries with eager execution; None if there are no entries."""
@@ -105,6 +115,8 @@ class Journal:
         self.to_proof_s = 0.0
         self.cpu_s = 0.0
         self.error = ""
+        self._is_updating = False
+        self._stage_lock = threading.RLock()
 
     # Stages -------------------------------------------------------------------------------------
 
@@ -121,8 +133,11 @@ class Journal:
             self.timeline.add(before.value.lower(), since, now)
             ended = {"previous": before.value.lower(), "seconds": now - since}
         self._entered = (stage, now)
-        if stage in (Stage.READY, Stage.FAILED):
+        if stage in (Stage.READY, Stage.FAILED) and self._ended_boot_s == math.inf:
             self._ended_boot_s = now  # first, because a reader of the stage also reads its end
+        self._show(stage, **ended)
+
+    def _show(self, stage: Stage, **ended: str | float) -> None:
         self.stage = stage
         logger.info(
             "stage=%s deployment=%s replica=%s",
@@ -132,6 +147,43 @@ class Journal:
             extra=self.log_fields("stage", **ended),
         )
         self.tell()
+
+    # An update of a replica that serves -----------------------------------------------------------
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Count what is compiled in the block neither for the start nor for traffic."""
+        serving = self._span
+        if not isinstance(serving, _Serving):
+            raise TypeError(f"an update in stage {self.stage.value}")
+        serving.pause()
+        began_unix = time.time()
+        self._is_updating = True
+        try:
+            yield
+        finally:
+            with self._stage_lock:
+                self._is_updating = False
+            serving.go_on()
+            events = watch_process().events()
+            of_update = {(e.function, e.signature) for e in events if e.at_unix >= began_unix}
+            self.traffic_log.warmed = {*self.traffic_log.warmed, *of_update}
+
+    def leave_ready(self) -> None:
+        """Enter REPLAYING, because an update compiles; no effect if the replica is not READY.
+
+        The start has ended, so that its times stay.
+        """
+        with self._stage_lock:  # any thread may compile, also when the update has just ended
+            if self._is_updating and self.stage is Stage.READY:
+                self._show(Stage.REPLAYING)
+
+    def return_to_ready(self) -> None:
+        """Enter READY again after an update; no effect if the replica is READY."""
+        with self._stage_lock:
+            if self.stage is not Stage.READY:
+                self.error = ""
+                self._show(Stage.READY)
 
     def stay_in(self, stage: Stage) -> None:
         """Begin a stage unless it is the current one."""
@@ -154,10 +206,19 @@ class Journal:
         """
         self._times.append(StageTime(stage=stage, seconds=seconds, hidden_s=hidden_s))
 
+    def seconds_of(self, *stages: Stage) -> float:
+        """Return how long these stages took so far."""
+        return sum(each.seconds for each in self._times if each.stage in stages)
+
     def warn(self, text: str) -> None:
         """Add a warning to the report and to the log."""
         self.warnings.append(text)
         logger.warning("%s", text)
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether the replica has been READY."""
+        return isinstance(self._span, _Serving)
 
     def begin_counting(self) -> None:
         """From now on, count compiles and captures as part of the warm-up."""
@@ -184,21 +245,39 @@ class Journal:
             )
         if counts.graph_skips:
             self.warn(_describe_skips(counts.graph_skips, events))
-        of_start = [event for event in events if event.at_unix >= self.started_unix]
+        # Calls that were refused are no part of what is warm.
+        of_start = [
+            event
+            for event in events
+            if event.at_unix >= self.started_unix and event.kind != "forbidden"
+        ]
         self.traffic_log.warmed = {(event.function, event.signature) for event in of_start}
         for text in _many_sizes(of_start):
             self.warn(text)
-        withdrawn = self.checks.failed if self.checks is not None else 0
+        if self.verdict is Verdict.FULL_HIT and (gaps := self._find_gaps(counts)):
+            self.verdict = Verdict.PARTIAL
+            if COMPILED in gaps and self.artifact and not self.compiled_early:
+                self.degraded.append(_build_again(self.artifact, counts))
+
+    def why_partial(self) -> str:
+        """Return why the verdict will be `partial`, or an empty string if it will be another."""
+        if self.verdict is not Verdict.FULL_HIT:
+            return ""
+        return "; ".join(self._find_gaps(self.warmup_counts()))
+
+    def _find_gaps(self, counts: Counts) -> list[str]:
+        """Return what a loaded artifact lacked."""
         not_in_it = (
             *(counts.compiler_processes, counts.kernels, counts.tunings),
             *(counts.fx_misses, counts.fx_bypasses),
         )
-        not_full = (*not_in_it, self.compiled_early, len(self.progress.left_out), withdrawn)
-        if self.verdict is Verdict.FULL_HIT and any(not_full):
-            self.verdict = Verdict.PARTIAL
-            from_bytes = TORCH_BYTES in self._config.parts  # CPU kernels are always compiled then
-            if any(not_in_it) and self.artifact and not self.compiled_early and not from_bytes:
-                self.degraded.append(_build_again(self.artifact, counts))
+        gaps = {
+            COMPILED: any(not_in_it),
+            "code was compiled in __init__, before the artifact was loaded": self.compiled_early,
+            "an input is not proven": self.progress.unproven,
+            "an entry was withdrawn": self.checks is not None and self.checks.failed,
+        }
+        return [gap for gap, is_there in gaps.items() if is_there]
 
     def say_ready(self) -> Report:
         """Enter READY and return the report."""
@@ -276,6 +355,8 @@ class Journal:
             parity=self.checks.report() if self.checks is not None else None,
             compiler_imported=self._compiler_imported(),
             compiler_imported_by=IMPORTER.place,
+            narrow=self.narrow,
+            unvaried=self.unvaried,
             nothing_compiles=not progress.has_compiled,
             fingerprint=self.fingerprint.to_json() if self.fingerprint else None,
             threads=tuple(sorted(progress.threads)),
@@ -398,6 +479,10 @@ class _Serving:
     """Memory of each GPU, read after capture number `captures_seen`."""
     captures_seen: int = 0
     """Number of captures after READY that are included in `devices`."""
+    paused: Counts | None = None
+    """The counts of traffic at the beginning of a running update."""
+    updates: list[tuple[float, float]] = field(default_factory=list)
+    """When updates began and ended, as Unix times."""
 
     @classmethod
     def after(cls, warming: _Preparing) -> _Serving:
@@ -411,10 +496,26 @@ class _Serving:
 
     @property
     def traffic(self) -> Counts:
-        return watch_process().counts() - self.since
+        return self.paused or watch_process().counts() - self.since
+
+    def pause(self) -> None:
+        """Count nothing for traffic until `go_on`, because an update compiles."""
+        self.paused = self.traffic
+        self.updates = [*self.updates, (time.time(), math.inf)][-EVENTS_KEPT:]
+
+    def go_on(self) -> None:
+        """Count compiles as part of traffic again."""
+        if self.paused is not None:
+            self.since, self.paused = watch_process().counts() - self.paused, None
+        self.updates[-1] = self.updates[-1][0], time.time()
 
     def events(self) -> tuple[CompileEvent, ...]:
-        return tuple(e for e in watch_process().events() if e.at_unix >= self.ready_unix)
+        return tuple(
+            event
+            for event in watch_process().events()
+            if event.at_unix >= self.ready_unix
+            and not any(began <= event.at_unix <= ended for began, ended in self.updates)
+        )
 
     def versions(self) -> dict[str, str]:
         return _torch_versions()

@@ -28,6 +28,7 @@ from serve_warm.artifact.choose import Considered
 from serve_warm.artifact.pull import Pulled, pull
 from serve_warm.compiler.caches import forget_compiled
 from serve_warm.compiler.cpu_target import isa_checks, require_compiler
+from serve_warm.compiler.switches import find_off_switch
 from serve_warm.config import environment
 from serve_warm.errors import (
     ArtifactNotFound,
@@ -43,6 +44,7 @@ from serve_warm.precompile.session import SESSION
 from serve_warm.replica import prefetch
 from serve_warm.replica.artifact_time import check_time
 from serve_warm.replica.journal import Journal
+from serve_warm.replica.pack import NARROW, UNVARIED, VARIED
 from serve_warm.replica.placement import put_in_place
 from serve_warm.replica.prepare import prepare_compiler
 from serve_warm.replica.timed_calls import Deadline
@@ -60,6 +62,9 @@ RETRY_BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Seconds to wait between retries if a store does not answer. The last wait is repeated until
 `pull_deadline_s` has passed. The start retries by itself, because Serve would restart a failed
 start without a pause."""
+
+MOST_LINES = 128
+"""Most lines about inputs that a report takes from an artifact."""
 
 TRACE_LINES = 50
 """Maximum number of variants that a report lists. A limit is needed, because anyone who can write
@@ -108,18 +113,25 @@ class Loading:
             CompilerMissing: something must be compiled, and there is no compiler.
         """
         uri, loaded = self._config.artifact, Loaded()
-        if uri is not None and prepared.fingerprint is not None:
+        switch = find_off_switch()
+        if uri is not None and switch:
+            # An operator who turns the compiler off wants eager results, and not those of entries.
+            use = ArtifactUse(
+                store=redact(uri), source=kind_of(uri), reason=f"not loaded: {switch}"
+            )
+            self._journal.artifact = use
+        elif uri is not None and prepared.fingerprint is not None:
             loaded = await self._load_from(
                 uri, prepared.fingerprint, prepared.compiles_with, deadline
             )
         loaded = await self._agree(loaded, ranks, deadline)
         if loaded.needs_compiler(prepared.compiles_with):
-            await self._import_compiler()
+            self._import_compiler()
         return loaded
 
-    async def _import_compiler(self) -> None:
+    def _import_compiler(self) -> None:
         with self._journal.timed(Stage.PENDING):
-            await prepare_compiler(self._start)
+            prepare_compiler(self._start)
         require_compiler(environment())
 
     async def go_on_without(self, refusal: ArtifactRefused, prepared: Prepared) -> None:
@@ -132,7 +144,7 @@ class Loading:
         self._put_aside(Verdict.REFUSED, refusal)
         self._start_cold(Verdict.REFUSED, refusal, self._config.on_refused)
         if prepared.compiles_with != "torch":
-            await self._import_compiler()
+            self._import_compiler()
         forget_compiled()
 
     async def _agree(self, loaded: Loaded, ranks: Ranks, deadline: Deadline) -> Loaded:
@@ -199,6 +211,10 @@ class Loading:
             return loaded
         # This stays the verdict unless the replay finds compiles.
         journal.verdict = Verdict.FULL_HIT
+        facts = pulled.chosen.manifest.facts
+        journal.narrow = tuple(map(str, facts.get(NARROW) or ()))[:MOST_LINES]
+        journal.unvaried = tuple(map(str, facts.get(UNVARIED) or ()))[:MOST_LINES]
+        journal.varied = str(facts.get(VARIED) or "")
         remember_newest()
         return Loaded(verdict=Verdict.FULL_HIT, artifact=used, has_libraries=has_libraries)
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from serve_warm.compiler.background_import import is_imported
 from serve_warm.compiler.compiled_objects import uses_cuda_graphs
 from serve_warm.compiler.cuda_graphs import clone_outputs
+from serve_warm.compiler.imports import is_imported
 
 Result = TypeVar("Result")
 
@@ -22,9 +22,9 @@ Result = TypeVar("Result")
 class ModelThread:
     """The replica's only thread for calls to its model, created on the first call."""
 
-    def __init__(self, owner: Any, *, is_starting: Callable[[], bool]) -> None:
+    def __init__(self, owner: Any, *, may_change: Callable[[], bool]) -> None:
         self._owner = owner
-        self._is_starting = is_starting
+        self._may_change = may_change
         self._lock = threading.Lock()
         self._own_outputs = False
         self._asked_with_compiler = False
@@ -58,11 +58,12 @@ class ModelThread:
         The copy is made on the model thread, so it is complete before the next call.
         """
         result = call()
-        # During the start, check after each call, because a call may load and compile the model.
+        # During a start or an update, check after each call, because the call may load and
+        # compile a model.
         # Check again once torch's compiler is imported, because a call without a library may have
         # compiled.
         imported = is_imported()
-        if self._is_starting() or imported != self._asked_with_compiler:
+        if self._may_change() or imported != self._asked_with_compiler:
             self._asked_with_compiler = imported
             self._own_outputs = uses_cuda_graphs(self._owner)
         if not self._own_outputs:

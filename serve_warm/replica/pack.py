@@ -11,11 +11,7 @@ from typing import Any, TypedDict
 
 from serve_warm import _private_folders
 from serve_warm.artifact.archive import pack_directory
-from serve_warm.artifact.manifest import ENTRIES_FORMAT
-from serve_warm.compiler import pgo
-from serve_warm.compiler.caches import save_torch_bytes
 from serve_warm.compiler.cpu_target import isa_checks
-from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile.session import LIBRARY_LEVEL, SESSION
 from serve_warm.replica.replay import Replay
 from serve_warm.report import Report
@@ -41,20 +37,15 @@ async def pack(
     cache_directory: Path,
     new_replay: Callable[[], Replay],
     *,
-    has_profile: bool,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, bytes], Mapping[str, Any]]:
     """Return the raw parts of an artifact and the build facts for its manifest.
 
     If `serve_warm.compile` was used, this replays the inputs again and makes an entry for each kind
     of call. `report` is the report from the time of the proof; `new_replay` returns a replay of the
-    same inputs. Works only once per process, because torch cannot fully load the bytes that a
-    second save produces. `say` is called with a description of each step.
+    same inputs. `say` is called with a description of each step.
     """
     facts = dict(build_facts(report))
-    if has_profile:
-        say("compiling with the profile")
-        await _compile_by_profile(new_replay())
     entries: dict[str, Mapping[str, bytes]] = {}
     if SESSION.has_callables():
         with SESSION.building() as build:
@@ -77,7 +68,6 @@ async def pack(
             if table.has_entries(level):
                 entries[name] = table.to_files(level)
         facts["entries"] = table.described()
-        facts[ENTRIES_FORMAT] = table.format
     say("packing the caches")
     return pack_parts(cache_directory, entries), facts
 
@@ -101,27 +91,10 @@ class _Steps:
         self._say(f"{words} {number} of {max(number, of)}")
 
 
-async def _compile_by_profile(replay: Replay) -> None:
-    """Compile graphs that this start did not need but later starts with this profile will need.
-
-    For example, after batches of 8 and 1, the profile records that the batch size changes. A later
-    start then compiles its first graph for all batch sizes, whereas this start compiled its first
-    graph only for batches of 8.
-    """
-    seen = watch_process()
-    of_traffic = seen.on_event, seen.forbidden
-    seen.on_event, seen.forbidden = None, None
-    pgo.begin_anew()
-    try:
-        await replay.until_quiet()
-    finally:
-        seen.on_event, seen.forbidden = of_traffic
-
-
 def pack_parts(
     cache_directory: Path, entries: Mapping[str, Mapping[str, bytes]] | None = None
 ) -> dict[str, bytes]:
-    """Return the raw parts of an artifact from this process's caches. Works once per process.
+    """Return the raw parts of an artifact from this process's caches.
 
     `entries` maps the name of each part that contains entries to the files of the part.
     """
@@ -133,10 +106,14 @@ def pack_parts(
             for file, content in files.items():
                 (folder / file).write_bytes(content)
             parts[name] = pack_directory(folder)
-    torch_bytes = save_torch_bytes()
-    if torch_bytes:
-        parts["torch_bytes"] = torch_bytes
     return parts
+
+
+NARROW = "narrow"
+UNVARIED = "unvaried"
+VARIED = "varied"
+"""Names of the build facts about declared inputs that were varied. The last one has a digest of the
+application's code and inputs."""
 
 
 def build_facts(report: Report) -> Mapping[str, Any]:
@@ -148,4 +125,6 @@ def build_facts(report: Report) -> Mapping[str, Any]:
         "to_proof_s": round(report.to_proof_s, 3),
         "compiler_processes": report.warmup.compiler_processes,
         "versions": report.versions,
+        NARROW: list(report.narrow),
+        UNVARIED: list(report.unvaried),
     }

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Installation of a verified artifact: unpack files, read entries, and load torch's bytes.
+"""Installation of a verified artifact: unpack files and read entries.
 
 Loading runs code from the build, in a separate thread. After the deadline, the start no longer
 waits for this thread. If the code raises an exception, the start refuses the artifact.
@@ -18,12 +18,9 @@ from typing import TYPE_CHECKING
 from serve_warm import _private_folders
 from serve_warm._redaction import describe_error, loggable
 from serve_warm.artifact.choose import Chosen, Considered, with_trace
-from serve_warm.artifact.manifest import CACHE, EXPORTED, PRECOMPILED, TORCH_BYTES
+from serve_warm.artifact.manifest import CACHE, EXPORTED, PRECOMPILED
 from serve_warm.artifact.pull import Pulled
-from serve_warm.compiler.caches import (
-    defer_precompiled_headers,
-    load_torch_bytes,
-)
+from serve_warm.compiler.caches import defer_precompiled_headers
 from serve_warm.compiler.cpu_target import isa_checks
 from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import ArtifactRefused, ServeWarmError, StoreError
@@ -68,8 +65,6 @@ def put_in_place(
                 files = prefetch.unpack_entries(pulled.raw, check_wanted=check_wanted)
                 on_error.callback(files.remove)
             has_libraries = _load_entries(files, chosen, warn, check_wanted)
-            check_wanted()
-            _load_torch_bytes(pulled)
         except ServeWarmError:
             raise
         except BaseException as error:
@@ -106,8 +101,7 @@ def _place_cache(
     if unpacked is None:
         prefetch.unpack(pulled.raw[CACHE], directory, check_wanted=check_wanted)
     # The fingerprint matched, so CPU flags, compiler and torch are the same, and the probe is not
-    # needed. An artifact with only torch's bytes does not reach this line, and keeps the probe: its
-    # kernels are compiled anyway, and the benchmark compares such a start with stock torch.
+    # needed.
     answers = pulled.chosen.manifest.facts.get(ISA_FACT)
     defer_precompiled_headers()
     # The probe also runs if another release wrote the facts in another format, or if the
@@ -142,12 +136,3 @@ def _load_entries(
     if why:
         warn(f"not all entries can be used, so Dynamo traces calls: {why}")
     return EXPORTED in files.folders and not why
-
-
-def _load_torch_bytes(pulled: Pulled) -> None:
-    if TORCH_BYTES in pulled.raw and not load_torch_bytes(pulled.raw[TORCH_BYTES].read()):
-        raise ArtifactRefused(
-            "torch did not accept the artifact part 'torch_bytes'",
-            reason="bad_archive",
-            hint="build the artifact again with this version of torch",
-        )

@@ -1,20 +1,18 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The work of a start during `__init__`: pulling the artifact and importing the compiler.
+"""The work of a start during `__init__`: pulling the artifact.
 
-Pulling and importing run in daemon threads, which start when the user's class is instantiated. Best
-effort: if the work is unfinished, has failed or is no longer wanted, the start does it again from
-the beginning. Prefetching does not weaken trust: it checks signatures and digests with the same
-code and the same keys as the start itself. Nothing is loaded before the start accepts the artifact.
+The pull runs in a daemon thread, which starts when the user's class is instantiated. Best effort:
+if the work is unfinished, has failed or is no longer wanted, the start does it again from the
+beginning. Prefetching does not weaken trust: it checks signatures and digests with the same code
+and the same keys as the start itself. Nothing is loaded before the start accepts the artifact.
 
 Downloading, hashing, decompressing and writing release the GIL, so these steps run in parallel with
-`__init__`. Imports are Python code, so imports run in parallel only while `__init__` waits, or
-reads and copies weights in C++. Imports and the Python code of `__init__` take turns, so
-overlapping these two saves no time.
+`__init__`. Torch's compiler is imported after `__init__`: two threads cannot import parts of it at
+the same time, and user code might import parts of it in `__init__`.
 
 Prefetching never queries CUDA devices before user code does. The first query fixes the device list,
-and `__init__` might set `CUDA_VISIBLE_DEVICES` after that. Importing Inductor queries CUDA devices
-(torch 2.11, `torch/_inductor/runtime/benchmarking.py`); importing Dynamo does not.
+and `__init__` might set `CUDA_VISIBLE_DEVICES` after that.
 """
 
 from __future__ import annotations
@@ -23,32 +21,23 @@ import asyncio
 import contextlib
 import importlib
 import logging
-import shlex
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from serve_warm import _private_folders
 from serve_warm._records import record
-from serve_warm._spans import COMPILER, SHOWN_S
 from serve_warm.artifact import pull
 from serve_warm.artifact.archive import unpack_directory
 from serve_warm.artifact.manifest import CACHE, EXPORTED, PRECOMPILED
 from serve_warm.artifact.node_cache import NodeCache, default_root
 from serve_warm.compiler import triton_kernels
-from serve_warm.compiler.background_import import (
-    COMPILER_MODULES,
-    Turns,
-    import_compiler,
-    import_dynamo,
-    is_imported,
-)
 from serve_warm.compiler.caches import private_directory
 from serve_warm.config import WarmupConfig, environment
 from serve_warm.errors import ArtifactRefused, ConfigError, ServeWarmError, StoreError
@@ -58,9 +47,7 @@ from serve_warm.fingerprint import (
     rank_factor,
     read_app,
     read_machine,
-    torch_environment,
 )
-from serve_warm.precompile.session import SESSION
 from serve_warm.replica.timeline import Timeline
 from serve_warm.stores import Store, open_store
 from serve_warm.trust import Trust
@@ -72,10 +59,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.02
-
-LOOK_S = 2.0
-"""Maximum seconds that the import of the compiler waits for the store's list of artifacts. A store
-usually answers in milliseconds. If the store has not answered by then, the import begins."""
 
 NOT_YET_KNOWN = frozenset({"compile_arguments"})
 """Fingerprint factors that `__init__` sets. All other factors are read as soon as user code has
@@ -113,14 +96,13 @@ class Wanted:
             raise ArtifactRefused(
                 error.message, reason="bad_trust_file", hint=error.hint
             ) from error
-        folder = config.node_cache_dir
         return cls(
             uri=str(config.artifact),
             deployment=deployment,
-            parts=config.parts,
+            parts=(CACHE, PRECOMPILED, EXPORTED)[: config.max_level],
             # The deny-list in the trust files of the machine also applies to trust in code.
             trust=files if trust is None else trust | files.limits,
-            node_cache_dir=default_root() if folder is None else Path(folder),
+            node_cache_dir=default_root(),
             node_cache_max_bytes=config.node_cache_max_bytes,
         )
 
@@ -215,44 +197,39 @@ class Prefetch:
         deployment: str,
         trust: Trust | None,
         rank: tuple[int, int] | None = None,
-        driver: Sequence[Path] = NVIDIA,
         timeline: Timeline | None = None,
     ) -> None:
         """`rank` is the pair (rank, group size) that the process group will report, if known."""
-        self._has_driver = any(path.exists() for path in driver)
+        self._has_driver = any(path.exists() for path in NVIDIA)
         self._config = config
         self._deployment = deployment
         self._trust = trust
         self._rank = rank
         self._init_ended = threading.Event()
-        self._ended_at = 0.0
         self._given_up = threading.Event()
         self._taken: Future[Taken | None] = Future()
         # From now on, a waiting caller cannot cancel the future.
         self._taken.set_running_or_notify_cancel()
         self._handed_over = False
-        self._spans: list[_Span] = []
         self._timeline = timeline or Timeline()
-        self._imported_under: str | None = None
-        self.imported_compiler = False
-        """Whether this module, not the app, imported the compiler."""
-        self._found: Literal["nothing", "libraries", "levels 1 and 2"] = "nothing"
-        """The kind of code found in trusted artifacts of this deployment: none, only libraries, or
-        also code of other levels."""
-        self._looked = threading.Event()
-        """An event that is set once the store has answered or failed."""
 
     def begin(self) -> None:
         """Start the work and return at once. Errors are logged, never raised."""
-        turns = Turns(tell=self._note_import)
+        try:
+            # On this thread, because a store's package is imported here. In another thread, the
+            # import could deadlock with imports of user code.
+            store = open_store(str(self._config.artifact))
+        except ServeWarmError as error:
+            _log(error)
+            self._taken.set_result(None)
+            return
         # A daemon thread: if __init__ fails, the process ends without waiting for a store.
         threading.Thread(
-            target=self._run, args=(turns,), name="serve_warm-prefetch", daemon=True
+            target=self._pull, args=(store,), name="serve_warm-prefetch", daemon=True
         ).start()
 
     def init_ended(self) -> None:
         """Record that the user's `__init__` has ended, so that background work no longer waits."""
-        self._ended_at = time.perf_counter()
         self._init_ended.set()
 
     def drop(self) -> None:
@@ -262,25 +239,6 @@ class Prefetch:
         if not self._handed_over:
             self._handed_over = True
             self._taken.add_done_callback(_discard_in_background)
-
-    @property
-    def hidden_s(self) -> float:
-        """Seconds spent on importing and on reading machine facts before `__init__` ended."""
-        end = self._ended_at
-        return sum(max(0.0, min(span.ended or end, end) - span.began) for span in self._spans)
-
-    @property
-    def set_too_late(self) -> Sequence[str]:
-        """Variables for torch's compiler that `__init__` set after the compiler was imported.
-
-        The compiler reads such variables only when it is imported. Without the prefetch, this
-        import might have come after `__init__` set the variables.
-        """
-        if self._imported_under is None:
-            return ()
-        now = torch_environment(environment())
-        changed = set(shlex.split(now)) ^ set(shlex.split(self._imported_under))
-        return sorted({word.partition("=")[0] for word in changed if "=" in word})
 
     async def taken(
         self, wanted: Wanted, fingerprint: Fingerprint, *, timeout_s: float
@@ -310,63 +268,6 @@ class Prefetch:
 
     # In the background ------------------------------------------------------------------------
 
-    def _run(self, turns: Turns) -> None:
-        try:
-            self._begin_pull(turns)
-            # Libraries load without the compiler, and the store may have only libraries.
-            self._looked.wait(LOOK_S)
-            if self._found == "libraries":
-                return
-            with turns.alone(self._will_compile, given_up=self._init_ended) as mine:
-                if mine:
-                    self._import()
-            with turns.alone(self._devices_are_chosen, given_up=self._init_ended) as mine:
-                if mine:
-                    with self._span(COMPILER):
-                        import_compiler()
-        finally:
-            turns.end()
-
-    def _note_import(self, name: str, began_boot_s: float, ended_boot_s: float) -> None:
-        """Record in the timeline that user code imported torch's compiler."""
-        if name.startswith(COMPILER_MODULES) and ended_boot_s - began_boot_s >= SHOWN_S:
-            self._timeline.add(COMPILER, began_boot_s, ended_boot_s)
-
-    def _will_compile(self) -> bool:
-        """Whether torch is imported and this start will need Dynamo, to compile or to load code."""
-        if "torch" not in sys.modules:
-            return False
-        # torch.compile imports Dynamo. An app that uses neither torch.compile nor
-        # serve_warm.compile pays nothing.
-        compiles = is_imported() or (SESSION.has_callables() and not SESSION.has_libraries_only())
-        return self._found == "levels 1 and 2" or compiles
-
-    def _begin_pull(self, turns: Turns) -> None:
-        store = None
-        try:
-            # Imports of a store's package take turns with user code, as imports of torch's
-            # compiler do.
-            with turns.alone(lambda: True, given_up=self._init_ended, quiet_s=0.0) as mine:
-                if mine:
-                    store = open_store(str(self._config.artifact))
-        except ServeWarmError as error:
-            _log(error)
-        finally:
-            if store is None:
-                self._looked.set()
-                self._taken.set_result(None)
-        if store is not None:
-            threading.Thread(
-                target=self._pull, args=(store,), name="serve_warm-prefetch", daemon=True
-            ).start()
-
-    def _import(self) -> None:
-        self.imported_compiler = not is_imported()
-        if "torch._inductor.config" not in sys.modules:
-            self._imported_under = torch_environment(environment())
-        with self._span(COMPILER):
-            import_dynamo()
-
     def _devices_are_chosen(self) -> bool:
         """Whether user code has initialized CUDA, or there is no CUDA to initialize."""
         torch: Any = sys.modules.get("torch")
@@ -383,15 +284,7 @@ class Prefetch:
             _log(error)
         finally:
             # Python prints other errors, as in any thread. The start will run into the same errors.
-            self._note_found(None)
             self._taken.set_result(taken)
-
-    def _note_found(self, found: pull.Found | None) -> None:
-        """Record whether a trusted artifact was found, and whether it needs torch's compiler."""
-        if not self._looked.is_set():
-            if found is not None and any(each.readable for each in found.statements):
-                self._found = "libraries" if pull.only_libraries(found) else "levels 1 and 2"
-            self._looked.set()
 
     def _take(self, store: Store) -> Taken | None:
         wanted = Wanted.of(self._config, deployment=self._deployment, trust=self._trust)
@@ -402,7 +295,6 @@ class Prefetch:
             fingerprint=None,
             given_up=self._given_up,
         )
-        self._note_found(found)
         if not found.statements or not found.is_complete:
             return None
         chosen = pull.expect(
@@ -426,7 +318,7 @@ class Prefetch:
                 directory = new
             entries = unpack_entries(pulled.raw, check_wanted=self._check_wanted)
             if "serve_warm.precompile.entries" in sys.modules:
-                # As on a seat. An import would take turns with Python code of `__init__`.
+                # As on a seat. Here, an import could deadlock with imports of user code.
                 entries.read()
         except ServeWarmError as error:
             # The start will try again and report the error.
@@ -459,29 +351,12 @@ class Prefetch:
         importlib.import_module("torch")
         while not self._devices_are_chosen() and not self._init_ended.wait(POLL_S):
             pass
-        with self._span("fingerprint"):
+        with self._timeline.span("fingerprint", beside=True):
             cpu = self._config.cpu
             return Fingerprint(
                 machine=read_machine(environment(), cpu=cpu),
                 app={**rank_factor(self._rank), **read_app(environment(), cpu=cpu)},
             )
-
-    @contextlib.contextmanager
-    def _span(self, name: str) -> Iterator[None]:
-        span = _Span(began=time.perf_counter())
-        self._spans.append(span)
-        with self._timeline.span(name, beside=True):
-            yield
-        span.ended = time.perf_counter()
-
-
-@record(kw_only=True)
-class _Span:
-    """The times at which one part of the work began and ended."""
-
-    began: float
-    ended: float | None = None
-    """None while this part of the work runs."""
 
 
 def unpack(

@@ -7,16 +7,15 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from serve_warm import _private_folders
 from serve_warm._records import record
 from serve_warm._spans import COMPILER
-from serve_warm.compiler import pgo
-from serve_warm.compiler.background_import import import_compiler
 from serve_warm.compiler.caches import keep_headers_private
 from serve_warm.compiler.compiled_objects import compile_arguments, reaches_compiled
 from serve_warm.compiler.cpu_target import isa_checks, pin_portable_cpu, require_compiler
+from serve_warm.compiler.imports import import_compiler
 from serve_warm.compiler.watch import unwatched_compiles
 from serve_warm.config import environment
 from serve_warm.errors import CompilerMissing, ConfigError, WarmupTimeout
@@ -27,7 +26,6 @@ from serve_warm.fingerprint import (
     gpu_in_use,
     read_app,
     read_machine,
-    read_rank,
     why_no_gpu,
 )
 from serve_warm.inputs import Input, sort_by_size
@@ -36,6 +34,7 @@ from serve_warm.replica.timed_calls import Deadline
 from serve_warm.report import Stage
 
 if TYPE_CHECKING:
+    from serve_warm.config import WarmupConfig
     from serve_warm.replica.ranks import Ranks
     from serve_warm.replica.start import Start
 
@@ -69,6 +68,16 @@ class Prepared:
     """Number of frames compiled in `__init__`."""
 
 
+def makes_artifact(application: str, config: WarmupConfig) -> bool:
+    """Return whether this start makes an artifact, and so compiles with C++ headers of its own.
+
+    Every kernel contains code from the headers, and a build must not sign code that an earlier
+    process made. Only a build fails without an artifact, but names no store.
+    """
+    is_cold_build = config.artifact is None and config.on_missing == "fail"
+    return is_cold_build and application.startswith("serve_warm-")
+
+
 class Preparation:
     """The PENDING stage of one start. Call `prepare` to run it."""
 
@@ -76,8 +85,8 @@ class Preparation:
         self._start = start
         self._replica = start.replica
         self._config = start.config
+        self._makes_artifact = makes_artifact(start.replica.application, start.config)
         self._journal = start.journal
-        self._prefetched = start.prefetched
 
     async def prepare(self, ranks: Ranks, deadline: Deadline) -> Prepared:
         """Return the inputs to replay, the fingerprint, and the kind of compiled code.
@@ -89,25 +98,20 @@ class Preparation:
         """
         journal = self._journal
         journal.enter(Stage.PENDING)
-        hidden_s = self._prefetched.hidden_s if self._prefetched else 0.0
-        with journal.timed(Stage.PENDING, hidden_s=hidden_s):
+        with journal.timed(Stage.PENDING):
             self._start.caches.begin()
-            keep_headers_private(self._config.headers)
+            keep_headers_private("own" if self._makes_artifact else "shared")
             self._refuse_shared_code()
             self._choose_cpu()
             arguments = compile_arguments(self._replica.owner)
             with_ = self._compiles_with(arguments)
             if with_ == "torch":
-                await prepare_compiler(self._start)
+                prepare_compiler(self._start)
                 self._need_compiler(arguments)
             self._warn_of_remote_caches()
-            self._warn_of_no_group()
             early = unwatched_compiles() - self._replica.unwatched_compiles_before
             journal.compiled_early = early
-            declared = await self._ask_inputs(deadline)
-            inputs = sort_by_size(declared, of=type(self._replica.owner).__name__)
-            journal.inputs = inputs
-            self._replica.check(inputs)
+            inputs = await self.ask_inputs(deadline)
             await self._plan_together(inputs, ranks, deadline)
             journal.begin_counting()
             isa_checks()
@@ -125,10 +129,7 @@ class Preparation:
         if only_libraries(arguments):
             return "libraries"
         compiles = (
-            bool(arguments)
-            or SESSION.has_callables()
-            or self._config.pgo == "on"  # the profile must exist before the first compile
-            or reaches_compiled(self._replica.owner)
+            bool(arguments) or SESSION.has_callables() or reaches_compiled(self._replica.owner)
         )
         return "torch" if compiles else "nothing"
 
@@ -167,7 +168,7 @@ class Preparation:
 
     def _refuse_shared_code(self) -> None:
         """Raise an error if the folder that a build packs might contain another process's code."""
-        if self._config.headers != "own":
+        if not self._makes_artifact:
             return
         what = "the folder that a build compiles in"
         _private_folders.check_private(self._start.caches.directory, what)
@@ -187,14 +188,13 @@ class Preparation:
                 "signature; turn this cache off if you use artifacts"
             )
 
-    def _warn_of_no_group(self) -> None:
-        if self._config.ranks == "together" and read_rank() is None:
-            self._journal.warn(
-                "`ranks: together` has no effect, because this process is not in a process "
-                "group with several ranks. Call torch.distributed.init_process_group in __init__"
-            )
+    async def ask_inputs(self, deadline: Deadline) -> Sequence[Input]:
+        """Return the inputs that the user declares, in the order of their replay.
 
-    async def _ask_inputs(self, deadline: Deadline) -> Any:
+        Raises:
+            ConfigError: the inputs cannot be used.
+            WarmupTimeout: the user's `warmup_inputs` took too long.
+        """
         late = WarmupTimeout(
             f"warmup_inputs() did not return within {deadline.seconds:.0f} s",
             hint="return from warmup_inputs() without waiting for other deployments; replays "
@@ -208,12 +208,15 @@ class Preparation:
             raise late from error
         if deadline.left() < 0:  # it blocked the event loop, so no timeout fired
             raise late
-        return declared
+        inputs = sort_by_size(declared, of=type(self._replica.owner).__name__)
+        self._journal.inputs = inputs  # before the check, whose error is easier to read with them
+        self._replica.check(inputs)
+        return inputs
 
     async def _plan_together(
         self, inputs: Sequence[Input], ranks: Ranks, deadline: Deadline
     ) -> None:
-        """Check that all ranks agree on the inputs, on `max_passes` and on `on_uncovered`."""
+        """Check that all ranks agree on the inputs and on `on_unproven`."""
         if ranks.size > 1 and self._config.after_ready == "forbid":
             raise ConfigError(
                 "`after_ready: forbid` does not work with ranks that compute together: if one rank "
@@ -222,8 +225,7 @@ class Preparation:
             )
         plan = {
             "inputs": [item.name for item in inputs],
-            "max_passes": self._config.max_passes,
-            "on_uncovered": self._config.on_uncovered,
+            "on_unproven": self._config.on_unproven,
         }
         with self._journal.timeline.span("the other ranks"):
             plans = await ranks.agree("its inputs", plan, timeout_s=deadline.left())
@@ -241,24 +243,12 @@ class Preparation:
                 )
 
 
-async def prepare_compiler(start: Start) -> None:
-    """Import torch's compiler. If `pgo` is on, set up the compiler's profile."""
-    # This does nothing if the import is done, and waits if an import from __init__ is still
-    # running.
+def prepare_compiler(start: Start) -> None:
+    """Import torch's compiler."""
     with start.journal.timeline.span(COMPILER):
-        await asyncio.to_thread(import_compiler)
-    late = start.prefetched.set_too_late if start.prefetched is not None else ()
-    if late:
-        start.journal.warn(
-            f"__init__ set {', '.join(late)} after torch's compiler had read its environment "
-            "variables. If there is an artifact, serve_warm imports the compiler while __init__ "
-            "runs. Set these variables in runtime_env, or before the class definition"
-        )
-    if start.config.pgo == "on":
-        why = pgo.keep_profile(start.replica.deployment)
-        start.caches.has_profile = not why
-        if why:
-            start.journal.warn(f"`pgo: on` has no effect: {why}")
+        # On this thread, because tasks of user code on the event loop can then import nothing
+        # meanwhile. Two threads cannot import parts of torch at the same time.
+        import_compiler()
 
 
 def only_libraries(arguments: Mapping[str, str]) -> bool:

@@ -10,10 +10,16 @@ from pathlib import Path
 
 from serve_warm._redaction import redact
 
-_NOT_THE_USERS = tuple(
-    sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+_NOT_THE_USERS = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    str(Path(__file__).parents[1]),
+    "<frozen",
 )
-_OWN = str(Path(__file__).parents[1])
+
+
+def is_users(file: str) -> bool:
+    """Return whether a file of code is neither an installed package's nor serve_warm's."""
+    return not file.startswith(_NOT_THE_USERS)
 
 
 def find_line(error: BaseException) -> str:
@@ -23,11 +29,7 @@ def find_line(error: BaseException) -> str:
     there is no traceback.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    users = [
-        frame
-        for frame in frames
-        if not frame.filename.startswith((*_NOT_THE_USERS, _OWN, "<frozen"))
-    ]
+    users = [frame for frame in frames if is_users(frame.filename)]
     if not frames:
         return ""
     frame = (users or frames)[-1]

@@ -46,24 +46,10 @@ WORDS = 500
 
 
 class Ranks:
-    """The ranks that start together, as seen by one of them. By default, there is only one rank.
+    """The ranks that start together, as seen by one of them. By default, there is only one rank."""
 
-    `pulse_s` is the time between two pulses of this rank. If another rank sends no pulse for
-    `silent_s`, it is taken to have ended. Both times are in seconds.
-    """
-
-    def __init__(
-        self,
-        rank: int = 0,
-        size: int = 1,
-        store: Any = None,
-        *,
-        pulse_s: float = PULSE_S,
-        silent_s: float = SILENT_S,
-    ) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, store: Any = None) -> None:
         self.rank = rank
-        self._pulse_s = pulse_s
-        self._silent_s = silent_s
         self.size = size
         self._store = store
         self._turn = 0
@@ -129,9 +115,9 @@ class Ranks:
             )
         count = self._store.add(self._key(rank, "pulse"), 0)
         # Without a first pulse, the rank has not begun its warm-up. Loading weights may take long.
-        if count and pulses.silent_s(rank, count) > self._silent_s:
+        if count and pulses.silent_s(rank, count) > SILENT_S:
             raise RankFailed(
-                f"rank {rank} of {self.size} has sent no pulse for {self._silent_s:.0f} s, and has "
+                f"rank {rank} of {self.size} has sent no pulse for {SILENT_S:.0f} s, and has "
                 f"not answered rank {self.rank} at step {what!r}",
                 hint="the process of that rank has ended or is hung: see its log",
             )
@@ -165,7 +151,7 @@ class Ranks:
             store = self._store.clone()
             while True:
                 store.add(self._key(self.rank, "pulse"), 1)
-                if ended.wait(self._pulse_s):
+                if ended.wait(PULSE_S):
                     return
 
 
@@ -185,10 +171,8 @@ class _Pulses:
 
 
 @contextlib.contextmanager
-def join(*, pulse_s: float = PULSE_S, silent_s: float = SILENT_S) -> Iterator[Ranks]:
+def join() -> Iterator[Ranks]:
     """Join the other ranks while the block runs. If the block raises, tell the other ranks.
-
-    `pulse_s` and `silent_s` have the same meaning as in `Ranks`.
 
     Raises:
         RankFailed: the store of the process group does not answer.
@@ -201,7 +185,7 @@ def join(*, pulse_s: float = PULSE_S, silent_s: float = SILENT_S) -> Iterator[Ra
 
     store: Any = _get_default_store()
     with _translate():
-        ranks = Ranks(*here, store.clone(), pulse_s=pulse_s, silent_s=silent_s)
+        ranks = Ranks(*here, store.clone())
     ended = threading.Event()
     threading.Thread(
         target=ranks.give_pulse, args=(ended,), name="serve_warm-pulse", daemon=True

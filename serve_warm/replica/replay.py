@@ -22,23 +22,37 @@ import time
 from collections.abc import Callable, Sequence
 
 from serve_warm.compiler import evidence
+from serve_warm.compiler.evidence import CompiledCalls
+from serve_warm.compiler.proof import run_eagerly
 from serve_warm.compiler.watch import Watch
 from serve_warm.errors import NotProven, ReplayFailed
 from serve_warm.inputs import Input
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica.call_evidence import CallEvidence
 from serve_warm.replica.input_calls import InputCalls, describe_counts, describe_last
+from serve_warm.replica.narrow import Varied
 from serve_warm.replica.ranks import Ranks
-from serve_warm.replica.timed_calls import Call, Limits, Progress, TimedCalls
+from serve_warm.replica.timed_calls import Call, GivenUp, Limits, Progress, TimedCalls
 from serve_warm.replica.waits import Waits
 from serve_warm.report import Stage
 
 logger = logging.getLogger(__name__)
 
+MAX_PASSES = 8
+"""Maximum number of passes over the inputs until a pass is quiet."""
+
 PROOF_ATTEMPTS = 3
 """Maximum number of proofs. After a failed proof, the inputs are replayed with compiling allowed.
 Repeating a proof is useful, because a concurrent call can fail by chance, through a race condition
 in Dynamo's lookup."""
+
+TRIAL_S, TRIAL_FACTOR = 2.0, 10.0
+"""Limit of an undeclared call: at least this number of seconds, and at least this number of times
+the duration of the slowest declared call."""
+
+VARIED_S, VARIED_PASSES = 2.0, 2.0
+"""Total time of varied calls: at least this number of seconds, and at least this number of passes
+over the declared inputs."""
 
 TRIALS_S = 0.5
 """Total seconds that calls with undeclared batch sizes may take, unless a pass takes longer."""
@@ -47,7 +61,8 @@ TRIALS_S = 0.5
 class Replay:
     """Replays `inputs` with `call`.
 
-    `seen` counts the compiles, and `changed` is called after the replay of each input.
+    `seen` counts the compiles, and `changed` is called after the replay of each input. If requests
+    arrive meanwhile (`in_traffic`), the proof counts compiles instead of forbidding them.
     """
 
     def __init__(
@@ -61,20 +76,30 @@ class Replay:
         waits: Waits | None = None,
         changed: Callable[[], None] = lambda: None,
         has_compiled: Callable[[], bool] = lambda: False,
+        in_traffic: bool = False,
     ) -> None:
         self.progress = progress = Progress(inputs=inputs)
         self._seen = seen
-        self._max_passes = limits.passes
         self._changed = changed
-        self._timed = TimedCalls(call, progress, limits=limits, waits=waits)
+        self._timed = TimedCalls(call, progress, limits=limits, waits=waits, seen=seen)
         self.overdue = self._timed.overdue
         """Function that returns an error if the current replay is late, else None. Any thread may
         call it."""
         self._calls = InputCalls(
-            self._timed, progress, seen=seen, ranks=ranks or Ranks(), deadline=limits.deadline
+            self._timed,
+            progress,
+            seen=seen,
+            ranks=ranks or Ranks(),
+            deadline=limits.deadline,
+            in_traffic=in_traffic,
         )
         self._evidence = CallEvidence(
-            self._calls, progress, deadline=limits.deadline, has_compiled=has_compiled
+            self._calls,
+            progress,
+            seen=seen,
+            deadline=limits.deadline,
+            has_compiled=has_compiled,
+            in_traffic=in_traffic,
         )
 
     async def until_quiet(self) -> None:
@@ -89,7 +114,7 @@ class Replay:
             NotProven: something still compiled in the last allowed pass.
             RankFailed: another rank failed or stopped answering.
         """
-        for _ in range(self._max_passes):
+        for _ in range(MAX_PASSES):
             before, settling = self._seen.counts(), SESSION.settling_calls
             await self._one_pass()
             changed = self._seen.counts() - before
@@ -101,25 +126,21 @@ class Replay:
         if changed.quiet:
             what = f"on rank {quiet.index(False)}, not on this rank"
         raise NotProven(
-            f"after {self._max_passes} passes over {len(self.progress.inputs)} inputs, the model "
+            f"after {MAX_PASSES} passes over {len(self.progress.inputs)} inputs, the model "
             f"still compiles ({what})",
             hint="look for inputs that change from call to call (Python numbers, strides, new "
             f"shapes); the last compile was: {describe_last(self._seen) or 'none'}",
             stage=Stage.REPLAYING.value,
         )
 
-    async def once(self, begins: Callable[[int, int], None] = lambda _done, _of: None) -> None:
+    async def once(self) -> None:
         """Replay all inputs once, only for the effect on compiled functions. Proves nothing.
-
-        `begins` is called before each input, with the input's position (from 1) and the total
-        number of inputs.
 
         Raises:
             ReplayFailed: an input raised an exception.
             WarmupTimeout: a deadline passed.
         """
-        for number, item in enumerate(self.progress.inputs, start=1):
-            begins(number, len(self.progress.inputs))
+        for item in self.progress.inputs:
             await self._calls.replay(item)
 
     async def until(self, is_done: Callable[[], bool]) -> None:
@@ -202,15 +223,68 @@ class Replay:
             for number, item in enumerate(items):
                 if left_s <= 0:
                     return found, list(items[number:])
-                before, began_s = self._seen.counts(), time.perf_counter()
-                with calls.of_replay():
-                    await self._timed.make(item)  # other errors will show in traffic
-                change = self._seen.counts() - before
-                if change.forbidden or change.compiles:
+                began_s = time.perf_counter()
+                if (await self._would_compile(item, calls))[0]:
                     found.append(item)
                 else:
                     left_s -= time.perf_counter() - began_s
         return found, []
+
+    async def find_narrow(self, varied: Sequence[Varied]) -> tuple[list[Varied], list[str]]:
+        """Return the inputs that would compile, although the handler accepts them.
+
+        Also returns lines about what was not found out. To save time, this stops after `VARIED_S`
+        or the time of `VARIED_PASSES` passes. It also stops after a call that does not end, because
+        a thread may go on with that call. The handler accepts an input if an eager call raises no
+        error.
+
+        Raises:
+            WarmupTimeout: a deadline passed.
+        """
+        found: list[Varied] = []
+        accepted = set[str]()
+        refused, taken = set[str](), set[str]()
+        pass_s = sum(self.progress.steady_s.values())
+        until_s = time.perf_counter() + max(VARIED_S, VARIED_PASSES * pass_s)
+        with SESSION.probing():
+            for number, each in enumerate(varied):
+                left = f"{len(varied) - number} of {len(varied)} variations"
+                if time.perf_counter() > until_s:
+                    return found, [f"{left}, to save time"]
+                if each.is_extra and any(each.arguments & known.arguments for known in found):
+                    continue
+                if each.only_if and each.only_if not in accepted:
+                    continue
+                with evidence.note_calls() as calls, self._calls.forbidding():
+                    would_compile, error = await self._would_compile(each.item, calls)
+                if would_compile:
+                    with run_eagerly():
+                        error = await self._timed.try_out(each.item, self._trial_s())
+                    if error is None:
+                        found.append(each)
+                if error is None:
+                    accepted.add(each.axes)
+                (refused if error is not None else taken).update(each.texts)
+                if isinstance(error, GivenUp):
+                    why = f"the call with another value ({each.axes}) did not end"
+                    logger.warning("no more inputs are varied: %s; it may still run", why)
+                    return found, [f"{left}, because {why}"]
+        opaque = sorted(refused - taken)
+        return found, [f"{name}, because every variation was refused" for name in opaque]
+
+    def _trial_s(self) -> float:
+        """Return the limit of an undeclared call, which may wait for something that never comes."""
+        return max(TRIAL_S, TRIAL_FACTOR * max(self.progress.steady_s.values(), default=0.0))
+
+    async def _would_compile(
+        self, item: Input, calls: CompiledCalls
+    ) -> tuple[bool, BaseException | None]:
+        """Return whether a call is refused while compiling is forbidden, and its error."""
+        before = self._seen.counts()
+        with calls.of_replay():
+            error = await self._timed.try_out(item, self._trial_s())
+        change = self._seen.counts() - before
+        return bool(change.forbidden or change.compiles), error
 
     async def _prove_together(self) -> None:
         """Mark an input as unproven if another rank has not proven this input."""
@@ -242,7 +316,7 @@ class Replay:
                 self._changed()
                 self._timed.require_time(item, seconds or 0.0)
         self._evidence.began_a_task = bool(asyncio.all_tasks() - tasks)
-        self._evidence.any_seen = self._evidence.any_seen or bool(calls.threads)
+        self._evidence.any_seen = self._evidence.any_seen or calls.entered
 
     async def _proof_pass(self) -> None:
         progress = self.progress
@@ -258,5 +332,5 @@ class Replay:
                     self._evidence.of_proof[item.name] = await self._calls.prove(item, calls)
                 progress.done += 1
                 self._changed()
-        self._evidence.any_seen = self._evidence.any_seen or bool(calls.threads)
+        self._evidence.any_seen = self._evidence.any_seen or calls.entered
         progress.threads = set(calls.threads)

@@ -24,7 +24,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -285,9 +285,6 @@ class SeatKeeper:
         folder: SeatFolder,
         omp_threads: str | None,
         imports: Sequence[str],
-        free_bytes: Callable[[], int | None] | None = None,
-        is_one_starting: Callable[[Sequence[str]], bool] = is_one_starting,
-        clock: Callable[[], float] = boot_s,
     ) -> None:
         self._deployment = deployment
         self._settings = settings
@@ -301,11 +298,8 @@ class SeatKeeper:
             limit_s=settings.import_deadline_s,
             paths=tuple(path for path in sys.path if isinstance(path, str)),
         )
-        self._free_bytes = free_bytes or free_memory_bytes
-        self._is_one_starting = is_one_starting
         self._starting_since_s: float | None = None
-        self._clock = clock
-        self._since_s = clock()
+        self._since_s = boot_s()
         self._seat_bytes = SEAT_BYTES
         self._errors_until_s = 0.0
         self._asked: list[_Asked] = []
@@ -345,7 +339,7 @@ class SeatKeeper:
 
         A folder that cannot be read or written counts as a lost seat.
         """
-        if self._problem or self._clock() < self._errors_until_s:
+        if self._problem or boot_s() < self._errors_until_s:
             return
         self._has_lost = False
         try:
@@ -370,7 +364,7 @@ class SeatKeeper:
         self._waiting = sum(seat.state == "waiting" for seat in living)
         known = [seat.memory_bytes for seat in living if seat.memory_bytes]
         self._seat_bytes = max(known, default=self._seat_bytes)
-        if self._clock() < self._not_before_s:
+        if boot_s() < self._not_before_s:
             return
         missing = self._missing(living)
         if missing <= 0:
@@ -389,12 +383,12 @@ class SeatKeeper:
         worker would then have imported nothing, and a later replica could get this worker instead
         of a seat.
         """
-        if not self._is_one_starting(sys.argv):
+        if not is_one_starting(sys.argv):
             self._starting_since_s = None
             return False
         if self._starting_since_s is None:
-            self._starting_since_s = self._clock()
-        return self._clock() - self._starting_since_s < STARTING_LIMIT_S
+            self._starting_since_s = boot_s()
+        return boot_s() - self._starting_since_s < STARTING_LIMIT_S
 
     def _release(self) -> None:
         """Let another replica keep seats."""
@@ -432,7 +426,7 @@ class SeatKeeper:
             del seats[seat.pid]
         taken = [seat for pid, seat in self._known.items() if pid not in seats and lives(seat)]
         if taken:
-            self._not_before_s = max(self._not_before_s, self._clock() + TAKEN_PAUSE_S)
+            self._not_before_s = max(self._not_before_s, boot_s() + TAKEN_PAUSE_S)
         waiting = [seat for seat in living if seat.state == "waiting"]
         self._seen_waiting = self._seen_waiting or bool(waiting)
         # A seat from before the last loss does not show that the cause has gone away.
@@ -445,7 +439,7 @@ class SeatKeeper:
     def _settle_tickets(self, claimed: set[str]) -> None:
         """Forget requests that a seat has answered, and requests that are too old."""
         came = [each for each in self._asked if each.ticket in claimed]
-        late = [each for each in self._asked if self._clock() - each.at_s > TICKET_S]
+        late = [each for each in self._asked if boot_s() - each.at_s > TICKET_S]
         for each in late:
             if each in came:
                 continue
@@ -473,7 +467,7 @@ class SeatKeeper:
         stuck = [
             seat
             for seat in living
-            if seat.state == "importing" and self._clock() - seat.began_boot_s > limit_s
+            if seat.state == "importing" and boot_s() - seat.began_boot_s > limit_s
         ]
         for seat in stuck:
             self._folder.remove(seat)
@@ -487,11 +481,11 @@ class SeatKeeper:
         return seat.state == "importing" or self._waited_s(seat) < keep_s - lead_s
 
     def _waited_s(self, seat: Seat) -> float:
-        return self._clock() - seat.began_boot_s - seat.import_s
+        return boot_s() - seat.began_boot_s - seat.import_s
 
     def _affordable(self, living: Sequence[Seat]) -> int:
         """Return how many more seats fit into the free memory."""
-        free, held = self._free_bytes(), self._seat_bytes
+        free, held = free_memory_bytes(), self._seat_bytes
         if free is None:
             return self._settings.count
         # These seats will need memory that is still free now.
@@ -505,7 +499,7 @@ class SeatKeeper:
     def _ask(self, many: int) -> None:
         # Ray counts from the start of the worker.
         keep_alive_s = self._settings.keep_alive_s + self._settings.import_deadline_s
-        at_s = self._clock()
+        at_s = boot_s()
         tickets: list[str] = []
         with contextlib.ExitStack() as offered:
             for _ in range(many):
@@ -529,7 +523,7 @@ class SeatKeeper:
             return
         self._has_lost = True
         self._losses += 1
-        self._lost_at_s = self._clock()
+        self._lost_at_s = boot_s()
         pause_s = PAUSE_S * 2 ** (self._losses - 1)
         self._not_before_s = max(self._not_before_s, self._lost_at_s + pause_s)
         if self._losses >= LIMIT_OF_LOSSES:

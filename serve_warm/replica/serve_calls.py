@@ -4,7 +4,8 @@
 
 This module uses these private Ray Serve names, each seen in 2.60 and checked by the tests:
 `ASGIAppReplicaWrapper` (whether a class is an ASGI app), `_serve_request_context` (the multiplexed
-model id of a replayed call) and `RAY_SERVE_RUN_SYNC_IN_THREADPOOL` (where sync handlers run).
+model id of a replayed call, and whether there is a request), `_serve_batch_request_context` (the
+requests of a batch) and `RAY_SERVE_RUN_SYNC_IN_THREADPOOL` (where sync handlers run).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import dataclasses
 import inspect
 import json
 from collections.abc import Callable, MutableMapping, Sequence
+from types import FunctionType
 from typing import Any, cast
 
 import anyio.to_thread
@@ -28,6 +30,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_warm._redaction import excerpt
+from serve_warm.compiler.compiled_objects import ANY_METHOD
 from serve_warm.errors import InputError, ServeWarmError, did_you_mean
 from serve_warm.inputs import Input, suggest_input
 from serve_warm.report import CompileEvent
@@ -71,6 +74,7 @@ class ServeCalls:
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
+        self.called_methods: set[str] = set()
 
     async def warmup_inputs(self) -> Any:
         """Return the user's declared inputs.
@@ -152,6 +156,7 @@ class ServeCalls:
             await self._call_http(item, *item.http)
             return
         method = self._method(item)
+        self.called_methods.add(item.target_name)
         await consume(await call_like_serve(method, method, item.args, dict(item.kwargs)))
 
     async def _call_http(self, item: Input, verb: str, path: str) -> None:
@@ -167,8 +172,16 @@ class ServeCalls:
                         "lifespan startup"
                     ),
                 )
-            await self.owner(exchange.scope, exchange.receive, exchange.send)
+            try:
+                await self.owner(exchange.scope, exchange.receive, exchange.send)
+            finally:
+                # Starlette's router adds the function of the route, unless a middleware passed a
+                # copy of the scope.
+                endpoint = exchange.scope.get("endpoint")
+                name = endpoint.__name__ if isinstance(endpoint, FunctionType) else ANY_METHOD
+                self.called_methods.add(name)
         else:
+            self.called_methods.add("__call__")
             handler = self.owner.__call__
             takes_request = len(inspect.signature(handler).parameters) > 0
             request = Request(exchange.scope, exchange.receive, exchange.send)
@@ -208,6 +221,7 @@ class ServeCalls:
             # 2.53 to 2.60; empty if the request came through a handle
             route=request.route if request.is_http_request else "",
             largest=self.largest_batch(),
+            is_multiplexed=bool(request.multiplexed_model_id),
         )
 
     def largest_batch(self) -> int:
@@ -219,8 +233,10 @@ class ServeCalls:
 def max_batch_size(kind: type) -> int:
     """Return the largest `max_batch_size` of a class's `@serve.batch` methods; 1 if it has none."""
     methods = (inspect.getattr_static(kind, name, None) for name in dir(kind))
-    # Only this getter marks methods that Serve batches (2.53 to 2.60).
-    getters = [m._get_max_batch_size for m in methods if hasattr(m, "_get_max_batch_size")]  # noqa: SLF001
+    # Only this getter marks methods that Serve batches (2.53 to 2.60). Objects of other types could
+    # run code if they were asked for it.
+    functions = (vars(method) for method in methods if isinstance(method, FunctionType))
+    getters = [its["_get_max_batch_size"] for its in functions if "_get_max_batch_size" in its]
     sizes: list[int] = [
         get()
         for get in getters
@@ -243,6 +259,19 @@ def replica_context() -> Any:
         return serve.get_replica_context()
     except RayServeException:
         return None
+
+
+def is_request() -> bool:
+    """Return whether the current context is that of a request, or of a batch of requests.
+
+    The context of `@serve.batch` is that of the first call ever, but Serve keeps the requests of
+    each batch beside it. A replayed input has no request id.
+    """
+    batch: Any = getattr(serve_context, "_serve_batch_request_context", None)  # not in 2.53
+    requests = (batch.get() if batch is not None else None) or [
+        serve_context._get_serve_request_context()  # noqa: SLF001
+    ]
+    return all(each.request_id for each in requests)
 
 
 def suggest_target(cls: type, wrong: str) -> str:

@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from serve_warm._records import record
-from serve_warm.compiler import pgo, triton_kernels
+from serve_warm.compiler import triton_kernels
 from serve_warm.compiler.caches import private_directory
 from serve_warm.config import WarmupConfig, point_torch_caches_at
 from serve_warm.inputs import Input
@@ -31,6 +31,10 @@ class Replica(Protocol):
     """The user's object, whose attributes are searched for compiled functions and modules."""
     unwatched_compiles_before: int
     """The result of `unwatched_compiles()` before the user's `__init__`."""
+
+    @property
+    def called_methods(self) -> Collection[str]:
+        """The names of the methods that replayed calls reached from outside."""
 
     async def warmup_inputs(self) -> Any:
         """Return the user's declared inputs."""
@@ -64,11 +68,10 @@ class Replica(Protocol):
 
 
 class CompileCaches:
-    """The folder of torch's caches, and whether a profile decides which sizes are dynamic."""
+    """The folder of torch's caches."""
 
     def __init__(self) -> None:
         self._directory: Path | None = None
-        self.has_profile = False
 
     @property
     def directory(self) -> Path:
@@ -95,8 +98,6 @@ class CompileCaches:
         self._directory = directory = directory or private_directory()
         point_torch_caches_at(directory)
         triton_kernels.use_ptxas_of_torch()
-        if self.has_profile:
-            pgo.forget_profile()
         return directory
 
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 
 from serve_warm._records import record
 from serve_warm._redaction import describe_error
+from serve_warm.compiler.watch import Watch
 from serve_warm.errors import ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
+from serve_warm.replica.failed_compile import find_reason
 from serve_warm.replica.raised_at import find_line
 from serve_warm.replica.signals import SignalsSeen
 from serve_warm.replica.waits import LOOK_S, Waits
@@ -52,8 +54,6 @@ class Limits:
     """The time by which the whole start must end."""
     input_s: float
     """Maximum seconds for one call of one input."""
-    passes: int
-    """Maximum number of passes over the inputs until a pass is quiet."""
 
 
 @record(frozen=True, kw_only=True)
@@ -109,6 +109,10 @@ class Progress:
         )
 
 
+class GivenUp(ReplayFailed):
+    """An undeclared call did not end in time. A thread may go on with it."""
+
+
 class TimedCalls:
     """Makes one call at a time, and reports whether the current call is late."""
 
@@ -119,8 +123,11 @@ class TimedCalls:
         *,
         limits: Limits,
         waits: Waits | None = None,
+        seen: Watch | None = None,
     ) -> None:
         self._call = call
+        self._seen = seen
+        self._compiles_before = 0
         self._progress = progress
         self._deadline = limits.deadline
         self._input_limit_s = limits.input_s
@@ -140,6 +147,41 @@ class TimedCalls:
         if self._deadline.left() < 0:
             raise self._timeout(item, self._deadline.seconds)
 
+    async def try_out(self, item: Input, limit_s: float) -> ReplayFailed | None:
+        """Make an undeclared call, and return its error, if any.
+
+        After `limit_s`, the call is cancelled, and counts as one that the handler rejects. The
+        watchdog does not look at it.
+
+        Raises:
+            WarmupTimeout: the deadline of the start passed.
+        """
+        limit_s = min(limit_s, self._deadline.left())
+        if limit_s <= 0:
+            raise self._timeout(item, self._deadline.seconds)
+        task = asyncio.ensure_future(self._call_without_exit(item))
+        try:
+            await asyncio.wait({task}, timeout=limit_s)
+        finally:
+            is_late = not task.done()
+            if is_late:
+                task.cancel()
+                await asyncio.wait({task}, timeout=CANCEL_S)
+        if is_late:
+            return GivenUp(
+                f"{item.name} took more than {limit_s:.1f} s, and was given up",
+                stage=Stage.REPLAYING.value,
+                input=item.name,
+            )
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):
+            raise error  # from a signal
+        if task.cancelled() or error is not None:
+            return ReplayFailed(
+                f"{item.name} is not accepted", stage=Stage.REPLAYING.value, input=item.name
+            )
+        return None
+
     async def make(self, item: Input) -> tuple[float, ReplayFailed | None]:
         """Call an input's target. Return the duration in seconds, and the error, if any.
 
@@ -150,6 +192,7 @@ class TimedCalls:
         if limit_s <= 0:
             raise self._timeout(item, self._deadline.seconds)
         start = time.perf_counter()
+        self._compiles_before = self._count_compiles()
         self._under_way = (_UnderWay(item=item, limit_s=limit_s, limit=Deadline(limit_s)),)
         # Unlike wait_for, a task returns the exception as a value, so every error is reported with
         # its input.
@@ -183,10 +226,14 @@ class TimedCalls:
             return seconds, None
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
             raise error  # from a signal
+        reason = find_reason(error)
         failed = ReplayFailed(
-            f"input {item.name!r} raised {describe_error(error)}{_at(error)}",
+            f"input {item.name!r} failed: {reason.text}"
+            if reason
+            else f"input {item.name!r} raised {describe_error(error)}{_at(error)}",
             # An error of serve_warm has its own, better hint.
             hint=getattr(error, "hint", "")
+            or (reason.hint if reason else "")
             or "to reproduce the error, call the same method with the same arguments; if the "
             "input is wrong, fix warmup_inputs()",
             stage=Stage.REPLAYING.value,
@@ -216,10 +263,17 @@ class TimedCalls:
             f"input {item.name!r} did not finish within {limit_s:.0f} s; {covered}, "
             f"{len(progress.proven)} proven{self._waiting_text()}",
             hint="raise deadline_s or input_deadline_s, build an artifact so that less is "
-            "compiled, or set on_deadline: serve",
+            "compiled, or set on_deadline: serve"
+            if self._count_compiles() > self._compiles_before
+            else "the call compiled nothing so far: look at what it waits for, such as a lock, a "
+            "download or another service; or raise input_deadline_s, or set on_deadline: serve",
             stage=Stage.REPLAYING.value,
             covered=covered,
         )
+
+    def _count_compiles(self) -> int:
+        """Return the number of compiles that have begun."""
+        return self._seen.counts().compiles + self._seen.compiling if self._seen else 0
 
     def _waiting_text(self) -> str:
         if self._waits is None:

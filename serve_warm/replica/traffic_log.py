@@ -9,10 +9,12 @@ undeclared input, a call on a thread other than the model's, or a change since t
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Collection
 from typing import Any
 
+from serve_warm.compiler.watch import ANOTHER
 from serve_warm.report import CompileEvent
 
 logger = logging.getLogger(__name__)
@@ -27,8 +29,54 @@ KEEP_ON_ONE_THREAD = (
 )
 """Advice if compiled calls run on threads that live only for one request."""
 
-LOST_RACE = "Unexpected recompilation"
-"""torch's reason contains this text if another thread was compiling and no guard failed (2.13)."""
+RACE = (
+    "the input is declared and proven, but concurrent calls on several threads can hit a race "
+    f"condition in Dynamo's lookup: {KEEP_ON_ONE_THREAD}"
+)
+
+CHANGED = (
+    "the input is declared and proven, but a value changed after the proof; the reason in this "
+    "line names the value: do not change that value"
+)
+
+RESET = (
+    "torch has dropped the compiled code, as torch.compiler.reset() does: do not call it after "
+    "ready"
+)
+
+OTHER_THREAD = (
+    "a CUDA graph works only on the thread that captured it, but warm-up called the model on "
+    "another thread: call the model with `await self.on_model_thread(self.model, ...)`"
+)
+
+ADVICE = {
+    # torch says this if another thread was compiling and no guard failed (2.13).
+    "Unexpected recompilation": RACE,
+    re.escape(ANOTHER): "replace compiled objects in reconfigure(), after which serve_warm proves "
+    "the inputs again; or keep the object, and load other weights with load_state_dict()",
+    "___stack": "the code reads a Python value from a tensor, as bool() and .item() do, and no "
+    "declared input had this value: declare an input that leads to it",
+    r"\bself\b|\bcallee\b|G\[|__closure__": "a value changed after the proof, and the reason names "
+    "it: do not change it after ready, or change it in reconfigure()",
+    "dispatch key set mismatch": "a tensor is of another kind than the declared one, for example "
+    "made inside torch.inference_mode() or not: make both in the same way",
+    "requires_grad mismatch": "a tensor needs gradients, unlike the declared one, or the reverse: "
+    "call detach(), or declare such an input too",
+    "stride mismatch": "a tensor has other strides than the declared one, as after transpose(): "
+    "pass tensor.contiguous(), or declare such an input too",
+    "dtype mismatch": "a tensor has another dtype than the declared one: convert it, or declare "
+    "this dtype too",
+    r"expected type of|___check_type_id|TYPE_MATCH|type\(": "a value has another type than the "
+    "declared one, for example a Parameter or a subclass: pass the same type, or declare such an "
+    "input too",
+    r"[Dd]uplicate tensor|are not aliased|\bis L\[|___check_obj_id\(L\[": "the same object is "
+    "passed twice, or was when it was declared: declare such an input too",
+    "GLOBAL_STATE|grad_mode|autocast|default_dtype|deterministic|num_threads|torch_function": "the "
+    "call runs with another setting of torch than the declared inputs, and the reason names it: "
+    "set it in the method that calls the model, so that replays have it too",
+}
+"""What to do about a guard, by a pattern of the guard in the words of torch 2.11 to 2.15. The first
+match counts. Other guards are about sizes and values of arguments, which can be declared."""
 
 
 class TrafficLog:
@@ -86,28 +134,41 @@ class TrafficLog:
         suggest: Callable[[CompileEvent], str],
     ) -> str:
         """Return advice on how to avoid a compile."""
-        if event.kind == "capture" and proven_on and event.thread not in proven_on:
-            return (
-                "a CUDA graph works only on the thread that captured it, but warm-up called the "
-                "model on another thread: call the model with `await "
-                "self.on_model_thread(self.model, ...)`"
-            )
-        if event.kind == "capture" and event.reason:
-            return "a CUDA graph reads memory that has moved: update weights and caches in place"
+        if event.reason == ANOTHER and "model_id=" in (hint := suggest(event)):
+            return f"declare this input in warmup_inputs(): {hint}"
+        known = _find_advice(event, proven_on)
+        if known:
+            return known
         is_of_request = bool(self.lasting) and event.thread not in self.lasting
+        was_compiled = any(event.function == function for function, _ in self.warmed)
+        if event.kind == "compile" and not event.reason and was_compiled:
+            return RESET
         if (event.function, event.signature) in self.warmed:
-            if is_of_request or LOST_RACE in event.reason:
-                return (
-                    "the input is declared and proven, but concurrent calls on several threads can "
-                    f"hit a race condition in Dynamo's lookup: {KEEP_ON_ONE_THREAD}"
-                )
-            return (
-                "the input is declared and proven, but a value changed after the proof; the reason "
-                "in this line names the value: do not change that value"
-            )
+            return RACE if is_of_request else CHANGED
         # Call `suggest` only if a line is written, because it inspects the current request.
-        declare = f"declare this input in warmup_inputs(), or pad to a bucket: {suggest(event)}"
+        other = "give the model this number as a tensor" if _is_number(event) else "pad to a bucket"
+        declare = f"declare this input in warmup_inputs(), or {other}: {suggest(event)}"
         return f"{KEEP_ON_ONE_THREAD}; and {declare}" if is_of_request else declare
+
+
+def _find_advice(event: CompileEvent, proven_on: Collection[int]) -> str:
+    """Return the advice that the reason of an event leads to, or "" for an unknown reason."""
+    if event.kind == "capture" and proven_on and event.thread not in proven_on:
+        return OTHER_THREAD
+    if event.kind == "capture" and event.reason:
+        return "a CUDA graph reads memory that has moved: update weights and caches in place"
+    guard = event.reason.partition("  #")[0]  # torch adds the line of code
+    return next((advice for part, advice in ADVICE.items() if re.search(part, guard)), "")
+
+
+VALUE = re.compile(r"[\w\[\].']+ == -?[\d.]+\s*")
+"""A guard on a number (2.11 to 2.15), after the number of the variant."""
+
+
+def _is_number(event: CompileEvent) -> bool:
+    """Return whether code was compiled for another value of a Python number."""
+    guard = event.reason.partition("  #")[0].partition(": ")[2]
+    return VALUE.fullmatch(guard) is not None
 
 
 def _describe_reason(event: CompileEvent) -> str:

@@ -10,19 +10,26 @@ journal, which tells observers about each change.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from serve_warm._redaction import describe_error
-from serve_warm.compiler import cuda_graphs
-from serve_warm.compiler.background_import import is_imported
-from serve_warm.compiler.compiled_objects import reaches_compiled, uses_cuda_graphs
+from serve_warm._redaction import describe_error, excerpt
+from serve_warm.compiler import cuda_graphs, evidence
+from serve_warm.compiler.compiled_objects import (
+    find_compiled,
+    find_uncalled,
+    find_uncalled_methods,
+    reaches_compiled,
+    uses_cuda_graphs,
+)
 from serve_warm.compiler.cpu_target import require_compiler
+from serve_warm.compiler.imports import is_imported
 from serve_warm.compiler.proof import run_eagerly
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig, environment
@@ -39,11 +46,14 @@ from serve_warm.node import boot_s
 from serve_warm.precompile.session import SESSION
 from serve_warm.preload import early_imports
 from serve_warm.replica import prefetch, ranks
+from serve_warm.replica.call_evidence import HEALTH_CHECK
 from serve_warm.replica.journal import Journal, Observer, cpu_seconds
 from serve_warm.replica.load import Loaded, Loading
-from serve_warm.replica.pack import pack
+from serve_warm.replica.narrow import digest_of, vary
+from serve_warm.replica.pack import VARIED, pack
 from serve_warm.replica.placement import refuse_broken
 from serve_warm.replica.prepare import Preparation, Prepared
+from serve_warm.replica.raised_at import is_users
 from serve_warm.replica.replay import PROOF_ATTEMPTS, Replay
 from serve_warm.replica.start import CompileCaches, Replica, Start
 from serve_warm.replica.timed_calls import Deadline, Limits, Progress
@@ -51,12 +61,44 @@ from serve_warm.replica.timeline import Timeline
 from serve_warm.replica.traffic_log import KEEP_ON_ONE_THREAD
 from serve_warm.replica.waits import Waits
 from serve_warm.replica.watchdog import Watchdog
-from serve_warm.report import CompileEvent, Report, Stage, Verdict
+from serve_warm.report import (
+    BRANCH,
+    UNCALLED,
+    CompileEvent,
+    Report,
+    Stage,
+    Verdict,
+    advise_on_narrow,
+)
 
 if TYPE_CHECKING:
     from serve_warm.precompile.entry_checks import Checks
 
 logger = logging.getLogger(__name__)
+
+
+LATE_UPDATE = "late: reconfigure: "
+"""If a replica is degraded because an update missed its deadline, the reason begins with this
+prefix."""
+
+UNCOVERED = "uncovered: "
+"""If a replica is degraded because inputs are not proven, the reason begins with this prefix."""
+
+METHOD = "a method that no input calls: "
+"""How the line about a method that no input calls begins."""
+
+OTHER_BUILD = (
+    "the inputs, because the application's code or inputs differ from the build's: build again"
+)
+
+IDLE_HEALTH_CHECK = f"{HEALTH_CHECK}(), which ran compiled code, but not in the proof"
+
+MOST_UNCALLED = 8
+"""Largest number of compiled objects that are named because no input calls them."""
+
+COMPARED_SHARE = 0.2
+"""How long entries may be compared with eager before READY, as a share of the time of the replays
+and the proof. One entry of each callable is compared in any case."""
 
 
 class Warmup:
@@ -75,7 +117,7 @@ class Warmup:
         known: Report | None = None,
         timeline: Timeline | None = None,
         end_process: Callable[[], None] | None = None,
-        join_ranks: Callable[[], contextlib.AbstractContextManager[ranks.Ranks]] = ranks.join,
+        in_gang: bool = False,
     ) -> None:
         # `end_process` is called if a deadline has passed while the event loop is blocked. Serve
         # then starts another replica. Without `end_process`, the start waits until the loop runs
@@ -84,7 +126,7 @@ class Warmup:
         self._config = config
         self._prefetched = prefetched
         self._end_process = end_process
-        self._join_ranks = join_ranks
+        self._in_gang = in_gang
         self._is_late = False
         """Whether a deadline has passed and the policy is to serve."""
         self._prepared = Prepared()
@@ -140,8 +182,7 @@ class Warmup:
         journal.started_unix = time.time()
         start = time.perf_counter()
         deadline = Deadline(self._config.deadline_s)
-        imported_early = self._prefetched is not None and self._prefetched.imported_compiler
-        journal.is_compiler_from_app = is_imported() and not imported_early
+        journal.is_compiler_from_app = is_imported()
         if self._prefetched is not None:
             self._prefetched.init_ended()
         try:
@@ -177,6 +218,7 @@ class Warmup:
             prepared = await Preparation(self._start).prepare(proof.ranks, deadline)
             self._prepared = prepared
             loaded = await loading.load(prepared, proof.ranks, deadline)
+            self._prepared = prepared = await proof.add_health_check(prepared, deadline)
             try:
                 await proof.replay_and_compare(prepared, deadline)
             except ReplayFailed as error:
@@ -188,9 +230,27 @@ class Warmup:
                 await proof.replay_and_compare(prepared, deadline)
             with self.journal.timeline.span("batch sizes"):
                 await proof.look_for_gaps(prepared.inputs)
-            proof.judge(prepared, loaded.missing)
+            if loaded.verdict is Verdict.FULL_HIT:  # an artifact has the build's result
+                proof.look_at_build(prepared.inputs)
+            else:
+                with self.journal.timeline.span("other sizes"):
+                    await proof.look_for_narrow(prepared.inputs)
+            proof.look_for_untaken()
+            proof.look_for_uncalled()
+            proof.judge(loaded.missing)
+            self._refuse_partial()
             # Ranks become ready together, because a first request would wait for the other ranks.
             await proof.ranks.agree("being ready", None, timeout_s=deadline.left())
+
+    def _refuse_partial(self) -> None:
+        """Raise WarmupFailed if the artifact has gaps, and `on_partial` is `fail`."""
+        why = self.journal.why_partial()
+        if why and self._config.on_partial == "fail":
+            raise WarmupFailed(
+                f"the artifact covers this start only partly, and on_partial is 'fail': {why}",
+                hint="build the artifact again with this code, or set on_partial: serve",
+                stage=Stage.PROVING.value,
+            )
 
     def become_ready(self) -> Report:
         """Enter READY after the proof, once, and return the report.
@@ -212,26 +272,94 @@ class Warmup:
             self.checks.serve()
         return journal.say_ready()
 
+    async def update(
+        self, change: Callable[[], Awaitable[None]], *, is_request: Callable[[], bool]
+    ) -> None:
+        """Run the user's `reconfigure` in a READY replica, and prove the inputs again.
+
+        Meanwhile, requests that would compile run eagerly; `is_request` returns whether the current
+        context is that of a request. If anything compiles, the replica is not READY until the
+        inputs are proven.
+
+        Raises:
+            WarmupFailed: an input failed, a deadline passed, or an input is not proven and
+                `on_unproven` is `fail`. Other errors are those of `change`.
+        """
+        journal, began_s = self.journal, time.perf_counter()
+        seen = watch_process()
+        before = seen.counts()
+        with evidence.answer_eagerly(is_request) as answers, self._watch_paused():
+            try:
+                await change()
+                await self._prove_again()
+            except WarmupTimeout as error:
+                if not self._serves_late():
+                    raise
+                logger.warning("%s", error)
+                journal.degraded.append(f"{LATE_UPDATE}{error.message}")
+            finally:
+                raised = sys.exc_info()[1]
+                if raised is not None:  # Serve replaces the replica, unless only its rank changed
+                    journal.fail(raised)
+        journal.return_to_ready()
+        eager = sum(answers.calls.values())
+        logger.info(
+            "reconfigure: %d compiles in %.1f s%s",
+            (seen.counts() - before).compiles,
+            time.perf_counter() - began_s,
+            f"; meanwhile, requests called {', '.join(answers.calls)} eagerly {eager} times"
+            if eager
+            else "",
+        )
+
+    @contextlib.contextmanager
+    def _watch_paused(self) -> Iterator[None]:
+        """In the block, count nothing for traffic, and leave READY before the first compile."""
+        seen = watch_process()
+        on_event, forbidden = seen.on_event, seen.forbidden
+        seen.on_event, seen.forbidden, seen.on_begin = None, None, self.journal.leave_ready
+        try:
+            with self.journal.updating():
+                yield
+        finally:
+            seen.on_event, seen.forbidden, seen.on_begin = on_event, forbidden, None
+
+    async def _prove_again(self) -> None:
+        if not (self.journal.progress.has_compiled or reaches_compiled(self._replica.owner)):
+            return
+        if self._proof.ranks.size > 1:
+            logger.warning(
+                "the inputs are not proven after reconfigure, because other ranks would have to "
+                "replay them at the same time: the next requests may compile"
+            )
+            return
+        deadline = Deadline(self._config.deadline_s)
+        inputs = await Preparation(self._start).ask_inputs(deadline)
+        known = {item.target_name for item in inputs}
+        # `add_health_check` has added an input that the user does not declare.
+        health = [item for item in self._prepared.inputs if item.target_name == HEALTH_CHECK]
+        inputs = (*inputs, *(item for item in health if item.target_name not in known))
+        self._prepared = dataclasses.replace(self._prepared, inputs=inputs)
+        await self._proof.prove_update(self._prepared, deadline)
+
     def _note_in_traffic(self, event: CompileEvent) -> None:
         declared = self._prepared.inputs
         self.journal.log_compile(event, lambda event: self._replica.suggest(event, declared))
 
     async def pack(self) -> tuple[dict[str, bytes], Mapping[str, Any]]:
-        """Return the raw parts of an artifact and the build facts for its manifest.
-
-        Works only once per process, after `run()`.
-        """
+        """Return the raw parts of an artifact and its build facts. Call this after `run()`."""
         with self._join() as self._proof.ranks:
             try:
-                return await pack(
+                parts, facts = await pack(
                     self.report(),
                     self.caches.directory,
                     lambda: self._proof.new_replay(
                         self._prepared, Deadline(self._config.deadline_s)
                     ),
-                    has_profile=self.caches.has_profile,
                     say=self._say,
                 )
+                varied = digest_of(self._prepared.inputs, self._replica.owner)
+                return parts, {**facts, VARIED: varied}
             finally:
                 self._say("")
 
@@ -241,7 +369,7 @@ class Warmup:
 
     def _join(self) -> contextlib.AbstractContextManager[ranks.Ranks]:
         alone = contextlib.nullcontext(ranks.Ranks())
-        return self._join_ranks() if self._config.ranks == "together" else alone
+        return ranks.join() if self._in_gang and self._config.ranks == "gang" else alone
 
     # The deadline -----------------------------------------------------------------------------
 
@@ -327,7 +455,9 @@ class Proof:
         """Return an error if the current replay is late, else None. Any thread may call this."""
         return self._replays[-1].overdue() if self._replays else None
 
-    def new_replay(self, prepared: Prepared, deadline: Deadline) -> Replay:
+    def new_replay(
+        self, prepared: Prepared, deadline: Deadline, *, in_traffic: bool = False
+    ) -> Replay:
         """Return a replay of the declared inputs."""
         early = prepared.compiled_early > 0
         return Replay(
@@ -337,7 +467,6 @@ class Proof:
             limits=Limits(
                 deadline=deadline,
                 input_s=self._config.input_deadline_s,
-                passes=self._config.max_passes,
             ),
             ranks=self.ranks,
             waits=Waits(
@@ -348,7 +477,34 @@ class Proof:
             ),
             changed=self._journal.tell,
             has_compiled=lambda: early or reaches_compiled(self._replica.owner),
+            in_traffic=in_traffic,
         )
+
+    async def add_health_check(self, prepared: Prepared, deadline: Deadline) -> Prepared:
+        """Add the user's health check to the inputs, if it runs compiled code.
+
+        Serve calls it at READY, so its first call would compile. Most health checks run no model,
+        so the health check is called once to find out.
+        """
+        is_declared = any(item.target_name == HEALTH_CHECK for item in prepared.inputs)
+        is_defined = callable(getattr(self._replica.owner, HEALTH_CHECK, None))
+        if is_declared or not is_defined or self.ranks.size > 1:
+            return prepared
+        item = Input(target=HEALTH_CHECK, name=HEALTH_CHECK)
+        trial = self.new_replay(dataclasses.replace(prepared, inputs=(item,)), deadline)
+        self._replays.append(trial)
+        self._journal.enter(Stage.REPLAYING)
+        with self._journal.timed(Stage.REPLAYING), evidence.note_calls() as calls:
+            try:
+                await trial.once()
+            except ReplayFailed as error:
+                logger.warning("the health check is not replayed: %s", error.message)
+                return prepared
+        if not calls.entered:
+            return prepared
+        logger.info("the health check runs compiled code, so it is replayed like an input")
+        self._journal.inputs = inputs = (*prepared.inputs, item)
+        return dataclasses.replace(prepared, inputs=inputs)
 
     async def replay_and_compare(self, prepared: Prepared, deadline: Deadline) -> None:
         """Replay and prove; do this again if an entry's results differ from eager execution."""
@@ -394,11 +550,40 @@ class Proof:
         with journal.timed(Stage.PROVING):
             await replay.prove(attempts=PROOF_ATTEMPTS if is_quiet else 1)
 
+    async def prove_update(self, prepared: Prepared, deadline: Deadline) -> None:
+        """Prove the inputs again while requests arrive, and replay them first if they compile.
+
+        Raises:
+            NotProven: an input is not proven, and `on_unproven` is `fail`.
+        """
+        journal, before = self._journal, self._replays[-1].progress
+        replay = self.new_replay(prepared, deadline, in_traffic=True)
+        progress = replay.progress
+        progress.first_s.update(before.first_s)
+        self._replays = [replay]
+
+        def leave_ready() -> None:
+            journal.progress = progress
+            journal.leave_ready()
+
+        watch_process().on_begin = leave_ready
+        if journal.stage is not Stage.READY:  # the user's method has compiled
+            journal.progress = progress
+        try:
+            await replay.prove()
+        finally:
+            progress.threads = before.threads  # requests have called on other threads
+            journal.progress = progress
+        journal.degraded = [
+            each for each in journal.degraded if not each.startswith((UNCOVERED, LATE_UPDATE))
+        ]
+        self._judge_coverage(progress)
+
     async def _until_quiet(self, replay: Replay) -> bool:
         try:
             await replay.until_quiet()
         except NotProven as error:
-            if self._config.on_uncovered == "fail":
+            if self._config.on_unproven == "fail":
                 raise
             # The proof shows which inputs fail. Other inputs are not affected.
             logger.warning("%s", error)
@@ -411,7 +596,7 @@ class Proof:
         # Ranks that compute together would need to check the same call at the same time.
         if self.checks is None and self.ranks.size == 1:
             self._journal.checks = SESSION.begin_checks(
-                one_in=self._config.parity_one_in,
+                one_in=self._config.eager_one_in,
                 can_compile=_can_compile,
                 on_failure=self._note_withdrawn,
             )
@@ -425,12 +610,16 @@ class Proof:
         self._journal.tell()
 
     async def withdraws_entries(self) -> bool:
-        """Check one entry of each callable, and return whether any entry was withdrawn."""
+        """Check entries against eager, and return whether any entry was withdrawn.
+
+        Checks one entry of each callable, and more while `COMPARED_SHARE` allows.
+        """
         journal, checks = self._journal, self.checks
         if checks is None:
             return False
+        budget_s = COMPARED_SHARE * journal.seconds_of(Stage.REPLAYING, Stage.PROVING)
         journal.enter(Stage.PARITY)
-        with journal.timed(Stage.PARITY), checks.checking():
+        with journal.timed(Stage.PARITY), checks.checking(budget_s):
             await self._replays[-1].until(checks.is_done)
         if checks.failed and self._config.on_refused == "fail":
             raise WarmupFailed(
@@ -470,9 +659,75 @@ class Proof:
             + (f"; {not_tried}" if not_tried else "")
         )
 
+    def look_at_build(self, inputs: Sequence[Input]) -> None:
+        """Say that the artifact's lines are about another application or other inputs, if so."""
+        journal = self._journal
+        if journal.varied not in ("", digest_of(inputs, self._replica.owner)):
+            journal.unvaried = (*journal.unvaried, OTHER_BUILD)
+
+    async def look_for_narrow(self, inputs: Sequence[Input]) -> None:
+        """Record the axes on which all inputs have one size, although another one compiles."""
+        progress = self._replays[-1].progress
+        captures = self._journal.warmup_counts().captures
+        if captures and not uses_cuda_graphs(self._replica.owner):
+            return  # code of the application would capture graphs of the varied calls
+        if not progress.has_compiled or self.ranks.size > 1:
+            return
+        varied, opaque = vary(inputs, self._replica.owner)
+        found, unknown = await self._replays[-1].find_narrow(varied)
+        self._journal.narrow = tuple(dict.fromkeys(each.axes for each in found))
+        self._journal.unvaried = (*opaque, *unknown)
+        for each in self._journal.narrow:
+            logger.warning("the inputs are narrow: %s: %s", each, advise_on_narrow(each))
+
+    def look_for_untaken(self) -> None:
+        """Record the branches that depend on a tensor's value and that no input took.
+
+        The application may rule out a branch of a library, so nobody knows whether a request can
+        take it: such a branch is not narrow.
+        """
+        narrow, unvaried = [*self._journal.narrow], [*self._journal.unvaried]
+        for where, file in watch_process().take_untaken_branches().items():
+            line = f"{BRANCH}{where}"
+            if not is_users(file):
+                unvaried.append(line)
+            elif line not in narrow:
+                logger.warning("the inputs are narrow: %s: %s", line, advise_on_narrow(line))
+                narrow.append(line)
+        self._journal.narrow = tuple(narrow)
+        self._journal.unvaried = tuple(dict.fromkeys(unvaried))
+
+    def look_for_uncalled(self) -> None:
+        """Record the compiled objects of the application that no input calls.
+
+        Record its methods that use a compiled object, too.
+        """
+        journal, owner = self._journal, self._replica.owner
+        # If nothing was called, the inputs are not proven, and that says more.
+        if self.ranks.size > 1 or not self._replays[-1].progress.proven:
+            return
+        entered = watch_process().entered
+        compiled = find_compiled(owner)
+        uncalled = find_uncalled(owner, compiled, entered, self._replica.called_methods)
+        found = tuple(f"{excerpt(path)}{UNCALLED}" for path in uncalled[:MOST_UNCALLED])
+        for each in found:
+            if each not in journal.narrow:
+                logger.warning("the inputs are narrow: %s: %s", each, advise_on_narrow(each))
+        # The artifact has the lines of its build, whose inputs may have been others.
+        journal.narrow = (*(each for each in journal.narrow if UNCALLED not in each), *found)
+        methods = find_uncalled_methods(owner, compiled, self._replica.called_methods)
+        lines = [f"{METHOD}{excerpt(name)}()" for name in methods[:MOST_UNCALLED]]
+        lines += [f"{METHOD}{len(methods)} in all"] * (len(methods) > MOST_UNCALLED)
+        judged = {item.target_name for item in self._replays[-1].progress.inputs}
+        if HEALTH_CHECK in {item.target_name for item in journal.inputs} - judged:
+            lines.append(IDLE_HEALTH_CHECK)
+        # The artifact has the lines of its build, whose methods may have been others.
+        kept = (each for each in journal.unvaried if not each.startswith((METHOD, HEALTH_CHECK)))
+        journal.unvaried = (*kept, *lines)
+
     # The verdict -------------------------------------------------------------------------------
 
-    def judge(self, prepared: Prepared, missing: WarmupFailed | None) -> None:
+    def judge(self, missing: WarmupFailed | None) -> None:
         """Warn about problems that the proof found, or raise if a policy forbids them.
 
         `missing` is the error for `on_missing: fail`, raised if this process has compiled code.
@@ -480,16 +735,17 @@ class Proof:
         Raises:
             WarmupFailed: `missing` is set and there is compiled code, or the app uses CUDA graphs
                 and makes compiled calls on threads that live only for one request.
-            NotProven: an input is not proven, and `on_uncovered` is `fail`.
+            NotProven: an input is not proven, and `on_unproven` is `fail`.
         """
         progress = self._replays[-1].progress
         if progress.has_compiled:
             if missing is not None:
                 raise missing
-        else:
+        elif progress.unproven.keys() <= progress.left_out.keys():
+            # Otherwise the reasons say what turns the compiler off.
             self._say_nothing_compiles()
         self._judge_threads(progress)
-        self._judge_coverage(progress, of=len(prepared.inputs))
+        self._judge_coverage(progress)
 
     def _say_nothing_compiles(self) -> None:
         others = ", ".join(self._replica.waits_for())
@@ -521,24 +777,25 @@ class Proof:
                 stage=Stage.PROVING.value,
             )
         self._journal.warn(
-            f"compiled calls ran on {many} that lived only for one request, as in a sync handler: "
+            f"compiled calls ran on {many} outside the replica's own, as in a sync handler: "
             "concurrent calls can hit a race condition in Dynamo's lookup and recompile; "
             + KEEP_ON_ONE_THREAD
         )
 
-    def _judge_coverage(self, progress: Progress, *, of: int) -> None:
+    def _judge_coverage(self, progress: Progress) -> None:
         unproven, left_out = progress.unproven, progress.left_out
         if not unproven:
             return
         name, why = next(iter(unproven.items()))
         # Name all skipped inputs, because requests of these sizes may also run out of memory.
         names = ", ".join(map(repr, left_out)) if name in left_out else repr(name)
+        of = len(progress.inputs)
         text = f"{len(unproven)} of {of} inputs are not proven warm; {names} {why}"
-        if self._config.on_uncovered == "fail":
-            raise NotProven(text, hint="or set on_uncovered: serve", stage=Stage.PROVING.value)
-        self._journal.degraded.append(f"uncovered: {text}")
+        if self._config.on_unproven == "fail":
+            raise NotProven(text, hint="or set on_unproven: serve", stage=Stage.PROVING.value)
+        self._journal.degraded.append(f"{UNCOVERED}{text}")
         logger.warning(
-            "the replica serves with unproven inputs, because on_uncovered is 'serve': %s", text
+            "the replica serves with unproven inputs, because on_unproven is 'serve': %s", text
         )
 
 

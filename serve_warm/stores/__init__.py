@@ -9,9 +9,8 @@ they read (`serve_warm.artifact.statements`, `serve_warm.artifact.blobs`).
 
 from __future__ import annotations
 
-import builtins
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -73,14 +72,10 @@ class Store(Protocol):
         The address has no credentials and is safe to log.
         """
 
-    def list(self, prefix: str) -> builtins.list[str]:
-        """Return all keys that begin with `prefix`, sorted.
+    def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
+        """Yield all keys that begin with `prefix`, one page at a time, in any order.
 
         The listing is current, even if the store reads objects from an older, pinned version.
-        """
-
-    def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
-        """Yield the keys that `list` returns, one page at a time, in any order.
 
         The store requests each page only when the caller needs it, so callers can stop early. A
         page can be empty. If possible, the store does not list the keys that sort before `prefix`.
@@ -268,9 +263,9 @@ def _open_installed(name: str, uri: str) -> Store:
     return opened
 
 
-def sort_keys(pages: Iterable[Sequence[Listed]]) -> list[str]:
-    """Return the keys of a listing, sorted."""
-    return sorted(each.key for page in pages for each in page)
+def list_keys(store: Store, prefix: str) -> list[str]:
+    """Return all keys that begin with `prefix`, sorted."""
+    return sorted(each.key for page in store.pages(prefix) for each in page)
 
 
 def pieces_of(source: bytes | BinaryIO) -> Iterator[bytes]:
@@ -282,6 +277,11 @@ def pieces_of(source: bytes | BinaryIO) -> Iterator[bytes]:
     source.seek(0)
     while piece := source.read(PIECE_BYTES):
         yield piece
+
+
+def explain_change(store: str, key: str) -> StoreError:
+    """Return the error for an object that another process changed during a read."""
+    return StoreError(f"{store}: {key!r} was changed while it was being read", key=key)
 
 
 def check_key(key: str) -> None:

@@ -2,16 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Hugging Face Hub model repository as a store, read at one commit.
 
-A branch can move between reads. So the first read and each `list` resolve the revision to a commit,
-which all later reads use. After a write through this store, later reads use the new commit. Call
-`list` again to see changes by other writers. Before each write, the store checks the newest commit,
+A branch can move between reads. So the first read and each listing resolve the revision to a
+commit, which all later reads use. After a write through this store, later reads use the new commit.
+List again to see changes by other writers. Before each write, the store checks the newest commit,
 and uses this commit as the parent of the new commit. If several writers commit at once, the Hub
 accepts one commit. The other writers check again and retry.
 """
 
 from __future__ import annotations
 
-import builtins
 import functools
 import hashlib
 import itertools
@@ -46,9 +45,9 @@ from serve_warm.stores import (
     Sink,
     check_key,
     check_prefix,
+    explain_change,
     is_key,
     pieces_of,
-    sort_keys,
 )
 from serve_warm.stores.hub_client import (
     LOG_IN,
@@ -57,9 +56,9 @@ from serve_warm.stores.hub_client import (
     T,
     ask_json,
     explain_failure,
+    hide_progress_bars,
     import_client,
     listener,
-    no_progress_bars,
     open_api,
 )
 
@@ -177,18 +176,11 @@ class HubStore:
             + (f"/{self.prefix}" if self.prefix else "")
         )
 
-    def list(self, prefix: str) -> builtins.list[str]:
-        """Return the keys that begin with `prefix`, in the branch's current state.
-
-        Files whose names are not valid keys are skipped.
-        """
-        return sort_keys(self.pages(prefix))
-
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
-        """Yield the keys that `list` returns, one page for each answer of the Hub.
+        """Yield the keys in the branch's current state, one page for each answer of the Hub.
 
-        The listed objects have no times, because the Hub would need another request for every few
-        files.
+        Files whose names are not valid keys are skipped. The listed objects have no times, because
+        the Hub would need another request for every few files.
         """
         check_prefix(prefix)
         folder, commit = self._path(prefix).rpartition("/")[0], self._move_on()
@@ -258,7 +250,7 @@ class HubStore:
                 key=found.key,
             )
         if self._size(found.key, found.version) != found.size_bytes:
-            raise self._explain_change(found.key)
+            raise explain_change(self.uri, found.key)
         with self._fetch(found.key, found.version, found.size_bytes) as file:
             offset = 0
             for piece in pieces_of(file):
@@ -395,10 +387,10 @@ class HubStore:
 
         def ask(_: Pulse) -> CommitOperationAdd:
             operation = CommitOperationAdd(self._path(key), content)
-            with no_progress_bars():
-                open_api().preupload_lfs_files(
-                    self.repository, [operation], revision=self.revision, free_memory=False
-                )
+            hide_progress_bars()
+            open_api().preupload_lfs_files(
+                self.repository, [operation], revision=self.revision, free_memory=False
+            )
             return operation
 
         # The client reports no activity during an upload.
@@ -498,7 +490,7 @@ class HubStore:
 
             path = Path(self._call("read", key, ask))
             if path.stat().st_size != size_bytes:
-                raise self._explain_change(key)
+                raise explain_change(self.uri, key)
             with open(path, "rb") as file:
                 yield file
 
@@ -520,9 +512,6 @@ class HubStore:
                 hint="set TMPDIR to a folder with enough space",
                 key=key,
             ) from error
-
-    def _explain_change(self, key: str) -> StoreError:
-        return StoreError(f"{self.uri}: {key!r} was changed while it was being read", key=key)
 
     # --- calls of huggingface_hub -------------------------------------------------------
 

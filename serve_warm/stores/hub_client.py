@@ -5,10 +5,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -177,53 +175,24 @@ def listener(pulse: Pulse, *, max_bytes: int) -> Any:
     return Listener
 
 
-_bars = threading.Lock()
+def hide_progress_bars() -> None:
+    """Hide the client's upload progress bars from now on.
 
-
-_bars_hidden = 0
-
-
-@contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Hide the client's upload progress bars.
-
-    The client has only one progress bar setting for the whole process. The setting is restored
-    afterwards. If HF_HUB_DISABLE_PROGRESS_BARS is set, for example to 0, this function does not
-    change the setting.
+    If HF_HUB_DISABLE_PROGRESS_BARS is set, for example to 0, this function changes nothing.
     """
-    global _bars_hidden  # noqa: PLW0603 - it counts the holders of a setting of the process
     from huggingface_hub import constants
-    from huggingface_hub.utils.tqdm import (
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    if constants.HF_HUB_DISABLE_PROGRESS_BARS is not None:
-        yield
-        return
-    with _bars:
-        if _bars_hidden == 0 and are_progress_bars_disabled():
-            ours = False
-        else:
-            ours = True
-            _bars_hidden += 1
-            if _bars_hidden == 1:
-                disable_progress_bars()
-    try:
-        yield
-    finally:
-        with _bars:
-            if ours:
-                _bars_hidden -= 1
-                if _bars_hidden == 0:
-                    enable_progress_bars()
+    if constants.HF_HUB_DISABLE_PROGRESS_BARS is None:
+        disable_progress_bars()
 
 
 def import_client() -> None:
     """Raise `MissingPackage` if huggingface_hub is not installed."""
     try:
-        import huggingface_hub  # noqa: F401
+        # huggingface_hub imports its modules on first use. The store may be used in a thread, where
+        # an import could deadlock with imports of user code.
+        from huggingface_hub import HfApi  # noqa: F401
     except ImportError as error:
         raise MissingPackage("hf://", package="huggingface-hub") from error
 

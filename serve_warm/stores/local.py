@@ -8,7 +8,6 @@ object's key. So a crash never leaves a partial object, and a visible object is 
 
 from __future__ import annotations
 
-import builtins
 import errno
 import itertools
 import os
@@ -19,7 +18,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from serve_warm import _private_folders
+from serve_warm._private_folders import open_at_once
 from serve_warm._records import record
 from serve_warm.errors import (
     ObjectExists,
@@ -35,27 +34,23 @@ from serve_warm.stores import (
     Sink,
     check_key,
     check_prefix,
+    explain_change,
     is_key,
     pieces_of,
-    sort_keys,
 )
 
 PAGE_FILES = 1_000
 """Number of file names that are examined for one page. Even on a network share, where each name may
 cost a round trip, a page takes less than a second."""
 
-Times = Literal["all", "none"]
-"""Whether to read the times of files. On a network share, this costs a round trip for each file."""
-
 
 @record(frozen=True, kw_only=True)
 class LocalStore:
     """A folder whose files are the objects. If the folder is missing, `create` creates it.
 
-    On Windows, where Python cannot open a file descriptor for a folder, a store is read-only. Links
-    below the root are followed only for reading, and links to folders are not listed. Nothing is
-    created or deleted through a link. Otherwise, anyone with write access to the store could use a
-    link to change any file of this user. Reading through links is harmless, because callers check
+    Links below the root are followed only for reading, and links to folders are not listed. Nothing
+    is created or deleted through a link. Otherwise, anyone with write access to the store could use
+    a link to change any file of this user. Reading through links is harmless, because callers check
     the content. Reading through links is also necessary, because mounted Kubernetes volumes consist
     of links.
     """
@@ -68,18 +63,14 @@ class LocalStore:
         """The folder as `file:///...`."""
         return self.root.as_uri()
 
-    def list(self, prefix: str) -> builtins.list[str]:
-        """Return the keys that begin with `prefix`. Files that a crash left behind are skipped."""
-        return sort_keys(self._pages(prefix, times="none"))
-
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
-        """Yield the keys that begin with `prefix`. Each page covers at most `PAGE_FILES` names."""
-        return self._pages(prefix, times="all")
+        """Yield the keys that begin with `prefix`. Each page covers at most `PAGE_FILES` names.
 
-    def _pages(self, prefix: str, *, times: Times) -> Iterator[Sequence[Listed]]:
+        Files that a crash left behind are skipped.
+        """
         check_prefix(prefix)
         folder = prefix.rpartition("/")[0]
-        with closing(_files(self.root, folder.split("/") if folder else [], times)) as files:
+        with closing(_files(self.root, folder.split("/") if folder else [])) as files:
             while True:
                 with self._border("list", prefix):
                     some = list(itertools.islice(files, PAGE_FILES))
@@ -97,7 +88,10 @@ class LocalStore:
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """Return an object of at most `max_bytes`."""
         path = self._path(key)
-        with self._border("read", key), open(path, "rb", opener=_open_at_once) as file:
+        with (
+            self._border("read", key),
+            open(path, "rb", opener=open_at_once) as file,
+        ):
             status = os.fstat(file.fileno())
             self._check_regular(status, key)
             # Read one byte more than expected, because the file may be growing.
@@ -114,20 +108,20 @@ class LocalStore:
                 sink(offset, piece)
                 offset += len(piece)
         if offset != found.size_bytes:
-            raise self._explain_change(found.key)
+            raise explain_change(self.uri, found.key)
 
     def _pieces(self, found: Object) -> Generator[bytes, None, None]:
         # Use a generator, so that `_border` does not translate exceptions of the sink.
         path, left = self._path(found.key), found.size_bytes
-        with self._border("read", found.key), open(path, "rb", opener=_open_at_once) as file:
+        with (
+            self._border("read", found.key),
+            open(path, "rb", opener=open_at_once) as file,
+        ):
             if _object(found.key, os.fstat(file.fileno())).version != found.version:
-                raise self._explain_change(found.key)
+                raise explain_change(self.uri, found.key)
             while left and (piece := file.read(min(left, PIECE_BYTES))):
                 yield piece
                 left -= len(piece)
-
-    def _explain_change(self, key: str) -> StoreError:
-        return StoreError(f"{self.uri}: {key!r} was changed while it was being read", key=key)
 
     def create(self, key: str, source: bytes | BinaryIO) -> None:
         """Store an object.
@@ -137,7 +131,6 @@ class LocalStore:
         check_key(key)
         *folders, name = key.split("/")
         with self._border("write", key):
-            _check_writable()
             _make_directories(self.root)
             with _open_folder(self.root, folders, missing="make") as folder:
                 created = not _exists(name, folder) and _publish(name, source, folder)
@@ -154,8 +147,6 @@ class LocalStore:
         """
         check_key(key)
         *folders, name = key.split("/")
-        with self._border("delete", key):
-            _check_writable()
         with (
             self._border("delete", key),
             suppress(FileNotFoundError),
@@ -165,7 +156,7 @@ class LocalStore:
 
     def _holds(self, key: str, source: bytes | BinaryIO) -> bool:
         try:
-            with open(self._path(key), "rb", opener=_open_at_once) as file:
+            with open(self._path(key), "rb", opener=open_at_once) as file:
                 pairs = itertools.zip_longest(pieces_of(source), pieces_of(file))
                 return all(ours == theirs for ours, theirs in pairs)
         except OSError:
@@ -173,8 +164,6 @@ class LocalStore:
 
     def _path(self, key: str) -> Path:
         check_key(key)
-        if not BY_DESCRIPTOR and ":" in key:
-            raise StoreError(f"{self.uri}: {key!r} names a drive or a stream on Windows", key=key)
         return self.root / key
 
     def _check_regular(self, status: os.stat_result, key: str) -> None:
@@ -198,24 +187,8 @@ class LocalStore:
             ) from error
 
 
-BY_DESCRIPTOR = os.open in os.supports_dir_fd and hasattr(os, "O_DIRECTORY")
-"""Whether this system can open a folder and look up names relative to the open folder. False on
-Windows."""
 _DENIED = (errno.EACCES, errno.EPERM)
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
-
-
-class _ReadOnlyError(OSError):
-    """This system cannot write to a store safely: other users could redirect the write."""
-
-    def __init__(self) -> None:
-        here = _private_folders.system_name()
-        super().__init__(errno.EROFS, f"a folder store is read-only on {here}")
-
-
-def _check_writable() -> None:
-    if not BY_DESCRIPTOR:
-        raise _ReadOnlyError
 
 
 class _LinkError(OSError):
@@ -231,25 +204,17 @@ def _hint(verb: str, error: OSError) -> str:
             "only the path of the store's root may contain links: use the address of the folder "
             "that the link points to"
         )
-    if isinstance(error, _ReadOnlyError):
-        return "use Linux, macOS or WSL, or a store in a bucket"
     if verb == "write" and error.errno in _NO_HARD_LINKS:
         return (
             "a store must be on a file system with hard links; write the store on another file "
             "system, then copy it to this one"
         )
     if error.errno in _DENIED:
-        who = f" (uid {os.geteuid()})" if hasattr(os, "geteuid") else ""
-        return f"give the user of this process{who} access to the store"
+        return f"give the user of this process (uid {os.geteuid()}) access to the store"
     return ""
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    # Open without blocking, so that a named pipe instead of a file cannot hang a start.
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-
-
-def _files(root: Path, start: Sequence[str], times: Times) -> Generator[Listed | None, None, None]:
+def _files(root: Path, start: Sequence[str]) -> Generator[Listed | None, None, None]:
     """Yield each file in the folder `start` and below, and None for every other name.
 
     Unreadable folders below `start` are skipped.
@@ -262,7 +227,8 @@ def _files(root: Path, start: Sequence[str], times: Times) -> Generator[Listed |
         with (
             suppress(FileNotFoundError, NotADirectoryError, _LinkError),
             suppress(*(() if len(names) == len(start) else (PermissionError,))),
-            _scan(root, names) as entries,
+            _open_folder(root, names) as folder,
+            os.scandir(folder) as entries,
         ):
             for entry in entries:
                 key = "/".join((*names, entry.name))
@@ -270,35 +236,12 @@ def _files(root: Path, start: Sequence[str], times: Times) -> Generator[Listed |
                 if is_key(key) and entry.is_dir(follow_symlinks=False):
                     folders.append((*names, entry.name))
                 elif is_key(key) and _is_file(entry):
-                    yield Listed(key=key, modified_unix=_read_mtime(entry, times))
+                    yield Listed(key=key, modified_unix=_read_mtime(entry))
                     continue
                 yield None
 
 
-@contextmanager
-def _scan(root: Path, names: Sequence[str]) -> Iterator[Iterator[os.DirEntry[str]]]:
-    """Yield the entries of the folder at path `names` below `root`. Raise if a name is a link."""
-    if BY_DESCRIPTOR:
-        with _open_folder(root, names) as folder, os.scandir(folder) as entries:
-            yield entries
-        return
-    # Reading may follow a link that is created after this check, which is harmless.
-    for count in range(1, len(names) + 1):
-        status = root.joinpath(*names[:count]).lstat()
-        if stat.S_ISLNK(status.st_mode) or getattr(status, "st_reparse_tag", 0) == _JUNCTION:
-            raise _LinkError("/".join(names[:count]))
-    with os.scandir(root.joinpath(*names)) as entries:
-        yield entries
-
-
-_JUNCTION = 0xA0000003
-"""Windows' IO_REPARSE_TAG_MOUNT_POINT: a junction to another folder, which Python does not call a
-link."""
-
-
-def _read_mtime(entry: os.DirEntry[str], times: Times) -> float | None:
-    if times == "none":
-        return None
+def _read_mtime(entry: os.DirEntry[str]) -> float | None:
     try:
         return entry.stat().st_mtime
     except OSError:
@@ -381,7 +324,7 @@ def _open_folder(
         os.close(descriptor)
 
 
-_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def _open_inside(name: str, folder: int, missing: Literal["raise", "make"]) -> int:

@@ -9,7 +9,6 @@ A store address never contains credentials or an endpoint.
 
 from __future__ import annotations
 
-import builtins
 import io
 import re
 import threading
@@ -41,9 +40,9 @@ from serve_warm.stores import (
     Sink,
     check_key,
     check_prefix,
+    explain_change,
     is_key,
     pieces_of,
-    sort_keys,
 )
 from serve_warm.stores.bucket_failures import (
     CREDENTIAL_SOURCES,
@@ -159,16 +158,12 @@ class ObjectStore:
         """The address as `scheme://bucket/prefix`."""
         return f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
 
-    def list(self, prefix: str) -> builtins.list[str]:
-        """Return the keys that begin with `prefix`. Objects with invalid names are skipped.
-
-        The bucket returns all objects in the folder of `prefix`, except those that sort before
-        `prefix`.
-        """
-        return sort_keys(self.pages(prefix))
-
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
-        """Yield the keys that `list` returns, one page for each answer of the server."""
+        """Yield the keys that begin with `prefix`, one page for each answer of the server.
+
+        Objects with invalid names are skipped. The bucket returns all objects in the folder of
+        `prefix`, except those that sort before `prefix`.
+        """
         import obstore
 
         check_prefix(prefix)
@@ -257,7 +252,7 @@ class ObjectStore:
                 if stopped.is_set():
                     return
                 if offset + len(piece) > end:
-                    raise self._explain_change(found.key)
+                    raise explain_change(self.uri, found.key)
                 sink(offset, piece)
                 offset += len(piece)
         if offset != end:
@@ -280,7 +275,7 @@ class ObjectStore:
         )
         now = _object(found.key, result.meta)
         if (now.size_bytes, now.version) != (found.size_bytes, found.version):
-            raise self._explain_change(found.key)
+            raise explain_change(self.uri, found.key)
         stream = iter(result.stream(min_chunk_size=PIECE_BYTES))
         while (piece := self._ask("read", found.key, lambda: next(stream, None))) is not None:
             yield piece
@@ -394,9 +389,6 @@ class ObjectStore:
         check_key(key)
         return f"{self.prefix}/{key}" if self.prefix else key
 
-    def _explain_change(self, key: str) -> StoreError:
-        return StoreError(f"{self.uri}: {key!r} was changed while it was being read", key=key)
-
     def _explain_early_end(self, key: str, count: int, expected: int) -> StoreError:
         return StoreError(
             f"{self.uri}: {key!r} ended early: received {count} of {expected} bytes", key=key
@@ -462,29 +454,17 @@ class ObjectStore:
         server = describe_endpoint(self.scheme, environment())
         attempt = f"{self.uri}{server}: cannot {verb} {key!r}"
         reason = boil_down(error)
-        if (source := CREDENTIAL_SOURCES.search(text)) and status not in TRANSIENT:
-            return StoreDenied(
-                f"{attempt}: no credentials: the environment has none, and requesting them from "
-                f"{source.group(1)} failed: {reason}",
-                hint=CREDENTIALS[self.scheme],
-                key=key,
-            )
-        if not status and TOKEN_FILE.search(text):
+        asked_in_vain = CREDENTIAL_SOURCES.search(text) and status not in TRANSIENT
+        if asked_in_vain or (not status and TOKEN_FILE.search(text)):
             return StoreDenied(
                 f"{attempt}: no credentials: {reason}", hint=CREDENTIALS[self.scheme], key=key
             )
-        if "BadScheme" in text:
-            return StoreDenied(
-                f"{attempt}: the endpoint begins with http://, which is not encrypted",
-                hint="use https://, or allow http:// with "
-                f"{VARIABLES[self.scheme]}_ALLOW_HTTP=true",
-                key=key,
-            )
-        if _is_panic(error) or (not status and "builder error" in text):
+        if _is_panic(error) or (not status and ("builder error" in text or "BadScheme" in text)):
+            variables = VARIABLES[self.scheme]
             return StoreDenied(
                 f"{attempt}: no valid request is possible with these settings: {reason}",
-                hint=f"check the variables {VARIABLES[self.scheme]}_* for spaces, line breaks or "
-                "an endpoint without a scheme",
+                hint=f"check the variables {variables}_* for spaces, line breaks or an endpoint "
+                f"without a scheme; {variables}_ALLOW_HTTP=true allows an endpoint with http://",
                 key=key,
             )
         if code in NO_BUCKET or (status == 404 and verb == "list"):
@@ -504,7 +484,7 @@ class ObjectStore:
         if verb != "write" and (status == 404 or isinstance(error, FileNotFoundError)):
             return ObjectNotFound(key, store=self.uri)
         if verb == "read" and status == 412:
-            return self._explain_change(key)
+            return explain_change(self.uri, key)
         unreached = "" if status else "check that the store is up and can be reached from here"
         return StoreError(f"{attempt}: {reason}", hint=unreached, key=key)
 

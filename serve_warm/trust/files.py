@@ -38,12 +38,13 @@ import operator
 import os
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serve_warm import _private_folders
+from serve_warm._private_folders import open_at_once
 from serve_warm.errors import ConfigError
 from serve_warm.trust.keys import TrustedKey, distinct, public_pem
 from serve_warm.trust.patterns import read_patterns
@@ -62,12 +63,7 @@ MAX_TRUST_FILE_BYTES = 1 << 20
 
 
 def default_trust_files() -> tuple[Path, ...]:
-    """Return the paths of the trust files on this machine, existing or not.
-
-    Empty on Windows, where serve_warm cannot check who is allowed to change the files.
-    """
-    if not _private_folders.CAN_CHECK:
-        return ()
+    """Return the paths of the trust files on this machine, existing or not."""
     user = user_directory()
     return (SYSTEM_TRUST_FILE,) if user is None else (SYSTEM_TRUST_FILE, user / "trust.toml")
 
@@ -78,17 +74,17 @@ def user_directory() -> Path | None:
     return None if home is None else home / ".config" / "serve_warm"
 
 
-def load_trust(files: Sequence[Path] | None = None) -> Trust:
+def load_trust() -> Trust:
     """Return the combined trust settings from all trust files on this machine.
 
-    Missing files are skipped. `files` replaces the default paths.
+    Missing files are skipped.
 
     Raises:
         ConfigError: a file is malformed, or users other than root and this user could have written
             it.
     """
     found: list[Trust] = []
-    for path in default_trust_files() if files is None else files:
+    for path in default_trust_files():
         data = _read_guarded(path)
         if data is not None:
             found.append(_parse(data, path))
@@ -105,12 +101,6 @@ def trust_lines(key: Ed25519PublicKey, *, name: str) -> str:
 
 def how_to_trust() -> str:
     """Return the hint for a machine that trusts no key, or does not trust the signer's key."""
-    if not default_trust_files():
-        here = _private_folders.system_name()
-        return (
-            f"on {here}, serve_warm cannot check the permissions of trust files, and does not read "
-            "them: verify on Linux, macOS or WSL"
-        )
     files = " or ".join(str(path) for path in default_trust_files())
     return (
         f"add the public key that signs your artifacts to {files}:\n"
@@ -239,7 +229,7 @@ def _parse_key(table: Any, path: Path) -> TrustedKey:
 def _read_guarded(path: Path) -> bytes | None:
     """Read a file that only root or this user can write to; return None if there is no file."""
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
+        with open(path, "rb", opener=open_at_once) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ConfigError(f"{path} is not a regular file")
             found = _private_folders.file_problems(path, opened=file.fileno())
@@ -257,8 +247,3 @@ def _read_guarded(path: Path) -> bytes | None:
     if len(data) > MAX_TRUST_FILE_BYTES:
         raise ConfigError(f"{path} is larger than {MAX_TRUST_FILE_BYTES} bytes")
     return data
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    # Open without blocking, so that a named pipe instead of the file cannot hang the start.
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

@@ -15,12 +15,10 @@ from serve_warm.trust import files
 from serve_warm.trust.keys import load_signing_key, make_signing_key
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 
-def user_key(directory: Path | None = None) -> Ed25519PrivateKey:
+def user_key() -> Ed25519PrivateKey:
     """Return this user's own signing key, created and trusted on first use.
 
     The key is `~/.config/serve_warm/signing_key.pem`, where `~` is the home folder in the password
@@ -31,7 +29,7 @@ def user_key(directory: Path | None = None) -> Ed25519PrivateKey:
     Raises:
         ConfigError: the files cannot be written, or other users could read or write them.
     """
-    directory = directory or files.user_directory()
+    directory = files.user_directory()
     if directory is None:
         raise ConfigError(
             f"user id {os.geteuid()} has no entry in the password database, so it has no home "

@@ -140,14 +140,12 @@ def check_age_and_denied(
     payload_digest: str,
     part_digests: Iterable[str],
     created: str,
-    now_unix: float | None = None,
 ) -> None:
     """Refuse a verified payload that is denied, too old, or dated in the future.
 
     Digests are the hex sha256 of the payload, and of each part as stored. `created` is the
-    payload's creation time, in ISO 8601 with a time zone. `now_unix` is in seconds since the epoch;
-    None means the current time. A creation time more than a day in the future is always refused,
-    because otherwise the artifact would count as the newest for too long.
+    payload's creation time, in ISO 8601 with a time zone. A creation time more than a day in the
+    future is always refused, because otherwise the artifact would count as the newest for too long.
 
     Raises:
         ArtifactRefused: `denied`, `expired` (too old, or from the future), or `bad_statement`
@@ -166,7 +164,7 @@ def check_age_and_denied(
                     "artifact"
                 ),
             )
-    age_s = _age_s(created, time.time() if now_unix is None else now_unix)
+    age_s = _age_s(created)
     if age_s < -MAX_CLOCK_SKEW_S:
         raise ArtifactRefused(
             f"the artifact was created at {created}, which is {_show_age(-age_s)} in the future "
@@ -202,14 +200,14 @@ def _show_age(seconds: float) -> str:
     return f"{seconds / size:.1f} {unit}"
 
 
-def _age_s(created: str, now_unix: float) -> float:
+def _age_s(created: str) -> float:
     try:
         created_at = datetime.fromisoformat(created.replace("Z", "+00:00"))
     except ValueError as error:
         raise ArtifactRefused("`created` is not a time", reason="bad_statement") from error
     if created_at.tzinfo is None:
         raise ArtifactRefused("`created` has no time zone", reason="bad_statement")
-    return now_unix - created_at.timestamp()
+    return time.time() - created_at.timestamp()
 
 
 def describe_end(trust: Trust, *, created: str) -> str:
@@ -218,7 +216,7 @@ def describe_end(trust: Trust, *, created: str) -> str:
     The text is empty while the artifact's age is below 90 % of the limit. The warning leaves time
     to rebuild the artifact before replicas refuse it and start cold.
     """
-    age_s, limit_s = _age_s(created, time.time()), trust.age_limit_s
+    age_s, limit_s = _age_s(created), trust.age_limit_s
     if age_s < 0.9 * limit_s:
         return ""
     return (

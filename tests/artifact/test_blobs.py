@@ -20,8 +20,6 @@ from serve_warm.artifact.blobs import receive, receive_unnamed
 from serve_warm.errors import ArtifactRefused, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from serve_warm.stores import Sink
 
 DATA = bytes(range(256)) * 1000
@@ -53,12 +51,6 @@ def test_pieces_come_in_any_order_and_split(threads: int):
     """The digest is that of the whole blob, in any order and from several threads."""
     for seed in range(60):
         assert received(split(seed), threads=threads) == DATA
-
-
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_pieces_are_bytes_of_any_kind(kind: Callable[[bytes], Any]):
-    """Pieces may be views of a client's own buffers."""
-    assert received([(1000, kind(DATA[1000:])), (0, kind(DATA[:1000]))]) == DATA
 
 
 @pytest.mark.parametrize(
@@ -119,21 +111,6 @@ def test_other_bytes_are_refused():
     assert hashlib.sha256(b"evil").hexdigest()[:16] in caught.value.message
 
 
-def test_what_was_cut_short_behind_our_back_is_noticed():
-    """Pieces that arrived early are hashed from the file, which may have been truncated since."""
-
-    def fill(sink: Sink) -> None:
-        sink(1000, DATA[1000:])
-        os.ftruncate(file.fileno(), 2000)
-        sink(0, DATA[:1000])
-
-    with (
-        tempfile.TemporaryFile() as file,
-        pytest.raises(StoreError, match="the first gap is after"),
-    ):
-        receive(file, DIGEST, len(DATA), fill)
-
-
 def test_what_cannot_be_written_is_no_error_of_the_store(monkeypatch: pytest.MonkeyPatch):
     """A store may wrap the sink's error, in any thread: the error raised is the full disk."""
 
@@ -152,17 +129,6 @@ def test_what_cannot_be_written_is_no_error_of_the_store(monkeypatch: pytest.Mon
         receive(file, DIGEST, len(DATA), fill)
 
     assert caught.value.errno == errno.ENOSPC
-
-
-def test_an_error_of_the_store_stays_one():
-    """If the file could be written, the error of `fill` is raised."""
-
-    def fill(sink: Sink) -> None:
-        sink(0, DATA[:1000])
-        raise StoreError("the connection was lost")
-
-    with pytest.raises(StoreError, match="connection was lost"):
-        receive_unnamed(DIGEST, len(DATA), fill)
 
 
 @pytest.mark.parametrize("good", [True, False])

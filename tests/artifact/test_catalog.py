@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,27 +17,21 @@ from artifacts import (
     blob_key,
     build,
     cache_directory,
-    container,
     days_ago,
     of_format_2,
     publish_statement,
     trusting,
 )
 from serve_warm.artifact.archive import pack_directory
-from serve_warm.artifact.blobs import zstd
 from serve_warm.artifact.catalog import check, describe
-from serve_warm.artifact.manifest import MAX_RAW_BYTES
 from serve_warm.artifact.push import push
 from serve_warm.errors import StoreError
 from serve_warm.trust.envelope import MAX_ENVELOPE_BYTES
 from serve_warm.trust.policy import Trust
-from transfers import KEY, OTHER
+from transfers import KEY, OTHER, flip
 from transfers import supersede as publish
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from serve_warm.artifact.manifest import Manifest
     from serve_warm.stores import Object
 
 
@@ -119,125 +112,53 @@ def test_what_is_not_in_force_is_told(store: MemoryStore, limit: str):
     assert item.manifest == manifest
 
 
-def test_a_statement_that_goes_meanwhile_is_told():
-    """A statement may be pruned while the store is described."""
-
-    class Pruned(MemoryStore):
-        def list(self, prefix: str) -> list[str]:
-            return [*super().list(prefix), "statements/Embedder/gone.dsse.json"]
-
-    (item,) = describe(Pruned(), trusting(KEY))
-
-    assert (item.trusted, item.reason) == (False, "gone")
-
-
 # --- check ---------------------------------------------------------------------------------
 
 
-def flip(data: bytes) -> bytes:
-    changed = bytearray(data)
-    changed[len(data) // 2] ^= 1
-    return bytes(changed)
+def test_a_damaged_blob_is_found(store: MemoryStore, tmp_path: Path):
+    """A replica would refuse the artifact although its statement and signature are good."""
+    raw = pack_directory(cache_directory(tmp_path / "source"))
+    statement, manifest = publish(store, raw={"cache": raw})
+    good, _ = publish(store, deployment="Good", raw={"cache": raw + bytes(10240)})
+    gone, of_gone = publish(store, deployment="Gone", raw={"cache": raw + bytes(20480)})
+    key = blob_key(manifest.parts[0])
+    store.objects[key] = flip(store.objects[key])
+    del store.objects[blob_key(of_gone.parts[0])]
+
+    checked = {item.statement: item for item in check(store, trusting(KEY))}
+
+    found = checked[statement]
+    assert (found.trusted, found.reason) == (False, "digest_mismatch")
+    assert found.manifest == manifest
+    assert found.digest == hashlib.sha256(manifest.to_statement()).hexdigest()
+    assert found.signers == ("key0",)
+    assert found.hint
+    assert (checked[gone].trusted, checked[gone].reason) == (False, "missing_part")
+    assert "part cache" in checked[gone].message
+    assert checked[good].trusted
 
 
 def test_a_good_store_is_good(store: MemoryStore, tmp_path: Path):
     """All parts of all variants are downloaded and unpacked, and no file is left behind."""
     raw = pack_directory(cache_directory(tmp_path / "source"))
-    publish(store, raw={"cache": raw, "torch_bytes": container(("inductor", [("k", b"1")]))})
+    publish(store, raw={"cache": raw, "extra": b"more"})
     publish(store, raw={"cache": raw}, deployment="Other")
-    told: list[str] = []
     before = set(Path(tempfile.gettempdir()).iterdir())
 
-    checked = check(store, trusting(KEY), progress=lambda name, done, total: told.append(name))
+    checked = check(store, trusting(KEY))
 
     assert [(item.trusted, item.reason) for item in checked] == 2 * [(True, "")]
-    assert set(told) == {"cache", "torch_bytes"}
     assert sum(key.startswith("blobs/") for key in store.read) == 3
     assert set(Path(tempfile.gettempdir()).iterdir()) == before
 
 
-DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "flipped": (flip, "digest_mismatch"),
-    "truncated": (lambda data: data[:-1], "truncated"),
-    "extended": (lambda data: data + b"\0", "size_mismatch"),
-    "bomb": (lambda data: zstd.compress(bytes(1 << 24)), "truncated"),
-}
-
-
-@pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_blob_is_found(store: MemoryStore, tmp_path: Path, name: str):
-    """A replica would refuse the artifact although its statement and signature are good."""
-    damage, reason = DAMAGES[name]
-    raw = pack_directory(cache_directory(tmp_path / "source"))
-    statement, manifest = publish(store, raw={"cache": raw})
-    good, _ = publish(store, deployment="Good", raw={"cache": raw + bytes(10240)})
-    key = blob_key(manifest.parts[0])
-    store.objects[key] = damage(store.objects[key])
-
-    checked = {item.statement: item for item in check(store, trusting(KEY))}
-
-    assert (checked[statement].trusted, checked[statement].reason) == (False, reason)
-    assert checked[statement].manifest == manifest
-    assert checked[statement].digest == hashlib.sha256(manifest.to_statement()).hexdigest()
-    assert checked[statement].signers == ("key0",)
-    assert checked[statement].hint
-    assert checked[good].trusted
-
-
-def test_a_missing_blob_is_found(store: MemoryStore):
-    """The error names the missing part."""
-    _, manifest = publish(store)
-    del store.objects[blob_key(manifest.parts[0])]
-
-    (item,) = check(store, trusting(KEY))
-
-    assert (item.trusted, item.reason) == (False, "missing_part")
-    assert "part cache" in item.message
-
-
-def test_a_part_over_the_limit_is_not_even_downloaded(store: MemoryStore):
-    """A signed size of terabytes is reported, and does not fill the disk."""
-    manifest, stored = build()
-    part = replace(manifest.parts[0], raw_bytes=MAX_RAW_BYTES + 1)
-    payload = replace(manifest, parts=(part,)).to_statement()
-    publish_statement(store, payload, KEY, name="large")
-    store.create(blob_key(part), stored["cache"])
-
-    (item,) = check(store, trusting(KEY))
-
-    assert (item.trusted, item.reason) == (False, "too_large")
-    assert [key for key in store.read if key.startswith("blobs/")] == []
-
-
-def bomb(manifest: Manifest, stored: dict[str, bytes]) -> tuple[Manifest, dict[str, bytes]]:
-    """Return an artifact that unpacks to more than its statement says."""
-    data = zstd.compress(bytes(1 << 24))
-    part = replace(
-        manifest.parts[0],
-        sha256=hashlib.sha256(data).hexdigest(),
-        stored_bytes=len(data),
-        raw_bytes=1000,
-    )
-    return replace(manifest, parts=(part,)), {part.name: data}
-
-
-SIGNED_BUT_BAD = {
-    "no tar": (build(raw={"cache": b"kernels"}), "bad_archive"),
-    "a tar and more": (build(raw={"cache": bytes(10240) + b"x"}), "bad_archive"),
-    "no container": (build(raw={"torch_bytes": b"\x80\x04."}), "bad_archive"),
-    "bomb": (bomb(*build(raw={"cache": bytes(10240)})), "size_mismatch"),
-}
-
-
-@pytest.mark.parametrize("name", SIGNED_BUT_BAD)
-def test_what_could_not_be_put_in_place_is_found(store: MemoryStore, name: str):
+def test_what_could_not_be_put_in_place_is_found(store: MemoryStore):
     """A broken artifact is reported even if a trusted key signed it."""
-    (manifest, stored), reason = SIGNED_BUT_BAD[name]
-    push(store, manifest, stored, [KEY])
+    push(store, *build(raw={"cache": b"kernels"}), [KEY])
 
     (item,) = check(store, trusting(KEY))
 
-    assert (item.trusted, item.reason) == (False, reason)
+    assert (item.trusted, item.reason) == (False, "bad_archive")
 
 
 def test_parts_of_strangers_are_not_even_downloaded(store: MemoryStore):

@@ -4,24 +4,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import io
 import json
 import os
-import re
-import subprocess
-import sys
 import tarfile
 import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from artifacts import build, cache_directory, checksummed, container, fingerprint, packed_cache
+from artifacts import build, cache_directory, packed_cache
+from exploits import member
+from serve_warm.artifact import archive as archive_module
 from serve_warm.artifact.archive import (
-    MAX_MEMBERS,
-    _Headers,
     check_directory,
     is_scratch,
     pack_directory,
@@ -31,46 +27,16 @@ from serve_warm.artifact.blobs import check_stored, open_part, pack_part, zstd
 from serve_warm.artifact.manifest import (
     FORMAT,
     MAX_PARTS,
-    MAX_TORCH_BYTES,
-    TORCH_BYTES,
     Manifest,
     Part,
-    check_caps,
-    utc_now,
 )
-from serve_warm.artifact.torch_bytes import check_torch_bytes
-from serve_warm.errors import ArtifactRefused, BuildFailed, StoreError
+from serve_warm.errors import ArtifactRefused, BuildFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
 MIB = 1 << 20
-
-
-@pytest.mark.parametrize(
-    "created", ["2026-11-20T10:00:00.00000\uff10Z", "\u0662026-11-20T10:00:00.000000Z"]
-)
-def test_created_has_ascii_digits(created: str):
-    """Digits of other scripts are refused: they would sort after every real time."""
-    part, _ = pack_part("cache", b"raw")
-
-    with pytest.raises(ValueError, match="created"):
-        Manifest(
-            deployment="D",
-            fingerprint=fingerprint(),
-            parts=(part,),
-            created=created,
-        )
-
-
-@pytest.mark.parametrize("field", ["stored_bytes", "raw_bytes"])
-def test_a_size_of_nothing_on_earth_is_no_size(field: str):
-    """Code that shows or adds sizes can rely on realistic numbers."""
-    part, _ = pack_part("cache", b"raw")
-
-    with pytest.raises(ValueError, match=field):
-        Part(**{**vars(part), field: 10**400})
 
 
 def opened(part: Part, stored: bytes) -> bytes:
@@ -96,7 +62,7 @@ def reason_of(action: Callable[[], Any]) -> str:
 def test_a_manifest_survives_its_statement():
     """A manifest read from a statement equals the written manifest, including build facts."""
     manifest, _ = build(
-        raw={"cache": b"kernels", "torch_bytes": container()},
+        raw={"cache": b"kernels", "extra": b"more"},
         facts={"seconds": 12.5, "git": None, "inputs": ["a", "\u00e9"]},
     )
 
@@ -183,6 +149,8 @@ BAD_MEMBERS = [
     ("predicate.deployment", ...),
     ("predicate.created", "yesterday"),
     ("predicate.created", "2026-11-20T10:00:00Z"),
+    ("predicate.created", "2026-11-20T10:00:00.00000\uff10Z"),
+    ("predicate.created", "\u0662026-11-20T10:00:00.000000Z"),
     ("predicate.created", "2026-13-20T10:00:00.000000Z"),
     ("predicate.created", "2026-11-20T10:00:00.000000+01:00"),
     ("predicate.fingerprint", {}),
@@ -204,6 +172,8 @@ BAD_MEMBERS = [
     ("predicate.parts.0.stored_bytes", 0),
     ("predicate.parts.0.stored_bytes", 1.0),
     ("predicate.parts.0.stored_bytes", True),
+    ("predicate.parts.0.stored_bytes", 10**400),
+    ("predicate.parts.0.raw_bytes", 10**400),
     ("predicate.parts.0.raw_bytes", -1),
     ("predicate.parts.0.raw_bytes", "7"),
     ("predicate.parts.0.codec", "none"),
@@ -238,11 +208,9 @@ def test_subjects_in_another_order_are_refused():
     """Subjects and parts must be equal lists."""
     statement = json.loads(statement_with("predicate.deployment", "x"))
     statement["subject"].reverse()
+    forged = json.dumps(statement).encode()
 
-    assert (
-        reason_of(lambda: Manifest.from_statement(json.dumps(statement).encode()))
-        == "bad_statement"
-    )
+    assert reason_of(lambda: Manifest.from_statement(forged)) == "bad_statement"
 
 
 def test_two_parts_of_one_name_are_refused():
@@ -266,15 +234,6 @@ def test_the_number_of_parts_is_bounded():
         build(raw={f"p{number}": b"" for number in range(MAX_PARTS + 1)})
 
 
-def test_times_order_as_text():
-    """The newest artifact is found by comparing strings, so later times must sort later."""
-    earlier = utc_now()
-    later = utc_now()
-
-    assert earlier <= later
-    assert build(created=later)[0].created == later
-
-
 # --- parts ---------------------------------------------------------------------------------
 
 
@@ -293,23 +252,9 @@ def test_every_change_of_the_stored_bytes_is_noticed():
     flipped = bytearray(stored)
     flipped[-1] ^= 1
 
-    assert reason_of(lambda: opened(part, bytes(flipped))) == "digest_mismatch"
-    assert reason_of(lambda: opened(part, stored[:-1])) == "truncated"
-    assert reason_of(lambda: opened(part, stored + b"\0")) == "size_mismatch"
     assert reason_of(lambda: check_stored(part, bytes(flipped))) == "digest_mismatch"
-
-
-def test_parts_over_a_cap_are_refused_by_their_manifest():
-    """The stored and the unpacked size are both limited; each limit is inclusive."""
-    part, _ = pack_part("cache", b"kernels")
-
-    check_caps(part, max_stored_bytes=part.stored_bytes, max_raw_bytes=part.raw_bytes)
-
-    for limits in (
-        {"max_stored_bytes": part.stored_bytes - 1},
-        {"max_raw_bytes": part.raw_bytes - 1},
-    ):
-        assert reason_of(lambda limits=limits: check_caps(part, **limits)) == "too_large"
+    assert reason_of(lambda: check_stored(part, stored[:-1])) == "truncated"
+    assert reason_of(lambda: check_stored(part, stored + b"\0")) == "size_mismatch"
 
 
 def claiming(stored: bytes, raw: bytes, **changes: Any) -> Part:
@@ -335,22 +280,14 @@ def streamed(raw: bytes, **parameters: int) -> bytes:
     return b"".join(blocks) + compressor.flush()
 
 
-def bombs() -> dict[str, bytes]:
-    zeros = bytes(256 * MIB)
-    declared = zstd.compress(zeros)
-    assert (256 * MIB).to_bytes(4, "little") in declared[:14]
-    return {
-        "declared": declared,
-        "streamed": streamed(zeros),
-        "declared_small": declared.replace(
-            (256 * MIB).to_bytes(4, "little"), (1000).to_bytes(4, "little"), 1
-        ),
-    }
-
-
 @pytest.fixture(scope="module", name="bombs")
 def _bombs() -> dict[str, bytes]:
-    return bombs()
+    zeros = bytes(256 * MIB)
+    declared = zstd.compress(zeros)
+    size = (256 * MIB).to_bytes(4, "little")
+    assert size in declared[:14]
+    small = declared.replace(size, (1000).to_bytes(4, "little"), 1)
+    return {"declared": declared, "streamed": streamed(zeros), "declared_small": small}
 
 
 @pytest.mark.parametrize(
@@ -366,97 +303,39 @@ def test_a_bomb_is_stopped_at_the_promised_size(bombs: dict[str, bytes], kind: s
     bomb = bombs[kind]
     part = claiming(bomb, bytes(1000))
     assert len(bomb) < MIB
-    tracemalloc.start()
-    try:
-        found = reason_of(lambda: opened(part, bomb))
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+
+    found, peak = reason_and_peak_of(lambda: opened(part, bomb))
 
     assert found == reason
     assert peak < 4 * MIB
 
 
-@pytest.mark.slow
-def test_the_measure_of_the_bomb_test_sees_memory(bombs: dict[str, bytes]):
-    """Fully unpacking the same bomb does show in the memory peak that the other test measures."""
-    part = claiming(bombs["streamed"], bytes(256 * MIB))
-    tracemalloc.start()
-    try:
-        opened(part, bombs["streamed"])
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-
-    assert peak > 200 * MIB
-
-
-def test_a_frame_without_its_size_is_read():
-    """A part that was compressed as a stream is also valid."""
-    raw = b"kernels" * MIB
-    stored = streamed(raw)
-    assert zstd.get_frame_info(stored).decompressed_size is None
-
-    assert opened(claiming(stored, raw), stored) == raw
+RANDOM = os.urandom(4 * MIB)
+FRAME = zstd.compress(b"kernels")
+WRONG_FRAMES = {
+    "less than promised": (zstd.compress(b"kernel"), b"kernels", "size_mismatch"),
+    "less than promised, streamed": (streamed(b"kernel"), b"kernels", "size_mismatch"),
+    "other bytes of the right size": (zstd.compress(b"evil"), b"good", "digest_mismatch"),
+    "not zstd": (b"\x1f\x8b gzip", b"kernels", "bad_archive"),
+    "zeros": (bytes(1000), b"kernels", "bad_archive"),
+    "a byte behind it": (FRAME + b"\0", b"kernels", "bad_archive"),
+    "a frame behind it": (FRAME + zstd.compress(b"more"), b"kernels", "bad_archive"),
+    "much behind it": (FRAME + bytes(3 * MIB), b"kernels", "bad_archive"),
+    "a window over the limit": (streamed(RANDOM[:9], window_log=28), RANDOM[:9], "bad_archive"),
+    **{
+        f"cut after {size}": (zstd.compress(RANDOM)[:size], RANDOM, "truncated")
+        for size in (1, 4, 5, 100, 2 * MIB)
+    },
+}
+"""Stored bytes that a trusted key signed, the raw bytes that it promised, and the reason."""
 
 
-def test_less_than_promised_is_refused():
-    """A manifest that claims more bytes than the part has is refused."""
-    for stored in (zstd.compress(b"12345"), streamed(b"12345")):
-        part = claiming(stored, b"123456")
+@pytest.mark.parametrize("name", WRONG_FRAMES)
+def test_a_frame_of_other_bytes_than_promised_is_refused(name: str):
+    """The digest of the stored bytes is right; each is refused when it is unpacked."""
+    stored, raw, reason = WRONG_FRAMES[name]
 
-        assert reason_of(lambda part=part, stored=stored: opened(part, stored)) == ("size_mismatch")
-
-
-def test_other_raw_bytes_of_the_right_size_are_refused():
-    """The digest of the unpacked bytes is also checked."""
-    stored = zstd.compress(b"evil")
-
-    assert reason_of(lambda: opened(claiming(stored, b"good"), stored)) == "digest_mismatch"
-
-
-@pytest.mark.parametrize("size", [1, 4, 5, 100, 2 * MIB])
-def test_a_frame_cut_short_is_refused(size: int):
-    """A signed but incomplete blob is refused."""
-    raw = os.urandom(4 * MIB)
-    stored = zstd.compress(raw)[:size]
-
-    assert reason_of(lambda: opened(claiming(stored, raw), stored)) == "truncated"
-
-
-def test_bytes_behind_the_frame_are_refused():
-    """A second frame or any other tail, short or long, is not silently dropped."""
-    for tail in (b"\0", zstd.compress(b"more"), bytes(3 * MIB)):
-        stored = zstd.compress(b"kernels") + tail
-        part = claiming(stored, b"kernels")
-
-        assert reason_of(lambda part=part, stored=stored: opened(part, stored)) == "bad_archive"
-
-
-def test_bytes_that_are_no_zstd_are_refused():
-    """Another format with the correct digest is a bad archive, not a crash."""
-    for stored in (b"\x1f\x8b gzip", bytes(1000)):
-        part = claiming(stored, b"kernels")
-
-        assert reason_of(lambda part=part, stored=stored: opened(part, stored)) == "bad_archive"
-
-
-def test_a_window_beyond_the_limit_is_refused():
-    """A frame may not ask the decoder for more memory than the limit."""
-    raw = os.urandom(1000)
-    stored = streamed(raw, window_log=28)
-
-    assert reason_of(lambda: opened(claiming(stored, raw), stored)) == "bad_archive"
-    assert opened(claiming(ok := streamed(raw, window_log=27), raw), ok) == raw
-
-
-def test_a_part_called_torch_bytes_must_be_torchs_container():
-    """Opening a part always checks its bounds."""
-    good, stored_good = pack_part("torch_bytes", container(("inductor", [("fx", b"1")])))
-    bad, stored_bad = pack_part("torch_bytes", b"\x80\x04.")
-
-    assert opened(good, stored_good)
-    assert reason_of(lambda: opened(bad, stored_bad)) == "bad_archive"
+    assert reason_of(lambda: opened(claiming(stored, raw), stored)) == reason
 
 
 def test_an_open_part_is_a_file_that_nobody_else_can_open():
@@ -470,16 +349,6 @@ def test_an_open_part_is_a_file_that_nobody_else_can_open():
         assert (status.st_nlink, status.st_mode & 0o077) == (0, 0)
 
 
-def test_a_part_is_opened_from_its_beginning():
-    """The caller may already have read the stored file to its end."""
-    part, stored = pack_part("cache", b"kernels")
-    file = io.BytesIO(stored)
-    file.seek(0, os.SEEK_END)
-
-    with open_part(part, file) as raw:
-        assert raw.read() == b"kernels"
-
-
 def peak_of(action: Callable[[], Any]) -> int:
     tracemalloc.start()
     try:
@@ -487,6 +356,12 @@ def peak_of(action: Callable[[], Any]) -> int:
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+def reason_and_peak_of(action: Callable[[], Any]) -> tuple[str, int]:
+    reasons: list[str] = []
+    peak = peak_of(lambda: reasons.append(reason_of(action)))
+    return reasons[0], peak
 
 
 @pytest.mark.slow
@@ -514,19 +389,6 @@ def test_memory_does_not_grow_with_what_is_unpacked(tmp_path: Path):
     # The decoder's own window is not seen by this measure; Python's buffers are.
     assert max(peaks) < 8 * MIB
     assert (tmp_path / "target" / "large.so").stat().st_size == 64 * MIB
-
-
-@pytest.mark.parametrize("spoil", [b"", b"x", bytes(100)], ids=["nothing", "one", "zeros"])
-def test_nothing_stays_open_of_a_part_that_is_refused(spoil: bytes):
-    """After an error, the file with the bytes so far is closed, and so removed."""
-    stored = zstd.compress(os.urandom(3 * MIB))[:-5] + spoil
-    part = claiming(stored, b"kernels")
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a count, not paths
-
-    with pytest.raises(ArtifactRefused):
-        open_part(part, io.BytesIO(stored))
-
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
 # --- directories ---------------------------------------------------------------------------
@@ -599,16 +461,6 @@ def test_scratch_is_told_by_name(name: str, *, scratch: bool):
     assert is_scratch(name) is scratch
 
 
-def test_what_is_skipped_can_be_chosen(tmp_path: Path):
-    """A skipped folder is skipped with everything in it."""
-    source = cache_directory(private(tmp_path / "source"))
-
-    raw = pack_directory(source, skip=lambda name: name not in {"24", "24/.4711.0815.tmp"})
-
-    with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
-        assert archive.getnames() == ["24", "24/.4711.0815.tmp"]
-
-
 def test_what_could_not_be_unpacked_is_not_packed(tmp_path: Path):
     """Links, pipes and odd names fail the build, and not only every later start."""
     for number, make in enumerate(
@@ -624,15 +476,6 @@ def test_what_could_not_be_unpacked_is_not_packed(tmp_path: Path):
 
         with pytest.raises(BuildFailed, match="cannot be packed"):
             pack_directory(directory)
-
-
-def member(name: str, kind: bytes = tarfile.REGTYPE, **fields: Any) -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type = kind
-    info.mode = 0o700 if kind == tarfile.DIRTYPE else 0o600
-    for field, value in fields.items():
-        setattr(info, field, value)
-    return info
 
 
 def tar(*members: tarfile.TarInfo, format: int = tarfile.PAX_FORMAT) -> bytes:  # noqa: A002
@@ -710,45 +553,6 @@ def test_a_hostile_archive_is_refused_before_anything_is_written(tmp_path: Path,
     assert reason_of(lambda: check_directory(io.BytesIO(raw))) == "bad_archive"
 
 
-def test_unpacking_stops_at_a_short_read(tmp_path: Path):
-    """A file that ends early is refused, for example after damage on disk."""
-
-    class Shrinking(io.BytesIO):
-        """A file that has no more bytes after the check of all members."""
-
-        checked = False
-
-        def read(self, size: int | None = -1, /) -> bytes:
-            return b"" if self.checked else super().read(size)
-
-    raw = Shrinking(tar(GOOD))
-
-    def check_wanted() -> None:
-        raw.checked = True
-
-    reason = reason_of(
-        lambda: unpack_directory(raw, private(tmp_path / "target"), check_wanted=check_wanted)
-    )
-
-    assert reason == "bad_archive"
-
-
-def test_unpacking_ends_where_nobody_waits(tmp_path: Path):
-    """The function that is called before each piece can end the work by raising."""
-    asked: list[int] = []
-
-    def check_wanted() -> None:
-        asked.append(1)
-        if len(asked) == 4:
-            raise StoreError("nobody waits")
-
-    big = tar(member("big", size=5 * MIB), member("after", size=5))
-    with pytest.raises(StoreError, match="nobody waits"):
-        unpack_directory(io.BytesIO(big), private(tmp_path / "target"), check_wanted=check_wanted)
-
-    assert [path.name for path in (tmp_path / "target").iterdir()] == ["big"]
-
-
 def tar_with_header_for_all(*, keys: int, members: int) -> bytes:
     """Return an archive with an extended header that tarfile copies for each member."""
     buffer = io.BytesIO()
@@ -764,57 +568,20 @@ def test_a_header_for_all_members_costs_no_memory_for_each():
     """70 kilobytes of signed bytes would become gigabytes of names; the first header is refused."""
     raw = tar_with_header_for_all(keys=50_000, members=200)
 
-    tracemalloc.start()
-    reason = reason_of(lambda: check_directory(io.BytesIO(raw)))
-    _, peak_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    reason, peak = reason_and_peak_of(lambda: check_directory(io.BytesIO(raw)))
 
     assert reason == "bad_archive"
-    assert peak_bytes < 64 * MIB
+    assert peak < 64 * MIB
 
 
 def test_long_names_cost_no_memory_for_each():
     """A name of a megabyte is refused before the next name is read."""
     raw = tar(*(member(f"{number}" + "x" * MIB) for number in range(60)))
 
-    tracemalloc.start()
-    reason = reason_of(lambda: check_directory(io.BytesIO(raw)))
-    _, peak_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    reason, peak = reason_and_peak_of(lambda: check_directory(io.BytesIO(raw)))
 
     assert reason == "bad_archive"
-    assert peak_bytes < 16 * MIB
-
-
-def test_headers_are_read_only_as_long_as_somebody_waits(tmp_path: Path):
-    """The function that is called for each header can end the check of a large archive."""
-    asked: list[int] = []
-
-    def check_wanted() -> None:
-        asked.append(1)
-        if len(asked) == 3:
-            raise StoreError("nobody waits")
-
-    raw = tar(*(member(str(number)) for number in range(100)))
-    with pytest.raises(StoreError, match="nobody waits"):
-        unpack_directory(io.BytesIO(raw), private(tmp_path / "target"), check_wanted=check_wanted)
-
-    assert list((tmp_path / "target").iterdir()) == []
-
-
-def test_torchs_own_bytes_have_a_limit_of_their_own():
-    """Torch reads its cache bytes from memory, so a small part must not become gigabytes."""
-    part = Part(
-        name=TORCH_BYTES,
-        stored_bytes=90_000,
-        sha256="0" * 64,
-        raw_bytes=MAX_TORCH_BYTES + 1,
-        raw_sha256="0" * 64,
-    )
-
-    assert reason_of(lambda: check_caps(part)) == "too_large"
-    check_caps(dataclasses.replace(part, name="cache"))
-    check_caps(dataclasses.replace(part, raw_bytes=MAX_TORCH_BYTES))
+    assert peak < 16 * MIB
 
 
 def test_the_good_file_of_the_test_above_is_written_alone(tmp_path: Path):
@@ -846,11 +613,10 @@ def test_a_size_that_a_header_claims_is_not_acted_on(kind: bytes, size: int):
     """A huge claimed size neither allocates memory nor causes a file system error."""
     header = member("a", kind, size=size).tobuf(tarfile.GNU_FORMAT)
     raw = io.BytesIO(header + bytes(10240))
-    reasons = []
 
-    peak = peak_of(lambda: reasons.append(reason_of(lambda: check_directory(raw))))
+    reason, peak = reason_and_peak_of(lambda: check_directory(raw))
 
-    assert reasons == ["bad_archive"]
+    assert reason == "bad_archive"
     assert peak < MIB
 
 
@@ -858,32 +624,19 @@ def test_a_long_header_is_not_read_into_memory():
     """A name of many megabytes is refused even if all its bytes exist."""
     header = member("a", b"L", size=64 * MIB).tobuf(tarfile.GNU_FORMAT)
     raw = io.BytesIO(header + bytes(64 * MIB) + GOOD.tobuf() + bytes(10240))
-    reasons = []
 
-    peak = peak_of(lambda: reasons.append(reason_of(lambda: check_directory(raw))))
+    reason, peak = reason_and_peak_of(lambda: check_directory(raw))
 
-    assert reasons == ["bad_archive"]
+    assert reason == "bad_archive"
     assert peak < 4 * MIB
 
 
-def test_a_header_is_bounded_however_it_is_read():
-    """Python 3.14.8 reads a long name in pieces, none of which is large."""
-    headers = _Headers(io.BytesIO(bytes(4 * MIB)))
-    for _ in range(2):
-        headers.begin()
-        assert len(headers.read(MIB // 2)) == MIB // 2
-        assert len(headers.read(MIB // 2)) == MIB // 2
-
-    with pytest.raises(ValueError, match="header"):
-        headers.read(1)
-
-
-@pytest.mark.long
-def test_the_number_of_members_is_bounded():
+def test_the_number_of_members_is_bounded(monkeypatch: pytest.MonkeyPatch):
     """Each member takes memory before it is checked, so one member too many is refused."""
+    monkeypatch.setattr(archive_module, "MAX_MEMBERS", 50)
     archive = GOOD.tobuf() + bytes(tarfile.BLOCKSIZE)
     empty = member("b").tobuf()
-    full = archive + (MAX_MEMBERS - 1) * empty
+    full = archive + 49 * empty
     messages = []
 
     for raw in (full + bytes(10240), full + empty + bytes(10240)):
@@ -892,7 +645,7 @@ def test_the_number_of_members_is_bounded():
         messages.append(caught.value.message)
 
     assert "appears twice" in messages[0]
-    assert f"more than {MAX_MEMBERS} members" in messages[1]
+    assert "more than 50 members" in messages[1]
 
 
 def test_a_damaged_archive_is_refused(tmp_path: Path):
@@ -944,171 +697,3 @@ def test_a_directory_of_somebody_else_is_not_unpacked_into(tmp_path: Path):
     os.chown(target, 12345, -1)
 
     assert reason_of(lambda: unpacked(tar(GOOD), target)) == "unsafe_directory"
-
-
-# --- torch's bytes -------------------------------------------------------------------------
-
-ENTRIES = ("inductor", [("f" + "a" * 51, b"\x80\x04."), ("f" + "b" * 51, b"")])
-AUTOTUNE = ("autotune", [("ab/cdef.best_config", b"{}")])
-TRUNCATED = checksummed(container(ENTRIES)[4:28])
-
-U64_ONE = (1).to_bytes(8, "big")
-MALFORMED = {
-    "empty": (b"", "too short"),
-    "three_bytes": (b"abc", "too short"),
-    "only_checksum": (checksummed(b""), "expected 8 more bytes, but only 0 are left"),
-    "checksum": (b"\0\0\0\0" + container(ENTRIES)[4:], "checksum"),
-    "flipped": (container(ENTRIES)[:-1] + b"x", "checksum"),
-    "version": (container(ENTRIES, version=2), "version 2"),
-    "truncated_28_bytes": (TRUNCATED, "bytes, but only 8 are left"),
-    "endless_count": (
-        container(ENTRIES, count=1 << 60),
-        "expected 8 more bytes, but only 0 are left",
-    ),
-    "endless_count_of_nothing": (container(("pgo", []), count=1 << 60), "expected 8 more bytes"),
-    "one_too_many": (container(ENTRIES, count=3), "expected 8 more bytes, but only 0 are left"),
-    "huge_type": (
-        checksummed(U64_ONE + (1 << 63).to_bytes(8, "big") + b"cGdv"),
-        f"{1 << 63} more bytes, but only 4 are left",
-    ),
-    "huge_content": (
-        checksummed(container(("pgo", [("a", b"")]))[4:-8] + (9).to_bytes(8, "big") + b"12345678"),
-        "expected 9 more bytes, but only 8 are left",
-    ),
-    "tail": (
-        checksummed(container(ENTRIES)[4:] + b"x"),
-        "expected 8 more bytes, but only 1 are left",
-    ),
-    "section_twice": (container(ENTRIES, ENTRIES), "two sections"),
-    "section_name": (container(("../x", [])), "a section has the forbidden name '../x'"),
-    "absolute_key": (container(("autotune", [("/etc/cron.d/x", b"")])), "'/etc/cron.d/x'"),
-    "key_outside": (
-        container(("autotune", [("../x.txt", b"")])),
-        "an entry has the forbidden name '../x.txt'",
-    ),
-    "key_outside_deep": (
-        container(("autotune", [("a/../../x", b"")])),
-        "an entry has the forbidden name",
-    ),
-    "nul_in_key": (container(("autotune", [("a\0b", b"")])), "an entry has the forbidden name"),
-    "key_no_base64": (
-        container(("pgo", [("abc", b"")])).replace(b"YWJj", b"****"),
-        "checksum",
-    ),
-    "key_no_base64_checksummed": (
-        checksummed(container(("pgo", [("abc", b"")]))[4:].replace(b"YWJj", b"****")),
-        "base64",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_container_is_refused(name: str):
-    """Bytes that would make torch's reader loop, fill memory or write elsewhere never reach it."""
-    raw, message = MALFORMED[name]
-
-    with pytest.raises(ArtifactRefused, match=re.escape(message)) as caught:
-        check_torch_bytes(raw)
-
-    assert caught.value.reason == "bad_archive"
-
-
-def test_every_cut_of_a_container_is_refused():
-    """With a corrected checksum, a truncated container is valid only if cut between sections."""
-    whole = container(ENTRIES, AUTOTUNE)
-    between = {4 + 8, len(container(ENTRIES)), len(whole)}
-    accepted = set()
-
-    for size in range(4, len(whole) + 1):
-        try:
-            check_torch_bytes(checksummed(whole[4:size]))
-        except ArtifactRefused:
-            continue
-        accepted.add(size)
-
-    assert accepted == between
-
-
-@pytest.mark.slow
-def test_the_28_bytes_do_keep_torch_busy():
-    """The refused container is one on which torch's own reader never ends."""
-    script = (
-        "import sys, torch\n"
-        "from torch.compiler._cache import CacheArtifactManager as m\n"
-        "print('reading', flush=True)\n"
-        "m.deserialize(bytes.fromhex(sys.argv[1]))\n"
-    )
-    assert len(TRUNCATED) == 28
-
-    reader = subprocess.Popen(
-        [sys.executable, "-c", script, TRUNCATED.hex()], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert reader.stdout is not None
-        assert reader.stdout.readline() == "reading\n"
-        with pytest.raises(subprocess.TimeoutExpired):
-            reader.wait(timeout=3)
-    finally:
-        reader.kill()
-        reader.communicate()
-
-
-def test_what_torch_writes_is_accepted():
-    """Bytes from torch's own serializer pass, but not those of a second save in a process."""
-    from torch.compiler import save_cache_artifacts
-    from torch.compiler._cache import CacheArtifactManager
-
-    CacheArtifactManager._ensure_cache_artifacts_registered()
-    with CacheArtifactManager.with_fresh_cache():
-        for kind, key in (("inductor", "f" + "a" * 51), ("pgo", "job: 1/2"), ("autotune", "ab/c")):
-            content = {} if kind == "autotune" else b"\x80\x04."
-            CacheArtifactManager.record_artifact(kind, key, content)
-        once = save_cache_artifacts()
-        CacheArtifactManager.record_artifact("inductor", "f" + "b" * 51, b"later")
-        twice = save_cache_artifacts()
-
-    assert once is not None
-    assert twice is not None
-    check_torch_bytes(once[0])
-    with pytest.raises(ArtifactRefused, match="saved its caches more than once"):
-        check_torch_bytes(twice[0])
-
-
-COMPILE = """
-import sys, torch
-compiled = torch.compile(lambda x: (x.sin() + 1).relu())
-compiled(torch.ones(7))
-saved = torch.compiler.save_cache_artifacts()
-open(sys.argv[1], "wb").write(saved[0])
-"""
-
-
-@pytest.mark.long
-def test_a_real_compile_cache_survives(tmp_path: Path):
-    """A directory and bytes from real compiles by torch are packed, opened and unpacked."""
-    directory, saved = private(tmp_path / "cache"), tmp_path / "saved"
-    environment = {
-        **os.environ,
-        "TORCHINDUCTOR_CACHE_DIR": str(directory),
-        "TRITON_CACHE_DIR": str(directory / "triton"),
-        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
-    }
-    subprocess.run([sys.executable, "-c", COMPILE, str(saved)], env=environment, check=True)
-    target = private(tmp_path / "target")
-
-    part, stored = pack_part("cache", pack_directory(directory))
-    unpacked(opened(part, stored), target)
-    torch_part, torch_stored = pack_part("torch_bytes", saved.read_bytes())
-
-    kept = {name: data for name, (_, data) in tree(directory).items() if "lock" not in name}
-    assert {name: data for name, (_, data) in tree(target).items()} == kept
-    assert any(name.endswith(".so") for name in kept)
-    assert opened(torch_part, torch_stored) == saved.read_bytes()
-
-
-def test_a_manifest_does_not_change():
-    """Manifests and parts are frozen, so they cannot change after the check."""
-    manifest, _ = build(built_for=fingerprint())
-
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        manifest.deployment = "other"  # type: ignore[misc]

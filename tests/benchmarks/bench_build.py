@@ -5,8 +5,9 @@
     python tests/benchmarks/bench_build.py --before REV > tests/benchmarks/results/build.json
 
 The program checks out each revision into its own folder below `build/`. Both revisions build the
-applications of `build_apps.py` with `serve-warm build --json`. The builds alternate, so that other
-work on the machine slows down both. Each build starts from empty caches.
+applications of `build_apps.py`, and those of `deployments/`, with `serve-warm build --json`. The
+builds alternate, so that other work on the machine slows down both. Each build starts from empty
+caches.
 
 Seconds are medians over the turns. `load` is the machine's load average. `ratio` is the median over
 the turns of the seconds after the change, divided by the seconds before it.
@@ -30,6 +31,9 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 APPS = ("entries", "libraries")
+DEPLOYMENTS = (
+    *("text_embedder", "image_classifier", "image_generator", "speech_to_text", "text_generator"),
+)
 
 TRIPS = "round trips"
 TRIES = 3
@@ -42,11 +46,14 @@ WHOLE = "whole"
 def build(checkout: Path, app: str) -> dict[str, float]:
     """Return the wall seconds by phase of one build with the code in `checkout`."""
     search = os.pathsep.join(map(str, (checkout, Path(__file__).parent)))
+    target = f"build_apps:{app}"
+    if app in DEPLOYMENTS:
+        target = str(checkout / "deployments" / app / "serve.yaml")
     with tempfile.TemporaryDirectory(prefix="sw-") as store:
         began = time.perf_counter()
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "serve_warm.cli", "build", f"build_apps:{app}"),
+                *(sys.executable, "-m", "serve_warm.cli", "build", target),
                 *("--store", store, "--json"),
             ],
             # `-m` searches the working directory before PYTHONPATH, so it must not have another
@@ -58,7 +65,9 @@ def build(checkout: Path, app: str) -> dict[str, float]:
             check=True,
         )
         took = time.perf_counter() - began
-    seconds: dict[str, float] = json.loads(done.stdout)["seconds"]
+    found = json.loads(done.stdout)
+    seconds: dict[str, float] = found["seconds"]
+    sys.stderr.write(f"levels: {found.get('levels')}\n")
     # Older revisions run the round trips in sequence, and report no total.
     own = sum(each for name, each in seconds.items() if name.startswith("round trip"))
     return {**seconds, TRIPS: seconds.get(TRIPS, own), WHOLE: took}
@@ -127,11 +136,11 @@ def main() -> None:
     parser.add_argument("--before", required=True, help="revision to compare with")
     parser.add_argument("--after", default="HEAD")
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--app", action="append", choices=APPS, help="default: all")
+    parser.add_argument("--app", action="append", choices=APPS + DEPLOYMENTS)
     asked = parser.parse_args()
     with checked_out(asked.before) as before, checked_out(asked.after) as after:
         places = {"before": before, "after": after}
-        rows = [compare(app, places, turns=asked.turns) for app in asked.app or APPS]
+        rows = [compare(app, places, turns=asked.turns) for app in asked.app or APPS + DEPLOYMENTS]
     found = {
         "machine": {"cpu": platform.machine(), "cpus": os.cpu_count()},
         "versions": versions(),

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_warm import __version__, metrics, node
+from serve_warm._state_file import Heartbeat
 from serve_warm.report import Report, Stage, Verdict
 
 LIMITS_MS = {"exec": 60.0, "http": 2.0}
@@ -97,7 +98,7 @@ def replicas(directory: Path) -> Iterator[None]:
     report = Report(stage=Stage.READY, verdict=Verdict.FULL_HIT)
     facts = {"stage": "READY", "verdict": "full_hit", "metrics": metrics.as_data(report)}
     beats = [
-        node.Heartbeat(
+        Heartbeat(
             directory,
             application="bench",
             deployment="Model",
@@ -117,11 +118,7 @@ def replicas(directory: Path) -> Iterator[None]:
 def process(*command: str, until: str) -> Iterator[str]:
     """Run a command, and yield its first line of output that contains `until`."""
     with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as running:
         try:
             yield next(line for line in running.stdout if until in line)
@@ -204,8 +201,8 @@ def measure(probes: int, questions: int) -> dict[str, Any]:
         stack.enter_context(replicas(directory))
         health = f"http://127.0.0.1:{least}/health"
         options = ("--state-dir", str(directory), "--raylet", health, "--proxy", health)
-        serving = (node.__file__, "serve", *options, "--host", "127.0.0.1", "--port", "0")
-        said = stack.enter_context(process(*alone, *serving, until="answers on port"))
+        serving = ("-m", "serve_warm.node_server", *options, "--host", "127.0.0.1", "--port", "0")
+        said = stack.enter_context(process(sys.executable, *serving, until="answers on port"))
         port = int(re.search(r"port (\d+)", said)[1])
         compiled = directory.parent / "node.pyc"
         run(

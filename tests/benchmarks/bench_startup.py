@@ -3,7 +3,7 @@
 """A comparison of starts: serve_warm, and the systems that a user could use instead.
 
     python tests/benchmarks/bench_startup.py [--workloads minilm,recipe64] [--systems cold,eager]
-        [--levels 1,2,3] [--repeats 3] [--node fresh] [--json out.json] [--picture out.svg]
+        [--levels 1,2,3] [--repeats 3] [--json out.json] [--picture out.svg]
         [--add-to out.json]
 
 Each start is a fresh process with empty cache directories and one thread. Before the starts, each
@@ -29,12 +29,11 @@ All four models take an hour and a half on an otherwise idle machine. `--add-to`
 the models, and keeps the results of an earlier run with the same versions for the other models. No
 figure compares two models.
 
-On a fresh node, the folder for temporary files is empty too. torch precompiles its C++ headers into
-this folder, which costs the first start on a node about 5 s. With `--node used`, all starts share
-the folder.
+Each start is the first one on its node: the folder for temporary files is empty too. torch
+precompiles its C++ headers into this folder, which costs the first start on a node about 5 s.
 
-The benchmark compares every output with the eager model's. A table goes to stdout, and progress
-goes to stderr. The exit status is 1 if an output is wrong, or if eager, cold or serve_warm fails. A
+The benchmark compares every output with the eager model's. Progress goes to stderr. The exit status
+is 1 if an output is wrong, or if eager, cold or serve_warm fails. A
 failure of another system is a result.
 """
 
@@ -43,7 +42,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import itertools
 import json
 import os
 import shlex
@@ -59,9 +57,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
@@ -196,8 +191,6 @@ class Bench:
     """The folder of the artifacts, and the environment of the processes."""
 
     work: Path
-    node: str = "fresh"
-    """Whether a start finds temporary files of earlier starts (`used`) or none (`fresh`)."""
     redis_port: int | None = None
     """Port of the benchmark's own Redis server. `None` means that there is no server."""
     at_once: int = AT_ONCE
@@ -269,8 +262,8 @@ class Bench:
             "TORCHINDUCTOR_REDIS_HOST": "127.0.0.1",
             "TORCHINDUCTOR_REDIS_PORT": str(self.redis_port),
         }
-        temporary = node / "tmp" if self.node == "fresh" else self.work / "tmp"
-        temporary.mkdir(mode=0o700, exist_ok=True)
+        temporary = node / "tmp"
+        temporary.mkdir(mode=0o700)
         return {
             **kept,
             "TMPDIR": str(temporary),
@@ -341,33 +334,30 @@ def empty_redis(port: int) -> None:
 
 
 def measure(
-    bench: Bench, workload: str, entrants: Sequence[Entrant], repeats: int, plan: Plan
+    bench: Bench, workload: str, entrants: Sequence[Entrant], repeats: int
 ) -> Sequence[Row]:
     """Return a row for each system. Make the artifacts first, then start the systems in turn."""
     runs: dict[Entrant, list[dict[str, Any]]] = {entrant: [] for entrant in entrants}
-    not_measured, failures = make_artifacts(bench, workload, entrants, plan)
+    not_measured, failures, _ = make_artifacts(bench, workload, entrants)
     for entrant in entrants:
         if entrant.system == "floor":
             # A floor is measured only if serve_warm is measured at its level.
             ours = Entrant(system="serve_warm", level=entrant.level)
             not_measured[entrant] = not_measured.get(ours, "")
     out = {entrant for entrant in entrants if not_measured.get(entrant) or entrant in failures}
-    plan.drop(workload, out)
     for turn in range(1, repeats + 1):
         for entrant in entrants:
             if entrant in out:
                 continue
             try:
-                with plan.step(workload, entrant, turn):
-                    found = bench.start(workload, entrant)
+                found = bench.start(workload, entrant)
             except Failed as error:
                 failures[entrant] = str(error)
                 out.add(entrant)
-                plan.drop(workload, {entrant})
-                plan.say(f"{workload}: {entrant} {turn}/{repeats}: {error}")
+                say(f"{workload}: {entrant} {turn}/{repeats}: {error}")
                 continue
             runs[entrant].append({"turn": turn, **found})
-            plan.say(
+            say(
                 f"{workload}: {entrant} {turn}/{repeats}: to proof {found['to_proof_s']:.2f} s, "
                 f"overhead {found['overhead_s']:.2f} s, ready {found['ready_s']:.2f} s, "
                 f"compiler runs {found['compiler_processes']}"
@@ -388,22 +378,26 @@ def measure(
 
 
 def make_artifacts(
-    bench: Bench, workload: str, entrants: Sequence[Entrant], plan: Plan
-) -> tuple[dict[Entrant, str], dict[Entrant, str]]:
-    """Make the artifacts for the starts. Return why entrants are not measured, or have failed."""
+    bench: Bench, workload: str, entrants: Sequence[Entrant]
+) -> tuple[dict[Entrant, str], dict[Entrant, str], dict[Entrant, float]]:
+    """Make the artifacts for the starts.
+
+    Return why entrants are not measured, why they have failed, and the seconds of each producer.
+    """
     producers = dict.fromkeys(filter(None, map(producer_of, entrants)))
     not_measured: dict[Entrant, str] = {}
     failures: dict[Entrant, str] = {}
+    took_s: dict[Entrant, float] = {}
 
     def make(producer: Entrant) -> None:
-        words = "artifact made"
+        words, begin = "artifact made", time.monotonic()
         try:
-            with plan.step(workload, producer, PRODUCING):
-                not_measured[producer] = bench.produce(workload, producer)
+            not_measured[producer] = bench.produce(workload, producer)
             words = not_measured[producer] or words
         except Failed as error:
             failures[producer] = words = f"no artifact: {error}"
-        plan.say(f"{workload}: {producer}: {words}")
+        took_s[producer] = time.monotonic() - begin
+        say(f"{workload}: {producer}: {words}")
 
     with ThreadPoolExecutor(bench.at_once) as pool:
         list(pool.map(make, producers))
@@ -412,62 +406,7 @@ def make_artifacts(
         made_by = {entrant: producer_of(entrant) for entrant in entrants}
         return {entrant: found[made] for entrant, made in made_by.items() if made in found}
 
-    return of_its_producer(not_measured), of_its_producer(failures)
-
-
-PRODUCING = 0
-"""The turn that makes the artifacts."""
-
-
-class Plan:
-    """All steps of a run, with an estimate of the remaining time.
-
-    The estimate for a step is the time of the same step in other turns, or else on other models, or
-    else the average of all steps. The estimate assumes that AT_ONCE artifacts are made at a time.
-    """
-
-    def __init__(self, names: Sequence[str], entrants: Sequence[Entrant], repeats: int) -> None:
-        producers = dict.fromkeys(filter(None, map(producer_of, entrants)))
-        self._began = time.monotonic()
-        self.left = {(name, one, PRODUCING) for name in names for one in producers}
-        self.left |= set(itertools.product(names, entrants, range(1, repeats + 1)))
-        self.took: dict[tuple[str, Entrant, int], float] = {}
-
-    @contextlib.contextmanager
-    def step(self, workload: str, entrant: Entrant, turn: int) -> Iterator[None]:
-        """Time a step. A step that raises counts as finished too."""
-        begin = time.monotonic()
-        try:
-            yield
-        finally:
-            self.left.discard((workload, entrant, turn))
-            self.took[workload, entrant, turn] = time.monotonic() - begin
-
-    def drop(self, workload: str, entrants: set[Entrant]) -> None:
-        """Remove the steps that will not be measured on this model."""
-        self.left = {step for step in self.left if step[0] != workload or step[1] not in entrants}
-
-    def left_s(self) -> float:
-        """Estimate the remaining seconds. Return 0 while nothing is known."""
-        took = self.took
-        if not took:
-            return 0.0
-        total = 0.0
-        for workload, entrant, turn in self.left:
-            making = turn == PRODUCING
-            alike = {key: s for key, s in took.items() if (key[2] == PRODUCING) == making}
-            same = [s for key, s in alike.items() if key[1] == entrant]
-            here = [s for key, s in alike.items() if key[:2] == (workload, entrant)]
-            total += statistics.mean(here or same or took.values()) / (AT_ONCE if making else 1)
-        return total
-
-    def say(self, text: str) -> None:
-        passed, left = time.monotonic() - self._began, self.left_s()
-        done = len(self.took)
-        say(
-            f"[{passed / 60:.1f} min, about {left / 60:.0f} left, "
-            f"step {done} of {done + len(self.left)}] {text}"
-        )
+    return of_its_producer(not_measured), of_its_producer(failures), took_s
 
 
 def say(text: str) -> None:
@@ -585,62 +524,7 @@ def compared(rows: Sequence[Row]) -> Sequence[Row]:
     return result
 
 
-def table(rows: Sequence[Row], title: str) -> Table:
-    shown = Table(title=title, title_justify="left", caption_justify="left")
-    shown.add_column("system", no_wrap=True)
-    columns = (
-        *("to proof s", "overhead s", "of cold", "of bytes", "import left s", "past import s"),
-        *(
-            "of cold",
-            "of bytes",
-            "ready s",
-            "of floor",
-            "CPU s",
-            "compiler runs",
-            "artifact MB",
-            "peak MB",
-        ),
-        *("steady ms", "largest ms", "error"),
-    )
-    for column in columns:
-        shown.add_column(column, justify="right")
-    without = []
-    for row in rows:
-        if row.to_proof_s is None:
-            words = row.failure or f"not measured: {row.not_measured}"
-            without.append(f"{row.label}: {words}")
-            continue
-        shown.add_row(
-            row.label,
-            number(row.to_proof_s),
-            number(row.overhead_s),
-            number(row.ratios.get("overhead_to_cold"), digits=3),
-            number(row.ratios.get("overhead_to_torch_bytes"), digits=3),
-            number(row.import_left_s),
-            number(row.past_import_s),
-            number(row.ratios.get("past_import_to_cold"), digits=3),
-            number(row.ratios.get("past_import_to_torch_bytes"), digits=3),
-            number(row.ready_s),
-            number(row.ratios.get("ready_to_floor")),
-            number(row.cpu_s),
-            str(row.compiler_processes),
-            number(row.artifact_bytes, scale=1e-6),
-            number(row.peak_rss_bytes, digits=0, scale=1e-6),
-            number(row.steady_p50_s, scale=1e3),
-            number(row.steady_largest_p50_s, scale=1e3),
-            "" if row.max_error is None else f"{row.max_error:.0e}",
-        )
-    shown.caption = "\n".join(without) or None
-    return shown
-
-
-def number(value: float | None, *, digits: int = 2, scale: float = 1.0) -> str:
-    return "" if value is None else f"{value * scale:.{digits}f}"
-
-
-def document(
-    rows: Sequence[Row], *, repeats: int, node: str, command: str, took_s: float
-) -> dict[str, Any]:
+def document(rows: Sequence[Row], *, repeats: int, command: str, took_s: float) -> dict[str, Any]:
     """Return all results, in the form in which they are written."""
     found: dict[str, Any] = rounded(
         {
@@ -650,7 +534,6 @@ def document(
             "machine": machine(),
             "threads": 1,
             "repeats": repeats,
-            "node": node,
             "tolerance": TOLERANCE,
             "needs": NEEDS,
             "titles": {row.workload: workloads.ALL[row.workload].title for row in rows},
@@ -666,7 +549,7 @@ def added(earlier: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any
     Raises:
         Failed: the two documents were not measured in the same way.
     """
-    alike = ("benchmark", "machine", "threads", "repeats", "node", "tolerance", "needs")
+    alike = ("benchmark", "machine", "threads", "repeats", "tolerance", "needs")
     others = [key for key in alike if earlier.get(key) != found[key]]
     if others:
         raise Failed(f"it was measured with another {' and '.join(others)}: measure all again")
@@ -754,7 +637,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="levels of serve_warm (default 1,2,3)",
     )
     parser.add_argument("--repeats", type=int, default=3, help="turns (default 3)")
-    parser.add_argument("--node", choices=("fresh", "used"), default="fresh")
     parser.add_argument(
         "--json", type=Path, action="append", default=[], help="file of results; repeatable"
     )
@@ -769,26 +651,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = shlex.join(["python", "tests/benchmarks/bench_startup.py", *words])
     entrants = entrants_of(options.systems, options.levels)
     rows: list[Row] = []
-    console = Console(width=200)
     if earlier:
         # Fail now, before an hour is spent on results that cannot be added.
-        nothing = document([], repeats=options.repeats, node=options.node, command="", took_s=0.0)
+        nothing = document([], repeats=options.repeats, command="", took_s=0.0)
         try:
             added(earlier, nothing)
         except Failed as error:
             parser.error(f"nothing can be added to {options.add_to}: {error}")
     with tempfile.TemporaryDirectory(prefix="sw-bench-") as work, redis_server(Path(work)) as port:
-        bench = Bench(work=Path(work), node=options.node, redis_port=port)
-        plan = Plan(options.workloads, entrants, options.repeats)
+        bench = Bench(work=Path(work), redis_port=port)
         for workload in options.workloads:
-            measured = measure(bench, workload, entrants, options.repeats, plan)
-            rows += measured
-            console.print(table(measured, workloads.ALL[workload].title))
+            rows += measure(bench, workload, entrants, options.repeats)
             # Write after each model, so that an interrupted run leaves results.
             found = document(
                 rows,
                 repeats=options.repeats,
-                node=options.node,
                 command=command,
                 took_s=time.monotonic() - began,
             )

@@ -10,8 +10,8 @@ verdict or a metric. tests/tooling/test_readme.py fails if a document is out of 
 
 from __future__ import annotations
 
-import collections
 import functools
+import itertools
 import json
 import re
 import statistics
@@ -23,7 +23,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks import from_code, limits
-from serve_warm.cli import reference
 
 ROOT = Path(__file__).parent.parent.parent
 README = ROOT / "README.md"
@@ -89,13 +88,12 @@ def figures() -> str:
 
 
 def costs() -> str:
-    """Return a list: a comparison of the README's starts, and the costs of calls and a pull."""
+    """Return a list: a comparison of the README's starts, and the costs of a request and a pull."""
     result = load("text_embedder")
     medians, ratios = result["medians"], result["ratios"]
     other = load("image_classifier")["ratios"]
     warm, cold = medians["warm"]["overhead_s"], medians["cold"]["overhead_s"]
     request = load("request")["added_us"]
-    watch = load("overhead")["added_us"]
     transfer = load("transfer")
     items = (
         (
@@ -110,8 +108,8 @@ def costs() -> str:
             f"start takes {cold:.1f} s."
         ),
         (
-            f"serve_warm adds {watch:.1f} µs to a warm call, and `on_model_thread` adds "
-            f"{request['on_model_thread']:.0f} µs to a request."
+            f"serve_warm adds {request['inline']:.1f} µs to a request whose model is warm, and "
+            f"`on_model_thread` adds {request['on_model_thread']:.0f} µs."
         ),
         (
             f"Pulling and verifying 256 MiB takes {transfer['pull_s']:.2f} s if each connection "
@@ -119,16 +117,7 @@ def costs() -> str:
             f"a single stream. The pull uses {transfer['peak_mib']:.0f} MiB of memory."
         ),
     )
-    return "\n".join(
-        [
-            *(f"- {item}" for item in items),
-            "",
-            (
-                "Separate programs measured the calls and the pull "
-                "([results](../tests/benchmarks/results))."
-            ),
-        ]
-    )
+    return "\n".join(f"- {item}" for item in items)
 
 
 def example(name: str) -> str:
@@ -344,7 +333,7 @@ def compared(found: Mapping[str, Any]) -> str:
             f"{found['threads']} thread, no GPU; torch {machine['torch']}, Python "
             f"{machine['python']}, serve_warm {machine['serve_warm']}; "
             f"{found['took_s'] / 60:.0f} minutes."
-        ),
+        )
     ]
     for workload, title in found["titles"].items():
         rows = [row for row in found["rows"] if row["workload"] == workload]
@@ -514,7 +503,7 @@ def sentence(words: str) -> str:
 
 
 def side_by_side(found: Mapping[str, Any]) -> str:
-    """Return the overheads of the comparison as a table, and how they were measured."""
+    """Return the overheads of the comparison as a table, and where they were measured."""
     rows = {
         (row["workload"], row["system"], row["level"]): row
         for row in found["rows"]
@@ -539,24 +528,16 @@ def side_by_side(found: Mapping[str, Any]) -> str:
             *(cell(levels[2], "past_import_s", 2), cell(levels[3], "overhead_s", 2)),
         )
         lines.append(f"| {title.split(',')[0]} | {' | '.join(cells)} |")
-    systems = {row["system"] for row in found["rows"]} - {"floor", "serve_warm"}
     machine = found["machine"]
     return "\n".join(
         [
-            (
-                f"The run compared serve_warm with {len(systems)} other ways to start a model. The "
-                "table shows the overhead of two of these ways, and of serve_warm at each level:"
-            ),
-            "",
             *lines,
             "",
             (
-                "`import left` is the part of the import of torch's compiler that counts as "
-                "overhead. Level 3 does not import the compiler. The table and the figure show "
-                f"medians of {found['repeats']} rounds on {machine['cpus']} shared cores "
-                f"({machine['cpu']}), with {found['threads']} thread, without Ray, and without a "
-                f"GPU, for torch {machine['torch']} and Python {machine['python']}. When you "
-                "compare this table with the table in the README, compare ratios, not seconds."
+                f"The table and the figure show medians of {found['repeats']} rounds on "
+                f"{machine['cpus']} shared cores ({machine['cpu']}), with {found['threads']} "
+                f"thread, without Ray, and without a GPU, for torch {machine['torch']} and Python "
+                f"{machine['python']}."
             ),
         ]
     )
@@ -609,19 +590,8 @@ def architectures(name: str = "architectures") -> str:
     lines = [
         (
             f"The list has {len(rows)} tiny models with random weights. {reached}. "
-            f"`make {name.replace('_', '-')}` runs the models in `inference_mode` with one thread. "
-            "One process made the entries, and another process loaded them. Other work ran on the "
-            f"same cores. Versions: Python {versions['python']}, {libraries}, {found['machine']}."
+            f"Versions: Python {versions['python']}, {libraries}, {found['machine']}."
         ),
-        "",
-        (
-            "- `shapes`: a model with `two` shapes has two entries, and a model with `dynamic` "
-            "shapes has one entry."
-        ),
-        "- `error`: the largest difference from eager execution, relative to the largest value.",
-        "- `load`: the time at level 2 from reading the entries to the first result.",
-        "- `torch`: the time of the first call of `torch.compile` with empty caches.",
-        "- `why not`: why there is no entry or library. Long reasons are cut off.",
         "",
         "| model | library | shapes | level 2 | level 3 | error | load, s | torch, s | why not |",
         "|---|---|---|---|---|---:|---:|---:|---|",
@@ -666,25 +636,9 @@ def generation() -> str:
     cpu = [row["to_proof_cpu_s"] / row["cached_cpu_s"] for row in rows]
     lines = [
         (
-            "`python tests/benchmarks/bench_generation.py` ran small random models with one "
-            f"thread: transformers {versions['transformers']}, torch {versions['torch']}, Python "
-            f"{versions['python']}, {versions['machine']}. One process made the entries. Another "
-            "process loaded the entries, and generated 32 tokens after each of two padded "
-            "prompts. All times are CPU times, because other programs used the same cores. The "
-            "times in a row can come from different runs."
-        ),
-        "",
-        (
-            "- `start`: the time from loading the entries to the end of a pass in which compiling "
-            "is forbidden."
-        ),
-        "- `torch`: the time that torch.compile alone needs for the same work, with empty caches.",
-        "- `cached`: the same as `torch`, but with filled caches, as at level 1.",
-        "- `dispatch`: the time that serve_warm's own code takes in one decode step.",
-        "",
-        (
-            f"`start` is at most {slowest:.1%} of `torch`, and {min(cpu):.1%} to {max(cpu):.0%} of "
-            "`cached`."
+            f"Versions: transformers {versions['transformers']}, torch {versions['torch']}, Python "
+            f"{versions['python']}, {versions['machine']}. `start` is at most {slowest:.1%} of "
+            f"`torch`, and {min(cpu):.1%} to {max(cpu):.0%} of `cached`."
         ),
         "",
         (
@@ -715,10 +669,7 @@ def probe_cost() -> str:
         "http_least": "*an HTTP answer without checks*",
         "http_kept_least": "*an HTTP answer without checks, connection reused*",
     }
-    lines = [
-        "| 95th percentile (median), ms | idle | during a compile |",
-        "|---|---:|---:|",
-    ]
+    lines = ["| 95th percentile (median), ms | idle | during a compile |", "|---|---:|---:|"]
     for key, name in words.items():
         cells = [f"{when[key]['p95']:.1f} ({when[key]['p50']:.1f})" for when in _times(result)]
         lines.append(f"| {name} | {' | '.join(cells)} |")
@@ -775,11 +726,8 @@ def gpu_line() -> str:
         "",
         (
             f"This table shows medians of {found['repeats']} rounds on an {machine['gpu']}, for "
-            f"torch {machine['torch']}."
-        ),
-        "",
-        (
-            f"On an {asked['machine']['gpu']}, {ours['together']['clients']} clients sent "
+            f"torch {machine['torch']}. On an {asked['machine']['gpu']}, "
+            f"{ours['together']['clients']} clients sent "
             f"{ours['together']['requests']:,} requests to the image classifier under Ray Serve. "
             f"These requests caused {', '.join(first)} and {last}, and got "
             f"{ours['together']['wrong']} wrong answers. A naive deployment with a warm-up in "
@@ -801,7 +749,7 @@ def on_a_gpu() -> str:
             f"and {machine['cpus']} cores ({machine['cpu']}), {found['threads']} thread; torch "
             f"{machine['torch']}, Python {machine['python']}, serve_warm "
             f"{machine['serve_warm']}; {found['took_s'] / 60:.0f} minutes."
-        ),
+        )
     ]
     for workload, title in found["titles"].items():
         rows = [row for row in found["rows"] if row["workload"] == workload]
@@ -920,8 +868,9 @@ def soundness() -> str:
     lines = [
         (
             f"`make soundness`, {len(found['rows'])} cases on {found['machine']['cpu']}, Python "
-            f"{found['versions']['python']}. With torch 2.11 and 2.15, only the cases about guards "
-            "were run."
+            f"{found['versions']['python']}. With torch 2.11 and 2.15, only the cases about "
+            "lookups, identity and returned values were run, and, with an earlier commit, those "
+            "about guards. 572 of the cases with torch 2.13 were run with an earlier commit too."
         ),
         "",
         f"| torch | | {' | '.join(values)} |",
@@ -932,13 +881,78 @@ def soundness() -> str:
         for key, name in (("level2", "level 2"), ("level3", "level 3"), ("stock", "torch.compile")):
             counts = [sum(row[key] == value for row in rows) for value in values]
             lines.append(f"| {torch} | {name} | {' | '.join(map(str, counts))} |")
-    ready = collections.Counter(shape["ready"] for shape in found["false_ready"])
-    said = ", ".join(f"`{name}` ({count})" for name, count in sorted(ready.items()))
-    lines += [
-        "",
-        f"Readiness reported for the {len(found['false_ready'])} kinds of applications: {said}.",
-    ]
     return "\n".join(lines)
+
+
+def fuzz() -> str:
+    """Return the result of the fuzzer."""
+    found = load("fuzz")
+    torch = found["torch"].partition("+")[0]
+    return (
+        f"`python tests/soundness/fuzz.py --programs 50000 --seed {found['seed']}`, torch {torch}: "
+        f"{found['programs']:,} programs of {found['builds']:,} builds, with {found['pairs']:,} "
+        "different pairs of a read and a change. Entries answered "
+        f"{found['answered_by_entry']:,} programs, and `torch.compile` answered "
+        f"{found['level1']:,}. {found['wrong']} answers were wrong."
+    )
+
+
+def half_precision() -> str:
+    """Return the start of a decoder in bfloat16 on a GPU, by level."""
+    found = load("half_precision_gpu")
+    machine, static = found["machine"], found["static_cache"]
+    lines = [
+        (
+            f"`python tests/gpu/models_gpu.py --models half_precision`, {machine['gpu']}, torch "
+            f"{machine['torch']}: random weights of Qwen3-0.6B's size in bfloat16, 8 slots of "
+            "1,024 tokens, prompts of 128 and 512 tokens, CUDA graphs. The steps are medians with "
+            "8 rows. A step of a static cache of transformers with `torch.compile` took "
+            f"{static['full_step_ms']:.1f} ms."
+        ),
+        "",
+        "| level | refused | RMSE ratio | largest-error ratio | compiles | load to proof | step |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in found["half_precision"]:
+        entries = row["entries"]
+        rmse, most = (max(e[name] for e in entries) for name in ("rmse_ratio", "max_ratio"))
+        lines.append(
+            f"| {row['level']} | {len(row['refused'])} of {len(entries)} | {rmse:.2f} | "
+            f"{most:.2f} | {row['compiles']} | {row['to_proof_s']:.2f} s | "
+            f"{row['full_step_ms']:.1f} ms |"
+        )
+    return "\n".join(lines)
+
+
+def yardstick() -> str:
+    """Return how well full precision tells right code from damaged code, by device and dtype."""
+    found = load("yardstick")
+    lines = [
+        "| device | dtype | right: pass | fixed limit | bad: refused | fixed limit | RMSE ratio |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    kinds = dict.fromkeys((row["gpu"] or "CPU", row["torch"]) for row in found["rows"])
+    for (device, torch), dtype in itertools.product(kinds, ("bfloat16", "float16", "float32")):
+        rows = [
+            row
+            for row in found["rows"]
+            if ((row["gpu"] or "CPU"), row["torch"], row["dtype"]) == (device, torch, dtype)
+        ]
+        right = [row for row in rows if row["damage"] is None]
+        damaged = [row for row in rows if row["expected"] is False]
+        passed, old_passed = (sum(row[key] for row in right) for key in ("passes", "old_passes"))
+        kept, old_kept = (sum(not row[key] for row in damaged) for key in ("passes", "old_passes"))
+        largest = max(row["rmse_ratio"] for row in right)
+        lines.append(
+            f"| {device}, torch {torch.partition('+')[0]} | {dtype} | {passed} of {len(right)} | "
+            f"{old_passed} | {kept} of {len(damaged)} | {old_kept} | {largest:.2f} |"
+        )
+    few = found["small"]
+    said = (
+        f"Of {sum(row['right'] for row in few)} right results "
+        f"of 1, 2 and 10 numbers, {sum(row['refused'] for row in few)} were refused."
+    )
+    return "\n".join([*lines, "", said])
 
 
 def at_once_on_gpus() -> str:
@@ -1147,6 +1161,9 @@ SECTIONS = {
     "models on a GPU": (GPU, models_on_a_gpu),
     "loading": (LEVELS, loading),
     "soundness": (LEVELS, soundness),
+    "yardstick": (LEVELS, yardstick),
+    "fuzz": (LEVELS, fuzz),
+    "half precision": (GPU, half_precision),
     "architectures": (LEVELS, architectures),
     "more architectures": (LEVELS, functools.partial(architectures, "more_architectures")),
     "generation": (GENERATION, generation),
@@ -1160,8 +1177,8 @@ SECTIONS = {
     "commands": (CLI, from_code.commands),
     "exit codes": (EXIT_CODES, from_code.exit_codes),
     "verdicts": (MESSAGES, from_code.verdicts),
-    "metrics": (METRICS, lambda: reference.markdown(reference.of_replicas())),
-    "node metrics": (METRICS, lambda: reference.markdown(reference.of_nodes())),
+    "metrics": (METRICS, from_code.replica_metrics),
+    "node metrics": (METRICS, from_code.node_metrics),
 }
 """The file and the text of each section."""
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of docs/reference that come from the code: settings, commands, exit codes, verdicts."""
+"""Texts of docs/reference that come from the code, such as settings, commands and metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import inspect
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -21,22 +21,26 @@ from pydantic_core import PydanticUndefined
 from serve_warm import config, report
 from serve_warm.cli import COMMANDS, EXIT_CODES, serve_warm
 from serve_warm.config import ENVIRONMENT_PREFIX, WarmupConfig
+from serve_warm.metrics import METRICS
+from serve_warm.node_server.table import NODE_METRICS
 
 WIDTH = 88
 """Columns of the help texts."""
 
+WRONG_ARTIFACT = "#if-an-artifact-is-missing-refused-or-partial"
+
 SEE = {
     "cpu": "[one artifact for mixed CPUs](../guides/first-artifact.md#mixed-cpus)",
-    "parts": "[levels](../concepts/levels.md)",
-    "on_refused": "[entries against eager](../concepts/levels.md#entries-against-eager)",
+    "max_level": "[levels](../concepts/levels.md)",
+    "on_missing": f"[the table]({WRONG_ARTIFACT})",
+    "on_partial": f"[the table]({WRONG_ARTIFACT})",
+    "on_refused": f"[the table]({WRONG_ARTIFACT}), and "
+    "[entries against eager](../concepts/levels.md#entries-against-eager)",
     "on_deadline": "[when the deadline passes](../concepts/readiness.md#when-the-deadline-passes)",
-    "on_uncovered": "[when an input is proven](../concepts/readiness.md#when-an-input-is-proven)",
-    "parity": "[entries against eager](../concepts/levels.md#entries-against-eager)",
-    "pgo": "[static buckets or one dynamic graph]"
-    "(../concepts/levels.md#static-buckets-or-one-dynamic-graph)",
+    "on_unproven": "[when an input is proven](../concepts/readiness.md#when-an-input-is-proven)",
+    "eager_sample": "[entries against eager](../concepts/levels.md#entries-against-eager)",
     "ranks": "[ranks that compute together](../guides/gpu.md#ranks-that-compute-together)",
-    "node_cache_dir": "[what is kept on a node](node.md#what-is-kept-on-a-node)",
-    "overlap": "[work during `__init__`](../concepts/readiness.md#work-during-__init__)",
+    "node_cache_max_bytes": "[what is kept on a node](node.md#what-is-kept-on-a-node)",
     "state_dir": "[the probe](node.md#the-probe)",
 }
 """Links to the pages that explain settings."""
@@ -147,3 +151,39 @@ def verdicts() -> str:
     texts = docstrings(report, "Verdict")
     lines = [f"| `{verdict.value}` | {texts[verdict.name]} |" for verdict in report.Verdict]
     return "\n".join(["| verdict | meaning |", "|---|---|", *lines])
+
+
+def replica_metrics() -> str:
+    """Return the table of the metrics of each replica, which Ray and the node server export."""
+    return _table(
+        (f"`ray_{_exported(m.name, m.kind)}`", m.name, m.kind, m.labels, m.help) for m in METRICS
+    )
+
+
+def node_metrics() -> str:
+    """Return the table of the metrics of a node, which only the node server exports."""
+    return _table(
+        ("", name, kind, labels, text) for name, (kind, labels, text) in NODE_METRICS.items()
+    )
+
+
+def _table(rows: Iterable[tuple[str, str, str, tuple[str, ...], str]]) -> str:
+    lines = ["| name in Ray | name on the node | type | labels | unit | meaning |"]
+    lines.append("|---|---|---|---|---|---|")
+    for ray, name, kind, labels, text in rows:
+        shown = ", ".join(f"`{label}`" for label in labels)
+        cells = (ray, f"`{_exported(name, kind)}`", kind, shown, _unit(name), text)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _exported(name: str, kind: str) -> str:
+    return f"{name}_total" if kind == "counter" else name
+
+
+def _unit(name: str) -> str:
+    """Return the unit of a metric, which Prometheus puts at the end of the name."""
+    if name.endswith("_timestamp_seconds"):
+        return "seconds since the epoch"
+    last = name.rpartition("_")[2]
+    return last if last in ("seconds", "bytes") else ""

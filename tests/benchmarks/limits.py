@@ -37,8 +37,8 @@ ALTERNATIVES = (
 """Systems that a user could run instead to serve a compiled model."""
 
 IMPORT = (
-    "the model is built before the import of torch's compiler ends, so the rest of the import "
-    "counts as overhead. Without this part of the import, the overhead is below the limit"
+    "the part of the import of torch's compiler that follows the construction of the model counts "
+    "as overhead. Without this part of the import, the overhead is below the limit"
 )
 
 MISSED: Mapping[tuple[str, str], str] = {

@@ -339,7 +339,7 @@ def whisper_inputs() -> list[Example]:
     ]
 
 
-# Small ones, for the tests of this benchmark --------------------------------------------------
+# Small ones --------------------------------------------------------------------------------
 
 TINY_WIDTH = 16
 
@@ -348,22 +348,6 @@ def build_tiny(seed: int) -> nn.Module:
     torch.manual_seed(seed)
     width = TINY_WIDTH
     return nn.Sequential(nn.Linear(width, 32), nn.GELU(), nn.Linear(32, 4), nn.Softmax(-1)).eval()
-
-
-class Skewed(nn.Module):
-    """A module whose compiled code computes wrong numbers, like a kernel for another CPU."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.inner(x)
-        return y + 0.01 if torch.compiler.is_compiling() else y
-
-
-def build_skewed(seed: int) -> nn.Module:
-    return Skewed(build_tiny(seed)).eval()
 
 
 def tiny_inputs() -> list[Example]:
@@ -495,12 +479,6 @@ ALL = {
             inputs=tiny_inputs,
             device="cuda",
             arguments=REDUCE_OVERHEAD,
-        ),
-        Workload(
-            name="skewed",
-            title="wrong when compiled",
-            build=build_skewed,
-            inputs=tiny_inputs,
         ),
     )
 }

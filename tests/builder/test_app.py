@@ -24,13 +24,15 @@ from serve_warm.artifact.manifest import Manifest
 from serve_warm.artifact.unsigned import sign_unsigned
 from serve_warm.builder.app import load_app
 from serve_warm.builder.build import _settings, build
-from serve_warm.builder.cluster import open_cluster
+from serve_warm.builder.cluster import build_name, open_cluster
 from serve_warm.builder.provenance import read_provenance
 from serve_warm.builder.publishing import Destination
 from serve_warm.builder.round_trips import accept
 from serve_warm.builder.signing import Signing
+from serve_warm.config import WarmupConfig
 from serve_warm.errors import AlreadyPublished, BuildFailed, ConfigError
 from serve_warm.fingerprint import Fingerprint, rank_factor
+from serve_warm.replica.prepare import makes_artifact
 from serve_warm.stores import open_store
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.envelope import Envelope
@@ -138,45 +140,24 @@ def refusal(target: str, **options: str) -> ConfigError:
     return refused.value
 
 
-def test_a_copied_yaml_loads(written, example):
+def test_a_yaml_and_an_application_in_code_load(written, example):
     """The unchanged example loads, so the refusals in the tests below come from their changes."""
-    app = load_app(written(example))
-
-    assert app.deployment == "TextEmbedder"
-    assert app.num_cpus == 1.0
-
-
-def test_module_and_attribute_load():
-    """An application in code needs no YAML, and `deployment` chooses the deployment."""
-    assert load_app(APP, deployment="TextEmbedder").deployment == "TextEmbedder"
-
-
-def test_the_cpus_of_the_yaml_count(written, example):
-    """Ray is started with as many CPUs as the YAML's own options ask for."""
+    unchanged = load_app(written(example))
     example["applications"][0]["deployments"][0]["ray_actor_options"] = {"num_cpus": 3}
 
-    app = load_app(written(example))
-
-    assert app.num_cpus == 3.0
-
-
-def test_a_missing_yaml_is_named(tmp_path):
-    """A file that is not there is a ConfigError with its path."""
-    path = str(tmp_path / "serve.yaml")
-
-    error = refusal(path)
-
-    assert error.message.startswith(f"{path} cannot be read: ")
+    assert (unchanged.deployment, unchanged.num_cpus) == ("TextEmbedder", 1.0)
+    assert load_app(APP, deployment="TextEmbedder").deployment == "TextEmbedder"
+    assert load_app(written(example)).num_cpus == 3.0
 
 
-def test_a_file_that_is_no_yaml_is_named(tmp_path):
-    """A file that does not parse is a ConfigError with its path."""
+@pytest.mark.parametrize("text", [None, "applications: [\n"], ids=["missing", "no YAML"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path, text):
+    """A file that is not there or does not parse is a ConfigError with its path."""
     path = tmp_path / "serve.yml"
-    path.write_text("applications: [\n")
+    if text is not None:
+        path.write_text(text)
 
-    error = refusal(str(path))
-
-    assert error.message.startswith(f"{path} cannot be read: ")
+    assert refusal(str(path)).message.startswith(f"{path} cannot be read: ")
 
 
 @pytest.mark.parametrize("config", [None, {}, [], "applications", {"applications": []}], ids=repr)
@@ -243,19 +224,43 @@ def test_args_that_an_application_does_not_take_are_refused(written, example, at
     assert "import_path" in error.hint
 
 
-def test_what_an_application_raises_without_args_is_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """If no args were given, the error does not mention args, and shows where user code failed."""
-    (tmp_path / "failing_application.py").write_text(
-        "def app(args: dict):\n    raise ValueError('no weights')\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "failing_application", raising=False)
+PLAIN = """
+from ray import serve
 
-    with pytest.raises(ValueError, match=r"^no weights$"):
-        load_app("failing_application:app")
+@serve.deployment
+class Plain:
+    def __call__(self): ...
+
+app = Plain.bind()
+"""
+RAISES = """
+def app(args: dict):
+    raise ValueError('no weights')
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "message"),
+    [
+        (PLAIN, ConfigError, r"own_application:app: 0 deployments use WarmupMixin: \[\]"),
+        (RAISES, ValueError, r"^no weights$"),
+    ],
+)
+def test_an_application_that_cannot_be_built_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, kind: Any, message: str
+):
+    """Without WarmupMixin nothing can be built. What the user's code raises is its own."""
+    (tmp_path / "own_application.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    # load_app adds the working directory; what it adds and imports goes with the test.
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "own_application", raising=False)
+
+    with pytest.raises(kind, match=message) as caught:
+        load_app("own_application:app")
+
+    hint = "add WarmupMixin to the bases of the deployment's class"
+    assert getattr(caught.value, "hint", hint) == hint
 
 
 @pytest.mark.parametrize("target", ["serve.json", "deployments.text_embedder.app", ""])
@@ -330,40 +335,14 @@ def test_ray_that_does_not_start_is_one_sentence(
     assert "session_latest/logs" in caught.value.hint
 
 
-def test_what_is_not_rays_passes_through_a_cluster(monkeypatch: pytest.MonkeyPatch):
-    """An exception of the build itself passes through the cluster unchanged."""
-    for name in ("ray.init", "ray.serve.start", "ray.shutdown"):
-        monkeypatch.setattr(name, lambda *_, **__: None)
-    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(runtime_env={}))
-    client = SimpleNamespace(get_serve_details=dict)
-    monkeypatch.setattr("ray.serve.context._get_global_client", lambda: client)
-
-    with pytest.raises(RuntimeError, match="of the build"), open_cluster():
-        raise RuntimeError("of the build")
-
-
-def test_an_application_that_does_not_warm_up_is_refused(tmp_path, monkeypatch):
-    """Without WarmupMixin nothing can be built, and the error says what to add."""
-    (tmp_path / "plain_application.py").write_text(
-        "from ray import serve\n\n\n"
-        "@serve.deployment\nclass Plain:\n    def __call__(self): ...\n\n\n"
-        "app = Plain.bind()\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    # load_app adds the working directory; what it adds and imports goes with the test.
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "plain_application", raising=False)
-
-    error = refusal("plain_application:app")
-
-    assert error.message == "plain_application:app: 0 deployments use WarmupMixin: []"
-    assert error.hint == "add WarmupMixin to the bases of the deployment's class"
-
-
 @pytest.mark.parametrize("cpu", [None, "native"])
 def test_a_build_compiles_with_headers_of_its_own(cpu):
     """Its replicas take nothing from a folder that earlier processes of the user wrote to."""
-    assert _settings(cpu)["headers"] == "own"
+    cold = WarmupConfig(**_settings(cpu))
+
+    assert makes_artifact(build_name(), cold)
+    assert not makes_artifact("default", cold)
+    assert not makes_artifact(build_name(), cold.model_copy(update={"artifact": "./store"}))
 
 
 def test_a_build_starts_one_replica_that_serve_restarts_as_ever():
@@ -397,23 +376,15 @@ class NeverStarts:
 def test_a_key_that_is_not_trusted_is_refused_before_anything_is_compiled(tmp_path: Path):
     """The round trip would refuse it minutes later; the error has the lines that trust it."""
     mine, other = new_key(), new_key()
-    app = dataclasses.replace(load_app(APP), trust=trusting(other))
 
+    with pytest.raises(pytest.fail.Exception, match="a replica was started"):
+        build_with(trusting(mine), mine, tmp_path)
     with pytest.raises(ConfigError, match="not trusted on this machine") as caught:
-        build(app, to(tmp_path), on=cast("Any", NeverStarts()), signing=Signing(key=mine))
+        build_with(trusting(other), mine, tmp_path)
 
     assert "[[keys]]" in caught.value.hint
     assert "the code of the deployment" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_key_that_is_trusted_gets_as_far_as_a_replica(tmp_path: Path):
-    """Control of the test above: with a trusted key, the build continues."""
-    mine = new_key()
-    app = dataclasses.replace(load_app(APP), trust=trusting(mine))
-
-    with pytest.raises(pytest.fail.Exception, match="a replica was started"):
-        build(app, to(tmp_path), on=cast("Any", NeverStarts()), signing=Signing(key=mine))
 
 
 # A build with replicas that compile nothing -----------------------------------------------------
@@ -511,21 +482,6 @@ def test_a_variant_of_each_rank_is_published(tmp_path: Path):
     assert two.parts == {"cache": 2 * one.parts["cache"]}
 
 
-def test_a_gang_without_a_process_group_has_one_variant(tmp_path: Path):
-    """Its replicas describe themselves alike, and each can start from what any of them made."""
-    (tmp_path / "none").mkdir()
-    one, three = (
-        build_on(
-            Starts(tmp_path / "none", round_trip(), round_trip(), ranks=n, group=""),
-            to(tmp_path / str(n)),
-        )
-        for n in (1, 3)
-    )
-
-    assert three.ranks == ()
-    assert (three.variant, three.stored_bytes) == (one.variant, one.stored_bytes)
-
-
 def test_what_a_gang_has_published_in_part_is_not_kept(tmp_path: Path):
     """Variants of one build go together: to keep one and make another anew would mix two."""
     (tmp_path / "none").mkdir()
@@ -539,9 +495,6 @@ def test_what_a_gang_has_published_in_part_is_not_kept(tmp_path: Path):
         build_on(starts[2], to(store, "keep"))
 
     assert kept.published == "kept"
-
-
-# Whom the round trip believes, and what is said of the origin -----------------------------------
 
 
 def build_with(trust: Any, key: Any, store: Path, starts: Any = None, **signing: Any) -> Any:
@@ -575,6 +528,9 @@ def test_a_build_for_a_key_of_one_store_proves_within_it(tmp_path: Path):
     assert starts.stores[1].startswith(f"{store}/.staging-")
     assert built.published == "new"
     assert not list(store.glob(".staging-*"))
+
+
+# Whom the round trip believes, and what is said of the origin -----------------------------------
 
 
 @pytest.mark.parametrize(
@@ -633,10 +589,7 @@ def test_the_origin_is_what_the_builder_says_and_not_the_model(tmp_path: Path, s
 
 
 def test_an_unsigned_build_leaves_what_sign_takes(tmp_path: Path):
-    """The copy for the round trip is signed, the published artifact is not.
-
-    `sign` then signs it.
-    """
+    """The copy for the round trip is signed, the published artifact is not."""
     (tmp_path / "none").mkdir()
     starts = Starts(tmp_path / "none", round_trip(), round_trip())
     left, fleet = LocalStore(root=tmp_path / "left"), LocalStore(root=tmp_path / "fleet")
@@ -701,10 +654,3 @@ WORKFLOW = "https://github.com/acme/app/.github/workflows/build.yml@refs/heads/m
 def test_a_ci_job_says_where_an_artifact_comes_from(environ: Any, given: Any, said: Any):
     """Only variables with a certain meaning in this CI count. Given options win."""
     assert read_provenance(environ, **given) == said
-
-
-@pytest.mark.parametrize("text", ["a\nb", "x" * 1001])
-def test_an_origin_is_one_line(text: str):
-    """An origin is shown in terminals and compared, so it has one line."""
-    with pytest.raises(ConfigError, match="source must be one line"):
-        read_provenance({}, source=text)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import ray
 import yaml
 
+from serve_warm.builder import check as checking
 from serve_warm.builder.app import load_application
 from serve_warm.builder.check import check, compare_stores
 from serve_warm.builder.problems import Checked
@@ -105,14 +105,11 @@ def warmup(**settings: Any) -> dict[str, Any]:
 
 def test_nothing_is_found_where_nothing_is_wrong(written):
     """An application that would build and start has no problem and no warning."""
-    assert found(written()) == Checked()
+    path = written()
+    document = yaml.safe_load(Path(path).read_text())
 
-
-def test_an_app_in_code_is_checked_without_a_yaml(written):
-    """`module:app` is what `build` takes too."""
-    document = yaml.safe_load(Path(written()).read_text())
-
-    assert found(document["applications"][0]["import_path"]) == Checked()
+    assert is_clean(found(path))
+    assert is_clean(found(document["applications"][0]["import_path"]))
 
 
 def test_a_deployment_that_is_not_there_is_named(written):
@@ -120,10 +117,11 @@ def test_a_deployment_that_is_not_there_is_named(written):
     path = written(name="Scorrer")
 
     where, what, fix = one_problem(path)
+    option, _, fix_of_option = one_problem(written(), deployment="scorer")
 
-    assert where == f"{path}: deployments.Scorrer"
+    assert (where, option) == (f"{path}: deployments.Scorrer", "--deployment scorer")
     assert "no deployment of this name" in what
-    assert fix == "did you mean 'Scorer'?"
+    assert fix == fix_of_option == "did you mean 'Scorer'?"
 
 
 def test_unknown_keys_are_named(written):
@@ -155,54 +153,82 @@ def test_what_serve_refuses_is_a_problem(written):
     assert all("Serve does not accept" in each.fix for each in problems)
 
 
-def test_an_unknown_setting_is_a_problem(written):
-    """Settings of serve_warm are checked as a replica would check them."""
-    where, what, fix = one_problem(written(user_config=warmup(artefact="./artifacts")))
-
-    assert where == "Scorer: user_config.warmup"
-    assert "user_config.warmup.artefact" in what
-    assert "artifact" in fix
+SETTINGS = "Scorer: user_config.warmup"
 
 
-def test_settings_of_the_runtime_env_count(written):
-    """A variable that the replica gets is checked with the file's settings."""
-    environment = {"env_vars": {"SERVE_WARM_DEADLINE_S": "soon"}}
+@pytest.mark.parametrize(
+    ("options", "where", "what", "fix"),
+    [
+        (
+            {"user_config": warmup(artefact="./artifacts")},
+            SETTINGS,
+            "user_config.warmup.artefact",
+            "artifact",
+        ),
+        (
+            {"application": {"runtime_env": {"env_vars": {"SERVE_WARM_DEADLINE_S": "soon"}}}},
+            "",
+            "SERVE_WARM_DEADLINE_S",
+            "",
+        ),
+        ({"user_config": warmup(artifact="s4://b/c")}, "", "unknown store scheme s4://", ""),
+        ({"user_config": warmup(artifact="s3//b/c")}, "", "the colon is missing", ""),
+        (
+            {"user_config": warmup(artifact="file:///dev/null")},
+            "Scorer: artifact file:///dev/null",
+            "/dev/null is a file, but a store must be a folder",
+            "",
+        ),
+    ],
+    ids=["unknown", "variable of the runtime_env", "scheme", "colon", "file"],
+)
+def test_a_setting_that_a_replica_would_refuse_is_a_problem(written, options, where, what, fix):
+    """Settings of serve_warm are checked as a replica would check them, before it could miss."""
+    found_where, found_what, found_fix = one_problem(written(**options))
 
-    _, what, _ = one_problem(written(application={"runtime_env": environment}))
-
-    assert "SERVE_WARM_DEADLINE_S" in what
+    assert found_where.startswith(where)
+    assert what in found_what
+    assert fix in found_fix
 
 
 def test_settings_that_nothing_reads_are_a_warning(written):
-    """A `warmup` section of a class without the mixin may be the class's own."""
+    """A section of a class without the mixin, or of another name, may be the class's own."""
     source = GOOD + (
         "\n@serve.deployment\nclass Router:\n    def __init__(self, scorer): ...\n"
         "app = Router.bind(Scorer.bind())\n"
     )
-    path = written(source, name="Router", user_config=warmup(artifact="./artifacts"))
+    section = warmup(artifact="./artifacts")
 
-    checked = found(path)
+    without_mixin = found(written(source, name="Router", user_config=section))
+    misspelt = found(written(user_config={"warm_up": section["warmup"]}))
 
-    assert checked.problems == ()
-    assert [each.where for each in checked.warnings] == ["Router: user_config.warmup"]
-
-
-def test_an_application_that_does_not_warm_up_is_a_problem(written):
-    """Without the mixin, nothing can be built."""
-    source = "@serve.deployment\nclass Scorer: ...\n\napp = Scorer.bind()\n"
-
-    assert one_problem(written(source))[1] == "no deployment uses WarmupMixin"
+    assert without_mixin.problems == misspelt.problems == ()
+    assert [each.where for each in without_mixin.warnings] == ["Router: user_config.warmup"]
+    assert [(each.where, each.fix) for each in misspelt.warnings] == [
+        ("Scorer: user_config.warm_up", "did you mean 'warmup'?")
+    ]
 
 
-def test_a_deployment_that_is_asked_for_has_to_be_there(written):
-    """The option is checked as the names of the file are."""
-    where, _, fix = one_problem(written(), deployment="scorer")
+@pytest.mark.parametrize(
+    ("head", "what"),
+    [
+        ("class Scorer:", "no deployment uses WarmupMixin"),
+        ("class Scorer(WarmupMixin):", "it declares no inputs"),
+    ],
+)
+def test_an_application_that_cannot_warm_up_is_a_problem(written, head, what):
+    """Without the mixin, nothing can be built; without inputs, a start fails with its model."""
+    source = f"@serve.deployment\n{head}\n    x = torch.compile\n\napp = Scorer.bind()\n"
 
-    assert where == "--deployment scorer"
-    assert fix == "did you mean 'Scorer'?"
+    assert one_problem(written(source))[1] == what
 
 
 # Inputs ---------------------------------------------------------------------------------------
+
+
+def is_clean(checked: Checked) -> bool:
+    """Return whether there is neither a problem nor a warning."""
+    return not checked.problems and not checked.warnings
 
 
 def with_inputs(inputs: str, *, more: str = "") -> str:
@@ -230,6 +256,7 @@ app = Scorer.bind()
         ("shape_grid(self.scores, self.buckets)", "no method 'scores'", "did you mean 'score'?"),
         ("[Input(target='post /')]", "'post /'", 'write "POST /"'),
         ("[Input(target='POST /a b')]", "'POST /a b'", 'write "POST /a%20b"'),
+        ("[Input(target='score', jsn={})]", "Input has no argument 'jsn'", "did you mean 'json'?"),
         ("[Input(target='POST /')]", "does not answer HTTP", "define __call__"),
         ("[Input(target='score', concurrency=9)]", "9 calls at once", "max_ongoing_requests: 9"),
         (
@@ -248,11 +275,45 @@ def test_an_input_that_cannot_be_replayed_is_a_problem(written, inputs, what, fi
     assert fix in found_fix
 
 
+def test_a_note_names_what_shape_grid_fills_with_ones(written: Any):
+    """A mask has a second input, so it is not named."""
+    source = with_inputs("shape_grid(self.score, self.buckets)").replace(
+        "score(self, ids)", "score(self, ids, attention_mask)"
+    )
+
+    [note] = found(written(source)).notes
+
+    assert "shape_grid fills ids with ones" in note.what
+    assert 'fields={"ids": Field' in note.fix
+
+
+@pytest.mark.parametrize(
+    ("inputs", "is_noted"),
+    [
+        ("[Input(target=self.score, args=([1, 2],))]", True),
+        ("[Input(target=self.score, args=([1, 2],), fixed=True)]", False),
+        (
+            "[Input(target=self.score, args=([1],)), Input(target=self.score, args=([1, 2],))]",
+            False,
+        ),
+        ("[Input(target=self.score, args=([1] * size,)) for size in (1, 2)]", False),
+        ("[Input(target=self.score)]", False),
+    ],
+)
+def test_a_note_names_a_target_with_a_single_input(written: Any, inputs: str, is_noted: bool):
+    """No size of its arguments varies, so that the first request of another size may compile."""
+    notes = found(written(with_inputs(inputs))).notes
+
+    assert [*map(str, notes)] == [*map(str, notes[:1])]
+    assert bool(notes) == is_noted
+    assert all("one input for 'score'" in note.what for note in notes)
+
+
 def test_the_yaml_says_how_many_requests_there_are_at_once(written):
     """The option in the YAML counts, whether above or below the value in the code."""
     inputs = with_inputs("shape_grid(self.score, self.buckets, concurrency='batch')")
 
-    assert found(written(inputs, max_ongoing_requests=8)) == Checked()
+    assert is_clean(found(written(inputs, max_ongoing_requests=8)))
     assert "is 2:" in one_problem(written(GOOD, max_ongoing_requests=2))[1]
 
 
@@ -331,18 +392,8 @@ def test_inputs_that_may_come_are_no_problem(written, body):
     assert found(written(with_inputs("[]").replace("return []", body))).problems == ()
 
 
-def test_an_argument_that_an_input_has_not_is_a_problem(written):
-    """Python would raise it in the replica."""
-    _, what, fix = one_problem(written(with_inputs("[Input(target='score', jsn={})]")))
-
-    assert (what, fix) == ("Input has no argument 'jsn'", "did you mean 'json'?")
-
-
 def test_a_batch_that_serve_never_forms_is_a_warning(written):
-    """Serve gives a replica 5 requests at once by default, and Ray's examples batch 8.
-
-    Such an application builds and serves, in smaller batches: nothing may stop it.
-    """
+    """Serve gives a replica 5 requests at once by default, and Ray's examples batch 8."""
     more = "@serve.batch(max_batch_size=8)\n    async def batched(self, ids): ..."
     source = with_inputs("[Input(target='score')]", more=more)
 
@@ -352,48 +403,22 @@ def test_a_batch_that_serve_never_forms_is_a_warning(written):
     assert checked.problems == ()
     assert "max_batch_size=8, but max_ongoing_requests of the deployment is 5" in warning.what
     assert warning.fix == "set max_ongoing_requests: 8 for Scorer, or max_batch_size=5"
-    assert found(written(source, max_ongoing_requests=8)) == Checked()
+    assert is_clean(found(written(source, max_ongoing_requests=8)))
 
 
 def test_a_sync_handler_is_a_warning(written):
-    """Serve calls it in a new thread for each request.
-
-    A handler that hands the call over is fine.
-    """
-    source = with_inputs("[Input(target='score')]").replace("async def score", "def score")
-
-    (warning,) = found(written(source)).warnings
-
-    assert "'score' is a sync method" in warning.what
-    assert "on_model_thread" in warning.fix
-
-
-def test_a_sync_dunder_call_behind_a_request_is_a_warning(written):
-    """A request calls `__call__` of a plain class; an ASGI app has Ray's own, which is async."""
+    """Serve calls it in a new thread for each request."""
+    method = with_inputs("[Input(target='score')]").replace("async def score", "def score")
     plain = with_inputs("[Input(target='POST /?max=2')]", more="def __call__(self, request): ...")
     route = "@api.post('/')\n    def answer(self): ..."
     routes = with_inputs("[Input(target='POST /')]", more=route)
     app = routes.replace("class Scorer", "@serve.ingress(api)\nclass Scorer")
 
-    (warning,) = found(written(plain)).warnings
-
-    assert "'__call__' is a sync method" in warning.what
-    assert found(written(app)) == Checked()
-
-
-def test_dunder_call_is_among_the_methods_that_are_named(written):
-    """The mixin's own methods are not: no input calls them."""
-    more = "async def __call__(self): ..."
-    _, _, fix = one_problem(written(with_inputs("[Input(target='zzzz')]", more=more)))
-
-    assert fix == "its methods: __call__, score"
-
-
-def test_settings_below_a_misspelt_key_are_a_warning(written):
-    """Nothing reads them, and the deployment may have a key like that for itself."""
-    (warning,) = found(written(user_config={"warm_up": {"artifact": "./a"}})).warnings
-
-    assert (warning.where, warning.fix) == ("Scorer: user_config.warm_up", "did you mean 'warmup'?")
+    for source, name in ((method, "score"), (plain, "__call__")):
+        (warning,) = found(written(source)).warnings
+        assert f"'{name}' is a sync method" in warning.what
+        assert "on_model_thread" in warning.fix
+    assert is_clean(found(written(app)))
 
 
 def test_a_mistyped_folder_beside_a_store_is_a_problem(written, tmp_path):
@@ -407,51 +432,7 @@ def test_a_mistyped_folder_beside_a_store_is_a_problem(written, tmp_path):
     assert found(written(user_config=warmup(artifact=f"file://{tmp_path}/new"))).problems == ()
 
 
-def test_a_class_without_inputs_is_a_problem(written):
-    """Such a class would fail its start after loading the model."""
-    source = (
-        "@serve.deployment\nclass Scorer(WarmupMixin):\n    x = torch.compile\n\n"
-        "app = Scorer.bind()\n"
-    )
-
-    assert one_problem(written(source))[1] == "it declares no inputs"
-
-
-def test_an_app_that_compiles_nothing_is_a_warning(written):
-    """The source is no proof: a library may compile. So the exit code does not depend on it."""
-    path = written(GOOD.replace("serve_warm.compile(ids)", "ids"))
-
-    checked = found(path)
-
-    assert checked.problems == ()
-    (warning,) = checked.warnings
-    assert "found no torch.compile or serve_warm.compile in the source of" in warning.what
-    assert "which may compile the model" in warning.what
-
-
 # Stores ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("artifact", "what"),
-    [
-        ("s4://bucket/scorer", "unknown store scheme s4://"),
-        ("s3//bucket/scorer", "the colon is missing"),
-    ],
-)
-def test_an_address_of_no_store_is_a_problem(written, artifact, what):
-    """The address is refused when settings are read, before a replica could miss."""
-    assert what in one_problem(written(user_config=warmup(artifact=artifact)))[1]
-
-
-def test_a_store_that_cannot_be_read_is_a_problem(written, tmp_path):
-    """The error of the store is the problem."""
-    (tmp_path / "file").write_text("")
-
-    where, what, _ = one_problem(written(user_config=warmup(artifact=f"file://{tmp_path}/file")))
-
-    assert where == f"Scorer: artifact file://{tmp_path}/file"
-    assert what == f"{tmp_path}/file is a file, but a store must be a folder"
 
 
 @pytest.mark.slow
@@ -463,7 +444,8 @@ def test_a_store_that_does_not_answer_is_a_problem(written, monkeypatch):
             monkeypatch.setenv(name, value)
         path = written(user_config=warmup(artifact="s3://bucket/scorer"))
 
-        where, what, _ = one_problem(path, limit_s=0.5)
+        monkeypatch.setattr(checking, "STORE_LIMIT_S", 0.5)
+        where, what, _ = one_problem(path)
 
     assert where == "Scorer: artifact s3://bucket/scorer"
     assert "did not answer" in what
@@ -527,7 +509,7 @@ def test_the_command_answers_with_its_exit_code_and_as_json(written, tmp_path):
     assert (good.returncode, bad.returncode) == (0, 1)
     assert json.loads((tmp_path / "good.json").read_text())["problems"] == []
     data = json.loads(bad.stdout)
-    assert sorted(data) == ["problems", "seconds", "warnings"]
+    assert sorted(data) == ["notes", "problems", "seconds", "warnings"]
     assert [sorted(each) for each in data["problems"]] == [["fix", "what", "where"]]
     assert 0 < data["seconds"] < 100
 
@@ -538,47 +520,16 @@ def test_the_command_answers_with_its_exit_code_and_as_json(written, tmp_path):
     [
         ("raise RuntimeError('no weights')", "RuntimeError: no weights"),
         ("import no_such_package", "No module named 'no_such_package'"),
+        (None, "cannot be read"),
     ],
 )
-def test_what_cannot_be_checked_is_exit_code_2(written, source, said):
-    """A module that fails to import has no answer, and its own traceback says why."""
-    ran = run_check(written(source))
+def test_what_cannot_be_checked_is_exit_code_2(written, tmp_path, source, said):
+    """Nothing was checked, so the answer is not "nothing found"; a module's traceback says why."""
+    ran = run_check(written(source) if source is not None else str(tmp_path / "serve.yaml"))
 
     assert ran.returncode == 2
     assert said in ran.stderr
     assert ran.stdout == ""
-
-
-@pytest.mark.slow
-def test_a_missing_file_is_exit_code_2(tmp_path):
-    """Nothing was checked, so the answer is not "nothing found"."""
-    ran = run_check(str(tmp_path / "serve.yaml"))
-
-    assert ran.returncode == 2
-    assert "cannot be read" in ran.stderr
-
-
-def test_ray_is_not_started(written):
-    """Neither a driver nor another process starts: `check` only imports and looks."""
-    before = ray.is_initialized()  # by tests of replicas in the same process
-
-    check(written(), environ={})
-
-    assert ray.is_initialized() is before
-
-
-@pytest.mark.long
-def test_a_build_stops_at_a_problem(written, tmp_path):
-    """Before Ray is started, with every problem and what to do about each."""
-    path = written(name="Scorrer", max_ongoing_request=4)
-
-    ran = run_check(path, "--store", str(tmp_path / "artifacts"), command="build")
-
-    assert ran.returncode == 1
-    assert f"error: {path} has 2 problems:" in ran.stderr
-    assert "did you mean 'Scorer'?" in ran.stderr
-    assert "did you mean 'max_ongoing_requests'?" in ran.stderr
-    assert "starting Ray" not in ran.stderr
 
 
 NOTES_CACHES = """
@@ -590,36 +541,32 @@ with pathlib.Path("seen").open("a") as seen:
 
 
 @pytest.mark.long
-def test_an_app_that_is_built_is_imported_with_caches_of_its_own(
+def test_a_build_stops_at_a_problem(
     written: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A compile during the import uses nothing that an earlier process of the user left."""
+    """Before Ray is started, with every problem and what to do about each."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "shared"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "shared"))
-    path = written(NOTES_CACHES + textwrap.dedent(GOOD), name="Scorrer")
+    (tmp_path / "taken").write_text("")
+    source = NOTES_CACHES + textwrap.dedent(GOOD)
+    misspelt = written(source, name="Scorrer", max_ongoing_request=4)
+    named = run_check(misspelt, "--store", str(tmp_path / "artifacts"), command="build")
+    elsewhere = written(source, user_config=warmup(artifact="s3://bucket/scorer"))
+    taken = run_check(elsewhere, "--store", "taken", command="build")
 
-    for _ in range(2):
-        run_check(path, "--store", str(tmp_path / "artifacts"), command="build")
+    assert (named.returncode, taken.returncode) == (1, 1)
+    assert "starting Ray" not in named.stderr + taken.stderr
+    assert f"error: {misspelt} has 2 problems:" in named.stderr
+    assert "did you mean 'Scorer'?" in named.stderr
+    assert "did you mean 'max_ongoing_requests'?" in named.stderr
+    assert "warning: Scorer: artifact s3://bucket/scorer: --store is " in taken.stderr
+    assert "taken is a file, but a store must be a folder" in taken.stderr
 
     seen = [Path(line) for line in (tmp_path / "seen").read_text().split()]
     assert len(set(seen)) == 4
     assert not any(tmp_path / "shared" in (each, *each.parents) for each in seen)
     for each in seen:
         assert stat.S_IMODE(each.parents[1].stat().st_mode) == 0o700
-
-
-@pytest.mark.long
-def test_a_build_warns_of_another_store_and_needs_its_own(written, tmp_path):
-    """Replicas may use another store. The store of the build must exist."""
-    (tmp_path / "taken").write_text("")
-    path = written(user_config=warmup(artifact="s3://bucket/scorer"))
-
-    ran = run_check(path, "--store", "taken", command="build")
-
-    assert ran.returncode == 1
-    assert "warning: Scorer: artifact s3://bucket/scorer: --store is " in ran.stderr
-    assert "taken is a file, but a store must be a folder" in ran.stderr
-    assert "starting Ray" not in ran.stderr
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from artifacts import APP, DEPLOYMENT, MACHINE, blob_key, build, fingerprint, packed_cache, trusting
+from artifacts import APP, DEPLOYMENT, MACHINE, blob_key, fingerprint, packed_cache, trusting
 from command_line import (  # noqa: F401 - fixtures
     ESCAPES,
     KEY,
@@ -70,26 +70,12 @@ def change(source, part) -> None:
     blob.write_bytes(blob.read_bytes()[:-1] + bytes([blob.read_bytes()[-1] ^ 1]))
 
 
-def cut(source, part) -> None:
-    blob = source.root / blob_key(part)
-    blob.write_bytes(blob.read_bytes()[:-1])
-
-
-def lose(source, part) -> None:
-    (source.root / blob_key(part)).unlink()
-
-
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [(change, "digest_mismatch"), (cut, "truncated"), (lose, "missing_part")],
-    ids=["changed", "cut", "lost"],
-)
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
-def test_verify_says_no_of_what_is_bad(run, source, real, *, spoil, reason, options):
+def test_verify_says_no_of_what_is_bad(run, source, real, *, options):
     """A bad part is refused with its reason, the others are still looked at: exit code 3."""
     bad, manifest = publish(source, deployment="Bad")
     good, _ = publish(source, deployment="Good", raw=real)
-    spoil(source, manifest.parts[0])
+    change(source, manifest.parts[0])
 
     ended = run("verify", source.root, *options)
 
@@ -97,21 +83,11 @@ def test_verify_says_no_of_what_is_bad(run, source, real, *, spoil, reason, opti
     if options:
         told = json.loads(ended.out)
         assert (told["ok"], told["refused"]) == (1, 1)
-        assert [item["reason"] for item in told["artifacts"]] == [reason, ""]
+        assert [item["reason"] for item in told["artifacts"]] == ["digest_mismatch", ""]
     else:
         first, second = ended.out.splitlines()
-        assert first.startswith(f"REFUSED  {bad} ({reason}): ")
+        assert first.startswith(f"REFUSED  {bad} (digest_mismatch): ")
         assert second.startswith(f"OK       {good} ")
-
-
-def test_verify_looks_at_what_is_packed(run, source):
-    """Signed bytes that are no cache directory are refused, which inspect does not see."""
-    publish(source, raw={"cache": b"no tar at all"})
-
-    ended = run("verify", source.root)
-
-    assert ended.code == 3
-    assert "(bad_archive)" in ended.out
 
 
 def test_verify_refuses_strangers_and_says_what_to_do(run, source, real):
@@ -124,18 +100,6 @@ def test_verify_refuses_strangers_and_says_what_to_do(run, source, real):
     assert ended.code == 3
     assert [line.split()[0] for line in ended.out.splitlines()] == ["REFUSED", "REFUSED"]
     assert ended.err.count("hint: add the public key that signs your artifacts ") == 1
-
-
-def test_a_statement_that_another_one_vouches_for_is_no_refusal(run, source, real):
-    """After a rotation the old signature stands beside the new one: verify still says yes."""
-    old, _ = publish(source, STRANGER, raw=real)
-    [new] = sign_again(source, [KEY], trust=trusting(STRANGER)).statements
-
-    ended = run("verify", source.root)
-
-    assert ended.code == 0
-    assert f"OK       {new} " in ended.out
-    assert f"SKIPPED  {old} (untrusted)" in ended.out
 
 
 def test_an_artifact_that_two_keys_signed_is_verified_once(run, source, real, trust_file):
@@ -171,36 +135,25 @@ def test_nothing_there_is_a_no(run, source, described, command, options):
 
 @pytest.mark.parametrize("command", ["verify", "diff"])
 @pytest.mark.parametrize("key", [KEY, STRANGER], ids=["trusted", "untrusted"])
-@pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
-def test_answers_cannot_write_to_the_terminal(run, source, described, *, command, key, options):
+def test_answers_cannot_write_to_the_terminal(run, source, described, *, command, key):
     """Names and values of factors, whoever chose them, are shown escaped."""
     built_for = fingerprint(python=f"{ESCAPES} [red]")
     built_for.machine[f"gpu{ESCAPES}"] = f"4\n  fits{ESCAPES}"
     publish(source, key, built_for=built_for, facts={"fact": ESCAPES})
     against = ["--against", described(fingerprint().to_json())] if command == "diff" else []
 
-    ended = run(command, source.root, *against, *options)
+    for options in ([], ["--json"]):
+        ended = run(command, source.root, *against, *options)
 
-    assert ended.code == 3
-    assert escaped(ended.out)
-    assert escaped(ended.err)
-    assert "\n  fits" not in ended.out
-    if command == "diff" and key is KEY and not options:
-        assert "\\x1b[2K\\r\\x9b31m\\u202e\\u2028trusted [red]'" in ended.out
+        assert ended.code == 3
+        assert escaped(ended.out)
+        assert escaped(ended.err)
+        assert "\n  fits" not in ended.out
+        if command == "diff" and key is KEY and not options:
+            assert "\\x1b[2K\\r\\x9b31m\\u202e\\u2028trusted [red]'" in ended.out
 
 
 # diff -----------------------------------------------------------------------------------------
-
-
-def test_diff_says_what_is_refused_once(run, source, described, caplog):
-    """A refusal in the answer is not repeated in the log."""
-    publish(source, STRANGER)
-    caplog.clear()
-
-    ended = run("diff", source.root, "--against", described(fingerprint().to_json()))
-
-    assert "untrusted" in ended.out
-    assert caplog.records == []
 
 
 def test_diff_shows_the_factors_that_differ(run, source, described):
@@ -276,21 +229,6 @@ def test_diff_says_on_which_gpu_it_was_built(run, source, described):
         "the artifact was built on NVIDIA A100 sm_80 108 SMs 80 GiB, "
         "not on NVIDIA H200 sm_90 132 SMs 140 GiB\n"
     ) in ended.out
-
-
-def test_diff_says_no_when_one_deployment_has_nothing(run, source, described):
-    """A machine that fits one deployment and not another is not fit for the store."""
-    statement, _ = publish(source, deployment="First")
-    publish(source, deployment="Second", built_for=fingerprint(gpu="H200"))
-    file = described(fingerprint().to_json())
-
-    both = run("diff", source.root, "--against", file, "--json")
-    first = run("diff", source.root, "--against", file, "--deployment", "First")
-
-    assert both.code == 3
-    assert json.loads(both.out)["takes"] == {"First": statement, "Second": None}
-    assert first.code == 0
-    assert f"would load {statement}\n" in first.out
 
 
 def test_diff_reads_what_the_others_write(run, source, described):
@@ -443,21 +381,3 @@ def test_a_machine_without_torch_fits_nothing_and_says_so(run_process, source):
     assert f"torch {machine['torch']} not installed" in rows
     assert "gpu none unknown" in rows
     assert f"5 factors differ, {len(machine) - 5} equal" in ended.out
-
-
-def test_the_artifact_is_rebuilt_from_its_differences(run, source, described):
-    """Equal, different and unknown factors together are all factors of both sides, once."""
-    manifest, _ = build(built_for=Fingerprint(machine={"a": "1", "b": "2"}, app={"c": "unknown"}))
-    publish(source, built_for=manifest.fingerprint)
-    here = {"machine": {"a": "1", "b": "3", "d": "4"}, "app": {"c": "unknown"}}
-
-    ended = run("diff", source.root, "--against", described(here), "--json")
-
-    [item] = json.loads(ended.out)["artifacts"]
-    assert item["equal"] == ["machine.a"]
-    assert item["set_by_replica"] == []
-    assert item["differences"] == [
-        {"group": "machine", "factor": "b", "artifact": "2", "here": "3"},
-        {"group": "machine", "factor": "d", "artifact": None, "here": "4"},
-        {"group": "app", "factor": "c", "artifact": "unknown", "here": "unknown"},
-    ]

@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from reports import FULL
 from serve_warm._spans import Span
+from serve_warm.builder.build import _require_level
 from serve_warm.builder.built import Built, collect_warnings
 from serve_warm.builder.cluster import Cluster, refuse_missing_module
 from serve_warm.cli import starts
@@ -48,7 +51,7 @@ def built(cold: dict[str, Any], warm: dict[str, Any]) -> Built:
 
 def test_a_build_prints_each_warning_of_its_replicas_once(capsys: pytest.CaptureFixture[str]):
     """The number of threads in a warning about a sync handler differs from start to start."""
-    cold = report("calls from 2 threads", "`pgo: on` has no effect", to_proof_s=9.0)
+    cold = report("calls from 2 threads", "`cpu: portable` needs AVX2", to_proof_s=9.0)
     warm = report("calls from 3 threads", to_proof_s=1.0)
     made = built(cold, warm)
 
@@ -57,9 +60,22 @@ def test_a_build_prints_each_warning_of_its_replicas_once(capsys: pytest.Capture
     told = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
     assert told == [
         "  warning     calls from 3 threads",
-        "  warning     `pgo: on` has no effect",
+        "  warning     `cpu: portable` needs AVX2",
     ]
     assert dataclasses.asdict(made)["warnings"] == made.warnings
+
+
+def test_a_build_says_what_its_inputs_do_not_cover(capsys: pytest.CaptureFixture[str]):
+    cold = report(to_proof_s=9.0) | {
+        "narrow": ["ids[1], always 16"],
+        "unvaried": ["the body of 'POST /'"],
+    }
+
+    starts._show_built(built(cold, report(to_proof_s=1.0)), unsigned=False)
+
+    out = capsys.readouterr().out
+    assert "  narrow      ids[1], always 16: another size compiles. Declare buckets" in out
+    assert "  not varied  the body of 'POST /'\n" in out
 
 
 def test_a_build_tells_its_own_seconds_from_those_of_others(capsys: pytest.CaptureFixture[str]):
@@ -72,6 +88,47 @@ def test_a_build_tells_its_own_seconds_from_those_of_others(capsys: pytest.Captu
     out = capsys.readouterr().out
     assert "compiled    8.0 s to proof and 4.0 s waiting for Backbone, " in out
     assert "round trip  0.4 s to proof and 9.8 s waiting for Backbone (5% of 8.0 s), " in out
+
+
+GRAD = "called with grad mode on: use torch.inference_mode()"
+
+
+def test_a_build_names_the_levels_of_calls_without_any_entry(capsys: pytest.CaptureFixture[str]):
+    """The warm replica does not know why, because it has no entries to look at."""
+    warm = {**report(to_proof_s=1.0), "entries": []}
+    lost = {"callable": "Net", "call": "(t0)", "level": 1, "reason": GRAD}
+
+    starts._show_built(
+        dataclasses.replace(built(report(to_proof_s=9.0), warm), entries=(lost,)), unsigned=False
+    )
+    starts._show_built(built(report(to_proof_s=9.0), warm), unsigned=False)
+
+    out = capsys.readouterr().out
+    assert f"level 1     Net(t0): {GRAD}" in out
+    assert "level 1     all calls: the app compiles with torch.compile" in out
+
+
+@pytest.mark.parametrize(
+    ("level", "levels", "said"),
+    [
+        (1, [], ""),
+        (2, [2, 3], ""),
+        (2, [], "no call goes through serve_warm.compile"),
+        (2, [2, 1], rf"1 of 2 kinds of calls are lower:\n  Net\(t0\) has level 1: {GRAD}"),
+        (3, [2, 2], "2 of 2 kinds of calls are lower"),
+    ],
+)
+def test_a_required_level_holds_for_all_calls(level: int, levels: list[int], said: str):
+    app: Any = SimpleNamespace(deployment="Head")
+    entries = [
+        {"callable": "Net", "call": f"(t{number})", "level": each, "reason": GRAD}
+        for number, each in enumerate(reversed(levels))
+    ]
+
+    with pytest.raises(BuildFailed, match=said) if said else contextlib.nullcontext() as caught:
+        _require_level(app, level, entries)
+
+    assert not said or "nothing was published" in caught.value.hint
 
 
 DIED = "Traceback ...\nModuleNotFoundError: No module named 'app'\n"

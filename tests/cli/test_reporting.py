@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""`serve-warm report`: a start from its process on, as lines, as JSON and as a trace."""
+"""`serve-warm report`: a start from its process on, as lines and as JSON."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from serve_warm import cli, node
+from serve_warm import cli
 from serve_warm._seats import SeatUse
+from serve_warm._state_file import StateFile
 from serve_warm.cli import reporting
 from serve_warm.errors import StoreError
 
@@ -48,9 +49,9 @@ def replicas(tmp_path: Path) -> Iterator[Path]:
     """Return the state directory of a ready replica and of a replica that failed and ended."""
     folder = tmp_path / "state"
     names = {"application": "shop", "deployment": "Ranker"}
-    ready = node.StateFile(folder, **names, replica="a")
+    ready = StateFile(folder, **names, replica="a")
     ready.write(FACTS)
-    failed = node.StateFile(folder, **names, replica="b")
+    failed = StateFile(folder, **names, replica="b")
     failed.write({**FACTS, "stage": "FAILED", "error": "no memory\nhint: less", "spans": SPANS[:2]})
     failed.close()
     yield folder
@@ -79,7 +80,7 @@ def test_the_first_line_splits_the_whole_start(replicas: Path):
 def test_what_came_of_a_seat_is_told(tmp_path: Path):
     """The line about a seat comes from a state file, or from a record of a newer release."""
     use = SeatUse(count=1, miss="hung", note="importing app took more than 60 s", waiting=0)
-    state = node.StateFile(tmp_path / "s", application="a", deployment="D", replica="r")
+    state = StateFile(tmp_path / "s", application="a", deployment="D", replica="r")
     state.write({**FACTS, "seat": use.text()})
 
     lines = run("--state-dir", str(tmp_path / "s")).splitlines()
@@ -102,29 +103,22 @@ def test_a_replica_that_has_ended_is_told_too(replicas: Path):
     assert "  hint: less" in lines
 
 
-def test_json_and_trace_are_written(replicas: Path, tmp_path: Path):
-    """Seconds from the process on; in the trace all starts are on one clock, a process each."""
-    data, trace = tmp_path / "starts.json", tmp_path / "trace.json"
+def test_json_is_written(replicas: Path, tmp_path: Path):
+    """Seconds count from the process on."""
+    data = tmp_path / "starts.json"
 
-    run("--state-dir", str(replicas), "--json", str(data), "--trace", str(trace))
+    run("--state-dir", str(replicas), "--json", str(data))
 
     first, second = json.loads(data.read_text())["starts"]
     assert (first["replica"], second["replica"], second["ended"]) == ("a", "b", True)
     assert first["spans"][3] == {"name": "pull", "began_s": 5.6, "seconds": 0.5, "beside": True} | {
         "began_s": pytest.approx(5.6)
     }
-    events = json.loads(trace.read_text())["traceEvents"]
-    assert [e["args"]["name"] for e in events if e["ph"] == "M"] == [
-        "shop#Ranker a",
-        "shop#Ranker b",
-    ]
-    pull = next(e for e in events if e["name"] == "pull")
-    assert (pull["ts"], pull["dur"], pull["tid"], pull["pid"]) == (5_600_000, 500_000, 1, 1)
 
 
 def test_what_another_release_wrote_is_no_error(tmp_path: Path):
     """Fields that are not there or of another kind are left out."""
-    state = node.StateFile(tmp_path / "s", application="a", deployment="D", replica="r")
+    state = StateFile(tmp_path / "s", application="a", deployment="D", replica="r")
     state.write({"stage": "READY", "spans": [["x"], None, 3, ["y", "z", 1, 2]], "levels": 7})
 
     lines = run("--state-dir", str(tmp_path / "s")).splitlines()

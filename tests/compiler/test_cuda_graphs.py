@@ -28,7 +28,7 @@ from graph_trees import (
 )
 from levels import build, served, started
 from serve_warm.compiler import cuda_graphs
-from serve_warm.compiler.background_import import import_compiler
+from serve_warm.compiler.imports import import_compiler
 from serve_warm.compiler.watch import watch_process
 
 if TYPE_CHECKING:
@@ -153,20 +153,6 @@ def test_a_function_whose_capture_fails_runs_without_a_graph_from_then_on(
     assert not manager.roots[7]
 
 
-def test_other_functions_of_that_manager_are_captured_as_ever():
-    """Functions of other managers are captured as before too."""
-    module = trees("", fails=[not_permitted()], plain=Plain())
-    manager, events, _ = hooked(module)
-    manager.ids_to_funcs[8] = manager.ids_to_funcs[7]
-    manager.warmed_up_functions |= {7, 8}
-    manager._run([WEIGHT, X], 7)
-
-    answers = manager._run([WEIGHT, X], 8), module.CUDAGraphTreeManager()._run([WEIGHT, X], 7)
-
-    assert answers == ("captured", "eager")
-    assert [event.kind for event in events] == ["skip", "capture"]
-
-
 def test_what_runs_in_no_way_raises_and_is_tried_again():
     """Missing memory now does not prevent a later graph."""
     fails = [out_of_memory() for _ in range(2)]
@@ -215,23 +201,6 @@ def test_an_error_of_the_model_is_no_failed_capture():
         manager._run([WEIGHT, X], 7)
 
     assert (plain.runs, events) == (0, [])
-
-
-def test_inputs_that_a_capture_has_freed_are_not_made_up():
-    """Keeping them would cost each graph their memory: that call fails, and no call after it.
-
-    As between two parts of a model, where the first one's result is the second one's alone.
-    """
-    plain = Plain()
-    manager, events, _ = hooked(trees("", fails=[not_permitted()], plain=plain))
-    manager.warmed_up_functions.add(7)
-
-    with pytest.raises(RuntimeError, match="previous error during capture"):
-        manager._run([WEIGHT, torch.ones(2, 3)], 7)
-
-    assert torch.equal(manager._run([WEIGHT, torch.ones(2, 3)], 7), X + 1)
-    assert [event.kind for event in events] == ["skip"]
-    assert "2, 3" in events[0].signature
 
 
 def test_a_capture_in_another_thread_names_both():

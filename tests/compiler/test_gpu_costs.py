@@ -20,10 +20,9 @@ from torch._inductor import cudagraph_utils
 
 from graph_trees import trees, two_gpus
 from serve_warm.compiler import cuda_graphs, triton_kernels
-from serve_warm.compiler.background_import import import_compiler
+from serve_warm.compiler.imports import import_compiler
 from serve_warm.compiler.watch import watch_process
-from serve_warm.metrics import METRICS
-from serve_warm.report import Stage
+from serve_warm.report import Counts, Stage
 from starts import StandIn, process, warm_up  # noqa: F401 - `process` is a fixture
 
 if TYPE_CHECKING:
@@ -101,34 +100,25 @@ class OnDevice(StandIn):
         await super().call(item)
 
 
-def figures(report: Report) -> dict[str, float]:
-    """Return the metrics of one value, by their names without our prefix."""
-    values = ((metric.name, metric.read(report)) for metric in METRICS)
-    return {name.removeprefix("serve_warm_"): v[()] for name, v in values if v.keys() == {()}}
-
-
 def test_what_a_warm_up_does_on_a_gpu_is_counted_as_the_warm_ups():
-    """Captures, skips, kernels and tunings, each with its own row; traffic has none of it."""
+    """Captures, skips, kernels and tunings, each with its own count; traffic has none of it."""
     report = warm_up(OnDevice()).report()
 
-    found = figures(report)
+    found = report.warmup
     assert report.stage is Stage.READY
-    assert found["captures"] == 1
-    assert found["graph_skips"] == 1
-    assert found["kernels_built"] == 2
-    assert found["tunings"] == 1
-    assert found["capture_seconds"] == report.warmup.capture_s > 0
-    assert found["tuning_seconds"] == report.warmup.tuning_s > 0
-    assert {name: v for name, v in found.items() if "after_ready" in name and v} == {}
+    assert (found.captures, found.graph_skips, found.kernels, found.tunings) == (1, 1, 2, 1)
+    assert found.capture_s > 0
+    assert found.tuning_s > 0
+    assert report.after_ready == Counts()
 
 
 @pytest.mark.parametrize(
     ("act", "moves"),
     [
-        (Device.capture, {"captures_after_ready", "capture_after_ready_seconds"}),
-        (Device.skip, {"graph_skips_after_ready"}),
-        (Device.build, {"kernels_built_after_ready"}),
-        (Device.tune, {"tunings_after_ready", "tuning_after_ready_seconds"}),
+        (Device.capture, {"captures", "capture_s"}),
+        (Device.skip, {"graph_skips"}),
+        (Device.build, {"kernels"}),
+        (Device.tune, {"tunings", "tuning_s"}),
     ],
     ids=["capture", "skip", "build", "tune"],
 )
@@ -136,13 +126,16 @@ def test_the_same_in_traffic_is_counted_as_traffics(act: Any, moves: set[str]):
     """Work that a request waits for counts only in the counters after READY."""
     replica = OnDevice()
     start = warm_up(replica)
-    before = figures(start.report())
+    before = start.report()
 
     act(replica.device)
 
-    after = figures(start.report())
-    assert {name for name in after if after[name] != before[name]} == moves
-    assert {after[name] for name in moves if not name.endswith("_seconds")} == {1.0}
+    after = start.report()
+    moved = {name: value for name, value in vars(after.after_ready).items() if value}
+    assert before.after_ready == Counts()
+    assert moved.keys() == moves
+    assert {value for name, value in moved.items() if not name.endswith("_s")} == {1}
+    assert after.warmup == before.warmup
 
 
 def test_a_kernel_in_traffic_is_an_event_with_its_name():

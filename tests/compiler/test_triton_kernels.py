@@ -15,7 +15,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,36 +63,6 @@ def test_a_kernel_is_counted_when_its_binary_comes_into_an_older_folder(tmp_path
 
     (tmp_path / "begun" / "add.cubin").write_bytes(b"x")
 
-    assert built.count() == 1
-
-
-def test_folders_of_known_kernels_are_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A start counts at each pass, and ResNet-152 on a GPU has hundreds of kernels."""
-    for number in range(20):
-        kernel(tmp_path, f"kernel {number}")
-    (tmp_path / "a file").write_bytes(b"x")
-    listed = []
-    stock = os.scandir
-    monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or stock(path))
-    built = triton_kernels.Built()
-    built.look_at(tmp_path)
-    assert len(listed) == 22
-
-    kernel(tmp_path, "new")
-    counts = [built.count() for _ in range(10)]
-
-    assert counts == [1] * 10
-    assert Counter(listed)[tmp_path / "new"] == 1
-    assert Counter(listed)[tmp_path / "kernel 0"] == 1
-
-
-def test_a_folder_that_is_not_there_yet_has_no_kernels(tmp_path: Path):
-    """Triton makes it with the first kernel."""
-    built = triton_kernels.Built()
-    built.look_at(tmp_path / "triton")
-
-    assert built.count() == 0
-    kernel(tmp_path / "triton", "new")
     assert built.count() == 1
 
 
@@ -290,10 +259,11 @@ def test_what_a_descent_found_is_not_looked_for_again(blocks: tuple[int, ...]):
     assert (left.config.size, left.config.found_by_coordesc) == (256, True)
 
 
-def test_what_no_descent_found_is_left_to_torch():
+@pytest.mark.parametrize("found", [(Block(256),), ()], ids=["no descent", "never measured"])
+def test_what_was_not_measured_to_the_end_is_left_to_torch(found: tuple[Block, ...]):
     """A descent may still find something better than the best of some configurations."""
-    tuner, _ = hooked(Block(256))
-    loaded = tuner(128, 256, descends=True)
+    tuner, _ = hooked(*found)
+    loaded = tuner(128, 256, descends=bool(found))
 
     loaded.recheck_autotune_cache(reload_kernel_from_src=lambda: None)
 
@@ -311,16 +281,6 @@ def test_what_was_measured_is_not_measured_again(blocks: tuple[int, ...]):
 
     assert [each.config.size for each in loaded.compile_results] == [256]
     assert loaded.inductor_meta["dynamic_scale_rblock"] is False
-
-
-def test_what_was_never_measured_is_left_to_torch():
-    """A kernel that the build did not launch is tuned when it is."""
-    tuner, _ = hooked(best=None)
-    loaded = tuner(128, 256)
-
-    loaded.recheck_autotune_cache(reload_kernel_from_src=lambda: None)
-
-    assert [each.config.size for each in loaded.compile_results] == [128, 256]
 
 
 def test_templates_measured_in_another_process_are_a_tuning():
@@ -372,31 +332,6 @@ def parameters(function: Any) -> list[str]:
 
 def counted(answer: dict[str, Any]) -> tuple[int, int]:
     return answer["counts"]["kernels"], answer["counts"]["tunings"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kernel", ["double", "add", "accumulate"])
-def test_the_interpreter_builds_and_keeps_nothing(launched: dict[str, Any], kernel: str):
-    """Kernels with one configuration, with several, and with a hook that goes before each."""
-    answer = launched["launched"][kernel]
-
-    assert answer["error"] == 0.0
-    assert [(each["kernels"], each["tunings"]) for each in answer["spans"]] == [(0, 0), (0, 0)]
-    assert launched["events"] == []
-    assert launched["files"] == []
-
-
-@pytest.fixture(scope="module")
-def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Each hand-written kernel, launched twice by the interpreter, and the cached results."""
-    cache = tmp_path_factory.mktemp("interpreted")
-    answer = answer_of(
-        "handwritten.py",
-        {"do": "launch", "cache": str(cache)},
-        require_folder("triton", TRITON),
-        TRITON_INTERPRET="1",
-    )
-    return {**answer, "files": [str(path) for path in cache.rglob("*") if path.is_file()]}
 
 
 TARGETS = [["cuda", 80, 32], ["cuda", 90, 32], ["hip", "gfx942", 64]]

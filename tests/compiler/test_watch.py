@@ -11,14 +11,10 @@ import contextlib
 import functools
 import os
 import platform
-import pwd
-import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,15 +24,13 @@ import pytest
 import torch
 from torch import nn
 from torch._inductor import config
-from torch._inductor.codecache import FxGraphCache
 
 import serve_warm
-from artifacts import container
 from compiled import compiled, double, fresh, stance
 from serve_warm import _private_folders
 from serve_warm import compile as serve_warm_compile
 from serve_warm.compiler import evidence
-from serve_warm.compiler.caches import header_directory, load_torch_bytes, private_directory
+from serve_warm.compiler.caches import header_directory, private_directory
 from serve_warm.compiler.compiled_objects import (
     compile_arguments,
     how_to_raise_the_limit,
@@ -98,31 +92,28 @@ def test_a_warm_call_counts_nothing(seen: Watch):
     assert counted.quiet
 
 
-def test_a_recompile_names_the_guard_that_failed(seen: Watch):
+@pytest.mark.parametrize(
+    ("first", "second", "signature", "reason"),
+    [
+        (torch.ones(2), torch.ones(5), "x=float32[5]", "expected 2, actual 5"),
+        (torch.ones(2, 3), torch.ones(3, 2).T, "x=float32[2, 3] strides [1, 2]", "stride"),
+    ],
+    ids=["size", "strides"],
+)
+def test_a_recompile_names_the_guard_that_failed(
+    seen: Watch, first: torch.Tensor, second: torch.Tensor, signature: str, reason: str
+):
     """The event of a new variant has torch's reason, and the input that caused it."""
     model = compiled(double)
-    model(torch.ones(2))
+    model(first)
 
-    counted = change(seen, lambda: model(torch.ones(5)))
+    counted = change(seen, lambda: model(second))
 
     event = seen.events()[-1]
     assert (counted.compiles, counted.recompiles) == (1, 1)
     assert not counted.quiet
-    assert (event.kind, event.signature) == ("recompile", "x=float32[5]")
-    assert "expected 2, actual 5" in event.reason
-
-
-def test_a_stride_is_named_as_the_cause(seen: Watch):
-    """A transposed input differs in nothing but its strides: the event shows them."""
-    model = compiled(double)
-    model(torch.ones(2, 3))
-
-    counted = change(seen, lambda: model(torch.ones(3, 2).T))
-
-    event = seen.events()[-1]
-    assert counted.recompiles == 1
-    assert event.signature == "x=float32[2, 3] strides [1, 2]"
-    assert "stride" in event.reason
+    assert (event.kind, event.signature) == ("recompile", signature)
+    assert reason in event.reason
 
 
 def named(x: torch.Tensor, user: str, opts: dict[str, str]) -> torch.Tensor:
@@ -227,23 +218,14 @@ def test_every_frame_is_counted_once(seen: Watch):
     assert counted.compiles >= 6  # two shapes of two parts of `outer` and of `inner`
 
 
-def test_there_is_one_watch(seen: Watch):
-    """Asking for the watch again neither replaces it nor makes it count twice."""
-    again = watch_process()
-
-    counted = change(seen, lambda: compiled(double)(torch.ones(2)))
-
-    assert again is seen
-    assert counted.compiles == 1
-
-
 def test_compiles_of_all_threads_are_counted(seen: Watch):
-    """The watch is the process', whichever thread compiles."""
+    """There is one watch for the process, whoever asks for it and whichever thread compiles."""
     models = [compiled(double) for _ in range(8)]
 
     with ThreadPoolExecutor(4) as threads:
         counted = change(seen, lambda: list(threads.map(lambda m: m(torch.ones(2)), models)))
 
+    assert watch_process() is seen
     assert counted.compiles == 8
 
 
@@ -277,34 +259,20 @@ def test_an_observer_is_told_by_the_thread_that_compiled(seen: Watch):
 # --- forbidding ----------------------------------------------------------------------------
 
 
-def test_forbid_raises_on_an_unseen_shape(seen: Watch):
-    """In the proof, a compile is an error, and nothing is compiled."""
-    model = compiled(double)
+def test_forbid_raises_on_what_is_not_compiled(seen: Watch):
+    """In the proof, compiled shapes work; a first or another compile is an error and not made."""
+    model, never_called = compiled(double), compiled(double)
     model(torch.ones(2))
     before = seen.counts()
 
-    with forbid(), pytest.raises(RuntimeError, match="expected 2, actual 3"):
-        model(torch.ones(3))
-
-    assert (seen.counts() - before).compiles == 0
-
-
-def test_forbid_raises_on_what_was_never_called():
-    """In the proof, a first compile is an error too."""
-    model = compiled(double)
-
-    with forbid(), pytest.raises(RuntimeError, match="fail_on_recompile"):
-        model(torch.ones(3))
-
-
-def test_forbid_lets_a_seen_shape_through():
-    """Compiled shapes work in the proof as they do outside."""
-    model = compiled(double)
-    model(torch.ones(2))
-
     with forbid():
         result = model(torch.ones(2))
+        with pytest.raises(RuntimeError, match="expected 2, actual 3"):
+            model(torch.ones(3))
+        with pytest.raises(RuntimeError, match="fail_on_recompile"):
+            never_called(torch.ones(3))
 
+    assert (seen.counts() - before).compiles == 0
     assert torch.equal(result, torch.full((2,), 3.0))
 
 
@@ -357,54 +325,33 @@ def test_a_compile_that_is_swallowed_in_the_proof_is_counted(seen: Watch):
 
 
 def test_after_ready_a_compile_raises_what_it_is_told(seen: Watch):
-    """`forbidden` gives the exception, knows the event, and no compile is made."""
+    """`forbidden` gives the exception, knows the event, and no compile is made.
 
-    class Refused(Exception):
-        pass
-
+    Nothing that is warm is refused, and a refused compile works once it is allowed again.
+    """
     asked: list[CompileEvent] = []
 
-    def refuse(event: CompileEvent) -> Refused:
+    def refuse(event: CompileEvent) -> LookupError:
         asked.append(event)
-        return Refused(event.signature)
+        return LookupError(event.signature)
 
     model = compiled(double)
     model(torch.ones(2))
     before = seen.counts()
     seen.forbidden = refuse
 
-    with pytest.raises(Refused, match="3"):
+    results = [model(torch.ones(2))]
+    with pytest.raises(LookupError, match="3"):
         model(torch.ones(3))
+    results.append(model(torch.ones(2)))
+    refused = seen.counts() - before
+    seen.forbidden = None
+    allowed = change(seen, lambda: model(torch.ones(3)))
 
     assert [(event.kind, event.signature) for event in asked] == [("forbidden", "x=float32[3]")]
-    assert seen.counts() - before == Counts(forbidden=1)
-
-
-def test_after_ready_a_declared_shape_works(seen: Watch):
-    """Forbidding compiles refuses nothing that is warm, before or after a refusal."""
-    model = compiled(double)
-    model(torch.ones(2))
-    seen.forbidden = lambda event: LookupError(event.signature)
-
-    first = model(torch.ones(2))
-    with pytest.raises(LookupError):
-        model(torch.ones(3))
-    second = model(torch.ones(2))
-
-    assert first.tolist() == second.tolist() == [3.0, 3.0]
-
-
-def test_allowing_again_compiles_again(seen: Watch):
-    """A refused compile works as soon as compiling is allowed again."""
-    model = compiled(double)
-    seen.forbidden = lambda event: LookupError(event.signature)
-    with pytest.raises(LookupError):
-        model(torch.ones(3))
-
-    seen.forbidden = None
-    counted = change(seen, lambda: model(torch.ones(3)))
-
-    assert counted.compiles == 1
+    assert refused == Counts(forbidden=1)
+    assert [result.tolist() for result in results] == [[3.0, 3.0]] * 2
+    assert allowed.compiles == 1
 
 
 # --- threads -------------------------------------------------------------------------------
@@ -592,22 +539,6 @@ def test_a_method_hides_no_compiled_one(first, monkeypatch: pytest.MonkeyPatch):
     assert "triton.cudagraphs=True" in compile_arguments(owner)["model"]
 
 
-def test_compile_arguments_are_the_same_once_compiled(seen: Watch):
-    """Having been called, and watched while it was, changes nothing about the arguments."""
-
-    class Owner:
-        def __init__(self) -> None:
-            self.model = compiled(double)
-
-    owner = Owner()
-    before = compile_arguments(owner)
-
-    counted = change(seen, lambda: owner.model(torch.ones(2)))
-
-    assert counted.compiles == 1
-    assert compile_arguments(owner) == before
-
-
 # --- the rest ------------------------------------------------------------------------------
 
 
@@ -652,156 +583,48 @@ def test_a_compiler_that_is_there_is_enough(tmp_path: Path):
     require_compiler({"PATH": str(tmp_path), "CXX": "other-cc"})
 
 
-def test_cache_directories_are_private(tmp_path: Path):
+def test_cache_directories_are_private():
     """Each is new and empty, and nobody else can look into it."""
-    first = private_directory(tmp_path)
-    second = private_directory(tmp_path)
+    first, second = private_directory(), private_directory()
 
     assert first != second
     assert {stat.S_IMODE(path.stat().st_mode) for path in (first, second)} == {0o700}
     assert list(first.iterdir()) == list(second.iterdir()) == []
 
 
-def left_behind(root: Path) -> Path:
-    """Return the cache directory of a process that was killed a moment ago."""
-    program = (
-        "import os, pathlib, signal, sys\n"
-        "from serve_warm.compiler.caches import private_directory\n"
-        "print(private_directory(pathlib.Path(sys.argv[1])), flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", program, str(root)], capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
-    directory = Path(ended.stdout.strip())
-    (directory / "kernel.so").write_bytes(b"\x7fELF")
-    return directory
-
-
-def age(directory: Path) -> None:
-    long_ago = time.time() - 10 * _private_folders.ABANDONED_S
-    os.utime(directory.parent / "owner.lock", (long_ago, long_ago))
-
-
-def test_directories_of_killed_processes_are_swept(tmp_path: Path):
-    """A node does not fill up with the caches of replicas that are gone; living ones stay."""
-    dead = left_behind(tmp_path)
-    alive = private_directory(tmp_path)
-    age(dead)
-    age(alive)
-
-    new = private_directory(tmp_path)
-
-    assert not dead.parent.exists()
-    assert alive.is_dir()
-    assert new.is_dir()
-
-
-def test_what_was_just_made_is_not_swept(tmp_path: Path):
-    """Between making a directory and locking it there is a moment: its owner gets a minute."""
-    young = left_behind(tmp_path)
-
-    private_directory(tmp_path)
-
-    assert (young / "kernel.so").exists()
-
-
-def test_nothing_is_swept_that_others_can_write_to(tmp_path: Path):
-    """A folder with the right name that another user may have made is left alone."""
-    dead = left_behind(tmp_path)
-    age(dead)
-    dead.parent.chmod(0o777)
-
-    private_directory(tmp_path)
-
-    assert (dead / "kernel.so").exists()
-
-
 # --- precompiled headers ------------------------------------------------------------------
 
 
-def test_headers_are_kept_for_the_user(tmp_path: Path):
+@pytest.fixture
+def headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    user = tmp_path / f"serve_warm-{os.geteuid()}"
+    monkeypatch.setattr(_private_folders, "user_folder", lambda name: user / name)
+    return user / "headers"
+
+
+def test_headers_are_kept_for_the_user(headers: Path):
     """All processes of a user share one folder that nobody else may write to."""
-    first = header_directory(tmp_path)
+    first = header_directory()
 
-    assert first == tmp_path / f"serve_warm-{os.geteuid()}" / "headers"
+    assert first == headers
     assert [stat.S_IMODE(path.stat().st_mode) for path in (first, first.parent)] == [0o700] * 2
-    assert header_directory(tmp_path) == first
+    assert header_directory() == first
 
 
-def writable(folder: Path) -> None:
-    folder.chmod(0o777)
-
-
-def linked(folder: Path) -> None:
-    folder.rename(folder.with_name("elsewhere"))
-    folder.symlink_to(folder.with_name("elsewhere"))
-
-
-def dangling(folder: Path) -> None:
-    folder.rename(folder.with_name("elsewhere"))
-    folder.symlink_to(folder.with_name("nowhere"))
-
-
-def no_folder(folder: Path) -> None:
-    folder.rename(folder.with_name("elsewhere"))
-    folder.touch()
-
-
-def foreign(folder: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can give a folder to another user")
-    os.chown(folder, 65534, 65534)
-
-
-@pytest.mark.parametrize("spoil", [writable, linked, dangling, no_folder, foreign])
-@pytest.mark.parametrize("depth", [0, 1], ids=["headers", "parent"])
 def test_headers_that_others_could_have_made_are_not_used(
-    tmp_path: Path, spoil: Callable[[Path], None], depth: int, caplog: pytest.LogCaptureFixture
+    headers: Path, caplog: pytest.LogCaptureFixture
 ):
     """The process gets an empty folder of its own instead, and says so."""
-    usual = header_directory(tmp_path)
-    spoil([usual, usual.parent][depth])
+    usual = header_directory()
+    headers.parent.chmod(0o777)
 
-    found = header_directory(tmp_path)
+    found = header_directory()
 
     assert found.resolve() != usual.resolve()
     assert list(found.iterdir()) == []
     assert stat.S_IMODE(found.parent.stat().st_mode) == 0o700
     assert "this process compiles its own C++ headers" in caplog.text
-    assert str([usual, usual.parent][depth]) in caplog.text
-
-
-@pytest.mark.parametrize("depth", [0, 1])
-def test_headers_and_caches_are_made_where_nobody_can_exchange_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, depth: int
-):
-    """A folder for temporary files that others can rename in is not used, nor one below such."""
-    temporary, home = tmp_path / "a" / "tmp", tmp_path / "home"
-    temporary.mkdir(parents=True)
-    home.mkdir(mode=0o700)
-    [temporary, temporary.parent][depth].chmod(0o777)
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_dir=str(home)))
-
-    made = [private_directory(), header_directory()]
-
-    assert [_private_folders.problems(each) for each in made] == [(), ()]
-    assert all(each.is_relative_to(home / ".cache" / "serve_warm") for each in made)
-    assert list(temporary.iterdir()) == []
-
-
-def test_headers_are_not_kept_where_others_can_rename_folders(tmp_path: Path):
-    """A temp directory that all may write to must be sticky, as /tmp is."""
-    usual = header_directory(tmp_path)
-    tmp_path.chmod(0o777)
-    exposed = header_directory(tmp_path)
-    tmp_path.chmod(0o1777)
-
-    assert exposed != usual
-    assert header_directory(tmp_path) == usual
+    assert str(headers.parent) in caplog.text
 
 
 SOFTMAX = """
@@ -947,36 +770,6 @@ def test_a_cpu_without_avx2_is_not_pinned_to_it(monkeypatch: pytest.MonkeyPatch)
     assert {"avx2", "fma", "bmi2"} <= set(missing)
     assert sys.meta_path == before
     assert config.cpp.simdlen is None
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        pytest.param(b"", id="empty"),
-        pytest.param(container(("no_such_kind", [("key", b"x")])), id="unknown kind"),
-    ],
-)
-def test_bytes_that_torch_cannot_read_are_said_to_be_so(
-    raw: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """A broken part is an answer, not an exception: it costs time and not the replica."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-
-    assert load_torch_bytes(raw) is False
-
-
-@pytest.mark.parametrize("content", [b"not a pickle", b"cno.such.module\nx\n."])
-def test_an_entry_that_torch_cannot_read_is_found_at_load_or_is_a_miss(
-    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Up to 2.13 loading opens every entry; later ones are opened, and passed over, on look-up."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-
-    loaded = load_torch_bytes(container(("inductor", [("fkey", content)])))
-
-    found = list(FxGraphCache.iterate_over_candidates(True, None, "fkey")) if loaded else []
-    assert not found
-    assert not loaded or any(file.is_file() for file in tmp_path.rglob("*"))
 
 
 def test_what_captures_below_a_library_is_seen(monkeypatch: pytest.MonkeyPatch):

@@ -134,13 +134,6 @@ def test_a_recording_has_the_text_of_eager(replica):
     assert events[-1] == {"start_s": 0.0, "end_s": 1.5}
 
 
-def test_sounds_change_the_text(replica):
-    """Were they ignored, no test of texts would show anything."""
-    texts = {ask(replica, sound(2, pitch=pitch))[1] for pitch in range(3)}
-
-    assert len(texts) == 3
-
-
 def test_a_long_recording_is_cut_into_windows(replica):
     """Each window has the same text as alone. The last window may be short."""
     whole = sound(4.5)
@@ -239,22 +232,6 @@ def test_a_text_ends_before_its_end_token():
     assert asyncio.run(told()) == [[7], [5, 6, 7, 8]]
 
 
-def test_a_row_without_a_listener_changes_no_other(replica):
-    """The other rows get the same text as without this row."""
-
-    async def together() -> list[list[int]]:
-        chunks = [Chunk(wave(sound(1, pitch=pitch)), limit=12) for pitch in (1, 2)]
-        chunks[0].is_wanted = False
-        await asyncio.to_thread(replica.transcriber.transcribe, chunks)
-        chunks[0].tell(None)
-        return [await tokens_of(chunk) for chunk in chunks]
-
-    left, stayed = asyncio.run(together())
-
-    assert left == []
-    assert [replica.decode(stayed)] == eager([sound(1, pitch=2)], count=12)
-
-
 def test_a_client_that_leaves_ends_its_chunk(replica):
     """Closing the answer tells the chunk, whose row then ends."""
     seen: list[Chunk] = []
@@ -321,16 +298,6 @@ def test_a_character_of_several_tokens_is_sent_whole(replica):
 
 
 # Weights by name ------------------------------------------------------------------------------
-
-
-def test_weights_are_the_same_at_every_start():
-    """Two loads give the same weights, and do not change the random number generator."""
-    torch.manual_seed(7)
-    first, second = (load_random(SMALL.shape)[0].state_dict() for _ in range(2))
-    drawn = torch.rand(1)
-
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert torch.equal(drawn, torch.rand(1, generator=torch.Generator().manual_seed(7)))
 
 
 def test_weights_by_name_bring_their_language_and_their_words(tmp_path):

@@ -31,7 +31,6 @@ from deployments.text_generator.app import (
 from deployments.text_generator.model import Decoder, Shape, compiled, decoder_of, load_model
 from serve_warm import compile_regions
 from serve_warm.compiler.compiled_objects import HandedOver, compile_arguments
-from serve_warm.errors import GenerationRefused
 from serve_warm.generation import Slots
 from serve_warm.inputs import sort_by_size
 
@@ -228,25 +227,6 @@ def test_weights_are_the_same_at_every_start():
 # Slots ----------------------------------------------------------------------------------------
 
 
-def test_more_sequences_than_slots_all_get_their_own_tokens(model, slots, thread):
-    """Sequences that share steps, wait for slots and take over used ones do not mix."""
-    lengths = [1, 2, 5, 7, 8, 11, 13, 16]
-    counts = [8, 1, 5, 2, 8, 3, 8, 8]
-
-    answers = run(
-        together(
-            *(generated(slots, prompt(n), count) for n, count in zip(lengths, counts, strict=True))
-        )
-    )
-
-    assert answers == [
-        greedy(model, prompt(n), count=count) for n, count in zip(lengths, counts, strict=True)
-    ]
-    # Alone, each would take a step for every token but its first.
-    assert thread.names.count("_prefill") == len(lengths)
-    assert thread.names.count("_decode") < sum(count - 1 for count in counts)
-
-
 def test_the_longest_sequence_is_right_beside_rows_that_idle(model, slots):
     """A sequence that fills the cache gets its own tokens to the last, whoever comes and goes."""
     length = 8
@@ -263,22 +243,6 @@ def test_the_longest_sequence_is_right_beside_rows_that_idle(model, slots):
         greedy(model, prompt(length), count=count),
         greedy(model, prompt(6), count=count),
     ]
-
-
-def test_a_client_that_leaves_gives_its_slot_back(slots, model):
-    """Streams that are closed after two tokens leave room for as many others as there are."""
-
-    async def leave() -> None:
-        stream = slots.tokens(prompt(4), count=16)
-        await anext(stream)
-        await anext(stream)
-        await stream.aclose()
-
-    async def scenario() -> list[list[int]]:
-        await asyncio.gather(*(leave() for _ in range(2 * SMALL.slots)))
-        return await together(*(generated(slots, prompt(n), 8) for n in range(1, 7)))
-
-    assert run(scenario()) == [greedy(model, prompt(n), count=8) for n in range(1, 7)]
 
 
 @pytest.mark.parametrize("length", range(1, 5))
@@ -300,21 +264,6 @@ def test_a_sequence_that_was_left_writes_to_no_slot_any_more(slots, model, lengt
     assert run(scenario()) == [greedy(model, prompt(16), count=longest)] * 2
 
 
-def test_a_client_that_reads_slowly_gets_its_tokens_and_no_step_more(slots, model):
-    """Others make its tokens meanwhile, up to the last place in the cache and not beyond."""
-    length = 8
-    count = SMALL.max_length - length
-
-    async def scenario() -> list[int]:
-        slow = slots.tokens(prompt(length), count=count)
-        tokens = [await anext(slow)]
-        for _ in range(3):
-            await generated(slots, prompt(5), count)
-        return tokens + [token async for token in slow]
-
-    assert run(scenario()) == greedy(model, prompt(length), count=count)
-
-
 @pytest.mark.parametrize("after_calls", range(1, 9))
 def test_a_request_cancelled_in_a_call_harms_no_other(slots, model, thread, after_calls):
     """Whenever one is cancelled, in its prefill or a step, the others get their own tokens."""
@@ -334,18 +283,6 @@ def test_a_request_cancelled_in_a_call_harms_no_other(slots, model, thread, afte
     ]
 
 
-def test_a_call_that_fails_gives_its_slot_back(slots, model):
-    """An error comes out of the stream it belongs to, and the slot serves the next one."""
-
-    async def scenario() -> list[int]:
-        for _ in range(2 * SMALL.slots):
-            with pytest.raises(GenerationRefused, match="not in the vocabulary"):
-                await generated(slots, [SMALL.vocabulary], 2)
-        return await generated(slots, prompt(4), 4)
-
-    assert run(scenario()) == greedy(model, prompt(4), count=4)
-
-
 # Requests -------------------------------------------------------------------------------------
 
 
@@ -359,10 +296,7 @@ def test_a_call_that_fails_gives_its_slot_back(slots, model):
         ),
         (Prompt(prompt=[1, -1]), "A token is a number from 0 to 4095, but -1 is not."),
         (Prompt(prompt=[2**70]), f"A token is a number from 0 to 4095, but {2**70} is not."),
-        (
-            Prompt(prompt=[1], max_new_tokens=0),
-            "max_new_tokens is at least 1, but here it is 0.",
-        ),
+        (Prompt(prompt=[1], max_new_tokens=0), "max_new_tokens is at least 1, but here it is 0."),
         (
             Prompt(prompt=[1] * 100, max_new_tokens=157),
             (

@@ -66,15 +66,6 @@ def test_a_change_that_the_steps_cannot_follow_is_refused(
     assert "\n" not in str(refused.value)
 
 
-def test_attention_that_is_set_back_is_served_again():
-    """The refusal says so."""
-    model = load_compiled("llama")
-    eager_attention(model)
-    model.set_attn_implementation("sdpa")
-
-    assert best(model, batch_of("llama")) == best(load("llama"), batch_of("llama"))
-
-
 def test_a_change_of_attention_ends_a_running_stream():
     """Its next step would use masks of another form."""
     stream = load_compiled("llama")
@@ -135,17 +126,4 @@ def test_an_adapter_that_comes_or_goes_ends_a_running_stream(
     change(model)
 
     with pytest.raises(GenerationRefused, match=message):
-        next(running)
-
-
-def test_an_adapter_that_is_disabled_in_one_of_two_layers_ends_a_running_stream():
-    """Each layer counts."""
-    model = load_adapted()
-    layer = model.model.layers[0].self_attn
-    layer.q_proj = Adapted(layer.q_proj)
-    running = model.stream(**batch_of("llama"), max_new_tokens=8)
-    next(running)
-    layer.q_proj.is_off = True
-
-    with pytest.raises(GenerationRefused, match="The adapter changed in some layers during"):
         next(running)

@@ -196,25 +196,6 @@ def test_states_of_the_encoder_may_be_handed_over(pads: str):
         assert best(model, given, max_new_tokens=8) == best(eager, batch, max_new_tokens=8)
 
 
-def test_a_logits_processor_may_generate_with_the_same_model(model: Any):
-    """The inner call has its own slots, and the outer call goes on."""
-    inner: list[Any] = []
-
-    def process(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if len(inner) < 2:
-            inner.append(None)
-            inner[-1] = best(model, batch_of("llama", (5,)), max_new_tokens=3)
-        return scores
-
-    options = {"logits_processor": [process], "max_new_tokens": 6}
-    made = best(model, batch_of("llama", (7,)), **options)
-
-    eager = load("llama")
-    assert made == best(eager, batch_of("llama", (7,)), max_new_tokens=6)
-    assert inner == [best(eager, batch_of("llama", (5,)), max_new_tokens=3)] * 2
-    assert free(model) == BATCH
-
-
 def test_logits_processors_and_stops_work_as_before(model: Any):
     """Penalties, a minimum length and an end token are outside the compiled steps."""
     batch = batch_of("llama")
@@ -281,14 +262,6 @@ def test_a_copy_has_its_own_weights_and_cache(name: str, again: Any):
     assert best(other, inputs) != before
 
 
-def test_a_shallow_copy_shares_the_cache(model: Any):
-    """As with the model of `transformers`, which shares its weights with such a copy."""
-    other = copy.copy(model)
-
-    assert other._serve_warm_decoder is model._serve_warm_decoder
-    assert best(other, batch_of("llama")) == best(model, batch_of("llama"))
-
-
 def test_the_cache_stays_where_it_is(model: Any):
     """CUDA graphs read the addresses of their capture: no step replaces a buffer."""
     buffers = model._serve_warm_buffers
@@ -325,34 +298,6 @@ def test_padding_leaves_nothing_that_depends_on_the_order_of_writes(model: Any):
         assert not layer.values[1, :, behind:].any()
 
 
-# Adapters -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [({"name": "b"}, "changed from 'a' to 'b' during"), ({"is_off": True}, "from 'a' to none")],
-)
-def test_an_adapter_that_changes_ends_the_streams_that_began_before(
-    change: dict[str, Any], message: str
-):
-    """Each gets one sentence and frees its slots; a stream that begins then goes on."""
-    model, asked = load_adapted(), batch_of("llama", (7,))
-    before = model.stream(**asked, max_new_tokens=8)
-    next(before)
-    for name, value in change.items():
-        setattr(model.lm_head, name, value)
-    after = model.stream(**asked, max_new_tokens=8)
-    made = next(after).tolist()
-
-    with pytest.raises(GenerationRefused, match=message) as refused:
-        next(before)
-
-    assert str(refused.value).endswith(".")
-    assert free(model) == BATCH - 1
-    made += [token for tokens in after for token in tokens.tolist()]
-    assert [made] == best(model, asked, max_new_tokens=8)
-
-
 # Refusals -------------------------------------------------------------------------------------
 
 
@@ -378,21 +323,6 @@ def cache_of_another(model: Any) -> Any:
 def ended_cache(model: Any) -> Any:
     cache = draw(model, prompt(4), return_dict_in_generate=True).past_key_values
     return model(input_ids=prompt(1)["input_ids"], past_key_values=cache)
-
-
-def ended_cache_of_generate(model: Any) -> Any:
-    cache = draw(model, prompt(4), return_dict_in_generate=True).past_key_values
-    return draw(model, prompt(6), past_key_values=cache)
-
-
-def ended_cache_by_position(model: Any) -> Any:
-    cache = draw(model, prompt(4), return_dict_in_generate=True).past_key_values
-    return model(prompt(1)["input_ids"], None, None, cache)
-
-
-def assistant_by_position(model: Any) -> Any:
-    nothing = [None] * 5
-    return model.generate(prompt(4)["input_ids"], *nothing, load("llama"))
 
 
 def stream(*given: Any, **options: Any) -> Callable[[Any], Any]:
@@ -452,9 +382,6 @@ REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
     (own_cache, "past_key_values is a DynamicCache, but the compiled steps have their own cache"),
     (cache_of_another, "past_key_values is the cache of another model, but the compiled"),
     (ended_cache, "This cache belongs to a generation that has ended, so the cache cannot"),
-    (ended_cache_of_generate, "This cache belongs to a generation that has ended, so the cache"),
-    (ended_cache_by_position, "This cache belongs to a generation that has ended, so the cache"),
-    (assistant_by_position, "steps do not support assistant_model=: assisted decoding"),
     (
         lambda model: best(model, {"input_ids": torch.tensor([[5, 64]])}),
         "Token 64 is not in the vocabulary of 64 tokens.",
@@ -503,8 +430,6 @@ def test_a_request_that_steps_cannot_have_is_refused_in_one_sentence(
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("t5", {"output_hidden_states": True}, "do not support output_hidden_states=True: "),
-        ("t5", {"num_beams": 2, "do_sample": False, "top_k": None}, "do not support num_beams=2: "),
         (
             "gpt2",
             {"token_type_ids": torch.ones(2, 12, dtype=torch.int64)},

@@ -173,20 +173,6 @@ def test_a_comparison_uses_free_slots_and_gives_them_back():
     assert [tokens] == best(load("llama"), asked, max_new_tokens=8)
 
 
-def test_a_request_that_fits_is_served_while_others_use_the_slots_of_the_comparison():
-    """One row is compared then, and both rows at a later request."""
-    model, asked = load_compiled("llama"), batch_of("llama", (7,))
-    others = model._serve_warm_decoder.take(2)
-
-    tokens = best(model, asked)
-    was_done = model._serve_warm_check.is_done
-    model._serve_warm_decoder.release(others)
-    again = best(model, asked)
-
-    assert tokens == again == best(load("llama"), asked)
-    assert (was_done, model._serve_warm_check.is_done) == (False, True)
-
-
 @pytest.mark.parametrize("value", [torch.finfo(torch.float32).min, float("-inf")])
 def test_logits_that_a_model_masks_do_not_hide_a_difference(value: float):
     """Before, the difference was divided by the mask, or was NaN."""
@@ -247,13 +233,3 @@ def test_a_served_model_and_a_peft_model_are_refused():
     with pytest.raises(ConfigError, match="whose generate") as error:
         compiled(wrapper)
     assert "get_base_model()" in str(error.value.hint)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"batch": True}, "invalid batch: True"), ({"prompt_lengths": 4}, "got prompt_lengths=4")],
-)
-def test_numbers_of_another_kind_are_refused(options: dict[str, Any], message: str):
-    """True is not a count, and one number is not a list."""
-    with pytest.raises(ConfigError, match=message):
-        compiled(load("llama"), **options)

@@ -1,14 +1,16 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A Llama-shaped model through `compile_generation`, in one process that builds or starts.
+"""A decoder through `compile_generation`, in one process that builds, starts or measures eagerly.
 
-    python tests/gpu/decode_process.py build --level 2 --in FOLDER [--tiny]
-    python tests/gpu/decode_process.py start --level 2 --in FOLDER [--tiny]
+    python tests/gpu/decode_process.py decode build --level 2 --in FOLDER [--tiny]
+    python tests/gpu/decode_process.py decode start --level 2 --in FOLDER [--tiny]
+    python tests/gpu/decode_process.py half_precision static --in FOLDER [--tiny]
 
 Prints JSON. A start loads the entries and generates until all graphs are captured. Then it checks
 that the tokens are eager's, counts graph launches in each call of the model, and counts captures in
-10,000 steps. It also measures serve_warm's own time in a step. `--tiny` is for a CPU, where nothing
-is captured.
+10,000 steps. It also measures serve_warm's own time in a step. `static` measures a step of a static
+cache of transformers, compiled with torch.compile. `--tiny` is for a CPU, where nothing is
+captured.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ import argparse
 import contextlib
 import json
 import os
+import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,84 +39,147 @@ from serve_warm.compiler.proof import forbid  # noqa: E402
 from serve_warm.compiler.watch import watch_process  # noqa: E402
 from serve_warm.precompile.session import SESSION  # noqa: E402
 
-LARGE = {
-    "vocab_size": 8192,
-    "hidden_size": 1024,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "intermediate_size": 2816,
-    "max_position_embeddings": 512,
-    # Larger than the library's default, so that tokens differ from step to step.
-    "initializer_range": 0.05,
-}
 SLOTS = 8
-LENGTHS = (16, 64)
-PROMPTS = ((60, 40, 64), (9,))
-"""Prompt lengths of a batch and of a single prompt, which use both buckets."""
 STEPS = 10_000
+TIMED_STEPS = 200
 PASSES = 3
 """One pass before the captures, one with the captures, and one that launches the graphs."""
 PROFILED = 10
 
 
-def load(*, tiny: bool) -> Any:
-    """Return the eager model, in float32, so that compiled steps can give the same tokens."""
-    import transformers
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A decoder, and the prompts that it generates from."""
 
-    settings = {**generators.TEXT, **({} if tiny else LARGE)}
-    torch.manual_seed(0)
-    with torch.device("cpu" if tiny else "cuda"):
-        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings)).eval()
+    model: str
+    sizes: Mapping[str, Any]
+    dtype: torch.dtype
+    max_length: int
+    prompt_lengths: tuple[int, ...]
+    prompts: tuple[tuple[int, ...], ...]
+    """The lengths of each batch of prompts. All buckets are used."""
+    tokens: int
+    """New tokens of a prompt."""
+    device: str = "cuda"
 
-
-def compiled(model: Any, level: int, *, tiny: bool) -> Any:
-    mode = {} if tiny else {"mode": "reduce-overhead"}
-    max_length = 60 if tiny else 512
-    lengths = generators.PROMPT_LENGTHS if tiny else LENGTHS
-    return serve_warm.compile_generation(
-        model, batch=SLOTS, max_length=max_length, prompt_lengths=lengths, level=level, **mode
-    )
-
-
-def replay(model: Any, *, tiny: bool) -> list[list[list[int]]]:
-    prompts = bench_generation.PROMPTS if tiny else PROMPTS
-    made = []
-    for lengths in prompts:
-        inputs = generators.batch_of("llama", lengths)
-        made.append(
-            generators.generate(model, {key: x.to(model.device) for key, x in inputs.items()})
+    def tiny(self) -> Case:
+        return replace(
+            self,
+            sizes={},
+            device="cpu",
+            max_length=generators.MAX_LENGTH,
+            prompt_lengths=generators.PROMPT_LENGTHS,
+            prompts=bench_generation.PROMPTS,
         )
-    return made
+
+    def load(self) -> Any:
+        """Return the eager model, with random weights."""
+        import transformers
+
+        config, model, settings = generators.MODELS[self.model]
+        torch.manual_seed(0)
+        with torch.device(self.device):
+            made = getattr(transformers, model)(
+                getattr(transformers, config)(**{**settings, **self.sizes})
+            )
+            return made.to(self.dtype).eval()
+
+    @property
+    def mode(self) -> str | None:
+        return "reduce-overhead" if self.device == "cuda" else None
+
+    def compiled(self, model: Any, level: int) -> Any:
+        return serve_warm.compile_generation(
+            model,
+            batch=SLOTS,
+            max_length=self.max_length,
+            prompt_lengths=self.prompt_lengths,
+            level=level,
+            **({"mode": self.mode} if self.mode else {}),
+        )
+
+    def replay(self, model: Any) -> list[list[list[int]]]:
+        made = []
+        for lengths in self.prompts:
+            inputs = generators.batch_of(self.model, lengths)
+            on_device = {key: x.to(model.device) for key, x in inputs.items()}
+            made.append(generators.generate(model, on_device, max_new_tokens=self.tokens))
+        return made
 
 
-def build(level: int, folder: Path, *, tiny: bool) -> dict[str, Any]:
+CASES = {
+    # In float32, so that compiled steps can give the same tokens.
+    "decode": Case(
+        model="llama",
+        sizes={
+            "vocab_size": 8192,
+            "hidden_size": 1024,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 16,
+            "intermediate_size": 2816,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 512,
+            # Larger than the library's default, so that tokens differ from step to step.
+            "initializer_range": 0.05,
+        },
+        dtype=torch.float32,
+        max_length=512,
+        prompt_lengths=(16, 64),
+        prompts=((60, 40, 64), (9,)),
+        tokens=generators.TOKENS,
+    ),
+    # The sizes of Qwen3-0.6B's configuration.
+    "half_precision": Case(
+        model="qwen3",
+        sizes={
+            "vocab_size": 151936,
+            "hidden_size": 1024,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "intermediate_size": 3072,
+            "max_position_embeddings": 1024,
+            "tie_word_embeddings": True,
+            "initializer_range": 0.02,
+        },
+        dtype=torch.bfloat16,
+        max_length=1024,
+        prompt_lengths=(128, 512),
+        prompts=((125,) * SLOTS, (509,) * SLOTS),
+        tokens=8,
+    ),
+}
+
+
+def build(case: Case, level: int, folder: Path) -> dict[str, Any]:
     began = time.perf_counter()
-    model = compiled(load(tiny=tiny), level, tiny=tiny)
+    model = case.compiled(case.load(), level)
     with torch.compiler.set_stance("force_eager"), SESSION.building() as building:
-        replay(model, tiny=tiny)
+        case.replay(model)
     table = building.table
     for file, data in table.to_files(level).items():
         (folder / file).write_bytes(data)
     return {
         "refused": sorted(table.refused.values()),
+        "entries": table.described(),
         "build_s": round(time.perf_counter() - began, 1),
         "artifact_bytes": sum(file.stat().st_size for file in folder.iterdir()),
     }
 
 
-def start(level: int, folder: Path, *, tiny: bool) -> dict[str, Any]:
+def start(case: Case, level: int, folder: Path) -> dict[str, Any]:
     watch = watch_process()
-    model = load(tiny=tiny)
-    eager = replay(model, tiny=tiny)
-    model = compiled(model, level, tiny=tiny)
+    model = case.load()
+    eager = case.replay(model)
+    model = case.compiled(model, level)
     before = watch.counts()
     began = time.perf_counter()
     why = SESSION.load(folder)
     for _ in range(PASSES):
-        replay(model, tiny=tiny)
+        case.replay(model)
     with forbid():
-        made = replay(model, tiny=tiny)
+        made = case.replay(model)
     to_proof_s = time.perf_counter() - began
     warm = watch.counts() - before
     found = {
@@ -129,8 +196,51 @@ def start(level: int, folder: Path, *, tiny: bool) -> dict[str, Any]:
     }
     found |= launches(model)
     found |= many_steps(model)
-    found |= {"dispatch_us": round(bench_generation.dispatch_us(model), 1)}
-    return found
+    decoder = model._serve_warm_decoder
+    found |= {
+        "full_step_ms": step_ms(
+            case, lambda at: decoder.decode(dict.fromkeys(range(SLOTS), (7, at)))
+        )
+    }
+    # At the end, because the steps compute nothing from then on.
+    return found | {"dispatch_us": round(bench_generation.dispatch_us(model), 1)}
+
+
+def static(case: Case) -> dict[str, Any]:
+    from transformers import StaticCache
+
+    model = case.load()
+    cache = StaticCache(config=model.config, max_cache_len=case.max_length)
+    step = torch.compile(model, mode=case.mode, dynamic=False)
+    first = case.prompt_lengths[0]
+    tokens = torch.full((SLOTS, 1), 7, device=model.device)
+
+    def run(at: int) -> None:
+        place = torch.tensor([at], device=model.device)
+        step(
+            input_ids=tokens,
+            position_ids=place[None].expand(SLOTS, 1),
+            cache_position=place,
+            past_key_values=cache,
+            use_cache=True,
+        )
+
+    with torch.inference_mode():
+        prompt = torch.full((SLOTS, first), 7, device=model.device)
+        model(input_ids=prompt, past_key_values=cache, use_cache=True)
+        return {"full_step_ms": step_ms(case, run)}
+
+
+def step_ms(case: Case, step: Callable[[int], Any]) -> float:
+    """Return the median time of a step in milliseconds, with the wait for its results."""
+    times, first = [], case.prompt_lengths[0]
+    for at in range(first, min(first + TIMED_STEPS, case.max_length)):
+        began = time.perf_counter()
+        step(at)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return round(1e3 * statistics.median(times), 3)
 
 
 def launches(model: Any) -> dict[str, Any]:
@@ -208,17 +318,22 @@ def many_steps(model: Any) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("do", choices=["build", "start"])
-    parser.add_argument("--level", type=int, required=True)
+    parser.add_argument("case", choices=CASES)
+    parser.add_argument("do", choices=["build", "start", "static"])
+    parser.add_argument("--level", type=int)
     parser.add_argument("--in", type=Path, dest="folder", required=True)
     parser.add_argument("--tiny", action="store_true")
     asked = parser.parse_args()
+    case = CASES[asked.case].tiny() if asked.tiny else CASES[asked.case]
     torch.set_num_threads(1)
     asked.folder.mkdir(parents=True, exist_ok=True)
     # A start finds the kernels of its build there. In a replica, the artifact contains them.
     os.environ["TRITON_CACHE_DIR"] = str(asked.folder.resolve().parent / "triton")
-    do = {"build": build, "start": start}[asked.do]
-    found = do(asked.level, asked.folder, tiny=asked.tiny)
+    if asked.do == "static":
+        found = static(case)
+    else:
+        do = {"build": build, "start": start}[asked.do]
+        found = do(case, asked.level, asked.folder)
     sys.stdout.write("\n" + json.dumps(found) + "\n")
 
 

@@ -1,24 +1,25 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Measures models on one GPU: a decoder with a cache, ViT-L, and one of Whisper-large's size.
+"""Measures models on one GPU: two decoders, ViT-L, and one of Whisper-large's size.
 
-    python tests/gpu/models_gpu.py [--models decode,vit_large,whisper_large] [--turns 2]
-        [--json tests/benchmarks/results/models_gpu.json] [--work build/models_gpu] [--limit-s 480]
+    python tests/gpu/models_gpu.py [--models decode,half_precision,vit_large,whisper_large]
+        [--turns 2] [--json tests/benchmarks/results/models_gpu.json] [--work build/models_gpu]
+        [--limit-s 480]
     python tests/gpu/models_gpu.py --tiny --turns 1      tiny models, without a GPU
 
-Needs transformers but not Ray. For decoding, decode_process.py makes a build and a start at each
-level. The other models are started in turns, as in bench_startup.py: cold, with torch's bytes, and
-at levels 2 and 3. A start that is not a full hit stays in the results, with the reasons from its
-report.
+Needs transformers but not Ray. For `decode`, a Llama in float32, and `half_precision`, a decoder of
+Qwen3-0.6B's size in bfloat16, decode_process.py makes a build and a start at each level. The other
+models are started in turns, as in bench_startup.py: cold, with torch's bytes, and at levels 2 and
+3. A start that is not a full hit stays in the results, with the reasons from its report.
 
 The run consists of pieces: the artifacts of each model, each turn of a model, and each level of
-decoding. After each piece, the program writes the JSON. It skips the pieces that the JSON or the
-work folder already has. Except for the first piece, it begins no piece that could end after the
-limit. While pieces are left, it ends with status 75: run it again, possibly on another machine with
-the same JSON. `--again vit_large,decode/2` repeats a model or a piece.
+decoding. After each piece, the program writes the JSON. It skips the pieces that the work folder
+already has. Except for the first piece, it begins no piece that could end after the limit. While
+pieces are left, it ends with status 75: run it again.
 
 The exit status is 1 if tokens or numbers differ, a call of a step is not one launch of a graph, a
-step compiles or captures, dispatch takes over 50 µs, or a start is not a full hit.
+step compiles or captures, dispatch takes over 50 µs, a start is not a full hit, or a start of
+`half_precision` takes longer than `LONGEST_S`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,13 @@ from benchmarks.bench_startup import Bench, Entrant, Failed  # noqa: E402
 from gpu.pieces import MORE, Pieces  # noqa: E402
 from serve_warm.builder.bench import machine  # noqa: E402
 
-DECODE = "decode"
+DECODE, HALF = DECODERS = ("decode", "half_precision")
 LEVELS = (2, 3)
+LONGEST_S = {2: 5.0, 3: 2.0}
+"""Longest time from loading to the proof in half precision, for each level."""
 STARTS = {"vit_large": "vit_tiny", "whisper_large": "whisper_tiny"}
 """The tiny workload of each model. Its workload for a GPU is the model's name with `_gpu`."""
-NAMES = (DECODE, *STARTS)
+NAMES = (*DECODERS, *STARTS)
 ENTRANTS = (
     Entrant(system="cold"),
     Entrant(system="torch_bytes"),
@@ -75,7 +78,8 @@ class Run:
 
     def names_of(self, models: Sequence[str]) -> list[str]:
         """Return the pieces of these models. The first figures of all models come first."""
-        names = [f"{DECODE}/{level}" for level in LEVELS if DECODE in models]
+        names = [f"{case}/{level}" for case in DECODERS if case in models for level in LEVELS]
+        names += [f"{HALF}/static"] * (HALF in models)
         starts = [name for name in STARTS if name in models]
         for name in starts:
             names += [f"{name}/make", f"{name}/turn-1"]
@@ -86,11 +90,11 @@ class Run:
     def do(self, name: str) -> bool:
         """Do a piece, unless an earlier run did it; return whether it is done."""
         model, what = name.split("/")
-        kind = DECODE if model == DECODE else what.partition("-")[0]
+        kind = DECODE if model in DECODERS else what.partition("-")[0]
 
         def piece(left_s: float) -> dict[str, Any]:
-            if model == DECODE:
-                return self._decode(int(what), left_s)
+            if model in DECODERS:
+                return self._decode(model, what, left_s)
             if what == "make":
                 return self._make(model, left_s)
             return self._turn(model, int(what.partition("-")[2]), left_s)
@@ -104,14 +108,17 @@ class Run:
             return False
         return found is not None
 
-    def _decode(self, level: int, limit_s: float) -> dict[str, Any]:
-        folder = self._work / DECODE / f"level-{level}"
+    def _decode(self, case: str, what: str, limit_s: float) -> dict[str, Any]:
+        """Build and start at the level `what`, or measure a static cache of transformers."""
+        folder = self._work / case / f"level-{what}"
         shutil.rmtree(folder, ignore_errors=True)
-        found: dict[str, Any] = {"level": level}
+        is_static = what == "static"
+        found: dict[str, Any] = {} if is_static else {"level": int(what)}
         end_s = time.monotonic() + limit_s
-        for do in ("build", "start"):
-            command = [sys.executable, str(Path(__file__).parent / "decode_process.py"), do]
-            command += ["--level", str(level), "--in", str(folder / "entries")]
+        for do in ("static",) if is_static else ("build", "start"):
+            program = str(Path(__file__).parent / "decode_process.py")
+            command = [sys.executable, program, case, do, "--in", str(folder / "entries")]
+            command += [] if is_static else ["--level", what]
             command += ["--tiny"] * self._tiny
             try:
                 ended = subprocess.run(
@@ -141,14 +148,13 @@ class Run:
     def _make(self, model: str, limit_s: float) -> dict[str, Any]:
         bench, workload = self._bench(limit_s), self.workload(model)
         shutil.rmtree(bench.work / workload, ignore_errors=True)
-        plan = bench_startup.Plan([workload], ENTRANTS, self._turns)
-        not_measured, failures = bench_startup.make_artifacts(bench, workload, ENTRANTS, plan)
+        not_measured, failures, took_s = bench_startup.make_artifacts(bench, workload, ENTRANTS)
         late = [why for why in failures.values() if LATE in why]
         if late:
             raise Late(late[0])
         return {
             "failures": {str(e): why for e, why in {**not_measured, **failures}.items() if why},
-            "took_s": {str(entrant): round(s, 1) for (_, entrant, _), s in plan.took.items()},
+            "took_s": {str(entrant): round(s, 1) for entrant, s in took_s.items()},
         }
 
     def _turn(self, model: str, turn: int, limit_s: float) -> dict[str, Any]:
@@ -173,7 +179,9 @@ class Run:
 
     def document(self, models: Sequence[str]) -> dict[str, Any]:
         """Return all results so far."""
-        levels = [self.pieces.found(f"{DECODE}/{level}") for level in LEVELS]
+        decoders = {
+            case: [self.pieces.found(f"{case}/{level}") for level in LEVELS] for case in DECODERS
+        }
         rows, made = [], {}
         for model in (name for name in STARTS if name in models):
             making = self.pieces.found(f"{model}/make")
@@ -185,7 +193,8 @@ class Run:
                 "benchmark": "models that people serve",
                 "machine": machine(),
                 "is_tiny": self._tiny,
-                "decode": [found for found in levels if found is not None],
+                **{case: [*filter(None, levels)] for case, levels in decoders.items()},
+                "static_cache": self.pieces.found(f"{HALF}/static"),
                 "made": made,
                 "rows": [row.to_json() for row in rows],
             }
@@ -208,44 +217,15 @@ class Run:
         return bench_startup.compared(rows)
 
 
-def pieces_of(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the result of each piece, from the document of an earlier run."""
-    model_of = {
-        workload: name for name, tiny in STARTS.items() for workload in (tiny, f"{name}_gpu")
-    }
-    found = {f"{DECODE}/{row['level']}": row for row in document["decode"]}
-    found |= {f"{model_of[name]}/make": made for name, made in document["made"].items()}
-    failed = {row["workload"] for row in document["rows"] if row["failure"]}
-    for row in document["rows"]:
-        if row["workload"] in failed:
-            continue  # the document does not say which turn failed
-        entrant = Entrant(system=row["system"], level=row["level"])
-        for run in row["runs"]:
-            turn = f"{model_of[row['workload']]}/turn-{run['turn']}"
-            found.setdefault(turn, {})[str(entrant)] = run
-    return found
-
-
-def known_of(path: Path | None, *, tiny: bool) -> dict[str, dict[str, Any]]:
-    """Return the results of pieces from the JSON that earlier runs wrote."""
-    if path is None or not path.exists():
-        return {}
-    document = json.loads(path.read_text())
-    return pieces_of(document) if document["is_tiny"] == tiny else {}
-
-
 def failures_of(found: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each wrong result in a document."""
     said = []
-    for row in found["decode"]:
-        said += [f"decode, level {row['level']}: {text}" for text in failures_of_decode(row)]
-    if not found["is_tiny"]:
-        said += [
-            f"decode, level {row['level']}: {row[key]} {key}, and one is asked"
-            for row in found["decode"]
-            for key in ("launches_of_prefill", "launches_of_decode")
-            if row.get(key, 1) != 1
-        ]
+    for case in DECODERS:
+        for row in found[case]:
+            why = failures_of_decode(row, is_half=case == HALF, is_tiny=found["is_tiny"])
+            said += [f"{case}, level {row['level']}: {text}" for text in why]
+    if "failure" in (found["static_cache"] or {}):
+        said.append(f"static cache: {found['static_cache']['failure']}")
     for row in found["rows"]:
         name = f"{row['workload']}, {row['system']} {row['level'] or ''}".strip()
         if row["failure"]:
@@ -255,44 +235,46 @@ def failures_of(found: Mapping[str, Any]) -> list[str]:
     return said
 
 
-def failures_of_decode(row: Mapping[str, Any]) -> list[str]:
+def failures_of_decode(row: Mapping[str, Any], *, is_half: bool, is_tiny: bool) -> list[str]:
     """Return a text for each wrong result of a level of decoding."""
     if row.get("failure"):
         return [row["failure"]]
     said = [f"refused: {reason}" for reason in row["refused"]]
     said += [row["why"]] if row["why"] else []
-    said += [] if row["tokens_equal"] else ["other tokens than eager's"]
+    # In half precision, another order of additions may give another token.
+    said += [] if row["tokens_equal"] or is_half else ["other tokens than eager's"]
     said += [f"level {level}: {why}" for level, why in row["uses"] if level != row["level"]]
     for key in ("compiles", "compiler_processes", "graph_skips", "captures_in_steps"):
         said += [f"{row[key]} {key}"] if row[key] else []
     if row["dispatch_us"] > MOST_DISPATCH_US:
         said.append(f"dispatch takes {row['dispatch_us']} µs")
+    if not is_tiny:
+        said += [
+            f"{row[key]} {key}, and one is asked"
+            for key in ("launches_of_prefill", "launches_of_decode")
+            if row.get(key, 1) != 1
+        ]
+        if is_half and row["to_proof_s"] > LONGEST_S[row["level"]]:
+            said.append(f"{row['to_proof_s']} s to the proof")
     return said
 
 
-def main(argv: Sequence[str] | None = None, *, make_run: Callable[..., Run] = Run) -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(NAMES), help=f"some of {', '.join(NAMES)}")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--work", type=Path, default=TESTS.parent / "build" / "models_gpu")
     parser.add_argument("--limit-s", type=float, default=480.0)
-    parser.add_argument("--again", type=lambda text: text.split(","), default=[])
     parser.add_argument("--tiny", action="store_true", help="tiny models, without a GPU")
-    options = parser.parse_args(argv)
+    options = parser.parse_args()
     models = options.models.split(",")
     unknown = sorted({*models} - {*NAMES})
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(NAMES)}")
     work = options.work.resolve() / ("tiny" if options.tiny else "gpu")
-    pieces = Pieces(work, limit_s=options.limit_s, known=known_of(options.json, tiny=options.tiny))
-    run = make_run(pieces, work, turns=options.turns, tiny=options.tiny)
-    names = run.names_of(NAMES)
-    if strangers := sorted({*options.again} - {*names, *NAMES}):
-        parser.error(f"--again: unknown: {', '.join(strangers)}; known: {', '.join(names)}")
-    for name in names:
-        if name in options.again or name.partition("/")[0] in options.again:
-            pieces.forget(name)
+    pieces = Pieces(work, limit_s=options.limit_s)
+    run = Run(pieces, work, turns=options.turns, tiny=options.tiny)
     is_done, found = True, run.document(NAMES)
     for name in run.names_of(models):
         is_done = run.do(name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,8 @@ FIRST_GUESS_S = 120.0
 class Pieces:
     """The pieces of a run. The work folder has a file with the result of each piece."""
 
-    def __init__(
-        self, work: Path, *, limit_s: float, known: Mapping[str, dict[str, Any]] | None = None
-    ) -> None:
-        """`known` has the results of pieces that ran elsewhere, by name."""
+    def __init__(self, work: Path, *, limit_s: float) -> None:
         self._work = work
-        self._known = dict(known or {})
         self._end_s = time.monotonic() + limit_s
         self._longest_s: dict[str, float] = {}
         self._has_run = False
@@ -34,14 +30,9 @@ class Pieces:
         """Return the result of a piece from an earlier run; None if it has not run."""
         path = self._path(name)
         if not path.exists():
-            return self._known.get(name)
+            return None
         done: dict[str, Any] = json.loads(path.read_text())
         return done
-
-    def forget(self, name: str) -> None:
-        """Forget the result of a piece, so that it runs again."""
-        self._known.pop(name, None)
-        self._path(name).unlink(missing_ok=True)
 
     def do_once(
         self,

@@ -107,9 +107,7 @@ class SeatedGenerator(Asked):
 
     def warmup_inputs(self) -> list[Input]:
         return shape_grid(
-            self.generate,
-            self.buckets,
-            make=lambda length: {"prompt": [1] * length, "count": 3},
+            self.generate, self.buckets, make=lambda length: {"prompt": [1] * length, "count": 3}
         )
 
     async def generate(self, prompt: list[int], count: int) -> list[int]:

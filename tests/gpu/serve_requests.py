@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the first request to a replica, and the compiles, captures and tuning in 10,000.
 
-    python tests/gpu/serve_requests.py                                     image_classifier
-    python tests/gpu/serve_requests.py deployments/text_generator/serve_gpu.yaml
+    python tests/gpu/serve_requests.py [--json out.json]
 
 Run it from the repository's root, on a machine with a GPU and Ray. `serve-warm build` makes the
 artifact, replicas start from it, and clients send requests over HTTP. Then a naive deployment gets
@@ -42,13 +41,10 @@ import requests  # noqa: E402
 import torch  # noqa: E402
 import yaml  # noqa: E402
 from fastapi import Body, FastAPI  # noqa: E402
-from fastapi.responses import PlainTextResponse, Response  # noqa: E402
 from ray import serve  # noqa: E402
 from ray.exceptions import RayError  # noqa: E402
 
 from deployments.image_classifier import app as image_classifier  # noqa: E402
-from deployments.text_generator import app as text_generator  # noqa: E402
-from deployments.text_generator import model as decoder  # noqa: E402
 from serve_warm.builder import bench  # noqa: E402
 from serve_warm.builder.app import App, load_app  # noqa: E402
 from serve_warm.builder.cluster import open_cluster  # noqa: E402
@@ -74,7 +70,6 @@ BEGIN_S = time.perf_counter()
 class Images:
     """Requests to the image classifier. An answer is right if its scores are near eager's."""
 
-    path = "/"
     refused = b"no image"
 
     def __init__(self, args: Mapping[str, Any]) -> None:
@@ -98,86 +93,27 @@ class Images:
         return all(abs(scores[one["class"]] - one["score"]) < 0.05 for one in best)
 
 
-class Prompts:
-    """Requests to the text generator. A token is right if eager finds no better one."""
-
-    path = "/generate"
-    refused = b'{"prompt": []}'
-    count = 16
-
-    def __init__(self, args: Mapping[str, Any]) -> None:
-        self.device = text_generator.Settings(**args).device
-        self.model = decoder.load_model(text_generator.SHAPE, device=self.device)
-        lengths = (2, 16, 17, 40, 64, 65, 100, text_generator.MAX_PROMPT)
-        vocabulary = text_generator.SHAPE.vocabulary
-        self.prompts = [[(31 * n + 7 * i) % vocabulary for i in range(n)] for n in lengths]
-        self.known: dict[tuple[int, bytes], bool] = {}
-        self.lock = threading.Lock()
-
-    def body(self, index: int) -> bytes:
-        prompt = self.prompts[index % len(self.prompts)]
-        return json.dumps({"prompt": prompt, "max_new_tokens": self.count}).encode()
-
-    def right(self, index: int, answer: bytes) -> bool:
-        """Return whether each token has eager's best logit, or a logit within rounding of it."""
-        which = index % len(self.prompts)
-        with self.lock:
-            if (which, answer) not in self.known:
-                tokens = [int(line) for line in answer.splitlines()]
-                self.known[which, answer] = self._best(self.prompts[which], tokens)
-            return self.known[which, answer]
-
-    def _best(self, prompt: list[int], tokens: list[int]) -> bool:
-        def on(*numbers: int) -> torch.Tensor:
-            return torch.tensor(numbers, device=self.device)
-
-        rest = text_generator.SHAPE.slots - 1
-        with torch.inference_mode():
-            logits = self.model.prefill(on(*prompt)[None], on(0), on(len(prompt) - 1))
-            for place, token in enumerate(tokens):
-                if logits.max() - logits[token] > 1e-3:
-                    return False
-                where = on(len(prompt) + place, *[text_generator.SHAPE.max_length - 1] * rest)
-                logits = self.model.decode(on(token, *[0] * rest), where)[0]
-        return len(tokens) == self.count
-
-
-# Naive deployments ------------------------------------------------------------------------------
+# The naive deployment ---------------------------------------------------------------------------
 
 
 def shown(counts: Counts) -> dict[str, int]:
     return {name: getattr(counts, name) for name in SHOWN}
 
 
-class Naive:
-    """The counters of both naive deployments. serve_warm does nothing else in them."""
+images = FastAPI()
 
-    def watched(self) -> None:
+
+@serve.deployment(max_ongoing_requests=64)
+@serve.ingress(images)
+class NaiveClassifier:
+    """Counts what it compiles. serve_warm does nothing else in it."""
+
+    def __init__(self, args: Mapping[str, Any]) -> None:
         caches = Path(tempfile.mkdtemp())
         point_torch_caches_at(caches)
         self.watch = watch_process()
         self.watch.count_kernels_in(caches)
         self.threads: set[int] = set()
-
-    def counted(self) -> dict[str, Any]:
-        now = self.watch.counts()
-        return {
-            "in_init": shown(self.at_start),
-            "after_init": shown(now - self.at_start),
-            "threads": len(self.threads),
-            "said": sorted({str(event) for event in self.watch.events()[-20:]})[:5],
-        }
-
-
-images = FastAPI()
-prompts = FastAPI()
-
-
-@serve.deployment(max_ongoing_requests=64)
-@serve.ingress(images)
-class NaiveClassifier(Naive):
-    def __init__(self, args: Mapping[str, Any]) -> None:
-        self.watched()
         settings = image_classifier.Settings(**args)
         self.device = settings.device
         model = image_classifier.load_model(settings.depths).to(settings.device)
@@ -201,52 +137,14 @@ class NaiveClassifier(Naive):
         self.threads.add(threading.get_native_id())
         return {"classes": self.classified(image)}
 
-
-@serve.deployment(max_ongoing_requests=64)
-@serve.ingress(prompts)
-class NaiveGenerator(Naive):
-    def __init__(self, args: Mapping[str, Any]) -> None:
-        self.watched()
-        settings = text_generator.Settings(**args)
-        self.device = settings.device
-        model = decoder.load_model(text_generator.SHAPE, device=settings.device)
-        how = {"mode": settings.mode, "fullgraph": True, "dynamic": False}
-        self.prefill = torch.compile(model.prefill, **how)
-        self.decode = torch.compile(model.decode, **how)
-        self.cache = threading.Lock()
-        for length in text_generator.TextGenerator.func_or_class.buckets["length"]:
-            for _ in range(WARM_CALLS):
-                self.generated([1] * length, count=3)
-        self.at_start = self.watch.counts()
-
-    def generated(self, prompt: list[int], *, count: int) -> list[int]:
-        def on(*numbers: int) -> torch.Tensor:
-            return torch.tensor(numbers, device=self.device)
-
-        sizes = text_generator.TextGenerator.func_or_class.buckets.fit(length=len(prompt))
-        padded = [*prompt, *[0] * (sizes["length"] - len(prompt))]
-        rest, last = text_generator.SHAPE.slots - 1, text_generator.SHAPE.max_length - 1
-        with self.cache, torch.inference_mode():
-            made = [int(self.prefill(on(*padded)[None], on(0), on(len(prompt) - 1)).argmax())]
-            for position in range(len(prompt), len(prompt) + count - 1):
-                where = on(position, *[last] * rest)
-                made.append(int(self.decode(on(made[-1], *[0] * rest), where)[0].argmax()))
-        return made
-
-    @prompts.post("/generate")
-    def generate(self, body: text_generator.Prompt) -> Response:
-        self.threads.add(threading.get_native_id())
-        sentence = text_generator.problem(body)
-        if sentence:
-            return text_generator.bad_request(sentence)
-        made = self.generated(body.prompt, count=body.max_new_tokens)
-        return PlainTextResponse("".join(f"{token}\n" for token in made))
-
-
-KINDS: Mapping[str, tuple[Any, Any]] = {
-    "ImageClassifier": (Images, NaiveClassifier),
-    "TextGenerator": (Prompts, NaiveGenerator),
-}
+    def counted(self) -> dict[str, Any]:
+        now = self.watch.counts()
+        return {
+            "in_init": shown(self.at_start),
+            "after_init": shown(now - self.at_start),
+            "threads": len(self.threads),
+            "said": sorted({str(event) for event in self.watch.events()[-20:]})[:5],
+        }
 
 
 # Sending ----------------------------------------------------------------------------------------
@@ -255,12 +153,11 @@ KINDS: Mapping[str, tuple[Any, Any]] = {
 class Client:
     """One connection to a replica, which sends requests and records their durations."""
 
-    def __init__(self, asked: Any, url: str) -> None:
+    def __init__(self, asked: Images, url: str) -> None:
         self.asked = asked
-        self.url = url + asked.path
+        self.url = f"{url}/"
         self.session = requests.Session()
-        content = "application/octet-stream" if asked.path == "/" else "application/json"
-        self.session.headers["Content-Type"] = content
+        self.session.headers["Content-Type"] = "application/octet-stream"
         self.latencies_s: list[float] = []
         self.wrong: list[str] = []
 
@@ -283,7 +180,7 @@ class Client:
         return seconds
 
 
-def solo(asked: Any, url: str) -> dict[str, Any]:
+def solo(asked: Images, url: str) -> dict[str, Any]:
     """Return the latencies of the only client of a new replica, from the first request on."""
     client = Client(asked, url)
     refused_s, _ = client.post(asked.refused)
@@ -298,7 +195,9 @@ def solo(asked: Any, url: str) -> dict[str, Any]:
     }
 
 
-def together(asked: Any, url: str, *, count: int, clients: int, limit_s: float) -> dict[str, Any]:
+def together(
+    asked: Images, url: str, *, count: int, clients: int, limit_s: float
+) -> dict[str, Any]:
     """Return the latencies of several clients at once. They stop after `limit_s` seconds."""
     all_of_them = [Client(asked, url) for _ in range(clients)]
     begin = time.perf_counter()
@@ -336,15 +235,12 @@ def milliseconds(seconds: float) -> float:
 # Both deployments -------------------------------------------------------------------------------
 
 
-def of_serve_warm(app: App, store: str, asked: Any, options: Any) -> dict[str, Any]:
+def of_serve_warm(app: App, store: str, asked: Images, options: Any) -> dict[str, Any]:
     """Start a replica from the artifact several times, and send the last one all requests."""
     settings = {"artifact": store, "on_missing": "fail", "on_refused": "fail"}
     firsts, all_requests, ready_s, reports = [], {}, [], []
     # A replica that loads an artifact builds nothing, so it needs no compile workers.
-    with (
-        environment(TORCHINDUCTOR_COMPILE_THREADS="1"),
-        open_cluster(num_cpus=app.num_cpus) as on,
-    ):
+    with environment(TORCHINDUCTOR_COMPILE_THREADS="1"), open_cluster(num_cpus=app.num_cpus) as on:
         for turn in range(1, options.starts + 1):
             with on.running(app, settings) as started:
                 say(f"replica {turn} of {options.starts}: ready in {started.ready_s:.1f} s")
@@ -378,9 +274,8 @@ def of_serve_warm(app: App, store: str, asked: Any, options: Any) -> dict[str, A
     }
 
 
-def of_naive(app: App, args: Mapping[str, Any], asked: Any, options: Any) -> dict[str, Any]:
+def of_naive(app: App, args: Mapping[str, Any], asked: Images, options: Any) -> dict[str, Any]:
     """Start the naive deployment of the same model, and send it the same requests."""
-    deployment = KINDS[app.deployment][1]
     actor = app.overrides[app.deployment]["ray_actor_options"]
     found: dict[str, Any] = {}
     with open_cluster(num_cpus=app.num_cpus) as on:
@@ -388,7 +283,7 @@ def of_naive(app: App, args: Mapping[str, Any], asked: Any, options: Any) -> dic
         begin = time.perf_counter()
         try:
             handle = serve.run(
-                deployment.options(ray_actor_options=actor).bind(args),
+                NaiveClassifier.options(ray_actor_options=actor).bind(args),
                 name="naive",
                 route_prefix="/naive",
             )
@@ -396,11 +291,7 @@ def of_naive(app: App, args: Mapping[str, Any], asked: Any, options: Any) -> dic
             say(f"naive: ready in {found['ready_s']:.1f} s")
             found["alone"] = [solo(asked, url)]
             found["together"] = together(
-                asked,
-                url,
-                count=options.requests,
-                clients=options.clients,
-                limit_s=options.limit_s,
+                asked, url, count=options.requests, clients=options.clients, limit_s=options.limit_s
             )
             found.update(handle.counted.remote().result(timeout_s=REQUEST_LIMIT_S))
         except (RuntimeError, TimeoutError, requests.RequestException, RayError) as error:
@@ -426,7 +317,6 @@ def environment(**variables: str) -> Iterator[None]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("config", nargs="?", default=CONFIG, help=f"Serve YAML (default {CONFIG})")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument(
@@ -437,22 +327,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", type=Path, help="a file for the result")
     options = parser.parse_args(arguments)
-    app = load_app(options.config)
-    args = yaml.safe_load(Path(options.config).read_text())["applications"][0].get("args", {})
+    app = load_app(CONFIG)
+    args = yaml.safe_load(Path(CONFIG).read_text())["applications"][0].get("args", {})
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as store:
         built = subprocess.run(
-            [sys.executable, "-m", "serve_warm.cli", "build", options.config, "--store", store],
+            [sys.executable, "-m", "serve_warm.cli", "build", CONFIG, "--store", store],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
             check=True,
         )
         build_s = time.perf_counter() - begin
-        asked = KINDS[app.deployment][0](args)
+        asked = Images(args)
         found = {
             "machine": bench.machine(),
-            "config": options.config,
+            "config": CONFIG,
             "build_s": round(build_s, 1),
             "build": built.stdout.replace(store, "STORE").splitlines()[:12],
             "serve_warm": of_serve_warm(app, store, asked, options),

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Splits a cold start into torch's one-time work in a process, and the compile of one input.
 
-    python tests/gpu/two_compiles.py [recipe64_regions_gpu] [--profile out.pstats]
+    python tests/gpu/two_compiles.py [recipe64_regions_gpu]
 
 Compiles a model with torch.compile in fresh cache directories, and calls it with two inputs of
 different sizes. Both calls compile equally much. So the extra time of the first call is the work
@@ -14,7 +14,6 @@ called.
 from __future__ import annotations
 
 import argparse
-import cProfile
 import json
 import os
 import sys
@@ -29,15 +28,14 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("workload", nargs="?", default="recipe64_regions_gpu")
-    parser.add_argument("--profile", type=Path, help="a file for cProfile's statistics")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as caches:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{caches}/inductor"
         os.environ["TRITON_CACHE_DIR"] = f"{caches}/triton"
-        sys.stdout.write(json.dumps(calls_of(chosen.workload, chosen.profile)) + "\n")
+        sys.stdout.write(json.dumps(calls_of(chosen.workload)) + "\n")
 
 
-def calls_of(name: str, profile: Path | None) -> dict[str, object]:
+def calls_of(name: str) -> dict[str, object]:
     import torch
 
     from benchmarks import start_process, workloads
@@ -48,7 +46,6 @@ def calls_of(name: str, profile: Path | None) -> dict[str, object]:
     start_process.import_compiler()
     module = workload.place_module()
     inputs = [workload.place_example(example) for example in workload.inputs()]
-    profiler = cProfile.Profile()
     calls_s = []
     with torch.inference_mode():
         module(*inputs[0].args, **inputs[0].kwargs)
@@ -56,14 +53,9 @@ def calls_of(name: str, profile: Path | None) -> dict[str, object]:
         compiled = workload.compiled_by_torch(module)
         for example in inputs:
             begin = time.perf_counter()
-            if profile:
-                profiler.enable()
             compiled(*example.args, **example.kwargs)
-            profiler.disable()
             workload.wait()
             calls_s.append(round(time.perf_counter() - begin, 3))
-    if profile:
-        profiler.dump_stats(profile)
     return {"workload": name, "calls_s": calls_s, "torch": torch.__version__}
 
 

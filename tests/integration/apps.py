@@ -15,7 +15,6 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -141,17 +140,6 @@ witnessed_again = Witnessed.bind(0.2)
 
 
 @deployment()
-class Stuck(Embedder.func_or_class):
-    """Has an input that never ends, after inputs that end."""
-
-    def warmup_inputs(self) -> list[Input]:
-        return [*super().warmup_inputs(), Input(target=self.never)]
-
-    async def never(self) -> None:
-        await asyncio.Event().wait()
-
-
-@deployment()
 class Blocking(Embedder.func_or_class):
     """Blocks its event loop with the first replay, and notes when in a file."""
 
@@ -167,53 +155,6 @@ class Blocking(Embedder.func_or_class):
             seconds, self.seconds = self.seconds, 0.0
             time.sleep(seconds)  # noqa: ASYNC251 - as a handler that blocks does
         return answer
-
-
-@deployment()
-class Guarded(Embedder.func_or_class):
-    """Answers a single value by itself, without the model."""
-
-    async def __call__(self, request: Request) -> dict[str, Any]:
-        values = (await request.json())["values"]
-        if len(values) == 1:
-            return {"values": [values[0] * 3]}
-        return await super().__call__(request)
-
-
-@deployment()
-class Pooled(Embedder.func_or_class):
-    """Calls the model in a thread pool, while another thread calls it all the time."""
-
-    def __init__(self) -> None:
-        super().__init__((2,))
-        self.pool = ThreadPoolExecutor(2)
-        threading.Thread(target=self.call_on, args=(compiled(),), daemon=True).start()
-
-    def call_on(self, other: Any) -> None:
-        while True:
-            other(torch.ones(9))
-            time.sleep(0.02)
-
-    async def __call__(self, request: Request) -> dict[str, Any]:
-        values = torch.tensor((await request.json())["values"])
-        answer = await asyncio.get_running_loop().run_in_executor(self.pool, self.model, values)
-        return {"values": answer.tolist()}
-
-
-@deployment()
-class LittleMemory(Embedder.func_or_class):
-    """Has memory for only two values, until `room` is raised."""
-
-    room = 2
-
-    async def __call__(self, request: Request) -> dict[str, Any]:
-        if len((await request.json())["values"]) > self.room:
-            message = "CUDA out of memory. Tried to allocate 9 GiB."
-            raise torch.OutOfMemoryError(message)
-        return await super().__call__(request)
-
-    async def make_room(self) -> None:
-        self.room = 99
 
 
 # Handlers of every kind ------------------------------------------------------------------------
@@ -237,7 +178,10 @@ class Handlers(WarmupMixin, Noting):
             Input(target="batched", args=(x,), concurrency=4),
             Input(target="stream", args=(x,)),
             Input(target="POST /stream", name="streaming answer"),
-            *(Input(target=self.with_model, args=(x,), model_id=i, name=i) for i in self.ids),
+            *(
+                Input(target=self.with_model, args=(x,), model_id=i, name=i, fixed=True)
+                for i in self.ids
+            ),
         ]
 
     async def __call__(self, request: Request) -> Any:
@@ -290,7 +234,7 @@ class SyncHandlers(WarmupMixin, Noting):
     def warmup_inputs(self) -> list[Input]:
         return [
             Input(target="POST /?length=4"),
-            Input(target=self.stream, args=(torch.ones(2),)),
+            Input(target=self.stream, args=(torch.ones(2),), fixed=True),
         ]
 
     def __call__(self, request: Request) -> list[float]:
@@ -476,7 +420,7 @@ class SyncConfigured(WarmupMixin, Noting):
 
 
 sync_configured = SyncConfigured.options(
-    user_config={"scale": 1, "warmup": {"max_passes": 4}}
+    user_config={"scale": 1, "warmup": {"max_level": 2}}
 ).bind()
 """For a Serve configuration, which names an application by its import path."""
 
@@ -519,22 +463,10 @@ class Undeclared(WarmupMixin):
 
 @deployment()
 class BadInputs(WarmupMixin):
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    """Has an input that raises."""
 
-    def warmup_inputs(self) -> Any:
-        return {
-            "raising": self._raising,
-            "empty": list,
-            "wrong type": lambda: [torch.ones(4)],
-            "unknown target": lambda: [Input(target="embedd")],
-            "raising handler": lambda: [Input(target=self.broken)],
-        }[self.kind]()
-
-    def _raising(self) -> Any:
-        return {}["weights"]
-
-    async def embed(self) -> None: ...
+    def warmup_inputs(self) -> Input:
+        return Input(target=self.broken)
 
     async def broken(self) -> None:
         raise ValueError("the weights are missing")

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 DEADLINE_S = 2.0
+PROBES = {
+    "RAY_SERVE_USER_HEALTH_CHECK_PROBE_INTERVAL_S": "6",
+    "RAY_SERVE_USER_HEALTH_CHECK_PROBE_TIMEOUT_S": "1",
+}
+"""Serve's times, scaled down. Three probes fail within 21 s."""
 SAID_WITHIN_S = 1.0
 """After the deadline. The tests allow as much again, on a busy machine."""
 
@@ -34,15 +39,20 @@ def began(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def apps(cluster: Cluster, began: Path) -> Iterator[dict[str, App]]:
     """One application for each policy. All start at once."""
 
-    def blocking(name: str, seconds: float, **settings: Any) -> Any:
+    def blocking(name: str, seconds: float, *, probes: bool = False, **settings: Any) -> Any:
         configured = {"warmup": {"input_deadline_s": DEADLINE_S, **settings}}
-        bound = shapes.Blocking.options(user_config=configured)
+        times = PROBES if probes else {}
+        bound = shapes.Blocking.options(
+            user_config=configured,
+            ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": times}},
+        )
         return bound.bind(seconds, str(began / name))
 
     started = cluster.start(
         {
             "fail": blocking("fail", 300.0),
             "serve": blocking("serve", 10.0, on_deadline="serve"),
+            "watched": blocking("watched", 22.0, probes=True, input_deadline_s=60.0),
         }
     )
     yield started
@@ -76,7 +86,7 @@ def test_a_blocked_replica_is_late_while_it_is_blocked(
     assert replica.condition == "warming"
     assert "late: its deadline has passed" in replica.why
     [verdicts] = [m for m in replica.state["metrics"] if m["name"] == "serve_warm_verdict"]
-    assert verdicts["values"]["late"] == 1.0
+    assert [["late"], 1.0] in verdicts["samples"]
     assert (report["stage"], report["verdict"]) == ("READY", "late")
     assert apps["serve"].post(json={"values": [1.0, 1.0]}).json() == {"values": [3.0, 3.0]}
 
@@ -101,3 +111,12 @@ def test_a_blocked_replica_ends_with_its_reason(
     assert "the event loop is blocked in __call__ (apps.py:" in replica.state["error"]
     found = [r for r in node.look(cluster.state_dir) if r.names[0] == apps["fail"].name]
     assert {each.condition for each in found} == {"dead"}
+
+
+def test_a_start_that_blocked_the_loop_is_not_ended_by_serve(apps: dict[str, App]):
+    """From Ray 2.56 on, three missed probes end a start in DEPLOY_FAILED, although it succeeded."""
+    report = apps["watched"].ready().report()
+
+    assert report["stage"] == "READY"
+    assert report["covered"]["proven"] == report["covered"]["expected"]
+    assert any("Serve's watchdog would end this start" in text for text in report["warnings"])

@@ -33,7 +33,7 @@ PASSES = 3
 def apps(cluster: Cluster) -> Iterator[dict[str, App]]:
     """One application of each shape. All start at once, to use two cores well."""
     handlers = shapes.Handlers.options(
-        name="Renamed", user_config={"warmup": {"on_uncovered": "fail"}}
+        name="Renamed", user_config={"warmup": {"on_unproven": "fail"}}
     )
     started = cluster.start(
         {
@@ -44,7 +44,7 @@ def apps(cluster: Cluster) -> Iterator[dict[str, App]]:
             "decorated": shapes.Decorated.bind(1.0),
             "decorated_routes": shapes.DecoratedRoutes.bind(1.0),
             "inherited": shapes.Inherited.options(
-                user_config={"scale": 3, "warmup": {"max_passes": 4}}
+                user_config={"scale": 3, "warmup": {"max_level": 2}}
             ).bind(),
             "behind_mixin": shapes.BehindMixin.bind(),
             "sync_configured": shapes.sync_configured,
@@ -299,19 +299,13 @@ def test_the_decorator_takes_settings_and_routes(apps):
         (shapes.triple, "make it a class"),
     ],
 )
-@pytest.mark.parametrize("decorate", [warmup, warmup(max_passes=4)], ids=["bare", "called"])
+@pytest.mark.parametrize("decorate", [warmup, warmup(max_level=2)], ids=["bare", "called"])
 def test_the_decorator_in_the_wrong_place_says_the_right_one(decorated, fix, decorate):
     """Above `@serve.deployment` or `@serve.ingress`, or on a function: a sentence and a fix."""
     with pytest.raises(ConfigError, match=fix) as raised:
         decorate(decorated)
 
     assert raised.value.message.count("\n") == 0
-
-
-def test_an_unknown_setting_of_the_decorator_is_named():
-    """A misspelt setting fails when the class is decorated, not when a replica starts."""
-    with pytest.raises(ConfigError, match="on_missin"):
-        warmup(on_missin="fail")(shapes.SomeoneElses)
 
 
 # --- reconfigure ------------------------------------------------------------------------------

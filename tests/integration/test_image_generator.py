@@ -21,7 +21,7 @@ from conftest import HANG_S
 from serve_warm.builder.app import load_app
 from serve_warm.builder.cluster import Cluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.long]
+pytestmark = [pytest.mark.ray, pytest.mark.stress]  # its build alone takes a minute
 
 ARGS = {"batch": [1, 2], "side": 8, "layers": 1, "heads": 1, "channels": [32, 32], "steps": 3}
 CONFIG = f"""
@@ -102,17 +102,4 @@ def test_an_image_is_that_of_the_eager_model_alone_and_in_a_batch(started):
     assert (alone - grey).abs().max() <= 1
     assert (together[0] - grey).abs().max() <= 1
     assert (together[1] - grey).abs().max() > 1
-    assert not any(started.report()["after_ready"].values())
-
-
-def test_a_bad_request_is_answered_and_changes_nothing(started):
-    """One line names the problem, before the model sees the request. The next request works."""
-    wrong = post(started, label=1000)
-
-    assert wrong.status_code == 400
-    assert wrong.text == (
-        'This is not a request for an image, such as {"label": 207}: '
-        "label: Input should be less than 1000\n"
-    )
-    assert pixels(started, label=999).shape == (16, 16, 3)
     assert not any(started.report()["after_ready"].values())

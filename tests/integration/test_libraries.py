@@ -99,7 +99,7 @@ def store(cluster) -> Any:
 @pytest.fixture(scope="module")
 def without_compiler(cluster, store) -> Any:
     """A replica whose PATH leads nowhere, with whatever the artifact has."""
-    warmup = {"artifact": store[0], "on_uncovered": "fail"}
+    warmup = {"artifact": store[0], "on_unproven": "fail"}
     bound = WithoutCompiler.options(user_config={"warmup": warmup}).bind()
     started = cluster.start({"without-compiler": bound})
     (app,) = started.values()
@@ -114,7 +114,7 @@ def test_a_build_proves_each_level_apart(store):
     trips = {name for name in built.seconds if name.startswith("round trip")}
     assert trips == {"round trip", "round trip, libraries", "round trips"}
     assert any("; round trip, libraries: " in text for text in told), "one after the other"
-    assert sorted(built.parts) == ["cache", "exported", "torch_bytes"]
+    assert sorted(built.parts) == ["cache", "exported"]
     assert [use["level"] for use in built.round_trip["entries"]] == [3, 3]
     assert built.round_trip["compiler_imported"] == ""
 

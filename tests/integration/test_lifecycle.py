@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from conftest import HANG_S, wait_until
 from integration import apps as shapes
 from serve_warm import metrics, node
-from serve_warm.collector import NodeCollector
+from serve_warm.node_server.ledger import Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -289,22 +289,19 @@ def test_the_ready_gauge_is_exported_for_as_long_as_the_replica_lives(cluster, a
         "ray_serve_warm_graph_pool_bytes",
         "ray_serve_warm_gpu_reserved_bytes",
         "ray_serve_warm_gpu_reserved_peak_bytes",
-        "ray_serve_warm_parity_worst_error",
         "ray_serve_warm_seats",
-        "ray_serve_warm_seats_wanted",
     }
     versions = report["versions"]
     assert list(found["ray_serve_warm_build_info"]) == [
         (versions["serve_warm"], versions["ray"], versions["torch"])
     ]
-    assert found["ray_serve_warm_cache_lookups"].keys() == {
-        (layer, result) for layer in metrics.LAYERS for result in metrics.RESULTS
-    }
     exact = [found[f"ray_serve_warm_{name}_seconds"][()] for name in ("ready", "start_elapsed")]
     assert exact == [report["elapsed_s"]] * 2
+    ledger = Ledger()
+    ledger.note(node.judge(node.Settings(str(cluster.state_dir), urls=())))
     collected = {
         sample.name: sample.value
-        for family in NodeCollector(cluster.state_dir).collect()
+        for family in ledger.collect()
         for sample in family.samples
         if sample.labels.get("application") == app.name
     }

@@ -30,15 +30,15 @@ pytestmark = pytest.mark.ray
 class Server(NodeServer):
     """A server process, asked again and again: each answer is kept with the truth around it."""
 
-    def __init__(self, cluster: Cluster, app: App) -> None:
+    def __init__(self, cluster: Cluster, name: str) -> None:
         self._state_dir = cluster.state_dir
-        self._app = app
+        self.name = name
         self.false: list[str] = []
-        super().__init__(*options(cluster, app, "SlowToWarm"))
+        super().__init__(*options(cluster, name, "SlowToWarm"))
 
     def states(self) -> list[dict[str, Any]]:
         """Return the states of the application's live replicas, oldest first."""
-        found = [s for s in node.read_states(self._state_dir) if s["application"] == self._app.name]
+        found = [s for s in node.read_states(self._state_dir) if s["application"] == self.name]
         return sorted(found, key=lambda state: state["began_boot_s"])
 
     def ready(self) -> bool:
@@ -52,31 +52,32 @@ class Server(NodeServer):
         return ready
 
 
-def options(cluster: Cluster, app: App, deployment: str) -> tuple[str, ...]:
+def options(cluster: Cluster, name: str, deployment: str) -> tuple[str, ...]:
     """Return the options of a probe for one of the deployments on the shared cluster."""
     return (
         *("--state-dir", str(cluster.state_dir), "--raylet", "none"),
-        *("--proxy", f"{cluster.url}/-/healthz", "--deployment", f"{app.name}#{deployment}"),
+        *("--proxy", f"{cluster.url}/-/healthz", "--deployment", f"{name}#{deployment}"),
     )
 
 
-def deployed(cluster: Cluster, *, replicas: int, name: str = "") -> App:
+def deployed(cluster: Cluster, *, replicas: int, name: str) -> App:
     target = ("integration.apps:slow_to_warm", "SlowToWarm", None)
     return cluster.configure(*target, name=name, num_replicas=replicas)
 
 
 @pytest.fixture
-def app(cluster: Cluster) -> Iterator[App]:
-    started = deployed(cluster, replicas=1)
+def server(cluster: Cluster) -> Iterator[Server]:
+    started = Server(cluster, f"slow-{next(cluster.numbers)}")
     yield started
-    cluster.delete({started.name: started})
+    started.kill()
 
 
 @pytest.fixture
-def server(cluster: Cluster, app: App) -> Iterator[Server]:
-    started = Server(cluster, app)
+def app(cluster: Cluster, server: Server) -> Iterator[App]:
+    """Return an application that starts after its server, which needs seconds to begin."""
+    started = deployed(cluster, replicas=1, name=server.name)
     yield started
-    started.kill()
+    cluster.delete({started.name: started})
 
 
 @pytest.mark.long
@@ -84,7 +85,7 @@ def test_probe_and_server_follow_the_truth(cluster: Cluster, server: Server, app
     """Through a start, the start of a second replica beside it, and the death of one of them."""
     # The start: red until the replica's own proof, then green.
     seen_warming = wait_until("it replays", lambda: not server.ready() and server.states())
-    asked = options(cluster, app, "SlowToWarm")
+    asked = options(cluster, app.name, "SlowToWarm")
     before, why = probed(*asked)
     wait_until("it is ready", server.ready)
     after, _ = probed(*asked)
@@ -132,8 +133,8 @@ PERIOD_S = 5.0
 def test_no_answer_is_ahead_of_the_truth(cluster: Cluster) -> None:
     """Nor do answers lag after deaths, a rolling update, a new controller or a new server."""
     target = ("integration.apps:witnessed", "Witnessed", None)
-    app = cluster.configure(*target)
-    asked = options(cluster, app, "Witnessed")
+    name = f"witnessed-{next(cluster.numbers)}"
+    asked = options(cluster, name, "Witnessed")
     with contextlib.ExitStack() as stack:
         server, strict = (
             stack.enter_context(NodeServer(*asked, *latch)) for latch in ((), ("--no-latch",))
@@ -145,12 +146,14 @@ def test_no_answer_is_ahead_of_the_truth(cluster: Cluster) -> None:
             "no latch": strict.readyz,
         }
         witness = stack.enter_context(
-            Witness(cluster.state_dir, app.name, inputs=3, ask=ask, pause_s=0.2)
+            Witness(cluster.state_dir, name, inputs=3, ask=ask, pause_s=0.2)
         )
+        # After the servers: they need seconds to begin, and the replica replays for one.
+        app = cluster.configure(*target, name=name)
 
         def replaying() -> int:
             states = node.read_states(cluster.state_dir)
-            mine = [s for s in states if s["application"] == app.name]
+            mine = [s for s in states if s["application"] == name]
             return next((s["pid"] for s in mine if s["stage"] == "REPLAYING"), 0)
 
         def gone(pid: int) -> None:
@@ -167,7 +170,7 @@ def test_no_answer_is_ahead_of_the_truth(cluster: Cluster) -> None:
 
         kill(wait_until("it replays", replaying))
         first = warm()
-        cluster.configure("integration.apps:witnessed_again", *target[1:], name=app.name)
+        cluster.configure("integration.apps:witnessed_again", *target[1:], name=name)
         gone(first)
         second = warm()
         kill_controller()
@@ -175,7 +178,7 @@ def test_no_answer_is_ahead_of_the_truth(cluster: Cluster) -> None:
         server.begin()
         kill(second)
         warm()
-    cluster.delete({app.name: app})
+    cluster.delete({name: app})
     lives = witness.lives()
 
     for source in witness.sources:

@@ -68,8 +68,7 @@ def test_an_artifact_comes_while_init_runs(start, tmp_path: Path):
     store = LocalStore(root=tmp_path / "store")
     cold = start(Loading.bind()).ready()
     key = published(store, cold.report()["fingerprint"], tmp_path)
-    warmup = {"artifact": store.uri, "node_cache_dir": str(tmp_path / "blobs")}
-    warmup["readahead"] = [f"{store.root}/blobs/*/*"]
+    warmup = {"artifact": store.uri}
 
     app = start(Loading.options(user_config={"warmup": warmup}).bind()).ready()
 
@@ -78,10 +77,8 @@ def test_an_artifact_comes_while_init_runs(start, tmp_path: Path):
     assert app.call("in_init") == {"prefetches": True, "came": True}
     assert (report["verdict"], report["artifact"]["statement"]) == ("full_hit", key)
     hidden = {time["stage"]: time["hidden_s"] for time in report["stages"]}
-    assert all(hidden[stage] > 0 for stage in ("PENDING", "PULLING", "VERIFYING", "LOADING"))
-    beside = {span["name"] for span in report["spans"] if span["beside"]}
-    assert "reading ahead" in beside
-    assert hidden["REPLAYING"] == hidden["PROVING"] == 0
+    assert all(hidden[stage] > 0 for stage in ("PULLING", "VERIFYING", "LOADING"))
+    assert hidden["PENDING"] == hidden["REPLAYING"] == hidden["PROVING"] == 0
     caches = app.call("caches")
     assert not set(caches["in __init__"]) & set(caches["now"])
     assert app.post(json={"values": [1.0]}).json() == {"values": [3.0]}
@@ -98,7 +95,7 @@ def test_nothing_is_begun_where_nothing_is_to_be_pulled(start):
 
 def test_an_init_that_raises_is_raised(start, tmp_path: Path):
     """Serve sees the user's error, and no other."""
-    warmup = {"artifact": str(tmp_path / "store"), "node_cache_dir": str(tmp_path / "blobs")}
+    warmup = {"artifact": str(tmp_path / "store")}
 
     message = start(Failing.options(user_config={"warmup": warmup}).bind()).failed()
 

@@ -272,6 +272,7 @@ def outcome(starting: Starting) -> str:
     return "\n".join(start.report()["warnings"])
 
 
+@pytest.mark.stress  # each recipe takes 25 to 50 s
 def test_the_pipeline_answers_as_it_does_uncompiled(warm, folder):
     """Texts of every length are padded to the one shape, and cut there."""
     texts = ["film", "a good film", "a good film " * 50]
@@ -288,6 +289,7 @@ def test_the_pipeline_answers_as_it_does_uncompiled(warm, folder):
         assert answer["score"] == pytest.approx(expected["score"], abs=1e-5)
 
 
+@pytest.mark.stress  # each recipe takes 25 to 50 s
 def test_requests_of_a_batch_get_their_own_answers(warm):
     """Requests get the same answers together and alone, whatever the size of the batch."""
     rows = [[value * factor for value in X] for factor in range(12)]
@@ -301,6 +303,7 @@ def test_requests_of_a_batch_get_their_own_answers(warm):
     torch.testing.assert_close(torch.tensor(together), torch.tensor(alone))
 
 
+@pytest.mark.stress  # each recipe takes 25 to 50 s
 def test_a_stream_is_read_while_it_is_made(warm):
     """Pieces of an answer that would take hours are there; a short one is the same to its end."""
     with warm("streaming") as started:
@@ -318,6 +321,7 @@ def test_a_stream_is_read_while_it_is_made(warm):
 
 
 @torch.inference_mode()
+@pytest.mark.stress  # each recipe takes 25 to 50 s
 def test_models_that_are_made_later_have_entries(warm):
     """This includes an undeclared third model, and the first model when it is made again."""
     asked = ["de", "fr", "it", "de", "fr"]
@@ -333,6 +337,7 @@ def test_models_that_are_made_later_have_entries(warm):
         torch.testing.assert_close(torch.tensor(answer), made(language)(torch.tensor([X])))
 
 
+@pytest.mark.stress
 def test_a_router_reaches_the_model_of_another_deployment(warm):
     """The HTTP answer equals the answer of the other deployment's handle."""
     rows = [X, [0.0] * 8, [-value for value in X]]
@@ -347,6 +352,7 @@ def test_a_router_reaches_the_model_of_another_deployment(warm):
     assert sorted(answer) == [0, 1, 2]
 
 
+@pytest.mark.stress
 def test_a_route_validates_and_answers(warm):
     """A bad body is answered 422 by FastAPI, and compiles nothing either."""
     with warm("routes") as started:

@@ -138,6 +138,7 @@ def test_seats_outlast_the_driver_that_deployed(cluster: Cluster):
     assert second["hit"], second
 
 
+@pytest.mark.stress
 def test_a_raylet_that_restarts_gets_new_seats(cluster: Cluster):
     """Its workers end with it, seats included. The replica starts again as without seats."""
     first = cluster.drive("deploy", "first")

@@ -81,62 +81,6 @@ def test_more_replicas_than_seats(cluster: Cluster):
     assert sum(each["waiting"] is not None for each in seats) == 1
 
 
-CASES: dict[str, tuple[dict[str, Any], str, str]] = {
-    "raises": ({"imports": ["integration.seat_that_raises"]}, "failed", "ValueError: no licence"),
-    "hangs": (
-        {"imports": ["integration.seat_that_hangs"], "import_deadline_s": 5},
-        "hung",
-        "seat_that_hangs took more than 5 s",
-    ),
-}
-
-
-@pytest.mark.long
-def test_a_seat_of_no_use_costs_no_start(cluster: Cluster):
-    """The next replica may get its worker: it serves, says why, and no more seats are asked for."""
-
-    def start(prefix: str) -> dict[str, App]:
-        bound = {name: seat_apps.bound(name, **seats) for name, (seats, _, _) in CASES.items()}
-        begun = cluster.start({f"{prefix}-{name}": app for name, app in bound.items()})
-        return {name: begun[f"{prefix}-{name}"].ready() for name in CASES}
-
-    first = start("first")
-    problems = {
-        name: wait_until(f"{name} is given up", lambda app=app: seat(app)["problem"])
-        for name, app in first.items()
-    }
-    second = start("second")
-    used = {name: seat(app) for name, app in second.items()}
-    answers = {app.call("answer") for app in (*first.values(), *second.values())}
-    for apps in (first, second):
-        cluster.delete(apps)
-
-    for name, (_, miss, says) in CASES.items():
-        assert says in problems[name]
-        assert used[name]["miss"] == miss
-        assert says in used[name]["note"]
-    assert len(answers) == 1
-
-
-@pytest.mark.long
-def test_a_seat_that_ends_itself_costs_no_start(cluster: Cluster):
-    """The keeper says why and asks for no more, and the next replica starts without a seat."""
-    slow = {"imports": ["integration.seat_over_library"], "import_deadline_s": 5}
-
-    (first,) = cluster.start({"first": seat_apps.bound("ends", **slow)}).values()
-    first.ready()
-    problem = wait_until("the seat ends", lambda: seat(first)["problem"])
-    (second,) = cluster.start({"second": seat_apps.bound("ends", **slow)}).values()
-    used = seat(second.ready())
-    answers = {app.call("answer") for app in (first, second)}
-    cluster.delete({"first": first, "second": second})
-
-    assert problem.startswith("a seat cannot be used (hung)")
-    assert "ended, because seat_library cannot be imported twice" in problem
-    assert used["miss"] == "none"
-    assert len(answers) == 1
-
-
 @pytest.mark.long
 def test_another_runtime_env_has_no_use_of_a_seat(cluster: Cluster):
     """A deployment without the hook has no use for a seat either. Each start reports this."""

@@ -108,22 +108,6 @@ def test_eight_clients_get_the_eager_tokens_and_compile_nothing(started):
     assert after_ready == dict.fromkeys(after_ready, 0)
 
 
-def test_clients_that_leave_make_room_for_others(started):
-    """Streams that are dropped after their first token do not keep their slots."""
-    for _ in range(2 * SHAPE.slots):
-        with requests.post(
-            f"{started.url}/generate",
-            json={"prompt": [1, 2, 3], "max_new_tokens": SHAPE.max_length - 3},
-            stream=True,
-            timeout=HANG_S,
-        ) as response:
-            next(response.iter_lines())
-
-    assert generate(started, prompt=[5, 6, 7], max_new_tokens=3).text.splitlines() == [
-        str(token) for token in greedy(load_model(SHAPE), [5, 6, 7], count=3)
-    ]
-
-
 def test_a_body_that_is_no_json_is_answered_with_one_sentence(started):
     """A body that is not JSON is a bad request too, and the sentence names no field."""
     response = requests.post(
@@ -138,23 +122,3 @@ def test_a_body_that_is_no_json_is_answered_with_one_sentence(started):
         'The body is not {"prompt": [whole numbers], "max_new_tokens": a whole number}: '
         "JSON decode error.\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        ({"prompt": [1] * 100, "max_new_tokens": 157}, "The cache holds 256 tokens"),
-        ({"prompt": []}, "this one is empty"),
-        ({"prompt": "hello"}, "Input should be a valid list"),
-    ],
-    ids=["more than the cache", "empty", "text"],
-)
-def test_a_bad_prompt_is_answered_with_one_sentence(started, body, says):
-    """A request that cannot be answered is a bad request, in plain text, before any token."""
-    response = generate(started, **body)
-
-    assert response.status_code == 400
-    assert response.headers["content-type"].startswith("text/plain")
-    assert says in response.text
-    assert response.text.endswith(".\n")
-    assert response.text.count("\n") == 1

@@ -23,7 +23,7 @@ from serve_warm.precompile.session import SESSION
 from serve_warm.replica.pack import _Steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.slow
 
@@ -91,50 +91,31 @@ def look(*passes: Callable[[Scaled, Callable[..., Any]], Any]) -> Looked:
     return Looked(building.table, counts, steps, runs, answers, eager)
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[Looked]:
-    """Two kinds of calls, in two passes."""
+@pytest.mark.long
+def test_the_next_call_of_a_kind_finishes_its_library():
+    """Each kind is traced once, and all code is compiled in the background.
+
+    torch.compile answers while a library is begun. Once it is made, it is compared with eager.
+    """
 
     def both(_module: Scaled, call: Callable[[int], None]) -> None:
         for batch in (2, 3, 2):
             call(batch)
 
-    yield look(both, both)
-    torch._dynamo.reset()
+    two = look(both, both)
 
+    described = two.table.described()
+    in_background = [is_link for thread, is_link in two.runs if thread == aoti_cpp.THREAD]
 
-@pytest.mark.long
-def test_the_next_call_of_a_kind_finishes_its_library(two: Looked):
-    """Nothing is made before, each kind is traced once, and all of them are level 3."""
     assert two.counts == [(0, 2), (2, 0)]
     assert two.steps == ["trace", "trace", "library", "library"]
-    assert [entry["level"] for entry in two.table.described()] == [3, 3]
+    assert [entry["level"] for entry in described] == [3, 3]
+    assert all(0 <= entry["error"] < 1e-5 for entry in described)
     assert len(two.table.to_files(3)) == 3  # and the index
-
-
-@pytest.mark.long
-def test_all_code_of_a_library_is_compiled_in_the_background(two: Looked):
-    """Two objects and the library of each, and nothing of it by torch."""
-    in_background = [is_link for thread, is_link in two.runs if thread == aoti_cpp.THREAD]
-    threads_of_code = {thread for thread, is_link in two.runs if not is_link}
-
     assert (len(in_background), sum(in_background)) == (6, 2)
-    assert threads_of_code == {aoti_cpp.THREAD}
-
-
-@pytest.mark.long
-def test_a_call_is_answered_before_and_after(two: Looked):
-    """By torch.compile while its library is begun, and by the library once it is made."""
+    assert {thread for thread, is_link in two.runs if not is_link} == {aoti_cpp.THREAD}
     assert len(two.answers) == 6
-    for answer, eager in zip(two.answers, two.eager, strict=True):
-        torch.testing.assert_close(answer, eager)
-
-
-@pytest.mark.long
-def test_a_library_is_held_against_eager_when_it_is_finished(two: Looked):
-    """The finished library is compared with eager, like a library that is made at once."""
-    errors = [entry["error"] for entry in two.table.described()]
-    assert all(0 <= error < 1e-5 for error in errors)
+    torch.testing.assert_close(two.answers, two.eager)
 
 
 @pytest.mark.long

@@ -122,6 +122,7 @@ class Device:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     device = Device()
+    monkeypatch.setattr(aoti_graphs, "POOLS", device.memory)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", device.graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
@@ -162,7 +163,7 @@ def scaled(device: Device) -> tuple[Scaled, aoti_graphs.Graphed, list[torch.Tens
     code = Scaled(device)
     return (
         code,
-        aoti_graphs.Graphed(code, device="cuda:0", brought=[0], inputs=3, pools=device.memory),
+        aoti_graphs.Graphed(code, device="cuda:0", brought=[0], inputs=3),
         [torch.tensor(3.0), torch.zeros(())],
     )
 
@@ -354,9 +355,7 @@ def test_devices_have_pools_of_their_own(device: Device):
     """Their default streams have one number."""
     codes = [Scaled(device) for _ in range(2)]
     on = [
-        aoti_graphs.Graphed(
-            code, device=f"cuda:{index}", brought=[0], inputs=3, pools=device.memory
-        )
+        aoti_graphs.Graphed(code, device=f"cuda:{index}", brought=[0], inputs=3)
         for index, code in enumerate(codes)
     ]
     weights = torch.tensor(3.0), torch.zeros(())
@@ -390,7 +389,7 @@ def test_strides_are_those_of_the_first_call(device: Device):
     found = {}
     for expanded in (False, True):
         code = Strided(device, expanded=expanded)
-        run = aoti_graphs.Graphed(code, device="cuda:0", brought=[0], inputs=1, pools=device.memory)
+        run = aoti_graphs.Graphed(code, device="cuda:0", brought=[0], inputs=1)
         outputs = [run([torch.tensor([1.0, 2.0]) * n])[0] for n in range(3)]
         found[expanded] = [(out.stride(), out.sum().item()) for out in outputs]
 
@@ -466,7 +465,7 @@ def test_a_shape_with_other_strides_is_another_kind(device: Device):
     watch = watch_process()
     before = watch.counts()
     code = Scaled(device)
-    run = aoti_graphs.Graphed(code, device="cuda:0", brought=[0], inputs=3, pools=device.memory)
+    run = aoti_graphs.Graphed(code, device="cuda:0", brought=[0], inputs=3)
     windows = torch.arange(4.0).unfold(0, 3, 1)
     dense = torch.arange(6.0).reshape(2, 3)
     weights = torch.tensor(1.0), torch.zeros(())

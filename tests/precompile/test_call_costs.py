@@ -22,12 +22,10 @@ from benchmarks.bench_changes import ADAPTERS, Model, function, rows
 from levels import build, eager_below, started
 from models import one_watch  # noqa: F401 - a fixture
 from serve_warm.compiler.watch import watch_process
-from serve_warm.precompile.binding import CALLS_WITHOUT_WATCH
 from serve_warm.precompile.change_checks import ChangeChecks
 from serve_warm.precompile.dispatcher import Dispatcher
 from serve_warm.precompile.entry_function import refuse_overlap
 from serve_warm.precompile.module_changes import FactWatch
-from serve_warm.precompile.session import SESSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -98,7 +96,9 @@ def served(tmp_path_factory: pytest.TempPathFactory, clock: SimpleNamespace) -> 
         pytest.param(lambda model: model.eval(), id="eval"),
         pytest.param(lambda model: model.to("cpu"), id="to"),
         pytest.param(lambda model: model.requires_grad_(False), id="requires_grad"),
-        pytest.param(lambda _: nn.Sequential(nn.Linear(4, 4)).eval(), id="another module"),
+        pytest.param(
+            lambda _: nn.Linear(4, 4).register_forward_hook(print), id="a hook of another module"
+        ),
     ],
 )
 def test_a_call_that_changes_no_fact_looks_at_none(served: Any, change: Any):
@@ -126,18 +126,6 @@ def test_two_adapters_in_turn_compile_and_look_up_nothing(served: Any):
     assert found["refresh"] == 200
     assert found["_judge"] <= 200 * LAYERS * len(ADAPTERS)
     assert {use.level for use in served._serve_warm.uses()} == {2}
-
-
-def test_a_hook_elsewhere_is_not_looked_at(served: Any):
-    """The tables of the model's own modules are watched, and no number of the process."""
-    other = nn.Linear(4, 4)
-    with torch.inference_mode():
-        call(served, 2, lambda _: other.register_forward_hook(print))
-
-        with counted() as found:
-            call(served, 10, lambda _: other.register_forward_hook(print))
-
-    assert found == {"compiles": 0}
 
 
 def test_a_flag_is_noticed_although_something_changes_before_each_call(
@@ -260,74 +248,3 @@ def test_tensors_at_known_addresses_are_not_compared_in_memory_again(level: int,
 def call_with(model: Any, x: torch.Tensor, *, times: int) -> None:
     for _ in range(times):
         model(x)
-
-
-class PerRequest:
-    """An object that an application makes for each request."""
-
-    def __init__(self, layer: nn.Module, scale: float) -> None:
-        self.layer, self.scale = layer, scale
-
-    @serve_warm.compile(dynamic=False)
-    def run(self, given: torch.Tensor) -> torch.Tensor:
-        return torch.addmm(self.layer(given), given, given.mT @ given, alpha=self.scale)
-
-
-@torch.inference_mode()
-def test_an_object_for_one_request_makes_no_watch(tmp_path: Path):
-    """Its facts are read at each call, until a watch pays off."""
-    layer = nn.Linear(4, 4, bias=False).eval()
-    build(tmp_path, lambda: PerRequest(layer, 2.0).run(rows(3)))
-    kept = PerRequest(layer, 2.0)
-
-    with started(tmp_path), counted() as found:
-        for _ in range(20):
-            PerRequest(layer, 2.0).run(rows(3))
-        without_watch = dict(found)
-        for _ in range(20):
-            kept.run(rows(3))
-
-    assert without_watch == {"_choose": 20}
-    assert found["_choose"] == 20 + CALLS_WITHOUT_WATCH + 1
-    assert found["compiles"] == 0
-
-
-@torch.inference_mode()
-def test_an_object_for_one_request_is_served_as_it_is(tmp_path: Path):
-    """Also if it changes between its first calls, or differs from the build."""
-    layer, other = (nn.Linear(4, 4, bias=False).eval() for _ in range(2))
-    build(tmp_path, lambda: PerRequest(layer, 2.0).run(rows(3)))
-    one, answers, expected = PerRequest(layer, 2.0), [], []
-
-    with started(tmp_path), eager_below():
-        for number in range(CALLS_WITHOUT_WATCH + 3):
-            one.scale = 2.0 + number % 2
-            one.layer = other if number % 3 else layer
-            answers.append(one.run(rows(3)))
-            expected.append(PerRequest.run._function(one, rows(3)))
-        levels = {use.level for use in SESSION.uses() if "PerRequest" in use.callable}
-
-    assert levels == {1, 2}
-    for answer, right in zip(answers, expected, strict=True):
-        torch.testing.assert_close(answer, right)
-
-
-@torch.inference_mode()
-def test_objects_for_one_request_share_the_checks_against_eager(tmp_path: Path):
-    """An object that stays gets a check of its own, because its weights can differ."""
-    layer = nn.Linear(4, 4, bias=False).eval()
-    build(tmp_path, lambda: PerRequest(layer, 2.0).run(rows(3)))
-    kept = PerRequest(layer, 2.0)
-
-    with started(tmp_path):
-        checks = SESSION.begin_checks(one_in=0, can_compile=lambda: True, on_failure=lambda _: None)
-        assert checks is not None
-        checks.serve()
-        for _ in range(5):
-            PerRequest(layer, 2.0).run(rows(3))
-        of_requests = checks.report().results["same"]
-        for _ in range(CALLS_WITHOUT_WATCH + 3):
-            kept.run(rows(3))
-
-    assert of_requests == 1
-    assert checks.report().results["same"] == 2

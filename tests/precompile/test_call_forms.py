@@ -97,48 +97,59 @@ def _level(
     return levels
 
 
-@pytest.mark.long
-def test_another_form_of_a_call_is_the_same_call(tmp_path: Path):
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+BY_NAME: Call = ((), {"a": ONE, "b": OTHER, "scale": 2.0})
+REORDERED: Call = ((), {"scale": 2.0, "b": OTHER, "a": ONE})
+IN_PART: Call = ((ONE,), {"scale": 2.0, "b": OTHER})
+SWAPPED: Call = ((OTHER, ONE), {"scale": 2.0})
+C, D = torch.ones(3), torch.zeros(3)
+NAMES: Call = ((), {"a": ONE, "b": OTHER})
+COLLECTED: Call = ((ONE, OTHER), {"c": C, "d": D})
+
+FORMS: dict[str, tuple[torch.nn.Module, list[Call], list[int]]] = {
+    "by name": (
+        Plain(),
+        [BY_NAME, REORDERED, IN_PART, SWAPPED, ((), {"b": ONE, "a": OTHER, "scale": 2.0})],
+        [2, 2, 2, 2],
+    ),
+    "by position": (
+        Plain(),
+        [
+            ((ONE, OTHER), {"scale": 2.0}),
+            REORDERED,
+            ((), {"b": OTHER, "scale": 3.0, "a": ONE}),
+            ((), {"b": OTHER, "a": ONE}),
+        ],
+        [2, 1, 1],
+    ),
+    # The wrapper is torch's, and cannot show the order of its arguments to the forward.
+    "in a context manager": (InContexts(), [BY_NAME, REORDERED, IN_PART, SWAPPED], [2, 2, 2]),
+    # Code can see the form of these calls.
+    "collected": (Collecting(), [NAMES, NAMES, ((), {"b": ONE, "a": OTHER})], [2, 1]),
+    "collected beside others": (
+        Both(),
+        [COLLECTED, COLLECTED, ((ONE, OTHER), {"d": C, "c": D})],
+        [2, 1],
+    ),
+    "by place": (Wrapped(), [NAMES, NAMES, ((ONE,), {"b": OTHER})], [2, 1]),
+    "behind a wrapper": (Wrapped(), [NAMES, NAMES, ((), {"b": OTHER, "a": ONE})], [2, 1]),
+    "a hook": (Hooked(), [((ONE, OTHER), {}), ((ONE, OTHER), {}), ((ONE,), {"b": OTHER})], [2, 1]),
+    # Arguments with a parameter do not show their position. Others keep their order.
+    "around collected ones": (
+        Both(),
+        [COLLECTED, ((), {"c": C, "b": OTHER, "d": D, "a": ONE})],
+        [2],
+    ),
+}
+"""Models, the call of a build and later calls, and the levels of the later calls."""
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_another_form_of_a_call_is_the_same_call_unless_code_can_see_it(tmp_path: Path, name: str):
     """Tensors of equal shape reach the parameters that they were passed for."""
-    levels = _level(
-        Plain(),
-        tmp_path / "entries",
-        ((), {"a": ONE, "b": OTHER, "scale": 2.0}),
-        ((), {"scale": 2.0, "b": OTHER, "a": ONE}),
-        ((ONE,), {"scale": 2.0, "b": OTHER}),
-        ((OTHER, ONE), {"scale": 2.0}),
-        ((), {"b": ONE, "a": OTHER, "scale": 2.0}),
-    )
+    model, calls, levels = FORMS[name]
 
-    assert levels == [2, 2, 2, 2]
-
-
-def test_arguments_by_position_are_found_by_name(tmp_path: Path):
-    """An entry of a call by position, too; a value that it was not made for has no entry."""
-    levels = _level(
-        Plain(),
-        tmp_path / "entries",
-        ((ONE, OTHER), {"scale": 2.0}),
-        ((), {"b": OTHER, "scale": 2.0, "a": ONE}),
-        ((), {"b": OTHER, "scale": 3.0, "a": ONE}),
-        ((), {"b": OTHER, "a": ONE}),
-    )
-
-    assert levels == [2, 1, 1]
-
-
-def test_a_context_manager_that_decorates_a_forward_passes_the_names_on(tmp_path: Path):
-    """The wrapper is torch's, and cannot show the order of its arguments to the forward."""
-    levels = _level(
-        InContexts(),
-        tmp_path / "entries",
-        ((), {"a": ONE, "b": OTHER, "scale": 2.0}),
-        ((), {"scale": 2.0, "b": OTHER, "a": ONE}),
-        ((ONE,), {"scale": 2.0, "b": OTHER}),
-        ((OTHER, ONE), {"scale": 2.0}),
-    )
-
-    assert levels == [2, 2, 2]
+    assert _level(model, tmp_path / "entries", *calls) == levels
 
 
 def test_open_sizes_hold_in_another_form(tmp_path: Path):
@@ -154,41 +165,6 @@ def test_open_sizes_hold_in_another_form(tmp_path: Path):
     )
 
     assert levels == [2, 2]
-
-
-@pytest.mark.parametrize(
-    ("model", "made", "other"),
-    [
-        (Collecting(), ((), {"a": ONE, "b": OTHER}), ((), {"b": ONE, "a": OTHER})),
-        (
-            Both(),
-            ((ONE, OTHER), {"c": torch.ones(3), "d": torch.zeros(3)}),
-            ((ONE, OTHER), {"d": torch.ones(3), "c": torch.zeros(3)}),
-        ),
-        (Wrapped(), ((), {"a": ONE, "b": OTHER}), ((ONE,), {"b": OTHER})),
-        (Wrapped(), ((), {"a": ONE, "b": OTHER}), ((), {"b": OTHER, "a": ONE})),
-        (Hooked(), ((ONE, OTHER), {}), ((ONE,), {"b": OTHER})),
-    ],
-    ids=["collected", "collected beside others", "by place", "behind a wrapper", "a hook"],
-)
-def test_a_form_that_code_can_see_is_another_call(
-    tmp_path: Path, model: torch.nn.Module, made: Any, other: Any
-):
-    """Collected arguments, arguments of a wrapper and arguments of a hook keep their form."""
-    assert _level(model, tmp_path / "entries", made, made, other) == [2, 1]
-
-
-def test_named_arguments_move_around_collected_ones(tmp_path: Path):
-    """Arguments with a parameter do not show their position. Others keep their order."""
-    c, d = torch.ones(3), torch.zeros(3)
-    levels = _level(
-        Both(),
-        tmp_path / "entries",
-        ((ONE, OTHER), {"c": c, "d": d}),
-        ((), {"c": c, "b": OTHER, "d": d, "a": ONE}),
-    )
-
-    assert levels == [2]
 
 
 def test_a_function_is_called_in_any_form(tmp_path: Path):

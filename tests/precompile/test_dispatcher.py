@@ -8,11 +8,12 @@ the fall is the property, level 1 runs eagerly.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import tracemalloc
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -35,6 +36,9 @@ from serve_warm.compiler.proof import forbid
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile.session import SESSION
 from serve_warm.report import Report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # --- what an entry serves ---------------------------------------------------------------------
 
@@ -122,26 +126,16 @@ def test_texts_of_requests_are_neither_kept_nor_shown(
 
 OTHER_CALLS: dict[str, Any] = {
     "shape": lambda m: m(x(5, 4), 1.0),
-    "fewer rows": lambda m: m(x()[:2], 1.0),
     "view of another": lambda m: m(x(4, 4)[:3].T.contiguous().T, 1.0),
-    "transposed": lambda m: m(x(4, 3).T, 1.0),
-    "sliced": lambda m: m(x(3, 8)[:, ::2], 1.0),
     "int": lambda m: m(x(), 1),
-    "bool": lambda m: m(x(), True),
-    "zero": lambda m: m(x(), 0.0),
     "minus zero": lambda m: m(x(), -0.0),
-    "keyword": lambda m: m(x(), scale=1.0),
     "default": lambda m: m(x()),
-    "one more": lambda m: m(x(), 1.0, more=None),
-    "tuple": lambda m: m(x(), parts=(PART, {"a": PART.clone()})),
     "other key": lambda m: m(x(), parts=[PART, {"b": PART.clone()}]),
-    "nested": lambda m: m(x(), parts=[[PART], {"a": PART.clone()}]),
-    "parameter": lambda m: m(nn.Parameter(x()), 1.0),
     "requires grad": lambda m: m(x().requires_grad_(), 1.0),
     "twice": lambda m: m(x(), parts=[PART, {"a": PART}]),
-    "tensor scalar": lambda m: m(x(), torch.tensor(1.0)),
     "object": lambda m: m(x(), 1.0, more=object()),
 }
+"""One of each kind; test_call_signature.py has more."""
 
 
 @pytest.mark.parametrize("call", [pytest.param(c, id=name) for name, c in OTHER_CALLS.items()])
@@ -161,6 +155,24 @@ def test_another_call_is_level_1_with_the_right_numbers(scaled: tuple[Path, Any]
     assert torch.equal(result.value, expected)
 
 
+@contextlib.contextmanager
+def inside(context: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+    with torch.inference_mode(), context:
+        yield
+
+
+@contextlib.contextmanager
+def setting(put: Any, value: Any, before: Any) -> Iterator[None]:
+    put(value)
+    try:
+        yield
+    finally:
+        put(before)
+
+
+THREADS = torch.get_num_threads()
+
+
 @pytest.mark.parametrize(
     ("context", "why"),
     [
@@ -168,84 +180,51 @@ def test_another_call_is_level_1_with_the_right_numbers(scaled: tuple[Path, Any]
         pytest.param(torch.enable_grad, "grad mode on", id="grad"),
         pytest.param(lambda: torch.inference_mode(False), "grad mode on", id="nothing"),
         pytest.param(
-            lambda: torch.autocast("cpu", dtype=torch.bfloat16), "autocast is", id="autocast"
+            lambda: inside(torch.autocast("cpu", dtype=torch.bfloat16)),
+            "autocast is",
+            id="autocast",
         ),
-        pytest.param(lambda: torch.device("cpu"), "intercepts the call", id="default device"),
-        pytest.param(Under, "intercepts the call", id="function mode"),
+        pytest.param(
+            lambda: inside(setting(torch.set_num_threads, 7, THREADS)),
+            "threads is 7",
+            id="threads",
+        ),
+        pytest.param(
+            lambda: inside(setting(torch.set_default_dtype, torch.float64, torch.float32)),
+            "default_dtype is float64, but was float32",
+            id="default dtype",
+        ),
+        pytest.param(
+            lambda: inside(setting(torch.use_deterministic_algorithms, True, False)),
+            "deterministic is",
+            id="deterministic",
+        ),
+        pytest.param(
+            lambda: inside(setting(torch.set_default_device, "cpu", None)),
+            "intercepts the call",
+            id="default device",
+        ),
+        pytest.param(lambda: inside(Under()), "intercepts the call", id="function mode"),
     ],
 )
 @pytest.mark.parametrize("known", [False, True], ids=["first call", "known call"])
 def test_another_state_is_level_1(scaled: tuple[Path, Any], context: Any, why: str, known: bool):
     """State outside the arguments is checked at each call, and the reason names the difference."""
     folder, model = scaled
-    inference = contextless if "inference" in why or "grad" in why else torch.inference_mode
+    given = x()
 
     with started(folder), eager_below():
         if known:
             with torch.inference_mode():
-                model(x(), 1.0)
-        with inference(), context():
-            result = served(lambda: model(x(), 1.0))
+                model(given, 1.0)
+        with context():
+            result = served(lambda: model(given, 1.0))
         with torch.inference_mode():
-            back = served(lambda: model(x(), 1.0))
+            back = served(lambda: model(given, 1.0))
 
     assert result.level == 1
     assert why in result.reason
     assert (back.level, back.reason) == (2, "")
-
-
-def contextless() -> Any:
-    return torch.inference_mode(False)
-
-
-def set_back(setter: Any, value: Any, before: Any) -> Any:
-    setter(value)
-    return lambda: setter(before)
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        pytest.param(
-            lambda: set_back(torch.set_num_threads, 7, torch.get_num_threads()),
-            "threads is 7",
-            id="threads",
-        ),
-        pytest.param(
-            lambda: set_back(torch.set_default_dtype, torch.float64, torch.float32),
-            "default_dtype is float64, but was float32",
-            id="default dtype",
-        ),
-        pytest.param(
-            lambda: set_back(torch.use_deterministic_algorithms, True, False),
-            "deterministic is",
-            id="deterministic",
-        ),
-        pytest.param(
-            lambda: set_back(torch.set_default_device, "cpu", None),
-            "intercepts the call",
-            id="device",
-        ),
-    ],
-)
-@torch.inference_mode()
-def test_another_setting_of_the_process_is_level_1(scaled: tuple[Path, Any], change: Any, why: str):
-    """Set after the start, and seen at the next call."""
-    folder, model = scaled
-    given = x()
-
-    with started(folder), eager_below():
-        model(given, 1.0)
-        undo = change()
-        try:
-            result = served(lambda: model(given, 1.0))
-        finally:
-            undo()
-        back = served(lambda: model(given, 1.0))
-
-    assert result.level == 1
-    assert why in result.reason
-    assert back.level == 2
 
 
 @torch.no_grad()
@@ -431,29 +410,6 @@ def test_an_attribute_that_the_forward_asks_for_decides_which_entry_fits(
     assert [result.level for result in results] == [level, 1]
     close(results[0].value, plain + 1)
     close(results[1].value, marked * 2)
-
-
-class Patches(nn.Module):
-    """Computes positions from a size, as vision models do: torch then rounds floats of sizes."""
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        middles = torch.arange(0.5, image.shape[1] // 2, dtype=image.dtype)
-        return image[:, ::2] * (middles / middles.shape[0])
-
-
-@pytest.mark.slow
-@torch.inference_mode()
-def test_a_dynamic_size_that_is_computed_with_floats_is_served(tmp_path: Path):
-    """Its conditions use functions of torch, such as `torch.sym_float`."""
-    model = serve_warm.compile(Patches().eval(), dynamic=True)
-    build(tmp_path, lambda: model(x(3, 16)))
-
-    with started(tmp_path), eager_below():
-        several = {n: served(lambda n=n: model(x(3, n))) for n in (16, 24)}
-
-    assert [s.level for s in several.values()] == [2, 2]
-    for n, result in several.items():
-        close(result.value, model._orig_mod(x(3, n)))
 
 
 # --- threads ----------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-import doubled_app
 import serve_warm
 from levels import build, eager_below, served
 from serve_warm.errors import StoreError
@@ -85,24 +84,6 @@ def test_a_garbage_index_is_one_sentence(garbage: bytes, tmp_path: Path):
 
     assert why.startswith("its entries ")
     assert "\n" not in why
-
-
-def test_entries_of_before_are_not_run(tmp_path: Path):
-    """Format 1 dropped guards that it could not express: level 1, and what to do about it.
-
-    What is in `data/format_1` was built by the release that wrote it, of the module below.
-    """
-    model = serve_warm.compile(doubled_app.Doubled().eval(), dynamic=False)
-    folder = shutil.copytree(Path(__file__).parents[1] / "data" / "format_1", tmp_path / "entries")
-
-    why = SESSION.load(folder)
-    with torch.inference_mode(), eager_below():
-        result = served(lambda: model(torch.ones(2, 3)))
-    SESSION.unload()
-
-    assert why == "its entries were built by a release without complete guards: build again"
-    assert (result.level, result.reason) == (1, why)
-    assert torch.equal(result.value, torch.full((2, 3), 2.0))
 
 
 def test_a_missing_index_is_one_sentence(tmp_path: Path):

@@ -82,7 +82,7 @@ class Raises(nn.Module):
     [
         pytest.param(Breaks(), "graph_break", id="graph break"),
         pytest.param(Depends(), "ata-dependent", id="control flow"),
-        pytest.param(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), "differs", id="random"),
+        pytest.param(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), "random", id="random"),
     ],
 )
 @torch.inference_mode()
@@ -110,14 +110,9 @@ class Counts(nn.Module):
         super().__init__()
         self.step = step() if step is a_cell else step
         self.n = 0
-        self.ratio = 0.5
         self.seen: list[int] = []
-        self.table = {"n": 0}
-        self.part = nn.Identity()
-        self.part.n = 0
         self.left, self.right = [1.0], [2.0]
         self.colour = Colour.RED
-        self.sort: Callable[..., Any] = torch.neg
         self.ticket = itertools.count()
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
@@ -134,29 +129,9 @@ def an_attribute(model: Any) -> Any:
     return model.n
 
 
-def a_float(model: Any) -> Any:
-    model.ratio += 0.5
-    return model.ratio
-
-
 def a_length(model: Any) -> Any:
     model.seen.append(1)
     return len(model.seen)
-
-
-def a_dictionary(model: Any) -> Any:
-    model.table["n"] += 1
-    return model.table["n"]
-
-
-def a_key(model: Any) -> Any:
-    model.table[str(len(model.table))] = 1
-    return len(model.table)
-
-
-def an_attribute_of_a_part(model: Any) -> Any:
-    model.part.n += 1
-    return model.part.n
 
 
 def a_swap(model: Any) -> Any:
@@ -168,12 +143,6 @@ def a_member_of_an_enum(model: Any) -> Any:
     was = model.colour
     model.colour = Colour.BLUE if was is Colour.RED else Colour.RED
     return 1 if was is Colour.RED else 2
-
-
-def a_function_of_torch(model: Any) -> Any:
-    was = model.sort
-    model.sort = torch.abs if was is torch.neg else torch.neg
-    return 1 if was is torch.neg else 2
 
 
 def a_global(_: Any) -> Any:
@@ -205,14 +174,9 @@ BEFORE_2_12 = Version(torch.__version__).release < (2, 12)
 
 CHANGING: dict[str, tuple[Callable[..., Any], str]] = {
     "attribute": (an_attribute, "callee.n is int 1, but was int 0"),
-    "float": (a_float, "callee.ratio is float 1.0, but was float 0.5"),
     "length of a list": (a_length, "callee.seen is a builtins.list of length 1, but was"),
-    "entry of a dict": (a_dictionary, "callee.table['n'] is int 1, but was int 0"),
-    "key of a dict": (a_key, "callee.table has the keys"),
-    "attribute of a part": (an_attribute_of_a_part, "['part'].n is int 1, but was int 0"),
     "there and back": (a_swap, "t[0] is float "),
     "enum": (a_member_of_an_enum, "Colour BLUE int 2, but was test_entry_builder.Colour RED int 1"),
-    "function of torch": (a_function_of_torch, ".abs, but was torch"),
     "global": (a_global, ".STEPS is int 1, but was int 0"),
     "closure": (a_cell, "cell_contents is int 1, but was int 0"),
     # 2.11 does not trace what it is made of.
@@ -256,16 +220,6 @@ class Counted(nn.Module):
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         self.calls += 1
         return given @ given.T
-
-
-class Totals(Counted):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("total", torch.zeros(()))
-
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        self.total += 1
-        return super().forward(given) * self.total
 
 
 class Noted(Counted):
@@ -368,52 +322,6 @@ def test_what_another_call_changes_is_withdrawn_at_the_end_of_a_build(tmp_path: 
 
 
 @torch.inference_mode()
-def test_a_build_withdraws_nothing_of_an_earlier_one(tmp_path: Path):
-    """A process that loads an earlier entry detects later changes itself."""
-    first, second = (serve_warm.compile(Phases(), dynamic=False) for _ in range(2))
-    before = build(tmp_path / "first", lambda: first(x(3, 3), first=False))
-    first._orig_mod.length = 5
-
-    after = build(tmp_path / "second", lambda: second(x(3, 3), first=False))
-
-    assert (before.refused, after.refused) == ({}, {})
-    assert before.has_entries()
-    assert after.has_entries()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [lambda model: model.train(model.training), lambda model: model.eval()],
-    ids=["the same unit", "another unit"],
-)
-@torch.inference_mode()
-def test_what_was_looked_at_anew_is_withdrawn_too(change: Any, tmp_path: Path):
-    """An entry that did not fit any more when the callable was looked at again is not published."""
-    model = serve_warm.compile(Phases(), dynamic=False)
-
-    def handler() -> None:
-        model._orig_mod.length = 5
-        change(model._orig_mod)
-        model(x(2, 3), first=True)
-
-    library = build(tmp_path, lambda: model(x(3, 3), first=False), handler)
-
-    assert len(library.refused) == 1
-    assert "callee.length is int " in next(iter(library.refused.values()))
-
-
-@pytest.mark.slow
-@torch.inference_mode()
-def test_a_refused_call_leaves_the_buffers_of_the_build_as_they_were(tmp_path: Path):
-    """The comparison with eager must leave no trace. Only the call itself changes buffers."""
-    model = serve_warm.compile(Totals(), dynamic=False)
-    library = build(tmp_path, lambda: model(x()))
-
-    assert "the call changes something that its graph" in next(iter(library.refused.values()))
-    assert model._orig_mod.total == 1
-
-
-@torch.inference_mode()
 def test_a_model_that_raises_raises(tmp_path: Path):
     """Its own error comes out, at the build and afterwards."""
     model = serve_warm.compile(Raises(), dynamic=False)
@@ -443,28 +351,6 @@ def test_with_gradients_nothing_is_made(tmp_path: Path):
 
     assert "torch.inference_mode()" in next(iter(building.table.refused.values()))
     assert out.requires_grad
-
-
-# --- fresh processes --------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@torch.inference_mode()
-def test_a_graph_break_is_named_with_its_line(tmp_path: Path):
-    """The first line of torch's error names neither the call nor the place."""
-
-    def breaking(x: torch.Tensor) -> torch.Tensor:
-        print("here")  # noqa: T201 - a graph break
-        return x + 1
-
-    model = serve_warm.compile(breaking, dynamic=False)
-    library = build(tmp_path, lambda: model(x(3, 4)))
-
-    (reason,) = library.refused.values()
-
-    assert "print" in reason
-    line = breaking.__code__.co_firstlineno + 1
-    assert f"(test_entry_builder.py:{line})" in reason
 
 
 @pytest.mark.long

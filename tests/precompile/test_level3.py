@@ -24,7 +24,6 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 import serve_warm
 from levels import build, eager_below, in_a_process, served, started
-from serve_warm.artifact import pull
 from serve_warm.builder.round_trips import accept, plan
 from serve_warm.compiler.compiled_objects import compile_arguments
 from serve_warm.errors import BuildFailed, ConfigError
@@ -98,10 +97,11 @@ def stand_in() -> EagerLibraries:
 # --- a module as torch.compile gives it, without torch's compiler -----------------------------
 
 
-def both() -> tuple[Any, Any]:
-    return serve_warm.compile(Net().eval(), level=3), torch.compile(Net().eval())
+def both(level: int) -> tuple[Any, Any]:
+    return serve_warm.compile(Net().eval(), level=level), torch.compile(Net().eval())
 
 
+@pytest.mark.parametrize("level", [2, 3])
 @pytest.mark.parametrize(
     "look",
     [
@@ -120,16 +120,17 @@ def both() -> tuple[Any, Any]:
         pytest.param(lambda m: copy.deepcopy(m).linear.weight is m.linear.weight, id="own"),
     ],
 )
-def test_a_module_is_as_torch_compile_gives_it(look: Any):
+def test_a_module_is_as_torch_compile_gives_it(look: Any, level: int):
     """To code that looks at it there is no difference."""
-    ours, theirs = both()
+    ours, theirs = both(level)
 
     assert look(ours) == look(theirs)
 
 
-def test_what_is_set_is_set_on_the_module():
+@pytest.mark.parametrize("level", [2, 3])
+def test_what_is_set_is_set_on_the_module(level: int):
     """Attributes, parameters and their removal go through to it, as with torch.compile."""
-    model = serve_warm.compile(Net().eval(), level=3)
+    model, _ = both(level)
 
     model.label = "other"
     model.extra = nn.Parameter(torch.ones(2))
@@ -151,36 +152,6 @@ def test_a_pickle_is_handed_over_again():
     assert compile_arguments(SimpleNamespace(again=again, model=model)) == dict.fromkeys(
         ("again", "model"), "dynamic=False, level=3"
     )
-
-
-@pytest.mark.slow
-def test_diffusers_unwraps_a_module():
-    """Pipelines look for the class of the model below torch.compile's module."""
-    torch_utils = pytest.importorskip("diffusers.utils.torch_utils")
-    model = serve_warm.compile(Net().eval(), level=3)
-
-    assert torch_utils.is_compiled_module(model)
-    assert torch_utils.unwrap_module(model) is model._orig_mod
-
-
-@pytest.mark.slow
-def test_a_pipeline_of_diffusers_takes_a_control_net():
-    """The pipeline asserts that its model is a ControlNetModel, or a compiled one."""
-    diffusers = pytest.importorskip("diffusers")
-    control_net = diffusers.ControlNetModel(
-        block_out_channels=(4, 8),
-        layers_per_block=1,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        norm_num_groups=1,
-        cross_attention_dim=8,
-        conditioning_embedding_out_channels=(2, 4),
-    )
-    pipeline = diffusers.StableDiffusionControlNetPipeline.__new__(
-        diffusers.StableDiffusionControlNetPipeline
-    )
-    vars(pipeline)["controlnet"] = serve_warm.compile(control_net.eval(), level=3)
-
-    pipeline.check_inputs("a bird", torch.zeros(1, 3, 8, 8), None)
 
 
 def test_torch_compile_traces_through_a_module():
@@ -349,28 +320,6 @@ def test_a_library_is_not_an_entry_of_level_2(stand_in: EagerLibraries, tmp_path
     assert (other.level, "level=3" in other.reason) == (1, True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("level", [2, 3])
-def test_a_call_that_changes_its_own_ground_has_no_entry(
-    level: int, stand_in: EagerLibraries, tmp_path: Path
-):
-    """A forward that reads what its last call has set would be right once."""
-
-    class Counting(Net):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            return x @ self.linear.weight * self.calls
-
-    model = serve_warm.compile(Counting().eval(), level=level)
-    with eager_below():
-        library = build(tmp_path, lambda: model(x()), make_library=stand_in.make)
-
-    [(_, reason)] = library.refused.items()
-    assert reason
-    assert not library.has_entries(2)
-    assert not library.has_entries(3)
-
-
 @pytest.mark.parametrize("level", [0, 1, 4, "3"])
 def test_another_level_is_refused(level: Any):
     """The sentence names the existing levels."""
@@ -379,27 +328,23 @@ def test_another_level_is_refused(level: Any):
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"mode": "reduce-overhead"}, {"options": {"triton.cudagraphs": True}}]
+    ("arguments", "settings"),
+    [
+        ({"mode": "reduce-overhead"}, {}),
+        ({"options": {"triton.cudagraphs": True}}, {}),
+        ({}, {"triton.cudagraphs": True}),
+    ],
 )
-def test_regions_have_no_graphs(arguments: Any, monkeypatch: pytest.MonkeyPatch):
+def test_regions_have_no_graphs(arguments: Any, settings: Any, monkeypatch: pytest.MonkeyPatch):
     """With torch, the result of a block becomes invalid when the next block reads it."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     blocks = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(2)))
 
-    with pytest.raises(ConfigError, match="CUDA graphs"):
-        serve_warm.compile_regions(blocks, **arguments)
-
-
-def test_regions_have_no_graphs_that_are_asked_for_everywhere(monkeypatch: pytest.MonkeyPatch):
-    """By torch's setting for the process, which its environment variable sets as well."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    blocks = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(2)))
-
     with (
-        torch._inductor.config.patch("triton.cudagraphs", True),
+        torch._inductor.config.patch(settings),
         pytest.raises(ConfigError, match="CUDA graphs"),
     ):
-        serve_warm.compile_regions(blocks)
+        serve_warm.compile_regions(blocks, **arguments)
 
 
 def test_regions_have_every_mode_without_a_gpu(monkeypatch: pytest.MonkeyPatch):
@@ -458,7 +403,9 @@ def test_a_damaged_library_is_not_opened(
     assert stand_in.opened == []
 
 
-def test_both_parts_are_loaded_together(stand_in: EagerLibraries, tmp_path: Path):
+def test_both_parts_are_loaded_together(
+    stand_in: EagerLibraries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """One folder has entries of level 2, the other libraries.
 
     A bad folder does not affect the other.
@@ -466,12 +413,13 @@ def test_both_parts_are_loaded_together(stand_in: EagerLibraries, tmp_path: Path
     light, model = serve_warm.compile(Net().eval(), level=3), serve_warm.compile(Net().eval())
     build(tmp_path / "exported", lambda: light(x()), level=3, make_library=stand_in.make)
     build(tmp_path / "precompiled", lambda: model(x()))
+    monkeypatch.setattr("serve_warm.precompile.aoti_library.load", stand_in.load)
 
-    why = SESSION.load(tmp_path / "precompiled", tmp_path / "exported", load_library=stand_in.load)
+    why = SESSION.load(tmp_path / "precompiled", tmp_path / "exported")
     with torch.inference_mode():
         levels = [level_of(called, x()) for called in (light, model)]
     (tmp_path / "precompiled" / "index.json").write_text("{")
-    half = SESSION.load(tmp_path / "precompiled", tmp_path / "exported", load_library=stand_in.load)
+    half = SESSION.load(tmp_path / "precompiled", tmp_path / "exported")
     with torch.inference_mode():
         left = level_of(light, x())
 
@@ -495,23 +443,19 @@ MIXED = [{"level": 3}, {"level": 1}]
 
 
 @pytest.mark.parametrize(
-    ("stored", "entries", "parts"),
+    ("stored", "entries", "levels"),
     [
-        (["cache"], [], [(["cache"], False)]),
-        (
-            ["cache", "precompiled"],
-            [{"level": 2}],
-            [(["cache"], False), (["cache", "precompiled"], False)],
-        ),
-        (["cache", "exported"], ALL_3, [(["cache"], False), (["exported"], True)]),
-        (["cache", "exported"], MIXED, [(["cache"], False), (["cache", "exported"], False)]),
+        (["cache"], [], [(1, False)]),
+        (["cache", "precompiled"], [{"level": 2}], [(1, False), (2, False)]),
+        (["cache", "exported"], ALL_3, [(1, False), (3, True)]),
+        (["cache", "exported"], MIXED, [(1, False), (3, False)]),
     ],
 )
-def test_each_level_has_a_round_trip(stored: Any, entries: Any, parts: Any):
-    """If every call has a library, one trip has only libraries, without torch's compiler."""
+def test_each_level_has_a_round_trip(stored: Any, entries: Any, levels: Any):
+    """If every call has a library, one trip runs without torch's compiler."""
     trips = plan(dict.fromkeys(stored, b""), entries)
 
-    assert [(trip.parts, trip.without_compiler) for trip in trips] == parts
+    assert [(trip.level, trip.without_compiler) for trip in trips] == levels
 
 
 def report(**other: Any) -> dict[str, Any]:
@@ -572,32 +516,6 @@ def test_a_start_knows_whether_it_needs_the_compiler(level: int, arguments: Any,
 
     assert only_libraries(arguments) == only
     del model
-
-
-@pytest.mark.parametrize(
-    ("built", "only"),
-    [
-        ([[{"level": 3}], [{"level": 3}]], True),
-        ([[{"level": 3}], [{"level": 3}, {"level": 2}]], False),
-        ([[{"level": 3}], []], True),
-        ([None], False),
-        (["nonsense"], False),
-        ([], False),
-    ],
-)
-def test_what_is_in_the_store_says_whether_the_compiler_is_imported_early(built: Any, only: bool):
-    """During `__init__`, only the store shows whether the app will need the compiler."""
-    statements = [
-        SimpleNamespace(
-            readable=SimpleNamespace(manifest=SimpleNamespace(facts={"entries": entries}))
-        )
-        for entries in built
-    ]
-    stranger = SimpleNamespace(readable=None)
-
-    found: Any = SimpleNamespace(statements=[*statements, stranger])
-
-    assert pull.only_libraries(found) == only
 
 
 def test_arguments_of_level_3_are_named_without_the_compiler():

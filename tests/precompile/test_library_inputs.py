@@ -108,24 +108,6 @@ def test_a_module_that_no_watch_covers_is_walked_at_each_call(unwatched: Any):
     assert is_same(read(net, CALL), expected(net))
 
 
-def test_a_module_whose_dicts_are_computed_is_walked_at_each_call():
-    """Its class may return another dict at each call."""
-
-    class Computed(Net):
-        @property
-        def _buffers(self) -> Any:
-            return {}
-
-        @_buffers.setter
-        def _buffers(self, value: Any) -> None:
-            vars(self)["_buffers"] = value
-
-    net = Computed()
-    inputs = Inputs(INPUTS)
-
-    assert inputs.reader(net, Watch()) == inputs.read
-
-
 def test_an_input_that_is_gone_is_named():
     net = Net()
     read = Inputs(INPUTS).reader(net, Watch())

@@ -96,25 +96,6 @@ def test_a_change_of_a_recurrent_layer_is_seen_by_the_next_call(name: str, folde
     torch.testing.assert_close(after.value, model(x()))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings",
-    [{"num_layers": 2}, {"bidirectional": True}, {"bias": False}, {"batch_first": False}],
-    ids=str,
-)
-@torch.inference_mode()
-def test_another_recurrent_layer_is_a_miss(settings: dict[str, Any], folder: Path):
-    """Each of these changes makes another graph."""
-    model = Recurrent(seed=1, **settings).eval()
-    compiled = serve_warm.compile(model, dynamic=False)
-
-    with started(folder), eager_below():
-        found = served(lambda: compiled(x()))
-
-    assert found.level == 1
-    torch.testing.assert_close(found.value, model(x()))
-
-
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])

@@ -7,8 +7,7 @@ The graphs are matrix products, for which no C++ is compiled; level 1 runs eager
 
 from __future__ import annotations
 
-import enum
-import math
+import sys
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -24,25 +23,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Colour(enum.Enum):
-    RED = 1
-    BLUE = 2
-
-
 class Small:
     pass
 
 
 class Large:
     pass
-
-
-def halve(value: float) -> float:
-    return value / 2
-
-
-def double(value: float) -> float:
-    return value * 2
 
 
 ONE, OTHER = Small(), Small()
@@ -57,28 +43,10 @@ class Choosing(nn.Module):
         self.choice = self.stored = self.given = choice
 
 
-class OfEnum(Choosing):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.stored = Colour.BLUE
-        return torch.addmm(x, x, x, alpha=1 if self.choice is Colour.RED else 2)
-
-
 class OfClass(Choosing):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.stored = Large
         return torch.addmm(x, x, x, alpha=1 if self.choice is Small else 2)
-
-
-class OfFunction(Choosing):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.stored = double
-        return torch.addmm(x, x, x, alpha=1 if self.choice is halve else 2)
-
-
-class OfModule(Choosing):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.stored = types
-        return torch.addmm(x, x, x, alpha=1 if self.choice is math else 2)
 
 
 class OfObject(Choosing):
@@ -101,10 +69,7 @@ class OfTwoAttributes(Choosing):
 @pytest.mark.parametrize(
     ("kind", "at_the_build", "at_the_start"),
     [
-        (OfEnum, Colour.BLUE, Colour.RED),
         (OfClass, Large, Small),
-        (OfFunction, double, halve),
-        (OfModule, types, math),
         (OfObject, OTHER, ONE),
         (OfKey, Large, Small),
         (OfTwoAttributes, Large, Small),
@@ -130,3 +95,65 @@ def test_a_name_of_another_object_is_noticed(
     assert "choice" in found[1].reason
     assert torch.equal(found[0].value, same(x))
     assert torch.equal(found[1].value, other(x))
+
+
+BLOCKS = """
+from torch import nn
+
+class Block(nn.Module):
+    def forward(self, x):
+        return x
+
+class Plain: pass
+class Child(Plain): pass
+def act(x): return x
+"""
+MODEL = """
+import torch
+from torch import nn
+import {blocks} as blocks
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block, self.child = blocks.Block(), blocks.Child()
+        self.kind, self.act = blocks.Plain, blocks.act
+
+    def forward(self, x):
+        return torch.addmm(x, x, self.block(x), alpha=1 if {text} else 2)
+"""
+COMPARISONS = {
+    "isinstance": "isinstance(self.block, blocks.Block)",
+    "type": "type(self.child) is blocks.Child",
+    "a class": "self.kind is blocks.Plain",
+    "a function": "self.act is blocks.act",
+}
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+@torch.inference_mode()
+def test_a_module_that_is_loaded_again_is_noticed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its new classes and functions have the names and the code of the earlier ones."""
+    number = [*COMPARISONS].index(name)  # torch keeps objects of modules by their names
+    blocks, app = types.ModuleType(f"blocks_{number}"), types.ModuleType(f"app_{number}")
+    for module in (blocks, app):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(BLOCKS, vars(blocks))
+    exec(MODEL.format(blocks=blocks.__name__, text=COMPARISONS[name]), vars(app))
+    x = torch.linspace(-1, 1, 9).view(3, 3)
+    built = serve_warm.compile(app.Model(), dynamic=False)
+    table = build(tmp_path, lambda: built(x))
+    model = app.Model()
+    compiled = serve_warm.compile(model, dynamic=False)
+
+    with started(tmp_path), eager_below():
+        before = served(lambda: compiled(x))
+        exec(BLOCKS, vars(blocks))
+        after = served(lambda: compiled(x))
+
+    assert table.refused == {}
+    assert [before.level, after.level] == [2, 1]
+    assert not torch.equal(before.value, after.value)
+    assert torch.equal(after.value, model(x))

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import serve_warm
-from serve_warm.precompile.session import SESSION, LiveObjects
+from serve_warm.precompile.session import SESSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,44 +71,3 @@ def test_requests_may_make_callables_while_the_process_is_looked_through(look: C
     with requests_in_other_threads():
         for _ in range(ROUNDS):
             look()
-
-
-def test_live_objects_can_be_added_and_removed_during_an_iteration():
-    """The iteration yields the objects that were there when it began, and are still in use."""
-
-    class Each:
-        pass
-
-    objects: LiveObjects[Each] = LiveObjects()
-    held = [Each() for _ in range(3)]
-    list(map(objects.add, held))
-
-    found = iter(objects)
-    first = next(found)
-    del held[2]
-    later = Each()
-    objects.add(later)
-    rest = list(found)
-
-    assert [first, *rest] == held[:2]
-    assert list(objects) == [*held[:2], later]
-
-
-def test_live_objects_forget_what_is_freed():
-    """Also if the memory of a freed object is used again."""
-
-    class Each:
-        pass
-
-    objects: LiveObjects[Each] = LiveObjects()
-
-    for _ in range(100):
-        objects.add(Each())
-    cycle: Any = Each()
-    cycle.own = cycle
-    objects.add(cycle)
-    del cycle
-    gc.collect(0)
-
-    assert len(objects) == 0
-    assert list(objects) == []

@@ -165,17 +165,6 @@ class BranchInTurn(Base):
         return torch.cond(given.sum() > 0, step, torch.sin, (given,))
 
 
-class BranchRandom(Base):
-    """Each item draws random numbers inside a branch."""
-
-    def forward(self, given: torch.Tensor) -> Any:
-        def draw(part: torch.Tensor) -> torch.Tensor:
-            made = {name: torch.rand_like(part) for name in set(self.names)}
-            return part * made["one"] - made["two"]
-
-        return torch.cond(given.sum() > 0, draw, torch.sin, (given,))
-
-
 class Weighed(Base):
     """A number of the set is in the graph; each forward finds it in another way."""
 
@@ -236,8 +225,7 @@ def test_a_set_whose_order_does_not_matter_has_an_entry(kind: Callable[..., Any]
 @pytest.mark.parametrize(
     "kind",
     [
-        *(InTurn, Listed, Paired, Random, Written, Assigned, Counted),
-        *(BranchInTurn, BranchRandom),
+        *(InTurn, Listed, Paired, Random, Written, Assigned, Counted, BranchInTurn),
     ],
 )
 @torch.inference_mode()

@@ -156,23 +156,8 @@ class InModule(Base):
         return torch.addmm(self.linear(given), given, given.T @ given, alpha=_LENGTHS["length"])
 
 
-class Averaged(Base):
-    """Counts its calls in a buffer, and makes a table."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()))
-        self.table: Any = None
-
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        if self.table is None:
-            self.table = torch.eye(4)
-        self.calls.add_(1)
-        return self.linear(given) @ self.table * self.calls
-
-
 MODELS = [
-    *(Table, Buffer, Locked, Rescaled, Noise, OtherAnswer, TwoCalls, InModule, Averaged),
+    *(Table, Buffer, Locked, Rescaled, Noise, OtherAnswer, TwoCalls, InModule),
 ]
 
 

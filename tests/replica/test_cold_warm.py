@@ -53,12 +53,6 @@ def unanswered(machine: Machine, cold: Started) -> Started:
     return machine.start(store=store, load=True, traffic=3)
 
 
-@pytest.fixture(scope="module")
-def from_torch_bytes(machine: Machine, cold: Started) -> Started:
-    """A start from what torch's own API gives."""
-    return machine.start(load=True, parts=["torch_bytes"], headers="shared")
-
-
 PLANTED = """
 #include <cstdio>
 namespace {{
@@ -71,10 +65,7 @@ struct Planted {{ Planted() {{ std::fclose(std::fopen("{marker}", "w")); }} }} p
 def test_headers_that_an_earlier_process_left_are_in_no_build(
     machine: Machine, cold: Started, tmp_path: Path
 ):
-    """With `headers: own` nothing that another process of the user made is compiled into a kernel.
-
-    Not even where it has the very names that torch looks for.
-    """
+    """Nothing that another process of the user made is compiled into a kernel of a build."""
     node, marker = Machine(tmp_path), tmp_path / "marker"
     node.headers = shutil.copytree(machine.headers, tmp_path / "left")
     planted = {path.name: path for path in node.headers.rglob("*.h")}
@@ -82,42 +73,12 @@ def test_headers_that_an_earlier_process_left_are_in_no_build(
         header.with_name(f"{header.name}.gch").unlink()
         header.write_text(header.read_text() + PLANTED.format(marker=marker))
 
-    built = node.start(load=False, headers="shared", whose_headers="own")
+    built = node.start(load=False, headers="shared", builds=True)
 
     made = {path.stem for path in (tmp_path / "tmp1").rglob("*.gch")}
     assert made == planted.keys() != set()
     assert built.objects > 0
     assert not marker.exists()
-
-
-def start_profiled(machine: Machine, batches: list[int], *, pgo: str = "on", **options: Any):
-    store = machine.store.with_name("profiled-" + "-".join(map(str, batches)))
-    return machine.start(store=store, batches=batches, dynamic=None, pgo=pgo, **options)
-
-
-@pytest.fixture(scope="module")
-def profiled(machine: Machine) -> Started:
-    """A start that compiles two batches with `dynamic=None`, and publishes its profile."""
-    return start_profiled(machine, [4, 8], load=False, publish=True, headers="shared")
-
-
-@pytest.fixture(scope="module")
-def by_profile(machine: Machine, profiled: Started) -> Started:
-    """A start from the published cache directory, the profile in it."""
-    return start_profiled(machine, [4, 8], load=True)
-
-
-@pytest.fixture(scope="module")
-def profile_off(machine: Machine, profiled: Started) -> Started:
-    """A start from the same that does not look at the profile."""
-    return start_profiled(machine, [4, 8], load=True, pgo="off")
-
-
-@pytest.fixture(scope="module")
-def by_profile_of_one(machine: Machine) -> Started:
-    """A start from a build in which only a batch of 1 differed."""
-    start_profiled(machine, [1, 8], load=False, publish=True, headers="shared")
-    return start_profiled(machine, [1, 8], load=True)
 
 
 TUNED = 3 if torch.__version__.startswith("2.11.") else 1
@@ -153,7 +114,7 @@ def test_the_control_runs_the_compiler(cold: Started):
     assert report["warmup"]["fx_misses"] == 2
     assert cold.isa_probes > 0
     assert report["covered"] == {"expected": 2, "proven": 2}
-    assert cold.said["parts"] == ["cache", "torch_bytes"]
+    assert cold.said["parts"] == ["cache"]
 
 
 def test_a_warm_start_runs_no_compiler(warm: Started):
@@ -177,11 +138,7 @@ def test_a_warm_start_asks_no_isa_probe(warm: Started):
 
 @pytest.mark.long
 def test_without_the_answers_the_probe_is_asked(cold: Started, unanswered: Started):
-    """The same artifact without its answers: still a hit, but the probe runs again.
-
-    Except where torch leaves a mark beside the library that it could load: 2.15 does, and the mark
-    is in the artifact with the rest of the cache directory.
-    """
+    """The same artifact without its answers: still a hit, but the probe runs again."""
     marked = any(Path(cold.said["cache_directory"]).rglob("*.load_ok"))
 
     assert unanswered.report["verdict"] == "full_hit"
@@ -198,58 +155,12 @@ def test_what_is_not_in_the_artifact_compiles_in_traffic(unanswered: Started):
     assert after_ready["compiler_processes"] == unanswered.objects > 0
 
 
-@pytest.mark.long
-def test_torchs_own_bytes_compile_every_kernel_again(from_torch_bytes: Started):
-    """All of torch's counters say hit, and the compiler runs: the verdict is partial."""
-    report = from_torch_bytes.report
-
-    assert report["verdict"] == "partial"
-    assert (report["warmup"]["fx_hits"], report["warmup"]["fx_misses"]) == (2, 0)
-    assert from_torch_bytes.objects > 0
-    assert report["covered"] == {"expected": 2, "proven": 2}
-
-
-@pytest.mark.parametrize(
-    "name", ["cold", "warm", pytest.param("from_torch_bytes", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("name", ["cold", "warm"])
 def test_compiler_runs_are_all_counted(name: str, request: pytest.FixtureRequest):
     """The report's count equals the count on the PATH, for every kind of start."""
     started = request.getfixturevalue(name)
 
     assert started.report["warmup"]["compiler_processes"] == started.objects
-
-
-@pytest.mark.long
-def test_the_profile_saves_a_graph(profiled: Started, by_profile: Started):
-    """The build compiled a static graph and then one for all; a start compiles that one at once."""
-    built, report = profiled.report["warmup"], by_profile.report
-
-    assert (built["compiles"], built["recompiles"], built["fx_misses"]) == (2, 1, 2)
-    assert (report["warmup"]["compiles"], report["warmup"]["recompiles"]) == (1, 0)
-    assert (report["warmup"]["fx_hits"], report["warmup"]["fx_misses"]) == (1, 0)
-    assert by_profile.objects == report["warmup"]["compiler_processes"] == 0
-    assert report["verdict"] == "full_hit"
-    assert report["covered"] == {"expected": 2, "proven": 2}
-
-
-@pytest.mark.long
-def test_a_profile_is_no_burden_to_who_does_not_use_it(profile_off: Started):
-    """Both graphs are in the artifact, so a start without the setting misses neither."""
-    report = profile_off.report
-
-    assert (report["warmup"]["compiles"], report["warmup"]["fx_misses"]) == (2, 0)
-    assert profile_off.objects == 0
-    assert report["verdict"] == "full_hit"
-
-
-@pytest.mark.long
-def test_what_the_profile_leads_to_is_in_the_artifact(by_profile_of_one: Started):
-    """With batches of 8 and 1 no build needs a graph for all batches, and every such start does."""
-    report = by_profile_of_one.report
-
-    assert (report["warmup"]["fx_hits"], report["warmup"]["fx_misses"]) == (2, 0)
-    assert by_profile_of_one.objects == 0
-    assert report["verdict"] == "full_hit"
 
 
 @pytest.mark.long
@@ -275,10 +186,7 @@ def test_what_no_build_has_tuned_is_tuned_in_traffic(by_tuned: Started):
         *("cold", "warm"),
         *(
             pytest.param(name, marks=pytest.mark.long)
-            for name in (
-                *("unanswered", "from_torch_bytes", "tuned", "by_tuned"),
-                *("profiled", "by_profile", "profile_off", "by_profile_of_one"),
-            )
+            for name in ("unanswered", "tuned", "by_tuned")
         ),
     ],
 )
@@ -288,10 +196,7 @@ def test_outputs_are_those_of_the_eager_model(name: str, request: pytest.Fixture
 
 
 def test_no_folder_of_a_known_name_is_used(cold: Started):
-    """Another user could have made torch's own: a cold start neither fills nor names it.
-
-    That it is there, and empty, is the doing of torch before the warm-up began.
-    """
+    """Another user could have made torch's own: a cold start neither fills nor names it."""
     temporary = Path(cold.said["cache_directory"]).parents[1]
     headers = temporary / HEADERS
     words = [word for line in cold.command_lines for word in line]

@@ -5,13 +5,11 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import json
 import logging
 import math
 import pickle
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -26,7 +24,7 @@ from compiled import compiled, double
 from conftest import wait_until
 from ray_exports import Exports
 from serve_warm import Input, WarmupMixin, metrics, node, pinned, warmup
-from serve_warm.compiler.background_import import import_compiler
+from serve_warm.compiler.imports import import_compiler
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import ConfigError, InputError
 from serve_warm.replica.deployment import ATTRIBUTE, replica_of
@@ -95,17 +93,6 @@ def test_the_mixin_passes_arguments_on_to_a_base_that_takes_them():
 
     assert instance.size == 3
     assert ATTRIBUTE in instance.__dict__
-
-
-def test_a_done_warm_up_can_be_asked_for_from_any_loop():
-    """The loop of the warm-up may be closed by then."""
-    instance = warmup(Model)()
-    first = asyncio.run(instance.warm_up())
-
-    second = asyncio.run(instance.warm_up())
-
-    assert first["started_unix"] == second["started_unix"]
-    assert second["covered"] == {"expected": 1, "proven": 1}
 
 
 def test_a_failed_warm_up_fails_whoever_asks_again():
@@ -245,25 +232,19 @@ def in_replica_fixture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
 
 
 @pytest.fixture(name="exports")
-def exports_fixture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Exports:
+def exports_fixture(in_replica: InReplica, monkeypatch: pytest.MonkeyPatch) -> Exports:
     """Make instances as replicas of Serve, and return the metrics that Ray gets."""
-    context = Context()
-    monkeypatch.setattr(serve, "get_replica_context", lambda: context)
-    monkeypatch.setattr(logging.getLogger("serve_warm"), "parent", logging.getLogger())
-    monkeypatch.setenv("SERVE_WARM_STATE_DIR", str(tmp_path / "state"))
     return Exports(monkeypatch)
 
 
 @pytest.mark.usefixtures("exports")
-@pytest.mark.parametrize("overlap", ["on", "off"])
-def test_overlap_is_a_kill_switch(overlap: str, tmp_path: Path):
-    """With `off` nothing is pulled or imported while `__init__` runs; with `on` it is."""
-    instance = warmup(Model, artifact=str(tmp_path), overlap=overlap)()
+def test_an_artifact_is_pulled_while_init_runs(tmp_path: Path):
+    """The pull begins when Serve instantiates the class."""
+    instance = warmup(Model, artifact=str(tmp_path))()
 
     prefetch = instance.__dict__[ATTRIBUTE]._prefetch
-    if prefetch is not None:
-        prefetch.drop()
-    assert (prefetch is not None) == (overlap == "on")
+    assert prefetch is not None
+    prefetch.drop()
 
 
 def test_nothing_is_prefetched_outside_of_serve(tmp_path: Path):
@@ -316,44 +297,6 @@ def test_a_second_object_of_a_replica_is_refused(inner: type, in_replica: InRepl
     assert "declare all inputs in the warmup_inputs()" in caught.value.hint
     found = [(each["replica"], each["stage"]) for each in states()]
     assert found == [(in_replica.context.replica_tag, "PENDING")]
-
-
-HOSTILE = "user == 'a@b.c' " * 100_000
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.usefixtures("exports")
-def test_a_replica_with_texts_of_megabytes_probes_ready(tmp_path: Path):
-    """Long texts of user code and torch do not make a warm node unready."""
-    replica = warmup(Model, enabled=False)().__dict__[ATTRIBUTE]
-    asyncio.run(replica.reconfigure(None, rank=None))
-    event = CompileEvent(
-        kind="recompile",
-        function=HOSTILE,
-        signature=HOSTILE,
-        reason=HOSTILE,
-        seconds=0.0,
-        thread=1,
-        at_unix=0.0,
-    )
-    told = dataclasses.replace(
-        replica.report(), error=HOSTILE, degraded=(HOSTILE,) * 3, warnings=(HOSTILE,)
-    )
-    own = replica._shown.heartbeat.directory
-    wait_until("its own first state", lambda: list(node.read_states(own)))
-    replica._shown._report = lambda: dataclasses.replace(told, events=(event,))
-
-    facts = replica._shown._facts()
-    file = node.StateFile(tmp_path / "state", application="a", deployment="d", replica="r")
-    file.write(facts)
-    settings = node.Settings(str(tmp_path / "state"), urls=())
-    answer = node.judge(settings)
-    file.close()
-
-    assert len(json.dumps(facts["metrics"])) < 100_000
-    assert len(json.dumps({**facts, "metrics": []})) < 25_000
-    assert answer.ready, answer.lines()
 
 
 @pytest.mark.usefixtures("exports")
@@ -493,28 +436,3 @@ def test_metrics_are_exported_by_stages_and_not_by_inputs(exports: Exports):
     assert report["passes"] * report["covered"]["proven"] >= 120
     # PENDING, REPLAYING, PROVING, READY: each is a set of the gauge, unless two fell together.
     assert found <= 4 + by_themselves
-
-
-@pytest.mark.usefixtures("exports")
-def test_an_instance_is_made_without_looking_through_what_is_installed(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    """Finding the metadata of a package lists every folder of `sys.path`, before `__init__`."""
-    asked: list[str | None] = []
-
-    class Asked:
-        @staticmethod
-        def find_spec(*_: object) -> None:
-            return None
-
-        @staticmethod
-        def find_distributions(context: Any) -> Iterator[Any]:
-            asked.append(context.name)
-            return iter(())
-
-    monkeypatch.setattr(sys, "meta_path", [Asked, *sys.meta_path])
-
-    instance = warmup(Model)()
-
-    assert asked == []
-    assert instance.warmup_report()["versions"]["torch"] == torch.__version__

@@ -7,19 +7,21 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-import shutil
+import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from artifacts import container, new_key, packed_cache, trusting
+from artifacts import build, new_key, packed_cache, trusting
 from compiled import compiled, double
 from homes import move_home, write_trust_file
 from serve_warm import _private_folders
 from serve_warm.artifact.archive import pack_directory
+from serve_warm.artifact.push import push
 from serve_warm.compiler.cpu_target import isa_checks
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig
@@ -27,13 +29,16 @@ from serve_warm.errors import (
     ConfigError,
     WarmupFailed,
 )
+from serve_warm.fingerprint import RULES
 from serve_warm.replica import placement
+from serve_warm.replica.narrow import digest_of
 from serve_warm.replica.start import CompileCaches
 from serve_warm.replica.warmup import Warmup
 from serve_warm.report import Report, Stage, Verdict
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.policy import Trust
 from starts import (  # noqa: F401 - fixtures
+    KEY,
     StandIn,
     cut_short,
     failed,
@@ -57,24 +62,27 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(
-    ("torch_bytes", "stages"),
+    ("raw_sha256", "stages"),
     [
-        (b"no such container", ["PENDING", "PULLING", "VERIFYING", "REPLAYING"]),
+        ("0" * 64, ["PENDING", "PULLING", "VERIFYING", "REPLAYING"]),
         (None, ["PENDING", "PULLING", "REPLAYING"]),
     ],
     ids=["refused where it is unpacked", "refused where it comes"],
 )
 def test_a_start_is_verifying_while_what_came_is_unpacked(
-    store: LocalStore, torch_bytes: bytes | None, stages: list[str]
+    store: LocalStore, raw_sha256: str | None, stages: list[str]
 ):
     """The stage begins with the last byte, before the unpacking ends."""
     told: list[Report] = []
     replica = StandIn()
-    publish(store, here(replica), raw={"torch_bytes": torch_bytes or container()})
-    if torch_bytes is None:
+    manifest, stored = build(deployment="Embedder", built_for=here(replica))
+    (part,) = manifest.parts
+    described = replace(part, raw_sha256=raw_sha256 or part.raw_sha256)
+    push(store, replace(manifest, parts=(described,)), stored, [KEY])
+    if raw_sha256 is None:
         tampered(store)
 
-    report = warm_up(replica, told.append, artifact=store.uri, parts=("torch_bytes",)).report()
+    report = warm_up(replica, told.append, artifact=store.uri).report()
 
     assert report.verdict is Verdict.REFUSED
     assert stages_of(told) == [*stages, "PROVING", "READY"]
@@ -105,10 +113,7 @@ def test_a_hit_is_put_in_place(store: LocalStore, tmp_path: Path):
 def test_a_kernel_that_is_built_while_entries_are_loaded_is_counted(
     has_cache: bool, tmp_path: Path
 ):
-    """On a GPU, loading an entry builds each kernel whose key the artifact does not have.
-
-    Kernels that came with the artifact are not counted.
-    """
+    """On a GPU, loading an entry builds each kernel whose key the artifact does not have."""
     built = tmp_path / "built"
     (built / "triton" / "came").mkdir(parents=True)
     (built / "triton" / "came" / "kernel.cubin").touch()
@@ -175,21 +180,22 @@ def test_an_artifact_is_put_where_nobody_can_exchange_it(
     assert list(Path(tempfile.gettempdir()).iterdir()) == []
 
 
-@pytest.mark.parametrize("part", ["cache", "torch_bytes"])
+@pytest.mark.parametrize("part", ["cache", "exported"])
 def test_where_every_place_is_open_to_others_nothing_is_loaded(
-    store: LocalStore, tmp_path: Path, open_temporary_folder: Path, part: str
+    store: LocalStore,
+    tmp_path: Path,
+    open_temporary_folder: Path,
+    part: str,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """The start is cold, uses the temporary folder as plain torch does, and says why."""
     replica = StandIn()
-    raw = {
-        "cache": packed_cache(tmp_path / "built"),
-        "torch_bytes": container(("no_such_kind", [("key", b"content")])),
-    }
-    publish(store, here(replica), raw={part: raw[part]})
+    publish(store, here(replica), raw={part: packed_cache(tmp_path / "built")})
     open_temporary_folder.chmod(0o777)
     blobs = tmp_path / "blobs"
+    monkeypatch.setattr("serve_warm.replica.prefetch.default_root", lambda: blobs)
 
-    start = warm_up(replica, artifact=store.uri, parts=(part,), node_cache_dir=str(blobs))
+    start = warm_up(replica, artifact=store.uri)
 
     report = start.report()
     assert (report.stage, report.verdict) == (Stage.READY, Verdict.REFUSED)
@@ -197,31 +203,8 @@ def test_where_every_place_is_open_to_others_nothing_is_loaded(
     assert f"chmod +t {tempfile.gettempdir()}" in report.artifact.reason
     assert start.caches.directory.is_relative_to(tempfile.gettempdir())
     assert not list(start.caches.directory.rglob("*.so"))
-    assert len(list(blobs.iterdir())) == 2  # it was pulled, and not put in place
-
-
-def test_a_start_without_a_place_for_its_caches_says_that_it_failed(open_temporary_folder: Path):
-    """The report has the stage and the reason, as for whatever else ends a start."""
-    replica = StandIn()
-    open_temporary_folder.chmod(0o777)
-    temporary = Path(tempfile.gettempdir())
-    shutil.rmtree(temporary)
-    temporary.write_text("no folder")
-
-    error, report, _ = failed(NotADirectoryError, replica)
-
-    assert (report.stage, report.error) == (Stage.FAILED, f"NotADirectoryError: {error}")
-
-
-def test_a_given_directory_is_kept_where_nothing_is_pulled():
-    """The caches of a start without an artifact stay where they were begun: they get packed."""
-    caches = CompileCaches()
-    present = caches.begin()
-    start = Warmup(StandIn(), WarmupConfig(), caches=caches)
-
-    asyncio.run(start.run())
-
-    assert start.caches.directory == present
+    pulled = [each for each in blobs.iterdir() if not each.name.endswith(".lock")]
+    assert len(pulled) == 1  # and not put in place
 
 
 def test_answers_of_the_isa_probe_come_with_the_artifact(store: LocalStore, tmp_path: Path):
@@ -235,6 +218,43 @@ def test_answers_of_the_isa_probe_come_with_the_artifact(store: LocalStore, tmp_
     assert dict(isa_checks()._given) == facts["isa_checks"]
 
 
+@pytest.mark.parametrize("what", ["the same", "other inputs", "other code"])
+def test_an_artifact_says_what_its_inputs_did_not_cover(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+):
+    """If code or inputs are no longer those of the build, nobody knows, and the report says so."""
+    replica = StandIn()
+    facts = {
+        "narrow": ["x[0], always 2"],
+        "unvaried": ["the body of 'POST /'"],
+        "varied": digest_of(replica.declared, replica.owner),
+    }
+    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")}, facts=facts)
+    if what == "other inputs":
+        replica.declared = replica.declared[:1]
+    if what == "other code":
+        (tmp_path / "edited.py").write_text("# another handler")
+        module = SimpleNamespace(__file__=str(tmp_path / "edited.py"))
+        monkeypatch.setitem(sys.modules, "edited", module)
+        monkeypatch.setattr(type(replica.owner), "__module__", "edited")
+
+    report = warm_up(replica, artifact=store.uri).report()
+
+    assert (report.verdict, report.narrow) == (Verdict.FULL_HIT, ("x[0], always 2",))
+    others = [] if what == "the same" else ["the inputs, because the application's code or inputs"]
+    assert len(report.unvaried) == 1 + len(others)
+    assert [each for each in report.unvaried[1:] if not each.startswith(*others)] == []
+
+
+def test_code_that_cannot_be_read_ends_no_start(monkeypatch: pytest.MonkeyPatch):
+    """For example, an application in a zip archive."""
+    owner = StandIn().owner
+    module = SimpleNamespace(__file__="/srv/app.zip/app.py")
+    monkeypatch.setitem(sys.modules, type(owner).__module__, module)
+
+    assert digest_of([], owner) != ""
+
+
 def test_an_empty_store_is_a_miss(store: LocalStore):
     """The start is cold, says why, and is proven like any other, so it is not degraded."""
     report = warm_up(StandIn(), artifact=store.uri).report()
@@ -246,30 +266,23 @@ def test_an_empty_store_is_a_miss(store: LocalStore):
     assert report.covered.proven == 2
 
 
-def test_an_artifact_for_another_machine_is_a_miss(store: LocalStore):
+def test_an_artifact_that_does_not_fit_is_a_miss(store: LocalStore):
     """The trace names the factors that differ, variant by variant."""
-    replica = StandIn()
-    publish(store, here(replica, torch="2.11.0"))
+    replica, other = StandIn(), StandIn()
+    other.owner.model = compiled(double, dynamic=True)
+    publish(store, here(other))
+    publish(store, here(replica, serve_warm="rules 0"))
     publish(store, here(replica, python="CPython 3.10.1", libc="musl 1"))
 
     report = warm_up(replica, artifact=store.uri).report()
 
-    assert report.verdict is Verdict.MISS
-    assert len(report.artifact.trace) == 2
-    assert any("torch: " in line and "2.11.0" in line for line in report.artifact.trace)
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.MISS)
+    assert len(report.artifact.trace) == 3
+    assert any("compile_arguments: " in line for line in report.artifact.trace)
+    rules = f"artifact rules 0, here rules {RULES}"
+    assert any(line.endswith(rules) for line in report.artifact.trace)
     assert any("libc: " in line and "python: " in line for line in report.artifact.trace)
-
-
-def test_an_artifact_for_other_compile_arguments_is_a_miss(store: LocalStore):
-    """Compile arguments are a factor, and the miss names them."""
-    replica, other = StandIn(), StandIn()
-    other.owner.model = compiled(double, dynamic=True)
-    publish(store, here(other))
-
-    report = warm_up(replica, artifact=store.uri).report()
-
-    assert report.verdict is Verdict.MISS
-    assert "compile_arguments: " in report.artifact.trace[0]
+    assert report.covered.proven == 2
 
 
 def test_a_miss_fails_by_policy(store: LocalStore):
@@ -299,16 +312,6 @@ def test_a_damaged_artifact_is_refused(
     assert report.artifact.reason
     assert list(start.caches.directory.rglob("*.so")) == []
     assert report.covered.proven == 2
-
-
-def test_an_unknown_signer_is_refused(store: LocalStore):
-    """A good signature by an unknown key does not count."""
-    replica = StandIn(trust=trusting(new_key()))
-    publish(store, here(replica))
-
-    report = warm_up(replica, artifact=store.uri).report()
-
-    assert report.verdict is Verdict.REFUSED
 
 
 def test_trusting_nobody_refuses_with_what_to_add(store: LocalStore):
@@ -342,19 +345,16 @@ def test_a_miss_is_not_a_refusal(store: LocalStore):
 
 
 def test_what_was_written_before_a_refusal_is_not_built_upon(store: LocalStore, tmp_path: Path):
-    """A part that torch does not take leaves a new, empty directory, not half an artifact."""
+    """A part that is no archive leaves a new, empty directory, not half an artifact."""
     replica = StandIn()
-    parts = {
-        "cache": packed_cache(tmp_path / "built"),
-        "torch_bytes": container(("no_such_kind", [("key", b"content")])),
-    }
+    parts = {"cache": packed_cache(tmp_path / "built"), "precompiled": b"no archive"}
     publish(store, here(replica), raw=parts)
 
-    start = warm_up(replica, artifact=store.uri, parts=["cache", "torch_bytes"])
+    start = warm_up(replica, artifact=store.uri)
 
     caches = Path(tempfile.gettempdir())
     assert start.report().verdict is Verdict.REFUSED
-    assert "torch did not accept the artifact part 'torch_bytes'" in start.report().artifact.reason
+    assert start.report().artifact.refused == "bad_archive"
     assert list(caches.rglob("c244b2rga7kqcbbf2xhyb.so"))  # it had been unpacked
     assert start.caches.directory == pointed_at()
     assert list(start.caches.directory.rglob("*")) == []
@@ -364,83 +364,42 @@ def test_what_was_written_before_a_refusal_is_not_built_upon(store: LocalStore, 
 def test_a_store_that_does_not_answer_is_tried_again_and_then_a_miss(
     store: LocalStore, caplog: pytest.LogCaptureFixture
 ):
-    """The tries fit into the pull's deadline; availability does not depend on the store."""
+    """The tries fit into the pull's deadline, and the start says what it waits for."""
     store.root.symlink_to(store.root)  # a loop: nothing can be listed in it
+    told: list[Report] = []
 
     # Enough for the pause of 0.5 s before the second try, too short for that of 1 s after it.
-    report = warm_up(StandIn(), artifact=store.uri, pull_deadline_s=1.4).report()
+    start = warm_up(StandIn(), told.append, artifact=store.uri, pull_deadline_s=1.4)
 
+    report = start.report()
     tries = [r for r in caplog.records if "the artifact was not pulled, try=" in r.getMessage()]
     assert [r.levelname for r in tries] == ["WARNING"]
     assert store.uri in tries[0].getMessage()
     assert (report.stage, report.verdict) == (Stage.READY, Verdict.MISS)
     assert "cannot list" in report.artifact.reason
     assert "(2 tries in " in report.artifact.reason
-    assert report.doing == ""
+    [waiting] = {each.doing for each in told if each.stage is Stage.PULLING} - {""}
+    assert waiting.startswith(f"the store (try 1 failed: {store.uri}: cannot list")
+    assert {each.doing for each in told if each.stage is Stage.REPLAYING} == {""}
 
 
-@pytest.mark.slow
-def test_a_start_that_waits_for_a_store_says_for_which_and_why(store: LocalStore):
-    """While it pulls, and not only in the miss that comes of it after a minute."""
-    store.root.symlink_to(store.root)
-    told: list[Report] = []
-    start = Warmup(StandIn(), WarmupConfig(artifact=store.uri, pull_deadline_s=1.4))
-    start.observe([told.append])
-
-    asyncio.run(start.run())
-
-    doing = {report.doing for report in told if report.stage is Stage.PULLING} - {""}
-    assert len(doing) == 1
-    assert doing.pop().startswith(f"the store (try 1 failed: {store.uri}: cannot list")
-    assert {report.doing for report in told if report.stage is Stage.REPLAYING} == {""}
-
-
-def test_a_mistyped_folder_is_a_miss_that_names_the_right_one(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("artefacts", "artefacts does not exist; did you mean 'artifacts'?"),
+        ("a.txt", "a.txt is a file, but a store"),
+    ],
+)
+def test_a_mistyped_folder_is_a_miss_that_says_so(tmp_path: Path, name: str, reason: str):
     """The hint does not recommend a build, because a build would create a second store."""
     (tmp_path / "artifacts" / "statements").mkdir(parents=True)
+    (tmp_path / "a.txt").touch()
 
-    report = warm_up(StandIn(), artifact=f"file://{tmp_path}/artefacts").report()
-
-    assert report.verdict is Verdict.MISS
-    assert report.artifact.reason == (
-        f"{tmp_path}/artefacts does not exist; did you mean 'artifacts'?"
-    )
-
-
-def test_a_store_that_is_a_file_is_a_miss_that_says_so(tmp_path: Path):
-    """A store is a folder; an empty one would be told in other words."""
-    (tmp_path / "artifacts").touch()
-
-    report = warm_up(StandIn(), artifact=f"file://{tmp_path}/artifacts").report()
+    report = warm_up(StandIn(), artifact=f"file://{tmp_path}/{name}").report()
 
     assert report.verdict is Verdict.MISS
-    assert report.artifact.reason.startswith(f"{tmp_path}/artifacts is a file, but a store")
-
-
-@pytest.mark.slow
-def test_a_store_that_answers_at_the_second_try_is_a_hit(store: LocalStore, tmp_path: Path):
-    """A store that is away for a moment costs that moment."""
-    replica = StandIn()
-    good = LocalStore(root=tmp_path / "good")
-    publish(good, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
-    store.root.symlink_to(store.root)
-
-    async def run() -> Report:
-        def repair() -> None:
-            store.root.unlink()
-            store.root.symlink_to(good.root)
-
-        start = Warmup(replica, WarmupConfig(artifact=store.uri))
-        start.observe(
-            [
-                lambda r: (
-                    r.stage is Stage.PULLING and asyncio.get_running_loop().call_later(0.2, repair)
-                )
-            ]
-        )
-        return await start.run()
-
-    assert asyncio.run(run()).verdict is Verdict.FULL_HIT
+    assert report.artifact.reason.startswith(f"{tmp_path}/{reason}")
+    assert "serve-warm build" not in report.artifact.reason
 
 
 @pytest.mark.parametrize("on_missing", ["compile", "fail"])
@@ -460,14 +419,6 @@ def test_a_miss_says_where_a_relative_path_led(
     where += f" {tmp_path}:"
     assert where in reason
     assert "serve-warm build" not in reason  # it would build into the wrong folder
-
-
-def test_a_miss_in_an_absolute_place_says_nothing_of_folders(tmp_path: Path):
-    """For an absolute address, the message has only the address."""
-    start = warm_up(StandIn(), artifact=str(tmp_path / "artifacts"))
-    reason = start.report().artifact.reason
-
-    assert "relative" not in reason
 
 
 def test_an_address_that_is_no_store_is_a_setting_to_correct():
@@ -511,18 +462,6 @@ def test_compiling_before_the_watch_is_never_a_full_hit(store: LocalStore, tmp_p
 
 
 # --- after ready ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("answers", ["none", ["VecAVX2"], 7, None])
-def test_facts_of_another_shape_are_passed_over(store, tmp_path, answers):
-    """Another release may state something else there: the artifact is used, and the probe runs."""
-    replica = StandIn()
-    facts = {"isa_checks": answers}
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path)}, facts=facts)
-
-    report = warm_up(replica, artifact=store.uri).report()
-
-    assert report.verdict is Verdict.FULL_HIT
 
 
 def test_a_credential_in_the_address_is_nowhere_in_the_report():

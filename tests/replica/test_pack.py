@@ -1,17 +1,27 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The facts that a build packs with its parts."""
+"""Packing a proven replica: the facts, and a second pack."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+from typing import TYPE_CHECKING, Any
 
-from serve_warm.replica.pack import build_facts
+import pytest
+import torch
+
+import serve_warm
+from levels import forget_callables
+from serve_warm.replica.pack import build_facts, pack
 from starts import (  # noqa: F401 - fixtures
     StandIn,
     process,
     warm_up,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_facts_of_a_build_are_json():
@@ -23,3 +33,26 @@ def test_facts_of_a_build_are_json():
     assert json.loads(json.dumps(facts)) == facts
     assert facts["inputs"] == ["size 3", "size 2"]
     assert facts["passes"] == 3
+
+
+@pytest.mark.slow
+def test_a_second_pack_has_the_same_entries(tmp_path: Path):
+    """A replica can be packed more than once."""
+    start = warm_up(StandIn())
+    forget_callables()
+    model = serve_warm.compile(torch.nn.Linear(4, 4), dynamic=False)
+
+    class Replay:
+        async def once(self) -> None:
+            with torch.inference_mode():
+                model(torch.ones(2, 4))
+
+    new_replay: Any = Replay
+    asyncio.run(Replay().once())
+    (first, facts), (second, facts_again) = (
+        asyncio.run(pack(start.report(), tmp_path, new_replay)) for _ in range(2)
+    )
+
+    assert [entry["level"] for entry in facts["entries"]] == [2]
+    assert facts_again == facts
+    assert sorted(second) == sorted(first) == ["cache", "precompiled"]

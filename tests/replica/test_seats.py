@@ -4,10 +4,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -20,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from conftest import wait_until
-from serve_warm import node
+from serve_warm import _seats, node
 from serve_warm._seats import (
     TICKET_S,
     Seat,
@@ -31,10 +27,10 @@ from serve_warm._seats import (
     free_memory_bytes,
     is_named_idle,
     is_one_starting,
-    lives,
     start_ticks,
 )
 from serve_warm.config import Seats
+from serve_warm.replica import seats
 from serve_warm.replica.seats import (
     LIMIT_OF_LOSSES,
     PAUSE_S,
@@ -52,7 +48,7 @@ from serve_warm.replica.seats import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 MEGABYTE = 1_000_000
 
@@ -62,7 +58,6 @@ class Workers:
 
     def __init__(self, folder: SeatFolder) -> None:
         self.folder = folder
-        self.clock: Callable[[], float] = node.boot_s
         self.asked: list[int] = []
         self.keep_alive_s: list[float] = []
         self.raises: Exception | None = None
@@ -82,6 +77,9 @@ class Workers:
     def begin(self) -> None:
         process = subprocess.Popen(self.line, executable=self.program, stdin=subprocess.PIPE)
         self.processes.append(process)
+        # exec closes the pipe that Popen waits for before the kernel sets the process's name.
+        while not Path(f"/proc/{process.pid}/cmdline").read_bytes():
+            time.sleep(0.001)
         found = self.folder.claim()
         assert found is not None
         ticket, self.wanted = found
@@ -94,7 +92,7 @@ class Workers:
                 ticket=ticket,
                 is_named_idle=is_named_idle(process.pid),
                 offered_boot_s=self.wanted.offered_boot_s,
-                began_boot_s=self.clock(),
+                began_boot_s=seats.boot_s(),
                 memory_bytes=100 * MEGABYTE,
             )
         )
@@ -127,11 +125,34 @@ class Clock:
         return node.boot_s() + self.ahead_s
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (seats, _seats):
+        monkeypatch.setattr(module, "boot_s", clock)
+    return clock
+
+
+@pytest.fixture(autouse=True)
+def free(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The free memory of the node, in bytes."""
+    free = [10_000.0 * MEGABYTE]
+    monkeypatch.setattr(seats, "free_memory_bytes", lambda: free[0])
+    return free
+
+
+@pytest.fixture
+def starting(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether Ray is starting a worker."""
+    starting = [True]
+    monkeypatch.setattr(seats, "is_one_starting", lambda _: starting[0])
+    return starting
+
+
 def keeper(workers: Workers, count: int = 2, **more: Any) -> SeatKeeper:
-    options = {"free_bytes": lambda: 10_000 * MEGABYTE, "deployment": "app#Embedder", **more}
-    workers.clock = options.get("clock", workers.clock)
+    options = {"settings": Seats(count=count), "deployment": "app#Embedder", **more}
     return SeatKeeper(
-        **{"settings": Seats(count=count), "folder": workers.folder, **options},
+        **{"folder": workers.folder, **options},
         source=workers,
         omp_threads="1",
         imports=("torch",),
@@ -157,10 +178,9 @@ def test_one_shows_that_the_imports_work_before_the_others_are_asked_for(workers
     assert workers.asked == [1, 2]
 
 
-def test_a_seat_that_was_taken_is_replaced(workers: Workers):
+def test_a_seat_that_was_taken_is_replaced(workers: Workers, clock: Clock):
     """Whatever took it, a replica of this deployment or of another with the same runtime_env."""
-    clock = Clock()
-    kept = keeper(workers, count=1, clock=clock)
+    kept = keeper(workers, count=1)
     kept.look()
     workers.settle()
     kept.look()
@@ -177,26 +197,11 @@ def test_a_seat_that_was_taken_is_replaced(workers: Workers):
     assert said(kept).problem == ""
 
 
-def test_a_seat_that_was_taken_is_not_counted_until_the_next_look(workers: Workers):
-    """A start that follows at once would count on a seat that is gone."""
+def test_no_seat_is_asked_for_while_a_replica_s_worker_starts(
+    workers: Workers, clock: Clock, starting: list[bool]
+):
+    """The replica would take the ticket, and its worker would wait without imports."""
     kept = keeper(workers, count=1)
-    kept.look()
-    workers.settle()
-    kept.look()
-    before = said(kept).waiting
-
-    workers.end(workers.processes[0])
-
-    assert (before, said(kept).waiting) == (1, 0)
-
-
-def test_no_seat_is_asked_for_while_a_replica_s_worker_starts(workers: Workers):
-    """The replica would take the ticket, and its worker would wait without imports.
-
-    A worker that never begins holds up the seats only for a while.
-    """
-    clock, starting = Clock(), [True]
-    kept = keeper(workers, count=1, clock=clock, is_one_starting=lambda _: starting[0])
 
     def asked() -> list[int]:
         kept.look()
@@ -216,27 +221,6 @@ def test_no_seat_is_asked_for_while_a_replica_s_worker_starts(workers: Workers):
     at_last = asked()
 
     assert (during, after, held_up, at_last) == ([], [1], [1], [1, 1])
-
-
-def test_each_start_of_a_worker_has_its_own_time(workers: Workers):
-    """A start that was seen before the last seat came says nothing about the next one."""
-    clock, starting = Clock(), [True]
-    kept = keeper(workers, count=1, clock=clock, is_one_starting=lambda _: starting[0])
-    kept.look()
-    workers.folder.offer(kept._wanted)  # as a keeper did that has ended since
-    workers.begin()
-    starting[0] = False
-    workers.settle()
-    kept.look()
-    clock.ahead_s += STARTING_LIMIT_S + 1
-    workers.end(workers.processes[0])
-    kept.look()
-    starting[0] = True
-    clock.ahead_s += PAUSE_S + 1
-
-    kept.look()
-
-    assert workers.asked == []
 
 
 def test_a_worker_counts_as_starting_until_ray_names_it():
@@ -260,10 +244,11 @@ def test_a_worker_counts_as_starting_until_ray_names_it():
     assert not is_one_starting(["default_worker.py", *options])
 
 
-def test_a_seat_that_a_deployment_without_serve_warm_took_is_replaced(workers: Workers):
+def test_a_seat_that_a_deployment_without_serve_warm_took_is_replaced(
+    workers: Workers, clock: Clock
+):
     """Nothing removes its file. Ray gives its process another name."""
-    clock = Clock()
-    kept = keeper(workers, count=1, clock=clock)
+    kept = keeper(workers, count=1)
     workers.line = ["ray::IDLE", "-c", "read x; exec -a ray::ServeReplica:other sh -c 'read y'"]
     workers.program = "/bin/bash"
     kept.look()
@@ -302,10 +287,7 @@ def test_a_seat_of_no_use_is_the_last_one(workers: Workers, state: str):
 
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_worker_that_ended_itself_is_the_last_one(workers: Workers, is_new: bool):
-    """This happens if torch's import takes too long.
-
-    Files from before this replica do not count.
-    """
+    """This happens if torch's import takes too long."""
     kept = keeper(workers, count=1)
     kept.look()
     workers.settle("hung", note="importing torch took more than 60 s; the worker ended")
@@ -317,38 +299,6 @@ def test_a_worker_that_ended_itself_is_the_last_one(workers: Workers, is_new: bo
 
     assert said(kept).problem.startswith("a seat cannot be used (hung): importing torch") is is_new
     assert len(workers.asked) == (1 if is_new else 2)
-
-
-def test_useless_seats_from_before_this_replica_are_not_counted(workers: Workers):
-    """The cause may be fixed by now, but Ray may keep the workers for a long time."""
-    for _ in range(2):  # as many as a keeper has at most
-        earlier = keeper(workers, count=1)
-        earlier.look()
-        workers.settle("failed", note="importing app raised ValueError")
-        earlier.look()
-
-    fixed = keeper(workers, count=1)
-    fixed.look()
-    workers.settle()
-    fixed.look()
-
-    assert said(earlier).problem.endswith("importing app raised ValueError")
-    assert (said(fixed).problem, said(fixed).waiting) == ("", 1)
-    assert workers.asked == [1, 1, 1]
-
-
-def test_the_ticket_of_an_earlier_replica_does_not_stop_a_keeper(workers: Workers):
-    """Its worker can begin after the next replica, and import what the earlier one listed."""
-    workers.come = False
-    earlier = keeper(workers, count=1)
-    earlier.look()
-    fixed = keeper(workers, count=1)
-    workers.begin()
-    workers.settle("failed", note="importing old_app raised ImportError")
-
-    fixed.look()
-
-    assert said(fixed).problem == ""
 
 
 def test_a_raylet_that_refuses_is_asked_once(workers: Workers):
@@ -364,10 +314,11 @@ def test_a_raylet_that_refuses_is_asked_once(workers: Workers):
     assert workers.folder.claim() is None
 
 
-def test_a_raylet_that_does_not_answer_is_asked_later_and_then_no_more(workers: Workers):
+def test_a_raylet_that_does_not_answer_is_asked_later_and_then_no_more(
+    workers: Workers, clock: Clock
+):
     """The pauses grow, so that requests end."""
-    clock = Clock()
-    kept = keeper(workers, clock=clock)
+    kept = keeper(workers)
     workers.raises = SeatsDelayed("no answer")
 
     kept.look()
@@ -385,10 +336,9 @@ def test_a_raylet_that_does_not_answer_is_asked_later_and_then_no_more(workers: 
     assert said(kept).problem == f"no answer, {LIMIT_OF_LOSSES} times in a row"
 
 
-def test_a_worker_that_never_comes_has_its_ticket_taken_back(workers: Workers):
+def test_a_worker_that_never_comes_has_its_ticket_taken_back(workers: Workers, clock: Clock):
     """The worker may come for a replica, which must not wait for the imports of a seat."""
-    clock = Clock()
-    kept = keeper(workers, clock=clock)
+    kept = keeper(workers)
     workers.come = False
 
     kept.look()
@@ -399,27 +349,9 @@ def test_a_worker_that_never_comes_has_its_ticket_taken_back(workers: Workers):
     assert said(kept).problem == ""
 
 
-def test_a_worker_that_takes_a_ticket_and_writes_no_file_is_a_loss(workers: Workers):
-    """The worker could not read the ticket, or ended at once. The keeper gives up in the end."""
-    clock = Clock()
-    kept = keeper(workers, clock=clock)
-    workers.come = False
-
-    for _ in range(10):
-        kept.look()
-        workers.folder.claim()
-        clock.ahead_s += 2 * TICKET_S
-
-    assert len(workers.asked) == LIMIT_OF_LOSSES
-    assert said(kept).problem == (
-        "a worker took the ticket of a seat, but wrote no state file, 5 times in a row"
-    )
-
-
-def test_a_seat_that_never_says_how_its_imports_ended_is_given_up(workers: Workers):
+def test_a_seat_that_never_says_how_its_imports_ended_is_given_up(workers: Workers, clock: Clock):
     """As with a full disk. Before, no more seats were asked for, and nothing said so."""
-    clock = Clock()
-    kept = keeper(workers, count=1, clock=clock)
+    kept = keeper(workers, count=1)
 
     for _ in range(10):
         kept.look()
@@ -430,26 +362,39 @@ def test_a_seat_that_never_says_how_its_imports_ended_is_given_up(workers: Worke
     assert "did not record the end of its imports within 120 s" in said(kept).problem
 
 
-def test_seats_that_are_killed_are_not_asked_for_without_end(workers: Workers):
-    """As on a node where each import runs out of memory."""
-    clock = Clock()
-    kept = keeper(workers, count=1, clock=clock)
+@pytest.mark.parametrize(
+    ("settings", "imports_end"),
+    [
+        (Seats(count=1), False),  # as on a node where each import runs out of memory
+        (Seats(count=1, keep_alive_s=60), False),  # however short the time for seats is
+        (Seats(count=1), True),  # a success has waited for some time, or was taken
+    ],
+)
+def test_seats_that_are_killed_are_not_asked_for_without_end(
+    workers: Workers, settings: Seats, imports_end: bool, clock: Clock
+):
+    """Seats that are killed during their imports, or soon after, are losses in a row."""
+    kept = keeper(workers, settings=settings)
 
-    for _ in range(10):
-        clock.ahead_s += 70
+    for _ in range(20):
         kept.look()
+        if imports_end:
+            workers.settle()
+            kept.look()
+        clock.ahead_s += 41
         while workers.processes:
             workers.end(workers.processes.pop())
+        kept.look()
 
-    assert len(workers.asked) == LIMIT_OF_LOSSES
-    assert "ended while the seat was importing, 5 times in a row" in said(kept).problem
+    assert workers.asked == [1] * LIMIT_OF_LOSSES
+    state = "waiting" if imports_end else "importing"
+    assert f"ended while the seat was {state}, 5 times in a row" in said(kept).problem
     assert workers.folder.seats() == []
 
 
-def test_a_seat_is_renewed_before_its_time_is_up(workers: Workers):
+def test_a_seat_is_renewed_before_its_time_is_up(workers: Workers, clock: Clock):
     """Ray may keep the old one on a large node, and then there are twice as many and no more."""
-    clock = Clock()
-    kept = keeper(workers, count=1, clock=clock)
+    kept = keeper(workers, count=1)
     kept.look()
     workers.settle()
     kept.look()
@@ -467,11 +412,10 @@ def test_a_seat_is_renewed_before_its_time_is_up(workers: Workers):
     assert said(kept).waiting == 2
 
 
-def test_nothing_is_asked_for_without_memory(workers: Workers):
+def test_nothing_is_asked_for_without_memory(workers: Workers, clock: Clock, free: list[float]):
     """A seat may not be what has a replica killed."""
-    free = [50 * MEGABYTE]
-    clock = Clock()
-    kept = keeper(workers, count=1, clock=clock, free_bytes=lambda: free[0])
+    free[0] = 50 * MEGABYTE
+    kept = keeper(workers, count=1)
 
     kept.look()
     before = list(workers.asked)
@@ -483,11 +427,12 @@ def test_nothing_is_asked_for_without_memory(workers: Workers):
     assert workers.asked == [1]
 
 
-def test_no_more_is_asked_for_than_memory_is_free(workers: Workers):
+def test_no_more_is_asked_for_than_memory_is_free(
+    workers: Workers, clock: Clock, free: list[float]
+):
     """The size of the first seat is known, even if it was taken since."""
-    free = [SPARE * SEAT_BYTES]
-    clock = Clock()
-    kept = keeper(workers, count=3, clock=clock, free_bytes=lambda: free[0])
+    free[0] = SPARE * SEAT_BYTES
+    kept = keeper(workers, count=3)
 
     kept.look()
     workers.settle()
@@ -502,10 +447,10 @@ def test_no_more_is_asked_for_than_memory_is_free(workers: Workers):
     assert workers.asked == [1, 2]
 
 
-def test_memory_that_seats_will_need_is_not_given_twice(workers: Workers):
+def test_memory_that_seats_will_need_is_not_given_twice(workers: Workers, free: list[float]):
     """A worker that has just begun has taken little of it. Looks are a second apart."""
-    free = [100 * SPARE * 100 * MEGABYTE]
-    kept = keeper(workers, count=4, free_bytes=lambda: free[0])
+    free[0] = 100 * SPARE * 100 * MEGABYTE
+    kept = keeper(workers, count=4)
     kept.look()
     workers.settle()
     free[0] = 2.2 * SPARE * 100 * MEGABYTE
@@ -516,41 +461,9 @@ def test_memory_that_seats_will_need_is_not_given_twice(workers: Workers):
     assert said(kept).problem == ""
 
 
-def test_seats_that_are_killed_while_they_import_are_losses(workers: Workers):
-    """However short the time is for which seats are kept."""
-    clock = Clock()
-    kept = keeper(workers, settings=Seats(count=1, keep_alive_s=60), clock=clock)
-    for _ in range(20):
-        kept.look()
-        clock.ahead_s += 41
-        while workers.processes:
-            workers.end(workers.processes.pop())
-
-    assert workers.asked == [1] * LIMIT_OF_LOSSES
-    assert "ended while the seat was importing, 5 times in a row" in said(kept).problem
-
-
-def test_seats_that_are_killed_soon_after_their_imports_are_losses_in_a_row(workers: Workers):
-    """A seat counts as a success once it has waited for some time, or was taken."""
-    clock = Clock()
-    kept = keeper(workers, count=1, clock=clock)
-    for _ in range(20):
-        kept.look()
-        workers.settle()
-        kept.look()
-        while workers.processes:
-            workers.end(workers.processes.pop())
-        kept.look()
-        clock.ahead_s += 40
-
-    assert workers.asked == [1] * LIMIT_OF_LOSSES
-    assert "ended while the seat was waiting, 5 times in a row" in said(kept).problem
-
-
-def test_losses_with_a_steady_seat_between_them_are_not_in_a_row(workers: Workers):
+def test_losses_with_a_steady_seat_between_them_are_not_in_a_row(workers: Workers, clock: Clock):
     """A node may kill a seat now and then."""
-    clock = Clock()
-    kept = keeper(workers, count=1, clock=clock)
+    kept = keeper(workers, count=1)
     for _ in range(2 * LIMIT_OF_LOSSES):
         kept.look()
         workers.settle()
@@ -563,46 +476,6 @@ def test_losses_with_a_steady_seat_between_them_are_not_in_a_row(workers: Worker
 
     assert len(workers.asked) == 2 * LIMIT_OF_LOSSES
     assert said(kept).problem == ""
-
-
-def test_losses_with_a_taken_seat_between_them_are_not_in_a_row(workers: Workers):
-    """On a busy node, no seat waits for long."""
-    clock = Clock()
-    kept = keeper(workers, count=1, clock=clock)
-    for _ in range(2 * LIMIT_OF_LOSSES):
-        kept.look()
-        workers.end(workers.processes.pop())
-        kept.look()
-        clock.ahead_s += PAUSE_S + 0.1
-        kept.look()
-        workers.settle()
-        kept.look()
-        workers.folder.remove(workers.folder.seats()[0])
-        kept.look()
-        clock.ahead_s += TAKEN_PAUSE_S + 0.1
-
-    assert len(workers.asked) == 4 * LIMIT_OF_LOSSES
-    assert said(kept).problem == ""
-
-
-def test_losses_beside_a_steady_seat_are_in_a_row(workers: Workers):
-    """The steady seat is older than the cause of the losses."""
-    clock = Clock()
-    kept = keeper(workers, count=2, clock=clock)
-    kept.look()
-    workers.settle()
-    first = workers.processes.pop()
-    clock.ahead_s += STEADY_S + 1
-    for _ in range(20):
-        kept.look()
-        while workers.processes:
-            workers.end(workers.processes.pop())
-        kept.look()
-        clock.ahead_s += 40
-    workers.processes.append(first)
-
-    assert workers.asked == [1] * (1 + LIMIT_OF_LOSSES)
-    assert "ended while the seat was importing, 5 times in a row" in said(kept).problem
 
 
 def test_open_tickets_are_taken_back_when_a_keeper_stops(workers: Workers):
@@ -619,98 +492,6 @@ def test_open_tickets_are_taken_back_when_a_keeper_stops(workers: Workers):
     assert "no licence" in said(kept).problem
     assert workers.asked == [1, 2]
     assert not list(workers.folder.path.glob("ticket-*"))
-
-
-def test_seats_that_end_together_are_one_loss(workers: Workers):
-    """One wave of kills, or one stall of the raylet, does not end the keeper."""
-    clock = Clock()
-    kept = keeper(workers, count=6, clock=clock)
-    kept.look()
-    workers.settle()
-    kept.look()
-    workers.settle()
-    kept.look()
-    for process in workers.processes:
-        workers.end(process)
-
-    kept.look()
-    clock.ahead_s += PAUSE_S + 0.1
-    workers.come = False
-    kept.look()
-    clock.ahead_s += TICKET_S + 1
-    kept.look()
-
-    assert said(kept).problem == ""
-    assert workers.asked == [1, 5, 6]
-
-
-def test_a_seat_is_young_from_the_end_of_its_imports(workers: Workers):
-    """Before, slow imports made a seat old before it could be used."""
-    clock = Clock()
-    kept = keeper(workers, settings=Seats(count=1, keep_alive_s=30), clock=clock)
-    kept.look()
-    clock.ahead_s += 25
-    workers.settle(import_s=25.0)
-    for _ in range(3):
-        kept.look()
-        clock.ahead_s += 5
-
-    assert workers.asked == [1]
-    assert workers.keep_alive_s == [30 + Seats(count=1).import_deadline_s]
-
-
-def test_a_seat_that_is_taken_during_its_imports_is_replaced_after_a_pause(workers: Workers):
-    """Like each seat that is taken."""
-    clock = Clock()
-    kept = keeper(workers, count=1, clock=clock)
-    kept.look()
-    kept.look()
-    workers.folder.remove(workers.folder.seats()[0])
-    kept.look()
-    before = list(workers.asked)
-    clock.ahead_s += TAKEN_PAUSE_S + 0.1
-    kept.look()
-
-    assert (before, workers.asked) == ([1], [1, 1])
-
-
-def test_a_folder_in_sys_path_that_is_no_text_is_left_out(
-    workers: Workers, monkeypatch: pytest.MonkeyPatch
-):
-    """Python ignores such a folder, too."""
-    monkeypatch.setattr(sys, "path", [*sys.path, Path("/opt/models")])
-    kept = keeper(workers, count=1)
-
-    kept.look()
-
-    assert workers.asked == [1]
-    assert "/opt/models" not in workers.wanted.paths
-
-
-def test_tickets_that_were_not_asked_for_are_taken_back(workers: Workers):
-    """Here the disk becomes full at the second ticket. A plain start could take the first."""
-    folder = FullFolder(workers.folder.path)
-    kept = keeper(workers, count=3, folder=folder)
-    kept.look()
-    workers.settle()
-    folder.room = 1
-
-    kept.look()
-
-    assert not list(folder.path.glob("ticket-*"))
-    assert workers.asked == [1]
-
-
-class FullFolder(SeatFolder):
-    """A folder on a disk that can have room for few tickets."""
-
-    room = 100
-
-    def offer(self, wanted: Wanted) -> str:
-        if not self.room:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        self.room -= 1
-        return super().offer(wanted)
 
 
 KIB, GIB = 1024, 1024**3
@@ -742,47 +523,6 @@ def test_free_memory_is_that_of_the_node_or_of_the_container(
     assert free_memory_bytes(tmp_path) == free
 
 
-def test_free_memory_that_no_file_tells_is_unknown(tmp_path: Path):
-    assert free_memory_bytes(tmp_path) is None
-    assert free_memory_bytes() > 0
-
-
-def test_a_keeper_whose_folder_is_gone_makes_it_again(workers: Workers):
-    """As after a sweep of /tmp. Only repeated losses stop the keeper."""
-    clock = Clock()
-    kept = keeper(workers, count=1, clock=clock)
-    workers.come = False
-    kept.look()
-    shutil.rmtree(workers.folder.path)
-    workers.come = True
-    clock.ahead_s += TICKET_S + 1
-
-    for _ in range(3):
-        kept.look()
-        clock.ahead_s += 10
-
-    assert workers.asked == [1, 1]
-    assert said(kept).problem == ""
-
-
-def test_a_keeper_whose_lock_was_swept_gives_way_to_the_one_in_the_new_folder(workers: Workers):
-    """Two keepers of one deployment would ask for seats at the same time."""
-    first, second = keeper(workers, count=1), keeper(workers, count=1)
-    first.look()
-    workers.settle()
-    first.look()
-    shutil.rmtree(workers.folder.path)
-    second.look()
-    workers.settle()
-
-    for each in (first, second, first):
-        each.look()
-
-    assert (said(first).waiting, said(first).problem) == (None, "")
-    assert said(second).waiting == 1
-    assert workers.asked == [1, 1]
-
-
 def test_a_keeper_that_stopped_lets_another_one_try(workers: Workers):
     """The stopped keeper no longer counts seats either."""
     first, second = keeper(workers, count=1), keeper(workers, count=1)
@@ -801,46 +541,6 @@ def test_a_keeper_that_stopped_lets_another_one_try(workers: Workers):
     assert "no licence" in said(first).problem
     assert said(second).waiting == 0
     assert workers.asked == [1, 1]
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_keeper_whose_thread_ends_says_so(workers: Workers):
-    """Whatever the reason: the report has it, and another replica can keep seats."""
-    first, second = keeper(workers, count=1), keeper(workers, count=1)
-    workers.raises = TypeError("not a channel")
-
-    first.begin()
-    wait_until("the thread ends", lambda: said(first).problem)
-    workers.raises = None
-    second.look()
-
-    assert said(first).problem == "the thread of the seat keeper ended: TypeError('not a channel')"
-    assert said(second).waiting == 0
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_forked_child_does_not_hold_the_place_of_a_keeper(workers: Workers):
-    """A data loader may outlive its replica."""
-    first, second = keeper(workers, count=1), keeper(workers, count=1)
-    first.look()
-    reads, writes = os.pipe()
-    child = os.fork()
-    if not child:
-        os.write(writes, b"x")  # it has freed what it may not hold
-        time.sleep(60)
-        os._exit(0)
-
-    os.read(reads, 1)
-    for each in (reads, writes):
-        os.close(each)
-    workers.settle("failed")
-    first.look()
-    workers.folder.remove(workers.folder.seats()[0])
-    second.look()
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-
-    assert said(second).waiting == 0
 
 
 def test_one_replica_of_a_deployment_keeps_seats_on_a_node(workers: Workers):
@@ -865,31 +565,15 @@ def test_a_ticket_is_for_one_worker(tmp_path: Path):
     assert folder.claim() is None
 
 
-def test_files_of_workers_that_were_killed_are_removed(tmp_path: Path):
-    """A worker can be killed while it takes a ticket, and a replica while it writes one."""
+def test_an_old_ticket_is_taken_by_nobody(tmp_path: Path, clock: Clock):
+    """Its replica is gone, and a start that takes it would import at a low priority."""
     folder = SeatFolder(tmp_path / "seats")
     folder.make()
-    folder.offer(Wanted(deployment="app#Embedder", imports=()))
-    names = ["claimed-17", ".ticket-0a1b.0a1b", ".seat-17.0a1b"]
-    for name in [*names, "claimed-18"]:
-        (folder.path / name).touch()
-    for name in names:
-        os.utime(folder.path / name, (0, time.time() - TICKET_S - 1))
+    folder.offer(Wanted(deployment="a", imports=("torch",)))
+    clock.ahead_s += TICKET_S + 1
 
-    folder.make()
-
-    left = sorted(path.name for path in folder.path.iterdir())
-    assert [name.partition("-")[0] for name in left] == ["claimed", "ticket"]
-
-
-def test_an_old_ticket_is_taken_by_nobody(tmp_path: Path):
-    """Its replica is gone, and a start that takes it would import at a low priority."""
-    long_ago = SeatFolder(tmp_path / "seats", clock=lambda: node.boot_s() - TICKET_S - 1)
-    long_ago.make()
-    long_ago.offer(Wanted(deployment="a", imports=("torch",)))
-
-    assert SeatFolder(long_ago.path).claim() is None
-    assert list(long_ago.path.iterdir()) == []
+    assert folder.claim() is None
+    assert list(folder.path.iterdir()) == []
 
 
 def test_folders_of_clusters_that_are_gone_are_removed(tmp_path: Path):
@@ -907,14 +591,6 @@ def test_folders_of_clusters_that_are_gone_are_removed(tmp_path: Path):
 
     left = sorted(path.name for path in (tmp_path / "seats").iterdir())
     assert left == ["aa-vanishes", "lives", "mine", "new"]
-
-
-def test_a_pid_that_is_used_again_is_no_seat():
-    """A process is known by when it began, too."""
-    me = Seat(pid=1, start_ticks=start_ticks(1), state="waiting", deployment="a", ticket="t")
-
-    assert lives(me)
-    assert not lives(replace(me, start_ticks=me.start_ticks + 1))
 
 
 def test_workers_that_ray_does_not_exchange_share_no_tickets():
@@ -1013,12 +689,6 @@ def test_a_raylet_with_an_ipv6_address_is_asked(raylet: Any):
 
     with pytest.raises(SeatsUnavailable, match="answered PrestartWorkers with PERMISSION_DENIED"):
         ask(port, host="::1")
-
-
-def test_a_raylet_that_is_not_there_may_come_back():
-    """The raylet may just have been restarted."""
-    with pytest.raises(SeatsDelayed, match="UNAVAILABLE"):
-        ask(1)
 
 
 @pytest.mark.long

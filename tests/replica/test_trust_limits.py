@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import shutil
 from dataclasses import dataclass
@@ -17,12 +16,12 @@ from typing import Any
 import pytest
 
 from artifacts import packed_cache, trusting
-from believing import public_pem
+from believing import public_pem, trust_in
 from serve_warm.artifact.newest_seen import MAX_MARKS, NewestSeen, Variant
 from serve_warm.report import Report, Stage, Verdict
+from serve_warm.stores import list_keys
 from serve_warm.stores.local import LocalStore
-from serve_warm.trust.files import load_trust
-from serve_warm.trust.policy import signed_by
+from serve_warm.trust.policy import Trust, signed_by
 from starts import (  # noqa: F401 - `process` is a fixture
     KEY,
     StandIn,
@@ -55,14 +54,14 @@ class Site:
 
     def start(self, trust: Any = None) -> Report:
         replica = StandIn(trust=trusting(KEY) if trust is None else trust)
-        blobs = str(self.node / "blobs")
-        return warm_up(replica, artifact=self.store.uri, node_cache_dir=blobs).report()
+        return warm_up(replica, artifact=self.store.uri).report()
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     node = tmp_path / "node"
     node.mkdir(mode=0o700)
+    monkeypatch.setattr("serve_warm.replica.prefetch.default_root", lambda: node / "blobs")
     return Site(LocalStore(root=tmp_path / "store"), node)
 
 
@@ -135,7 +134,7 @@ def test_nothing_is_said_of_what_is_as_new_or_from_another_store(
         raw={"cache": b"for another machine"},
     )
     reports.append(other.start(refusing))
-    site.store.delete(site.store.list("statements/")[0])
+    site.store.delete(list_keys(site.store, "statements/")[0])
     site.put(created=NEWER)
     reports.append(site.start(refusing))
 
@@ -178,19 +177,6 @@ def test_a_new_node_takes_what_there_is(site: Site):
     shutil.rmtree(site.node / "blobs")
 
     assert site.start(trusting(KEY, rollback="refuse")).verdict is Verdict.FULL_HIT
-
-
-def test_a_record_is_no_stranger_in_the_node_cache(site: Site):
-    """Older releases share the folder, refuse foreign files, and remove old records."""
-    site.put()
-    site.start()
-    [mark] = (site.node / "blobs.newest").iterdir()
-    record = site.node / "blobs" / record_of(mark)
-    os.utime(record, (0, 0))
-
-    assert re.fullmatch(r"[0-9a-f]{64}\.lock", record.name)
-    assert site.start(trusting(KEY, rollback="refuse")).verdict is Verdict.FULL_HIT
-    assert record.stat().st_mtime > 1
 
 
 @pytest.mark.parametrize("spoil", ["another's folder", "a damaged mark"])
@@ -302,22 +288,6 @@ def test_a_start_says_that_an_artifact_will_soon_be_too_old(
     assert site.start(signed_by(PEM, max_age_s=400 * 86400)).warnings == ()
 
 
-def test_an_artifact_older_than_a_year_is_refused_unless_it_is_said(
-    site: Site,
-):
-    """The start is cold, and the reason says where to change the limit."""
-    site.put(created=days_ago(366))
-
-    report = site.start(signed_by(PEM))
-
-    assert (report.stage, report.verdict) == (Stage.READY, Verdict.REFUSED)
-    assert report.artifact is not None
-    assert report.artifact.refused == "expired"
-    assert "the limit is 365.0 days (the default)" in report.artifact.reason
-    assert "or set max_age_days in a trust file" in report.artifact.reason
-    assert site.start(signed_by(PEM, max_age_s=4e7)).verdict is Verdict.FULL_HIT
-
-
 def test_the_file_that_set_an_age_limit_is_named(site: Site, tmp_path: Path):
     """The stricter of two limits is the one to change, in hours where it is below a day."""
     site.put(created=days_ago(0.25))
@@ -325,8 +295,8 @@ def test_the_file_that_set_an_age_limit_is_named(site: Site, tmp_path: Path):
     file.write_text("max_age_days = 0.125\n")
     file.chmod(0o600)
 
-    refused = site.start(signed_by(PEM, max_age_s=86400.0) | load_trust([file])).artifact.reason
-    by_code = site.start(signed_by(PEM, max_age_s=9000.0) | load_trust([file])).artifact.reason
+    refused = site.start(signed_by(PEM, max_age_s=86400.0) | trust_in(file)).artifact.reason
+    by_code = site.start(signed_by(PEM, max_age_s=9000.0) | trust_in(file)).artifact.reason
 
     assert f"6.0 hours ago, but the limit is 3.0 hours (max_age_days in {file})" in refused
     assert f"or raise max_age_days in {file}" in refused
@@ -336,62 +306,31 @@ def test_the_file_that_set_an_age_limit_is_named(site: Site, tmp_path: Path):
 # --- scope and origin -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("deployments", "verdict"), [(["Emb*"], Verdict.FULL_HIT), (["Scorer"], Verdict.REFUSED)]
-)
-def test_a_start_believes_a_key_for_its_deployments(
-    site: Site,
-    deployments: list[str],
-    verdict: Verdict,
-):
-    """A key for another deployment is `untrusted` here, whatever store the artifact is in."""
-    site.put()
-
-    report = site.start(signed_by(PEM, deployments=deployments))
-
-    assert report.verdict is verdict
-    assert report.artifact is not None
-    assert report.artifact.refused == ("" if verdict is Verdict.FULL_HIT else "untrusted")
+def requiring(**facts: str) -> Trust:
+    return trusting(KEY, require=frozenset(facts.items()))
 
 
 @pytest.mark.parametrize(
-    ("stores", "verdict"),
-    [(["file:///*/store"], Verdict.FULL_HIT), (["s3://prod/*"], Verdict.REFUSED)],
-)
-def test_a_start_believes_a_key_for_its_stores(
-    site: Site,
-    stores: list[str],
-    verdict: Verdict,
-):
-    """The address of the read store counts, and nothing in the artifact."""
-    site.put()
-
-    assert site.start(signed_by(PEM, stores=stores)).verdict is verdict
-
-
-@pytest.mark.parametrize(
-    ("required", "said", "verdict"),
+    ("trust", "said", "refused"),
     [
-        ({"builder": "https://ci/acme/*", "source": "*"}, SAID, Verdict.FULL_HIT),
-        ({"builder": "https://ci/other/*"}, SAID, Verdict.REFUSED),
-        ({"image": "*"}, SAID, Verdict.REFUSED),
-        ({"source": "*"}, None, Verdict.REFUSED),
-        ({"source": "*"}, {"provenance": ["4f2c"]}, Verdict.REFUSED),
-        ({}, None, Verdict.FULL_HIT),
-        ({}, {"provenance": "of a later release"}, Verdict.FULL_HIT),
+        (signed_by(PEM, deployments=["Emb*"], stores=["file:///*/store"]), None, ""),
+        (signed_by(PEM, deployments=["Scorer"]), None, "untrusted"),
+        (signed_by(PEM, stores=["s3://prod/*"]), None, "untrusted"),
+        (requiring(builder="https://ci/acme/*", source="*"), SAID, ""),
+        (requiring(builder="https://ci/other/*"), SAID, "untrusted"),
+        (requiring(source="*"), None, "untrusted"),
+        (requiring(source="*"), {"provenance": ["4f2c"]}, "untrusted"),
+        (requiring(), {"provenance": "of a later release"}, ""),
     ],
 )
-def test_a_start_requires_what_the_policies_do(
-    site: Site,
-    required: dict[str, str],
-    said: Any,
-    verdict: Verdict,
+def test_a_start_keeps_to_the_scope_of_a_key_and_the_required_origin(
+    site: Site, trust: Trust, said: Any, refused: str
 ):
-    """Without requirements, an artifact without facts is loaded."""
+    """The deployment and the address of the read store count, and the facts of the artifact."""
     site.put(facts=said)
 
-    report = site.start(trusting(KEY, require=frozenset(required.items())))
+    report = site.start(trust)
 
-    assert report.verdict is verdict
+    assert report.verdict is (Verdict.REFUSED if refused else Verdict.FULL_HIT)
     assert report.artifact is not None
-    assert report.artifact.refused == ("" if verdict is Verdict.FULL_HIT else "untrusted")
+    assert report.artifact.refused == refused

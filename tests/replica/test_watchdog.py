@@ -105,25 +105,3 @@ def test_nothing_is_told_after_the_stop():
     asyncio.run(handler())
 
     assert told.calls == []
-
-
-@pytest.mark.slow
-def test_a_stop_waits_for_what_is_being_told():
-    """The loop that comes back in the middle of its end does not become ready meanwhile."""
-    ended: list[str] = []
-    began = threading.Event()
-
-    def stuck(error: WarmupTimeout, where: str) -> None:
-        began.set()
-        time.sleep(0.3)
-        ended.append("told")
-
-    async def handler() -> None:
-        watchdog = Watchdog(lambda: WarmupTimeout("late"), late=lambda error: None, stuck=stuck)
-        began.wait(60)  # which blocks the loop
-        watchdog.stop()
-        ended.append("stopped")
-
-    asyncio.run(handler())
-
-    assert ended == ["told", "stopped"]

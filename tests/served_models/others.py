@@ -351,12 +351,7 @@ OPEN_CLIP = [
         shapes=DYNAMIC,
         method="encode_image",
     ),
-    Row(
-        name="coca",
-        library="open_clip",
-        make=_coca,
-        call=_pairs,
-    ),
+    Row(name="coca", library="open_clip", make=_coca, call=_pairs),
 ]
 
 ROWS = [*TIMM, *PEFT, *SENTENCES, *GRAPHS, *QUANTISED, *OPEN_CLIP]

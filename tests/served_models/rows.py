@@ -56,6 +56,19 @@ def transformers_model(name: str, settings: Mapping[str, Any], suffix: str = "Mo
     return make
 
 
+def transformers_row(  # noqa: PLR0917 - a table
+    name: str,
+    kind: str,
+    settings: Mapping[str, Any],
+    call: Callable[..., Any],
+    suffix: str = "Model",
+    shapes: str = ONE,
+) -> Row:
+    """Return the row of a `transformers` model."""
+    make = transformers_model(kind, settings, suffix)
+    return Row(name=name, library="transformers", make=make, call=call, shapes=shapes)
+
+
 def ids(more: int = 0) -> torch.Tensor:
     """Return token ids of two sequences."""
     return torch.randint(3, 60, (2, 8 + 4 * more))

@@ -4,27 +4,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from served_models.diffusion import UNET
-from served_models.rows import DYNAMIC, ONE, TWO, Row, ids, image, transformers_model
+from served_models.rows import (
+    DYNAMIC,
+    TWO,
+    Row,
+    ids,
+    image,
+    transformers_model,
+    transformers_row,
+)
 from served_models.seen_and_heard import IMAGE_TOKEN, STAGES, VISION, WAVES
 from served_models.text import BART, BERT, HEADS, TEXT
-
-
-def _row(  # noqa: PLR0917 - a table
-    name: str,
-    kind: str,
-    settings: Mapping[str, Any],
-    call: Callable[..., Any],
-    suffix: str = "Model",
-    shapes: str = ONE,
-) -> Row:
-    make = transformers_model(kind, settings, suffix)
-    return Row(name=name, library="transformers", make=make, call=call, shapes=shapes)
 
 
 def _right_padded(_: Any, more: int) -> dict[str, Any]:
@@ -107,8 +102,8 @@ def _qwen35() -> Any:
 
 
 WRITTEN = [
-    _row("nomic-bert", "NomicBert", BERT, _right_padded, shapes=DYNAMIC),
-    _row(
+    transformers_row("nomic-bert", "NomicBert", BERT, _right_padded, shapes=DYNAMIC),
+    transformers_row(
         "esm2",
         "Esm",
         {
@@ -124,7 +119,7 @@ WRITTEN = [
         "ForMaskedLM",
         TWO,
     ),
-    _row(
+    transformers_row(
         "clip text, projected",
         "CLIPText",
         {**BERT, "bos_token_id": 62, "eos_token_id": 63, "projection_dim": 16},
@@ -132,7 +127,7 @@ WRITTEN = [
         "ModelWithProjection",
         TWO,
     ),
-    _row(
+    transformers_row(
         "embeddinggemma",
         "Gemma3Text",
         {
@@ -151,7 +146,7 @@ WRITTEN = [
         call=_left_padded,
         shapes=DYNAMIC,
     ),
-    _row(
+    transformers_row(
         "opt, left padding",
         "OPT",
         {**BERT, "ffn_dim": 48, "word_embed_proj_dim": 32},
@@ -159,7 +154,7 @@ WRITTEN = [
         "ForCausalLM",
         DYNAMIC,
     ),
-    _row(
+    transformers_row(
         "deepseek-v3",
         "DeepseekV3",
         {
@@ -182,7 +177,7 @@ WRITTEN = [
         TWO,
     ),
     Row(name="qwen3.5", library="transformers", make=_qwen35, call=_prompts, shapes=TWO),
-    _row("nllb", "M2M100", BART, _translated, "ForConditionalGeneration", TWO),
+    transformers_row("nllb", "M2M100", BART, _translated, "ForConditionalGeneration", TWO),
 ]
 
 
@@ -254,15 +249,11 @@ FOUR_STAGES = {
 
 SEEN = [
     Row(name="trocr", library="transformers", make=_trocr, call=_line, shapes=TWO),
-    _row(
-        "dinov3",
-        "DINOv3ViT",
-        {**VISION, "num_register_tokens": 4},
-        image,
-        shapes=DYNAMIC,
+    transformers_row(
+        "dinov3", "DINOv3ViT", {**VISION, "num_register_tokens": 4}, image, shapes=DYNAMIC
     ),
     Row(name="timm densenet", library="timm", make=_densenet, call=_picture, shapes=DYNAMIC),
-    _row(
+    transformers_row(
         "rt-detr",
         "RTDetr",
         {
@@ -290,7 +281,7 @@ SEEN = [
         "ForObjectDetection",
         TWO,
     ),
-    _row(
+    transformers_row(
         "grounding-dino",
         "GroundingDino",
         {
@@ -310,7 +301,7 @@ SEEN = [
         _named_things,
         "ForObjectDetection",
     ),
-    _row(
+    transformers_row(
         "mask2former",
         "Mask2Former",
         {
@@ -332,7 +323,7 @@ SEEN = [
         _photograph,
         "ForUniversalSegmentation",
     ),
-    _row(
+    transformers_row(
         "sam2",
         "Sam2",
         {
@@ -408,7 +399,7 @@ def _task_and_image(_: Any, more: int) -> dict[str, Any]:
 
 
 SEEN_AND_READ = [
-    _row(
+    transformers_row(
         "qwen2.5-vl",
         "Qwen2_5_VL",
         {
@@ -439,7 +430,7 @@ SEEN_AND_READ = [
         "ForConditionalGeneration",
         TWO,
     ),
-    _row(
+    transformers_row(
         "blip, captions",
         "Blip",
         {
@@ -452,7 +443,7 @@ SEEN_AND_READ = [
         "ForConditionalGeneration",
         TWO,
     ),
-    _row(
+    transformers_row(
         "layoutlmv3",
         "LayoutLMv3",
         {
@@ -467,7 +458,7 @@ SEEN_AND_READ = [
         "ForTokenClassification",
         TWO,
     ),
-    _row(
+    transformers_row(
         "florence2",
         "Florence2",
         {
@@ -532,7 +523,7 @@ def _parakeet() -> Any:
 
 
 HEARD = [
-    _row(
+    transformers_row(
         "wavlm, speakers",
         "WavLM",
         {
@@ -547,7 +538,7 @@ HEARD = [
         _speech,
         "ForXVector",
     ),
-    _row(
+    transformers_row(
         "clap, fused",
         "Clap",
         {
@@ -716,7 +707,7 @@ def _int4() -> Any:
 
 
 OTHERS = [
-    _row(
+    transformers_row(
         "timesfm",
         "TimesFm2_5",
         {

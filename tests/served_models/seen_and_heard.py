@@ -4,21 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from served_models.rows import (
-    DYNAMIC,
-    ONE,
-    TWO,
-    Row,
-    ids,
-    image,
-    transformers_model,
-    waveform,
-)
+from served_models.rows import DYNAMIC, TWO, Row, ids, image, transformers_row, waveform
 from served_models.text import BART, BERT, HEADS, TEXT
 
 VISION: dict[str, Any] = {
@@ -112,18 +102,6 @@ def _codec(_: Any, more: int) -> dict[str, Any]:
     return {"input_values": torch.rand(1, 1, 320 + 160 * more)}
 
 
-def _row(  # noqa: PLR0917 - a table
-    name: str,
-    kind: str,
-    settings: dict[str, Any],
-    call: Callable[..., Any],
-    suffix: str = "Model",
-    shapes: str = ONE,
-) -> Row:
-    make = transformers_model(kind, settings, suffix)
-    return Row(name=name, library="transformers", make=make, call=call, shapes=shapes)
-
-
 def _donut() -> Any:
     import transformers
 
@@ -181,37 +159,25 @@ def _depth() -> Any:
     return transformers.DepthAnythingForDepthEstimation(config)
 
 
-def _with(name: str, suffix: str, **parts: Any) -> Any:
-    """Return a function that makes a model whose configuration contains other configurations."""
-
-    def make() -> Any:
-        import transformers
-
-        config = getattr(transformers, f"{name}Config")(**parts)
-        return getattr(transformers, f"{name}{suffix}")(config)
-
-    return make
-
-
 IMAGES = [
-    _row("vit", "ViT", VISION, image, shapes=DYNAMIC),
-    _row(
+    transformers_row("vit", "ViT", VISION, image, shapes=DYNAMIC),
+    transformers_row(
         "convnext",
         "ConvNext",
         {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "image_size": 32},
         image,
     ),
-    _row(
+    transformers_row(
         "resnet",
         "ResNet",
         {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"},
         image,
         shapes=TWO,
     ),
-    _row("clip vision", "CLIPVision", VISION, image, shapes=DYNAMIC),
-    _row("dinov2", "Dinov2", VISION, image, shapes=DYNAMIC),
-    _row("swin", "Swin", {**STAGES, "window_size": 4}, image, "ForImageClassification"),
-    _row(
+    transformers_row("clip vision", "CLIPVision", VISION, image, shapes=DYNAMIC),
+    transformers_row("dinov2", "Dinov2", VISION, image, shapes=DYNAMIC),
+    transformers_row("swin", "Swin", {**STAGES, "window_size": 4}, image, "ForImageClassification"),
+    transformers_row(
         "segformer",
         "Segformer",
         {
@@ -230,13 +196,11 @@ IMAGES = [
     ),
     Row(name="detr", library="transformers", make=_detr, call=image),
     Row(name="depth-anything", library="transformers", make=_depth, call=image),
-    Row(
-        name="sam",
-        library="transformers",
-        make=_with(
-            "Sam",
-            "Model",
-            vision_config={
+    transformers_row(
+        "sam",
+        "Sam",
+        {
+            "vision_config": {
                 **VISION,
                 "num_channels": 3,
                 "output_channels": 16,
@@ -245,22 +209,22 @@ IMAGES = [
                 "global_attn_indexes": [1],
                 "num_pos_feats": 8,
             },
-            prompt_encoder_config={
+            "prompt_encoder_config": {
                 "hidden_size": 16,
                 "image_size": 32,
                 "patch_size": 8,
                 "mask_input_channels": 4,
             },
-            mask_decoder_config={
+            "mask_decoder_config": {
                 "hidden_size": 16,
                 "mlp_dim": 32,
                 "num_attention_heads": 2,
                 "iou_head_hidden_dim": 16,
             },
-        ),
-        call=_points,
+        },
+        _points,
     ),
-    _row(
+    transformers_row(
         "videomae",
         "VideoMAE",
         {**VISION, "num_frames": 4, "tubelet_size": 2},
@@ -270,52 +234,48 @@ IMAGES = [
 ]
 
 IMAGES_AND_TEXT = [
-    Row(
-        name="clip",
-        library="transformers",
-        make=_with("CLIP", "Model", text_config=BERT, vision_config=VISION, projection_dim=16),
-        call=_text_and_image,
+    transformers_row(
+        "clip",
+        "CLIP",
+        {"text_config": BERT, "vision_config": VISION, "projection_dim": 16},
+        _text_and_image,
         shapes=TWO,
     ),
-    Row(
-        name="siglip",
-        library="transformers",
-        make=_with("Siglip", "Model", text_config=BERT, vision_config=VISION),
-        call=_text_and_image,
+    transformers_row(
+        "siglip",
+        "Siglip",
+        {"text_config": BERT, "vision_config": VISION},
+        _text_and_image,
         shapes=DYNAMIC,
     ),
-    Row(
-        name="llava",
-        library="transformers",
-        make=_with(
-            "Llava",
-            "ForConditionalGeneration",
-            text_config={**TEXT, "model_type": "llama"},
-            vision_config={**VISION, "model_type": "clip_vision_model"},
-            image_token_index=IMAGE_TOKEN,
-        ),
-        call=_image_tokens,
+    transformers_row(
+        "llava",
+        "Llava",
+        {
+            "text_config": {**TEXT, "model_type": "llama"},
+            "vision_config": {**VISION, "model_type": "clip_vision_model"},
+            "image_token_index": IMAGE_TOKEN,
+        },
+        _image_tokens,
+        "ForConditionalGeneration",
     ),
-    Row(
-        name="paligemma",
-        library="transformers",
-        make=_with(
-            "PaliGemma",
-            "ForConditionalGeneration",
-            text_config={**HEADS, "model_type": "gemma"},
-            vision_config={**VISION, "model_type": "siglip_vision_model"},
-            image_token_index=IMAGE_TOKEN,
-            projection_dim=32,
-        ),
-        call=_image_tokens_with_types,
+    transformers_row(
+        "paligemma",
+        "PaliGemma",
+        {
+            "text_config": {**HEADS, "model_type": "gemma"},
+            "vision_config": {**VISION, "model_type": "siglip_vision_model"},
+            "image_token_index": IMAGE_TOKEN,
+            "projection_dim": 32,
+        },
+        _image_tokens_with_types,
+        "ForConditionalGeneration",
     ),
-    Row(
-        name="qwen2-vl",
-        library="transformers",
-        make=_with(
-            "Qwen2VL",
-            "ForConditionalGeneration",
-            text_config={
+    transformers_row(
+        "qwen2-vl",
+        "Qwen2VL",
+        {
+            "text_config": {
                 **TEXT,
                 "rope_parameters": {
                     "rope_type": "default",
@@ -323,7 +283,7 @@ IMAGES_AND_TEXT = [
                     "mrope_section": [1, 1, 2],
                 },
             },
-            vision_config={
+            "vision_config": {
                 "depth": 2,
                 "embed_dim": 32,
                 "hidden_size": 32,
@@ -331,15 +291,16 @@ IMAGES_AND_TEXT = [
                 "mlp_ratio": 2,
                 "patch_size": 8,
             },
-            image_token_id=IMAGE_TOKEN,
-            vision_start_token_id=62,
-            vision_end_token_id=61,
-            video_token_id=60,
-        ),
-        call=_grid,
+            "image_token_id": IMAGE_TOKEN,
+            "vision_start_token_id": 62,
+            "vision_end_token_id": 61,
+            "video_token_id": 60,
+        },
+        _grid,
+        "ForConditionalGeneration",
     ),
     Row(name="donut", library="transformers", make=_donut, call=_read_page),
-    _row(
+    transformers_row(
         "layoutlm",
         "LayoutLM",
         {**BERT, "max_2d_position_embeddings": 64},
@@ -349,10 +310,10 @@ IMAGES_AND_TEXT = [
 ]
 
 AUDIO = [
-    _row("whisper encoder-decoder", "Whisper", WHISPER, _audio_features),
-    _row("wav2vec2", "Wav2Vec2", WAVES, waveform),
-    _row("wav2vec2, speech to text", "Wav2Vec2", WAVES, waveform, "ForCTC"),
-    _row(
+    transformers_row("whisper encoder-decoder", "Whisper", WHISPER, _audio_features),
+    transformers_row("wav2vec2", "Wav2Vec2", WAVES, waveform),
+    transformers_row("wav2vec2, speech to text", "Wav2Vec2", WAVES, waveform, "ForCTC"),
+    transformers_row(
         "audio spectrogram transformer",
         "AST",
         {**VISION, "max_length": 32, "num_mel_bins": 16, "patch_size": 4},
@@ -360,7 +321,7 @@ AUDIO = [
         "ForAudioClassification",
         DYNAMIC,
     ),
-    _row(
+    transformers_row(
         "encodec",
         "Encodec",
         {
@@ -374,7 +335,7 @@ AUDIO = [
         },
         _codec,
     ),
-    _row(
+    transformers_row(
         "vits, text to speech",
         "Vits",
         {

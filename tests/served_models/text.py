@@ -4,19 +4,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from served_models.rows import (
     DYNAMIC,
-    ONE,
     TWO,
-    Row,
     encoder_decoder,
     ids,
     masked,
     no_cache,
-    transformers_model,
+    transformers_row,
 )
 
 TEXT: dict[str, Any] = {
@@ -80,51 +77,43 @@ def _static_cache(model: Any, more: int) -> dict[str, Any]:
     return {"input_ids": ids(more), "past_key_values": cache}
 
 
-def _row(  # noqa: PLR0917 - a table
-    name: str,
-    kind: str,
-    settings: dict[str, Any],
-    call: Callable[..., Any],
-    suffix: str = "Model",
-    shapes: str = ONE,
-) -> Row:
-    make = transformers_model(kind, settings, suffix)
-    return Row(name=name, library="transformers", make=make, call=call, shapes=shapes)
-
-
 LM = "ForCausalLM"
 CLASSES = "ForSequenceClassification"
 SEQ2SEQ = "ForConditionalGeneration"
 
 ENCODERS = [
-    _row("bert", "Bert", BERT, masked, shapes=TWO),
-    _row("roberta", "Roberta", BERT, masked, shapes=DYNAMIC),
-    _row(
+    transformers_row("bert", "Bert", BERT, masked, shapes=TWO),
+    transformers_row("roberta", "Roberta", BERT, masked, shapes=DYNAMIC),
+    transformers_row(
         "distilbert",
         "DistilBert",
         {"vocab_size": 64, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
         masked,
         shapes=TWO,
     ),
-    _row("electra", "Electra", {**BERT, "embedding_size": 32}, masked, CLASSES),
-    _row("albert", "Albert", {**BERT, "embedding_size": 16}, masked, shapes=TWO),
-    _row("mpnet", "MPNet", BERT, masked, shapes=TWO),
-    _row(
+    transformers_row("electra", "Electra", {**BERT, "embedding_size": 32}, masked, CLASSES),
+    transformers_row("albert", "Albert", {**BERT, "embedding_size": 16}, masked, shapes=TWO),
+    transformers_row("mpnet", "MPNet", BERT, masked, shapes=TWO),
+    transformers_row(
         "deberta-v2",
         "DebertaV2",
         {**BERT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
         masked,
         shapes=TWO,
     ),
-    _row("modernbert", "ModernBert", BERT, masked, shapes=DYNAMIC),
-    _row("xlm-roberta reranker", "XLMRoberta", BERT, masked, CLASSES, DYNAMIC),
-    _row("bert, named entities", "Bert", BERT, masked, "ForTokenClassification", DYNAMIC),
-    _row("bert, question answering", "Bert", BERT, masked, "ForQuestionAnswering", DYNAMIC),
-    _row("longformer", "Longformer", {**BERT, "attention_window": 4}, masked),
+    transformers_row("modernbert", "ModernBert", BERT, masked, shapes=DYNAMIC),
+    transformers_row("xlm-roberta reranker", "XLMRoberta", BERT, masked, CLASSES, DYNAMIC),
+    transformers_row(
+        "bert, named entities", "Bert", BERT, masked, "ForTokenClassification", DYNAMIC
+    ),
+    transformers_row(
+        "bert, question answering", "Bert", BERT, masked, "ForQuestionAnswering", DYNAMIC
+    ),
+    transformers_row("longformer", "Longformer", {**BERT, "attention_window": 4}, masked),
 ]
 
 DECODERS = [
-    _row(
+    transformers_row(
         "gpt2",
         "GPT2",
         {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
@@ -132,37 +121,35 @@ DECODERS = [
         "LMHeadModel",
         TWO,
     ),
-    _row("llama", "Llama", TEXT, no_cache, LM, TWO),
-    _row("qwen3", "Qwen3", HEADS, no_cache, LM, DYNAMIC),
-    _row("gemma2", "Gemma2", HEADS, no_cache, LM, TWO),
-    _row("llama, cache made inside", "Llama", TEXT, _cache_inside, LM),
-    _row("llama, DynamicCache given", "Llama", TEXT, _dynamic_cache, LM),
-    _row("llama, StaticCache given", "Llama", TEXT, _static_cache, LM),
-    _row("mixtral", "Mixtral", {**TEXT, **EXPERTS}, no_cache, LM),
-    _row(
-        "qwen3-moe",
-        "Qwen3Moe",
-        {**HEADS, **EXPERTS, "moe_intermediate_size": 16},
-        no_cache,
-        LM,
+    transformers_row("llama", "Llama", TEXT, no_cache, LM, TWO),
+    transformers_row("qwen3", "Qwen3", HEADS, no_cache, LM, DYNAMIC),
+    transformers_row("gemma2", "Gemma2", HEADS, no_cache, LM, TWO),
+    transformers_row("llama, cache made inside", "Llama", TEXT, _cache_inside, LM),
+    transformers_row("llama, DynamicCache given", "Llama", TEXT, _dynamic_cache, LM),
+    transformers_row("llama, StaticCache given", "Llama", TEXT, _static_cache, LM),
+    transformers_row("mixtral", "Mixtral", {**TEXT, **EXPERTS}, no_cache, LM),
+    transformers_row(
+        "qwen3-moe", "Qwen3Moe", {**HEADS, **EXPERTS, "moe_intermediate_size": 16}, no_cache, LM
     ),
-    _row(
+    transformers_row(
         "mamba",
         "Mamba",
         {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
         no_cache,
         LM,
     ),
-    _row("mistral, sliding window", "Mistral", {**HEADS, "sliding_window": 6}, no_cache, LM, TWO),
-    _row("qwen2", "Qwen2", TEXT, no_cache, LM, DYNAMIC),
-    _row(
+    transformers_row(
+        "mistral, sliding window", "Mistral", {**HEADS, "sliding_window": 6}, no_cache, LM, TWO
+    ),
+    transformers_row("qwen2", "Qwen2", TEXT, no_cache, LM, DYNAMIC),
+    transformers_row(
         "gemma3",
         "Gemma3",
         {**HEADS, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
         no_cache,
         "ForCausalLM",
     ),
-    _row(
+    transformers_row(
         "phi3, longrope",
         "Phi3",
         {
@@ -179,22 +166,22 @@ DECODERS = [
         no_cache,
         LM,
     ),
-    _row(
+    transformers_row(
         "llama, dynamic rope",
         "Llama",
         {**TEXT, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
         no_cache,
         LM,
     ),
-    _row(
+    transformers_row(
         "gpt-oss",
         "GptOss",
         {**HEADS, **EXPERTS, "sliding_window": 6, "num_local_experts": 4},
         no_cache,
         LM,
     ),
-    _row("gpt-neox", "GPTNeoX", BERT, no_cache, LM, DYNAMIC),
-    _row(
+    transformers_row("gpt-neox", "GPTNeoX", BERT, no_cache, LM, DYNAMIC),
+    transformers_row(
         "rwkv",
         "Rwkv",
         {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "context_length": 32},
@@ -204,9 +191,9 @@ DECODERS = [
 ]
 
 TRANSLATORS = [
-    _row("t5", "T5", T5, encoder_decoder, SEQ2SEQ, TWO),
-    _row("bart", "Bart", BART, encoder_decoder, shapes=TWO),
-    _row("marian", "Marian", BART, encoder_decoder, "MTModel"),
+    transformers_row("t5", "T5", T5, encoder_decoder, SEQ2SEQ, TWO),
+    transformers_row("bart", "Bart", BART, encoder_decoder, shapes=TWO),
+    transformers_row("marian", "Marian", BART, encoder_decoder, "MTModel"),
 ]
 
 ROWS = [*ENCODERS, *DECODERS, *TRANSLATORS]

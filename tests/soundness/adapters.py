@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from soundness.rows import BOTH, Group, linear, no, row, x
+from soundness.rows import both, group, linear, row, x
 
 
 class Small(nn.Module):
@@ -138,101 +138,68 @@ def processor(app: Any) -> None:
 
 
 GROUPS = (
-    Group(
-        name="peft",
-        kind="change",
-        make=lambda: adapted("other"),
-        needs=("peft",),
-        rows=(
-            row("peft set_adapter", no(lambda app: app.set_adapter("other")), when=BOTH),
-            row("peft disable_adapter", disabled, when=BOTH),
-            row(
-                "peft disable_adapter_layers",
-                no(lambda app: app.base_model.disable_adapter_layers()),
-            ),
-            row("peft merge_adapter", no(lambda app: app.merge_adapter()), same=True, when=BOTH),
-            row(
-                "peft merge and unmerge",
-                no(lambda app: (app.merge_adapter(), app.unmerge_adapter())),
-                same=True,
-            ),
-            row(
-                "peft merge of another adapter",
-                no(lambda app: (app.set_adapter("other"), app.merge_adapter())),
-            ),
-            row("peft set_scale", scale, when=BOTH),
-            row("peft scale_layer", no(lambda app: app.base_model.model.first.scale_layer(2.0))),
-            row("peft scaling", lambda app: app.base_model.model.first.scaling.update(default=5.0)),
-            row("peft add_adapter", no(lambda app: app.add_adapter("late", lora())), same=True),
-            row(
-                "peft add_adapter and set it",
-                no(lambda app: (app.add_adapter("late", lora()), app.set_adapter("late"))),
-            ),
-            row("peft delete_adapter", deleted),
-            row("peft add_weighted_adapter", weighted, when=BOTH),
-            row("peft merge_and_unload", unloaded, same=True),
-            row("peft unload", no(lambda app: app.base_model.unload())),
-            row("peft set_peft_model_state_dict", replaced),
-            row(
-                "peft two adapters at once",
-                no(lambda app: app.base_model.set_adapter(["default", "other"])),
-            ),
-            row(
-                "peft requires_grad",
-                no(lambda app: app.set_requires_grad("default", requires_grad=False)),
-                same=True,
-            ),
+    group(
+        "peft",
+        lambda: adapted("other"),
+        both("peft set_adapter", lambda app: app.set_adapter("other")),
+        both("peft disable_adapter", disabled),
+        row("peft disable_adapter_layers", lambda app: app.base_model.disable_adapter_layers()),
+        both("peft merge_adapter", lambda app: app.merge_adapter(), same=True),
+        row(
+            "peft merge and unmerge",
+            lambda app: (app.merge_adapter(), app.unmerge_adapter()),
+            same=True,
         ),
-    ),
-    Group(
-        name="peft merged",
-        kind="change",
-        make=merged,
-        needs=("peft",),
-        rows=(
-            row(
-                "peft unmerge_adapter", no(lambda app: app.unmerge_adapter()), same=True, when=BOTH
-            ),
-            row("peft unmerge and disable", lambda app: (app.unmerge_adapter(), disabled(app))[1]),
+        row(
+            "peft merge of another adapter",
+            lambda app: (app.set_adapter("other"), app.merge_adapter()),
         ),
-    ),
-    Group(
-        name="peft injected",
-        kind="change",
-        make=bare,
-        needs=("peft",),
-        rows=(
-            row(
-                "peft enable_adapters of a layer", no(lambda app: app.first.enable_adapters(False))
-            ),
-            row(
-                "peft scaling of an injected layer",
-                lambda app: app.first.scaling.update(default=5.0),
-            ),
+        both("peft set_scale", scale),
+        row("peft scale_layer", lambda app: app.base_model.model.first.scale_layer(2.0)),
+        row("peft scaling", lambda app: app.base_model.model.first.scaling.update(default=5.0)),
+        row("peft add_adapter", lambda app: app.add_adapter("late", lora()), same=True),
+        row(
+            "peft add_adapter and set it",
+            lambda app: (app.add_adapter("late", lora()), app.set_adapter("late")),
         ),
-    ),
-    Group(
-        name="peft later",
-        kind="change",
-        make=lambda: Small().eval(),
+        row("peft delete_adapter", deleted),
+        both("peft add_weighted_adapter", weighted),
+        row("peft merge_and_unload", unloaded, same=True),
+        row("peft unload", lambda app: app.base_model.unload()),
+        row("peft set_peft_model_state_dict", replaced),
+        row(
+            "peft two adapters at once",
+            lambda app: app.base_model.set_adapter(["default", "other"]),
+        ),
+        row(
+            "peft requires_grad",
+            lambda app: app.set_requires_grad("default", requires_grad=False),
+            same=True,
+        ),
         needs=("peft",),
-        rows=(row("peft inject_adapter_in_model", injected, when=BOTH),),
     ),
-    Group(
-        name="diffusers",
-        kind="change",
-        make=vae,
+    group(
+        "peft merged",
+        merged,
+        both("peft unmerge_adapter", lambda app: app.unmerge_adapter(), same=True),
+        row("peft unmerge and disable", lambda app: (app.unmerge_adapter(), disabled(app))[1]),
+        needs=("peft",),
+    ),
+    group(
+        "peft injected",
+        bare,
+        row("peft enable_adapters of a layer", lambda app: app.first.enable_adapters(False)),
+        row("peft scaling of an injected layer", lambda app: app.first.scaling.update(default=5.0)),
+        needs=("peft",),
+    ),
+    group("peft later", Small, both("peft inject_adapter_in_model", injected), needs=("peft",)),
+    group(
+        "diffusers",
+        vae,
+        both("diffusers enable_tiling", tiled),
+        both("diffusers enable_slicing", lambda app: app.vae.enable_slicing(), same=True),
+        row("diffusers post_quant_conv", processor),
         call=decoded,
         needs=("diffusers",),
-        rows=(
-            row("diffusers enable_tiling", tiled, when=BOTH),
-            row(
-                "diffusers enable_slicing",
-                no(lambda app: app.vae.enable_slicing()),
-                same=True,
-                when=BOTH,
-            ),
-            row("diffusers post_quant_conv", processor),
-        ),
     ),
 )

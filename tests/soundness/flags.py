@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from soundness.rows import BOTH, Group, Row, numbered, x
+from soundness.rows import BOTH, both, group, numbered, x
 
 
 class Attention(nn.Module):
@@ -132,9 +132,7 @@ CHANGES: dict[str, tuple[Any, Callable[[], bool]]] = {
     ),
     "deterministic algorithms": (
         calling(
-            torch.use_deterministic_algorithms,
-            True,
-            torch.are_deterministic_algorithms_enabled,
+            torch.use_deterministic_algorithms, True, torch.are_deterministic_algorithms_enabled
         ),
         torch.are_deterministic_algorithms_enabled,
     ),
@@ -142,10 +140,7 @@ CHANGES: dict[str, tuple[Any, Callable[[], bool]]] = {
         calling(torch.set_autocast_cache_enabled, False, torch.is_autocast_cache_enabled),
         lambda: not torch.is_autocast_cache_enabled(),
     ),
-    "denormals": (
-        calling(torch.set_flush_denormal, True, lambda: False),
-        lambda: False,
-    ),
+    "denormals": (calling(torch.set_flush_denormal, True, lambda: False), lambda: False),
 }
 """A change of each setting, and a function that returns whether the setting is changed."""
 
@@ -171,42 +166,25 @@ CONTEXTS: dict[str, tuple[Any, Callable[[], bool], bool]] = {
         lambda: not torch.backends.cuda.flash_sdp_enabled(),
         True,
     ),
-    "anomaly detection": (
-        torch.autograd.detect_anomaly,
-        torch.is_anomaly_enabled,
-        True,
-    ),
+    "anomaly detection": (torch.autograd.detect_anomaly, torch.is_anomaly_enabled, True),
 }
 """A context around the call, a function that returns whether the context is active, and whether the
 numbers stay the same."""
 
 GROUPS = (
-    Group(
-        name="settings of the process",
-        kind="change",
-        make=lambda: Attention().eval(),
-        rows=(
-            *(
-                Row(name=f"setting {name}", change=change, same=True, when=BOTH)
-                for name, (change, _) in CHANGES.items()
-            ),
-            *(
-                Row(name=f"under {name}", around=context, same=same, when=BOTH)
-                for name, (context, _, same) in CONTEXTS.items()
-            ),
+    group(
+        "settings of the process",
+        Attention,
+        *(both(f"setting {name}", change, same=True) for name, (change, _) in CHANGES.items()),
+        *(
+            both(f"under {name}", around=context, same=same)
+            for name, (context, _, same) in CONTEXTS.items()
         ),
     ),
-    Group(
-        name="default dtype of a new tensor",
-        kind="change",
-        make=lambda: Made().eval(),
-        rows=(
-            Row(
-                name="default dtype that a forward takes",
-                change=CHANGES["default dtype"][0],
-                when=BOTH,
-            ),
-        ),
+    group(
+        "default dtype of a new tensor",
+        Made,
+        both("default dtype that a forward takes", CHANGES["default dtype"][0]),
     ),
     *(
         numbered(

@@ -99,10 +99,7 @@ def wrap_{{n}}(f):
 @wrap_{{n}}{HELPER}""",
         method="return help_{n}({v})",
     ),
-    "lru_cache": Form(
-        top=f"@functools.lru_cache{HELPER}",
-        method="return help_{n}({v})",
-    ),
+    "lru_cache": Form(top=f"@functools.lru_cache{HELPER}", method="return help_{n}({v})"),
     "keyword": Form(top=HELPER, method="return help_{n}(**dict(v={v}))"),
     "mapped": Form(top=HELPER, method="return list(map(help_{n}, [{v}]))[0]"),
     "lambda": Form(top=HELPER, method="return (lambda v: help_{n}(v))({v})"),
@@ -123,7 +120,7 @@ for i in range(3):
         continue
     {direct}
 return n
-""",
+"""
     ),
     "tried and finally": Form(
         method="""
@@ -132,7 +129,7 @@ try:
     return n
 finally:
     n = 9
-""",
+"""
     ),
     "static method": Form(
         body="""

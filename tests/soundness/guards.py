@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 
-from soundness.rows import READY, START, Group, Numbered, Row, numbered, put, put_item, x
+from soundness.rows import START, Group, Numbered, both, group, numbered, put, put_item, row, x
 
 # What rows change ------------------------------------------------------------------------------
 
@@ -59,7 +59,6 @@ STRICT, LOOSE = object(), object()
 
 NUMBER = 2
 OPERATOR = max
-OPERATION = torch.addmm
 KIND: type = Sizes
 LIBRARY: Any = math
 TABLE: dict[Any, Any] = {}
@@ -145,10 +144,6 @@ def global_(name: str, value: Any) -> Any:
     return lambda app: put(sys.modules[__name__], name, value)
 
 
-def three_if(is_true: Any) -> Any:
-    return lambda self: 3 if is_true(self) else 2
-
-
 def table(**held: Any) -> Any:
     return lambda: {"table": {"other": 0}, **held}
 
@@ -160,6 +155,11 @@ def with_proxy() -> dict[str, Any]:
 
 def config(**values: Any) -> Any:
     return lambda: {"config": SimpleNamespace(**values)}
+
+
+def configured(name: str, number: Any, before: Any, after: Any, *guards: str) -> Group:
+    """Return a group whose number depends on `self.config.value`."""
+    return numbered(name, number, attribute("value", after), config(value=before), guards=guards)
 
 
 # Rows whose numbers come from somewhere else ---------------------------------------------------
@@ -194,7 +194,7 @@ CONTAINS = (
         numbered(
             f"dict no longer contains {name}",
             lambda self, key=key: 2 if key in self.table else 3,
-            lambda app, key=key: app.table.pop(key) and None,
+            lambda app, key=key: app.table.pop(key),
             lambda key=key: {"table": {key: 1, "other": 1}},
         )
         for name, key in KEYS.items()
@@ -230,7 +230,7 @@ CONTAINS = (
     numbered(
         "dict no longer contains a literal",
         lambda self: 2 if "key" in self.table else 3,
-        lambda app: app.table.pop("key") and None,
+        lambda app: app.table.pop("key"),
         lambda: {"table": {"key": 1, "other": 1}},
         guards=("DICT_CONTAINS",),
     ),
@@ -248,20 +248,13 @@ CONTAINS = (
         lambda: {"members": {"key"}},
         guards=("SET_CONTAINS",),
     ),
-    numbered(
-        "os.getenv",
-        lambda self: 3 if os.getenv(VARIABLE) else 2,
-        lambda app: put_item(os.environ, VARIABLE, "1"),
-    ),
-    numbered(
-        "os.environ.get",
-        lambda self: 3 if os.environ.get(VARIABLE) else 2,
-        lambda app: put_item(os.environ, VARIABLE, "1"),
-    ),
-    numbered(
-        "in os.environ",
-        lambda self: 3 if VARIABLE in os.environ else 2,
-        lambda app: put_item(os.environ, VARIABLE, "1"),
+    *(
+        numbered(name, number, lambda app: put_item(os.environ, VARIABLE, "1"))
+        for name, number in {
+            "os.getenv": lambda self: 3 if os.getenv(VARIABLE) else 2,
+            "os.environ.get": lambda self: 3 if os.environ.get(VARIABLE) else 2,
+            "in os.environ": lambda self: 3 if VARIABLE in os.environ else 2,
+        }.items()
     ),
     numbered(
         "value in os.environ",
@@ -299,10 +292,7 @@ CONTAINS = (
         lambda: {"table": collections.Counter()},
     ),
     numbered(
-        "dict.get with a default",
-        lambda self: self.table.get((1, 2), 2),
-        item((1, 2)),
-        table(),
+        "dict.get with a default", lambda self: self.table.get((1, 2), 2), item((1, 2)), table()
     ),
     numbered(
         "item under a tuple",
@@ -344,178 +334,98 @@ CONTAINS = (
 )
 
 VALUES = (
-    numbered(
-        "int of an object",
-        lambda self: self.config.scale,
-        attribute("scale", 3),
-        config(scale=2),
-        guards=("CONSTANT_MATCH",),
+    configured("int of an object", lambda self: self.config.value, 2, 3, "CONSTANT_MATCH"),
+    configured("float of an object", lambda self: self.config.value, 2.0, 3.0),
+    configured("0.0 and -0.0", lambda self: 2 + math.copysign(1, self.config.value) / 4, 0.0, -0.0),
+    configured("nan", lambda self: 2 if math.isnan(self.config.value) else 3, float("nan"), 1.0),
+    configured(
+        "int and bool", lambda self: 3 if isinstance(self.config.value, bool) else 2, 1, True
     ),
-    numbered(
-        "float of an object",
-        lambda self: self.config.scale,
-        attribute("scale", 3.0),
-        config(scale=2.0),
+    configured(
+        "int and float", lambda self: 3 if isinstance(self.config.value, float) else 2, 1, 1.0
     ),
-    numbered(
-        "0.0 and -0.0",
-        lambda self: 2 + math.copysign(1, self.config.scale) / 4,
-        attribute("scale", -0.0),
-        config(scale=0.0),
+    configured("str", lambda self: 3 if self.config.value == "exact" else 2, "fast", "exact"),
+    configured("bool", lambda self: 3 if self.config.value else 2, False, True, "BOOL_MATCH"),
+    configured(
+        "None", lambda self: 3 if self.config.value is None else 2, "set", None, "NONE_MATCH"
     ),
-    numbered(
-        "nan",
-        lambda self: 2 if math.isnan(self.config.scale) else 3,
-        attribute("scale", 1.0),
-        config(scale=float("nan")),
-    ),
-    numbered(
-        "int and bool",
-        lambda self: 3 if isinstance(self.config.scale, bool) else 2,
-        attribute("scale", True),
-        config(scale=1),
-    ),
-    numbered(
-        "int and float",
-        lambda self: 3 if isinstance(self.config.scale, float) else 2,
-        attribute("scale", 1.0),
-        config(scale=1),
-    ),
-    numbered(
-        "str",
-        lambda self: 3 if self.config.mode == "exact" else 2,
-        attribute("mode", "exact"),
-        config(mode="fast"),
-    ),
-    numbered(
-        "bool",
-        lambda self: 3 if self.config.flag else 2,
-        attribute("flag", True),
-        config(flag=False),
-        guards=("BOOL_MATCH",),
-    ),
-    numbered(
-        "None",
-        lambda self: 3 if self.config.flag is None else 2,
-        attribute("flag", None),
-        config(flag="set"),
-        guards=("NONE_MATCH",),
-    ),
-    numbered(
-        "no longer None",
-        lambda self: 2 if self.config.flag is None else 3,
-        attribute("flag", "set"),
-        config(flag=None),
-    ),
-    numbered(
+    configured("no longer None", lambda self: 2 if self.config.value is None else 3, None, "set"),
+    configured(
         "dtype",
-        lambda self: 3 if self.config.dtype == torch.float64 else 2,
-        attribute("dtype", torch.float64),
-        config(dtype=torch.float32),
-        guards=("EQUALS_MATCH",),
+        lambda self: 3 if self.config.value == torch.float64 else 2,
+        torch.float32,
+        torch.float64,
+        "EQUALS_MATCH",
     ),
-    numbered(
+    configured(
         "device",
-        lambda self: 3 if self.config.device == torch.device("meta") else 2,
-        attribute("device", torch.device("meta")),
-        config(device=torch.device("cpu")),
+        lambda self: 3 if self.config.value == torch.device("meta") else 2,
+        torch.device("cpu"),
+        torch.device("meta"),
     ),
-    numbered(
-        "range",
-        lambda self: len(self.config.span),
-        attribute("span", range(3)),
-        config(span=range(2)),
-    ),
-    numbered(
-        "slice",
-        lambda self: self.config.part.stop,
-        attribute("part", slice(0, 3)),
-        config(part=slice(0, 2)),
-    ),
-    numbered(
-        "torch.Size",
-        lambda self: self.config.size[0],
-        attribute("size", torch.Size([3])),
-        config(size=torch.Size([2])),
-    ),
-    numbered(
-        "subclass of int",
-        lambda self: 2 * self.config.scale,
-        attribute("scale", Number(2)),
-        config(scale=Number(1)),
-    ),
-    numbered(
+    configured("range", lambda self: len(self.config.value), range(2), range(3)),
+    configured("slice", lambda self: self.config.value.stop, slice(0, 2), slice(0, 3)),
+    configured("torch.Size", lambda self: self.config.value[0], torch.Size([2]), torch.Size([3])),
+    configured("subclass of int", lambda self: 2 * self.config.value, Number(1), Number(2)),
+    configured(
         "subclass of float",
-        lambda self: 2 * self.config.scale,
-        attribute("scale", Fraction(2)),
-        config(scale=Fraction(1)),
-        guards=("CONSTANT_SUBCLASS_MATCH",),
+        lambda self: 2 * self.config.value,
+        Fraction(1),
+        Fraction(2),
+        "CONSTANT_SUBCLASS_MATCH",
     ),
-    numbered(
-        "NumPy float",
-        lambda self: 2 * float(self.config.scale),
-        attribute("scale", np.float64(2)),
-        config(scale=np.float64(1)),
+    configured(
+        "NumPy float", lambda self: 2 * float(self.config.value), np.float64(1), np.float64(2)
     ),
-    numbered(
-        "NumPy array",
-        lambda self: float(self.config.scale[0]),
-        attribute("scale", np.array([3.0])),
-        lambda: {"config": SimpleNamespace(scale=np.array([2.0]))},
+    configured(
+        "NumPy array", lambda self: float(self.config.value[0]), np.array([2.0]), np.array([3.0])
     ),
-    numbered(
-        "Enum",
-        lambda self: 3 if self.config.color is Color.BLUE else 2,
-        attribute("color", Color.BLUE),
-        config(color=Color.RED),
+    configured(
+        "Enum", lambda self: 3 if self.config.value is Color.BLUE else 2, Color.RED, Color.BLUE
     ),
-    numbered(
-        "global int",
-        lambda self: NUMBER,
-        global_("NUMBER", 3),
-    ),
-    numbered(
+    numbered("global int", lambda self: NUMBER, global_("NUMBER", 3)),
+    configured(
         "length of a list",
-        lambda self: len(self.config.sizes),
-        attribute("sizes", [1, 1, 1]),
-        config(sizes=[1, 1]),
-        guards=("SEQUENCE_LENGTH",),
+        lambda self: len(self.config.value),
+        [1, 1],
+        [1, 1, 1],
+        "SEQUENCE_LENGTH",
     ),
-    numbered(
+    configured(
         "list that becomes a tuple",
-        lambda self: 3 if isinstance(self.config.sizes, tuple) else 2,
-        attribute("sizes", (1,)),
-        config(sizes=[1]),
+        lambda self: 3 if isinstance(self.config.value, tuple) else 2,
+        [1],
+        (1,),
     ),
-    numbered(
+    configured(
         "tuple that becomes a list",
-        lambda self: 3 if isinstance(self.config.sizes, list) else 2,
-        attribute("sizes", [1]),
-        config(sizes=(1,)),
+        lambda self: 3 if isinstance(self.config.value, list) else 2,
+        (1,),
+        [1],
     ),
-    numbered(
+    configured(
         "empty list that becomes a tuple",
-        lambda self: 3 if isinstance(self.config.sizes, tuple) else 2,
-        attribute("sizes", ()),
-        lambda: {"config": SimpleNamespace(sizes=[])},
+        lambda self: 3 if isinstance(self.config.value, tuple) else 2,
+        [],
+        (),
     ),
-    numbered(
+    configured(
         "tuple that becomes a named tuple",
-        lambda self: 3 if hasattr(self.config.sizes, "_fields") else 2,
-        attribute("sizes", collections.namedtuple("Pair", "a b")(1, 2)),  # noqa: PYI024
-        config(sizes=(1, 2)),
+        lambda self: 3 if hasattr(self.config.value, "_fields") else 2,
+        (1, 2),
+        collections.namedtuple("Pair", "a b")(1, 2),  # noqa: PYI024
     ),
-    numbered(
+    configured(
         "item of a deque",
-        lambda self: self.config.sizes[0],
-        attribute("sizes", collections.deque([3])),
-        lambda: {"config": SimpleNamespace(sizes=collections.deque([2]))},
+        lambda self: self.config.value[0],
+        collections.deque([2]),
+        collections.deque([3]),
     ),
-    numbered(
+    configured(
         "dict that becomes another kind",
-        lambda self: 3 if isinstance(self.config.sizes, collections.OrderedDict) else 2,
-        attribute("sizes", collections.OrderedDict(a=1)),
-        lambda: {"config": SimpleNamespace(sizes={"a": 1})},
+        lambda self: 3 if isinstance(self.config.value, collections.OrderedDict) else 2,
+        {"a": 1},
+        collections.OrderedDict(a=1),
     ),
     numbered(
         "class of an object",
@@ -560,17 +470,10 @@ IDENTITIES = (
         lambda: {"mode": STRICT},
         guards=("ID_MATCH",),
     ),
-    numbered(
-        "sentinel of an object",
-        lambda self: 2 if self.config.mode is STRICT else 3,
-        attribute("mode", LOOSE),
-        lambda: {"config": SimpleNamespace(mode=STRICT)},
+    configured(
+        "sentinel of an object", lambda self: 2 if self.config.value is STRICT else 3, STRICT, LOOSE
     ),
-    numbered(
-        "global sentinel",
-        lambda self: 2 if MODE is STRICT else 3,
-        global_("MODE", LOOSE),
-    ),
+    numbered("global sentinel", lambda self: 2 if MODE is STRICT else 3, global_("MODE", LOOSE)),
     numbered(
         "sentinel in a list",
         lambda self: 2 if self.modes[0] is STRICT else 3,
@@ -595,23 +498,23 @@ IDENTITIES = (
         lambda app: setattr(app, "other", Sizes()),
         lambda: dict.fromkeys(("one", "other"), Sizes()),
     ),
-    numbered(
+    configured(
         "regular expression",
-        lambda self: 3 if self.config.pattern.match("b") else 2,
-        attribute("pattern", re.compile("b")),
-        config(pattern=re.compile("a")),
+        lambda self: 3 if self.config.value.match("b") else 2,
+        re.compile("a"),
+        re.compile("b"),
     ),
-    numbered(
+    configured(
         "dtype of NumPy",
-        lambda self: self.config.kind.itemsize,
-        attribute("kind", np.dtype("int32")),
-        config(kind=np.dtype("int16")),
+        lambda self: self.config.value.itemsize,
+        np.dtype("int16"),
+        np.dtype("int32"),
     ),
-    numbered(
+    configured(
         "function with other parameters",
-        lambda self: 2 if isinstance(self.config.pick([1]), list) else 3,
-        attribute("pick", OF_ONE),
-        config(pick=OF_ALL),
+        lambda self: 2 if isinstance(self.config.value([1]), list) else 3,
+        OF_ALL,
+        OF_ONE,
     ),
     numbered(
         "order of a set",
@@ -643,17 +546,12 @@ IDENTITIES = (
         global_("OPERATOR", math.hypot),
         guards=("BUILTIN_MATCH",),
     ),
-    numbered(
-        "builtin function of an object",
-        lambda self: self.config.pick(2, 3),
-        attribute("pick", max),
-        config(pick=min),
-    ),
-    numbered(
+    configured("builtin function of an object", lambda self: self.config.value(2, 3), min, max),
+    configured(
         "function of torch",
-        lambda self: 2 if self.config.pick is torch.mm else 3,
-        attribute("pick", torch.bmm),
-        config(pick=torch.mm),
+        lambda self: 2 if self.config.value is torch.mm else 3,
+        torch.mm,
+        torch.bmm,
     ),
     numbered(
         "function of a module",
@@ -661,23 +559,13 @@ IDENTITIES = (
         global_("FUNCTION", triple),
         guards=("CLOSURE_MATCH",),
     ),
-    numbered(
-        "function of an object",
-        lambda self: self.config.pick(2),
-        attribute("pick", triple),
-        config(pick=double),
-    ),
-    numbered(
-        "closure",
-        lambda self: self.config.pick(),
-        attribute("pick", closing(3)),
-        lambda: {"config": SimpleNamespace(pick=closing(2))},
-    ),
-    numbered(
+    configured("function of an object", lambda self: self.config.value(2), double, triple),
+    configured("closure", lambda self: self.config.value(), closing(2), closing(3)),
+    configured(
         "partial",
-        lambda self: self.config.pick(),
-        attribute("pick", functools.partial(double, 3)),
-        lambda: {"config": SimpleNamespace(pick=functools.partial(double, 2))},
+        lambda self: self.config.value(),
+        functools.partial(double, 2),
+        functools.partial(double, 3),
     ),
     numbered(
         "class of a module",
@@ -692,12 +580,12 @@ IDENTITIES = (
         global_("LIBRARY", SimpleNamespace(floor=math.ceil)),
         guards=("MODULE_MATCH",),
     ),
-    numbered(
+    configured(
         "dispatch key set",
-        lambda self: 2 if self.config.keys.has(torch._C.DispatchKey.CPU) else 3,
-        attribute("keys", torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)),
-        config(keys=torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)),
-        guards=("DISPATCH_KEY_SET_MATCH",),
+        lambda self: 2 if self.config.value.has(torch._C.DispatchKey.CPU) else 3,
+        torch._C.DispatchKeySet(torch._C.DispatchKey.CPU),
+        torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA),
+        "DISPATCH_KEY_SET_MATCH",
     ),
     numbered(
         "tuple iterator",
@@ -712,18 +600,14 @@ IDENTITIES = (
         lambda self: next(self.config.steps),
         held=lambda: {"config": SimpleNamespace(steps=iter(range(2, 12)))},
         guards=("RANGE_ITERATOR_MATCH",),
-        more=(
-            Row(name="range iterator", call=stepping(lambda: iter(range(5, 15))), when=(START,)),
-        ),
+        more=(row("range iterator", call=stepping(lambda: iter(range(5, 15))), when=(START,)),),
     ),
     numbered(
         "count iterator",
         lambda self: next(self.config.steps),
         held=lambda: {"config": SimpleNamespace(steps=itertools.count(2))},
         guards=("COUNT_ITERATOR_MATCH",),
-        more=(
-            Row(name="count iterator", call=stepping(lambda: itertools.count(5)), when=(START,)),
-        ),
+        more=(row("count iterator", call=stepping(lambda: itertools.count(5)), when=(START,)),),
     ),
     numbered(
         "reversed list",
@@ -870,133 +754,89 @@ def default_dtype(dtype: Any) -> Any:
 
 
 TENSORS = (
-    Group(
-        name="tied parameters",
+    group(
+        "tied parameters",
+        Tied,
+        both(
+            "tied parameters that are untied",
+            lambda app: setattr(app, "other", nn.Parameter(app.weight.detach() + 1)),
+        ),
+        both(
+            "tied parameters that are untied in their table",
+            lambda app: app._parameters.update(other=nn.Parameter(app.weight.detach() + 1)),
+        ),
         kind="guard",
-        make=lambda: Tied().eval(),
         guards=("DUPLICATE_INPUT",),
-        rows=(
-            Row(
-                name="tied parameters that are untied",
-                when=(START, READY),
-                change=lambda app: setattr(app, "other", nn.Parameter(app.weight.detach() + 1)),
-            ),
-            Row(
-                name="tied parameters that are untied in their table",
-                when=(START, READY),
-                change=lambda app: app._parameters.update(
-                    other=nn.Parameter(app.weight.detach() + 1)
-                ),
-            ),
-        ),
     ),
-    Group(
-        name="buffer",
+    group(
+        "buffer",
+        Buffered,
+        both("buffer of another dtype", real_dtype(torch.float64)),
+        both("buffer of another shape", lambda app: setattr(app, "kept", x(4, 4))),
+        both(
+            "buffer of another shape, in its table", lambda app: app._buffers.update(kept=x(4, 4))
+        ),
+        both("buffer of other numbers", lambda app: setattr(app, "kept", app.kept + 1)),
         kind="guard",
-        make=lambda: Buffered().eval(),
         guards=("TENSOR_MATCH",),
-        rows=(
-            Row(
-                name="buffer of another dtype",
-                change=real_dtype(torch.float64),
-                when=(START, READY),
-            ),
-            Row(
-                name="buffer of another shape",
-                when=(START, READY),
-                change=lambda app: setattr(app, "kept", x(4, 4)),
-            ),
-            Row(
-                name="buffer of another shape, in its table",
-                when=(START, READY),
-                change=lambda app: app._buffers.update(kept=x(4, 4)),
-            ),
-            Row(
-                name="buffer of other numbers",
-                when=(START, READY),
-                change=lambda app: setattr(app, "kept", app.kept + 1),
-            ),
-        ),
     ),
-    Group(
-        name="hooks",
+    group(
+        "hooks",
+        Nested,
+        both(
+            "forward hook of a submodule",
+            lambda app: app.inner.register_forward_hook(replace_hook(2)),
+        ),
+        both(
+            "forward hook in its table",
+            lambda app: app.inner._forward_hooks.update({99: replace_hook(2)}),
+        ),
         kind="guard",
-        make=lambda: Nested().eval(),
         guards=("EMPTY_NN_MODULE_HOOKS_DICT",),
-        rows=(
-            Row(
-                name="forward hook of a submodule",
-                when=(START, READY),
-                change=lambda app: app.inner.register_forward_hook(replace_hook(2)) and None,
-            ),
-            Row(
-                name="forward hook in its table",
-                when=(START, READY),
-                change=lambda app: app.inner._forward_hooks.update({99: replace_hook(2)}),
-            ),
-        ),
     ),
-    Group(
-        name="another hook",
-        kind="guard",
-        make=lambda: Hooked().eval(),
-        rows=(
-            Row(name="another forward hook", change=other_hook, when=(START, READY)),
-            Row(
-                name="code of a forward hook",
-                when=(READY,),
-                change=lambda app: put(double_output, "__code__", triple_output.__code__),
-                slow=True,
-            ),
+    group(
+        "another hook",
+        Hooked,
+        both("another forward hook", other_hook),
+        row(
+            "code of a forward hook",
+            lambda app: put(double_output, "__code__", triple_output.__code__),
+            slow=True,
         ),
-    ),
-    Group(
-        name="dynamic sizes",
         kind="guard",
-        make=lambda: Free().eval(),
+    ),
+    group(
+        "dynamic sizes",
+        Free,
+        both("other size of a dynamic graph", call=lambda f: f(x(6, 4))),
+        both("size outside of a dynamic graph", call=lambda f: f(x(2, 4))),
+        both("size 1 of a dynamic graph", call=lambda f: f(x(1, 4))),
+        both("no size of a dynamic graph", call=lambda f: f(x(0, 4))),
+        both("stride of a dynamic graph", call=lambda f: f(x(4, 8).T)),
+        kind="guard",
         guards=("SHAPE_ENV",),
         arguments={"dynamic": True},
         call=lambda f: f(x(8, 4)),
-        rows=(
-            Row(
-                name="other size of a dynamic graph", call=lambda f: f(x(6, 4)), when=(START, READY)
-            ),
-            Row(
-                name="size outside of a dynamic graph",
-                call=lambda f: f(x(2, 4)),
-                when=(START, READY),
-            ),
-            Row(name="size 1 of a dynamic graph", call=lambda f: f(x(1, 4)), when=(START, READY)),
-            Row(name="no size of a dynamic graph", call=lambda f: f(x(0, 4)), when=(START, READY)),
-            Row(
-                name="stride of a dynamic graph",
-                when=(START, READY),
-                call=lambda f: f(x(4, 8).T),
-            ),
-        ),
     ),
-    Group(
-        name="mapped",
+    group(
+        "mapped",
+        Mapped,
+        both("call under vmap", call=lambda f: torch.func.vmap(f)(x(2, 4, 4))),
+        both("call under jvp", call=lambda f: torch.func.jvp(f, (x(),), (x(),))),
         kind="guard",
-        make=lambda: Mapped().eval(),
-        guards=(),
-        rows=(
-            Row(
-                name="call under vmap",
-                when=(START, READY),
-                call=lambda f: torch.func.vmap(f)(x(2, 4, 4)),
-            ),
-            Row(
-                name="call under jvp",
-                when=(START, READY),
-                call=lambda f: torch.func.jvp(f, (x(),), (x(),)),
-            ),
-        ),
     ),
-    Group(
-        name="state of torch",
+    group(
+        "state of torch",
+        numbered_inner,
+        both("grad mode", around=grad_on, same=True),
+        both("deterministic algorithms", around=deterministic, same=True),
+        both("autocast", around=lambda: torch.autocast("cpu", dtype=torch.bfloat16)),
+        both("function mode", around=Under),
+        row("function mode that does nothing", around=BaseTorchFunctionMode, same=True),
+        both("default device", around=lambda: torch.device("cpu"), same=True),
+        both("saved tensor hooks", around=saved_hooks, same=True),
+        row("default dtype", around=lambda: default_dtype(torch.float64), same=True),
         kind="guard",
-        make=lambda: numbered_inner().eval(),
         guards=(
             "GRAD_MODE",
             "DETERMINISTIC_ALGORITHMS",
@@ -1004,39 +844,6 @@ TENSORS = (
             "TORCH_FUNCTION_STATE",
             "DEFAULT_DEVICE",
             "AUTOGRAD_SAVED_TENSORS_HOOKS",
-        ),
-        rows=(
-            Row(name="grad mode", around=grad_on, same=True, when=(START, READY)),
-            Row(
-                name="deterministic algorithms",
-                around=deterministic,
-                same=True,
-                when=(START, READY),
-            ),
-            Row(
-                name="autocast",
-                when=(START, READY),
-                around=lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-            ),
-            Row(name="function mode", around=Under, when=(START, READY)),
-            Row(
-                name="function mode that does nothing",
-                around=BaseTorchFunctionMode,
-                same=True,
-            ),
-            Row(
-                name="default device",
-                around=lambda: torch.device("cpu"),
-                same=True,
-                when=(START, READY),
-            ),
-            Row(
-                name="saved tensor hooks",
-                around=saved_hooks,
-                same=True,
-                when=(START, READY),
-            ),
-            Row(name="default dtype", around=lambda: default_dtype(torch.float64), same=True),
         ),
     ),
 )

@@ -12,7 +12,7 @@ import torch
 from torch import distributed, nn
 from torch.nn import functional
 
-from soundness.rows import BOTH, READY, Group, Numbered, Row, calling, numbered, on, own, x
+from soundness.rows import Group, Numbered, both, calling, group, numbered, on, own, row, x
 
 # Objects of one factory -------------------------------------------------------------------------
 
@@ -62,11 +62,7 @@ COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "count": lambda held, first: [first].count(held),
 }
 
-PAIRS: Mapping[str, list[Any]] = {
-    "functions": FUNCTIONS,
-    "lambdas": LAMBDAS,
-    "classes": CLASSES,
-}
+PAIRS: Mapping[str, list[Any]] = {"functions": FUNCTIONS, "lambdas": LAMBDAS, "classes": CLASSES}
 
 
 def compared(kind: str, how: str) -> Group:
@@ -121,15 +117,14 @@ POOLS = {
 
 def pooling() -> Group:
     rows = tuple(
-        Row(name=f"max_pool2d becomes {name}", change=own("pool", pool), when=BOTH, same=True)
+        both(f"max_pool2d becomes {name}", own("pool", pool), same=True)
         for name, pool in POOLS.items()
     )
-    return Group(
-        name="functions of torch's factory",
-        kind="change",
-        make=lambda: Pooling(functional.max_pool2d),
+    return group(
+        "functions of torch's factory",
+        lambda: Pooling(functional.max_pool2d),
+        *rows,
         call=lambda f: f(x(1, 4, 4)),
-        rows=rows,
     )
 
 
@@ -174,10 +169,7 @@ FOLDED = (
         kind="change",
     ),
     numbered(
-        "a key of a WeakKeyDictionary",
-        lambda self: SCORES.get(self, 2.0),
-        score,
-        kind="change",
+        "a key of a WeakKeyDictionary", lambda self: SCORES.get(self, 2.0), score, kind="change"
     ),
 )
 
@@ -196,9 +188,12 @@ class Layers(Numbered):
         self.gelu = nn.GELU()
         self.norm = nn.LayerNorm(4, elementwise_affine=False)
 
+    def number(self) -> float:
+        return 2.0
+
     def forward(self, given: Any) -> Any:
         out = self.norm(self.gelu(super().forward(given)))
-        return torch.softmax(functional.silu(out.relu() + 1), 0)
+        return torch.softmax(functional.silu(out.relu() + 1).mT, 0)
 
 
 NAMES: Mapping[str, tuple[Any, str]] = {
@@ -214,20 +209,23 @@ NAMES: Mapping[str, tuple[Any, str]] = {
 }
 
 
+SUM = property(lambda given: given + given.sum())
+
+
 def as_method(self: Any, given: Any, *_: Any, **__: Any) -> Any:
     return given * 5
 
 
 def names() -> Group:
     rows = tuple(
-        Row(
-            name=f"{name} that is replaced",
-            change=on(owner, attribute, as_method if owner is nn.GELU else times_five),
-            when=BOTH,
+        both(
+            f"{name} that is replaced",
+            on(owner, attribute, as_method if owner is nn.GELU else times_five),
         )
         for name, (owner, attribute) in NAMES.items()
     )
-    return Group(name="names of torch", kind="change", make=lambda: Layers().eval(), rows=rows)
+    of_property = both("Tensor.mT that is replaced", on(torch.Tensor, "mT", SUM))
+    return group("names of torch", Layers, *rows, of_property)
 
 
 def own_call(app: Any) -> None:
@@ -240,16 +238,9 @@ GROUPS = (
     pooling(),
     *FOLDED,
     names(),
-    Group(
-        name="a module's own _call_impl",
-        kind="change",
-        make=lambda: nn.Sequential(nn.Linear(4, 4)).eval(),
-        rows=(
-            Row(
-                name="a part's own _call_impl",
-                change=lambda app: own_call(app[0]),
-                when=(READY,),
-            ),
-        ),
+    group(
+        "a module's own _call_impl",
+        lambda: nn.Sequential(nn.Linear(4, 4)),
+        row("a part's own _call_impl", lambda app: own_call(app[0])),
     ),
 )

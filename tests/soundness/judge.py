@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import gc
 import time
+import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,11 @@ def build(group: Group, level: int, folder: Path) -> dict[str, Any]:
     kinds: set[str] = set()
     raised = ""
     library: Any = None
-    with watched_guards(kinds, group.synthetic), torch._dynamo.config.patch(**group.config):
+    with (
+        registrations_undone(),
+        watched_guards(kinds, group.synthetic),
+        torch._dynamo.config.patch(**group.config),
+    ):
         compiled = serve_warm.compile(group.make(), level=level, **group.arguments)
         try:
             with torch.inference_mode(), SESSION.building() as building:
@@ -84,6 +89,24 @@ def build(group: Group, level: int, folder: Path) -> dict[str, Any]:
         "raised": raised,
         "guards": sorted(kinds),
     }
+
+
+@contextlib.contextmanager
+def registrations_undone() -> Iterator[None]:
+    """Undo registrations of lowerings and decompositions at the end of the block.
+
+    A lowering belongs to all graphs. If the module of its row is gone, no later build has entries.
+    """
+    from torch._inductor import decomposition, lowering
+
+    tables: list[Any] = [lowering.lowerings, decomposition.decompositions]
+    before = [dict(table) for table in tables]
+    try:
+        yield
+    finally:
+        for table, kept in zip(tables, before, strict=True):
+            table.clear()
+            table.update(kept)
 
 
 @contextlib.contextmanager
@@ -124,7 +147,7 @@ def judge(
     if built["raised"]:
         return Verdict(value="raises", reason=f"at the build: {built['raised']}")
     call = row.call or group.call
-    with _application(row, group, when) as app:
+    with registrations_undone(), _application(row, group, when) as app:
         compiled = serve_warm.compile(app.model, level=level, **group.arguments)
         parts = [part for part in map(str, LEVELS) if (folder / part / "index.json").exists()]
         why = SESSION.load(*(folder / part for part in parts))
@@ -181,7 +204,7 @@ class _App:
 
     def change(self) -> None:
         undo = self.row.change(self.model)
-        if callable(undo):
+        if isinstance(undo, (types.FunctionType, types.MethodType)):
             self.undo.callback(undo)
 
     def assert_changed(self, expected: Answer, row: Row, group: Group) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from soundness.rows import BOTH, Group, Row, no, row
+from soundness.rows import both, group, row
 
 SIZES = {
     "vocab_size": 32,
@@ -67,77 +67,56 @@ def heads(app: Any) -> None:
 
 
 GROUPS = (
-    Group(
-        name="llama",
-        kind="change",
-        make=llama,
+    group(
+        "llama",
+        llama,
+        both("config.output_hidden_states", config("output_hidden_states", value=True)),
+        both("config.use_cache", config("use_cache", value=True)),
+        row("config.output_attentions", config("output_attentions", value=True)),
+        row("set_attn_implementation", lambda app: app.set_attn_implementation("sdpa"), same=True),
+        row("resize_token_embeddings", lambda app: app.resize_token_embeddings(48)),
+        row("tie_weights", tie),
+        row("variance_epsilon", lambda app: setattr(app.model.norm, "variance_epsilon", 1.0)),
+        row("scaling of attention", lambda app: setattr(attention(app), "scaling", 5.0)),
+        row("lm_head", heads),
+        row(
+            "layers that are dropped",
+            lambda app: setattr(app.model, "layers", app.model.layers[:0]),
+        ),
+        row(
+            "gradient_checkpointing_enable",
+            lambda app: app.gradient_checkpointing_enable(),
+            same=True,
+        ),
+        # The mask that the model passes makes attention causal too.
+        row(
+            "is_causal of attention",
+            lambda app: setattr(attention(app), "is_causal", False),
+            same=True,
+        ),
+        row("activation", lambda app: setattr(app.model.layers[0].mlp, "act_fn", torch.nn.ReLU())),
+        row(
+            "keyword output_hidden_states",
+            call=lambda f: f(input_ids=tokens(), output_hidden_states=True),
+        ),
+        row("longer input", call=lambda f: f(input_ids=torch.arange(1, 9).reshape(1, 8))),
+        row(
+            "attention mask",
+            call=lambda f: f(input_ids=tokens(), attention_mask=torch.tensor([[0, 1, 1, 1, 1, 1]])),
+        ),
         call=call,
         needs=("transformers",),
-        rows=(
-            row(
-                "config.output_hidden_states", config("output_hidden_states", value=True), when=BOTH
-            ),
-            row("config.use_cache", config("use_cache", value=True), when=BOTH),
-            row("config.output_attentions", config("output_attentions", value=True)),
-            row(
-                "set_attn_implementation",
-                no(lambda app: app.set_attn_implementation("sdpa")),
-                same=True,
-            ),
-            row("resize_token_embeddings", no(lambda app: app.resize_token_embeddings(48))),
-            row("tie_weights", no(tie)),
-            row("variance_epsilon", lambda app: setattr(app.model.norm, "variance_epsilon", 1.0)),
-            row("scaling of attention", lambda app: setattr(attention(app), "scaling", 5.0)),
-            row("lm_head", heads),
-            row(
-                "layers that are dropped",
-                lambda app: setattr(app.model, "layers", app.model.layers[:0]),
-            ),
-            row(
-                "gradient_checkpointing_enable",
-                no(lambda app: app.gradient_checkpointing_enable()),
-                same=True,
-            ),
-            # The mask that the model passes makes attention causal too.
-            row(
-                "is_causal of attention",
-                lambda app: setattr(attention(app), "is_causal", False),
-                same=True,
-            ),
-            row(
-                "activation",
-                lambda app: setattr(app.model.layers[0].mlp, "act_fn", torch.nn.ReLU()),
-            ),
-            Row(
-                name="keyword output_hidden_states",
-                call=lambda f: f(input_ids=tokens(), output_hidden_states=True),
-            ),
-            Row(name="longer input", call=lambda f: f(input_ids=torch.arange(1, 9).reshape(1, 8))),
-            Row(
-                name="attention mask",
-                call=lambda f: f(
-                    input_ids=tokens(), attention_mask=torch.tensor([[0, 1, 1, 1, 1, 1]])
-                ),
-            ),
-        ),
     ),
-    Group(
-        name="bert",
-        kind="change",
-        make=bert,
+    group(
+        "bert",
+        bert,
+        both("config.output_hidden_states of bert", config("output_hidden_states", value=True)),
+        both("pooler that is removed", lambda app: setattr(app, "pooler", None)),
+        row(
+            "layers of bert that are dropped",
+            lambda app: setattr(app.encoder, "layer", app.encoder.layer[:0]),
+        ),
         call=call,
         needs=("transformers",),
-        rows=(
-            row(
-                "config.output_hidden_states of bert",
-                config("output_hidden_states", value=True),
-                when=BOTH,
-            ),
-            row("pooler that is removed", lambda app: setattr(app, "pooler", None), when=BOTH),
-            row(
-                "layers of bert that are dropped",
-                lambda app: setattr(app.encoder, "layer", app.encoder.layer[:0]),
-            ),
-        ),
     ),
 )

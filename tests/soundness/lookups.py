@@ -50,14 +50,6 @@ class Falling:
         raise AttributeError(name)
 
 
-class Meta(type):
-    """A metaclass without attributes."""
-
-
-class WithMeta(metaclass=Meta):
-    """A class with its own metaclass."""
-
-
 def plain() -> int:
     return 2
 

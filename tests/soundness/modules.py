@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 
-from soundness.rows import BOTH, Group, Row, linear, method_of, no, of, on, own, row, x
+from soundness.rows import both, group, linear, method_of, of, on, own, row, x
 
 
 class Blocks(nn.Module):
@@ -154,204 +154,163 @@ def weigh(layer: Any) -> None:
 
 
 GROUPS = (
-    Group(
-        name="containers",
-        kind="change",
-        make=lambda: Blocks().eval(),
-        rows=(
-            row("ModuleList.insert", lambda app: app.blocks.insert(0, linear(7)), when=BOTH),
-            row("ModuleList.append", no(lambda app: app.blocks.append(linear(7)))),
-            row("ModuleList.extend", no(lambda app: app.blocks.extend([linear(7)]))),
-            row("ModuleList.pop", no(lambda app: app.blocks.pop(0))),
-            row("ModuleList.pop of the last", no(lambda app: app.blocks.pop(-1))),
-            row("ModuleList item", lambda app: app.blocks.__setitem__(0, nn.Identity())),
-            row("ModuleList item of its class", lambda app: app.blocks.__setitem__(0, linear(8))),
-            row("del ModuleList item", lambda app: app.blocks.__delitem__(0)),
-            row("ModuleList in place", no(lambda app: app.blocks.__iadd__([linear(7)]))),
-            row("ModuleList that is replaced", own("blocks", nn.ModuleList([linear(7)]))),
-            row("Sequential.insert", no(lambda app: app.steps.insert(0, linear(7)))),
-            row("Sequential.append", no(lambda app: app.steps.append(linear(7)))),
-            row("Sequential.extend", no(lambda app: app.steps.extend(nn.Sequential(linear(7))))),
-            row("Sequential.pop", no(lambda app: app.steps.pop(0))),
-            row("Sequential item", lambda app: app.steps.__setitem__(0, nn.Identity())),
-            row("del Sequential item", lambda app: app.steps.__delitem__(0)),
-            row("ModuleDict.pop", no(lambda app: app.named.pop("a"))),
-            row("ModuleDict.clear", lambda app: app.named.clear()),
-            row("ModuleDict.update", lambda app: app.named.update({"a": nn.Identity()})),
-            row("ModuleDict item", lambda app: app.named.__setitem__("c", linear(7))),
-            row("del ModuleDict item", lambda app: app.named.__delitem__("a")),
-            row(
-                "order of a ModuleDict",
-                lambda app: app.named._modules.update(
-                    a=nn.Identity(), z=app.named._modules.pop("a")
-                ),
-            ),
-            row("del model.sub", lambda app: delattr(app, "sub")),
-            row("submodule that is replaced", own("sub", nn.Identity())),
-            row("submodule of its class", own("sub", linear(8))),
-            row("submodule in _modules", lambda app: app._modules.update(sub=nn.Identity())),
-            row(
-                "submodule of its class in _modules", lambda app: app._modules.update(sub=linear(8))
-            ),
-            row("submodule in __dict__", lambda app: app.__dict__.update(sub=nn.Identity())),
-            row("add_module", lambda app: app.add_module("sub", nn.Identity())),
-            row("register_module", lambda app: app.register_module("sub", nn.Identity())),
-            row("set_submodule", lambda app: app.set_submodule("blocks.0", nn.Identity())),
-            row("submodule that becomes None", own("sub", None)),
-            row("modules that trade places", lambda app: trade(app.blocks)),
-            row(
-                "copy of a submodule",
-                lambda app: setattr(app, "sub", copy.deepcopy(app.sub)),
-                same=True,
-            ),
-            row("Linear without in_features", of("sub", "in_features", 9), same=True),
+    group(
+        "containers",
+        Blocks,
+        both("ModuleList.insert", lambda app: app.blocks.insert(0, linear(7))),
+        row("ModuleList.append", lambda app: app.blocks.append(linear(7))),
+        row("ModuleList.extend", lambda app: app.blocks.extend([linear(7)])),
+        row("ModuleList.pop", lambda app: app.blocks.pop(0)),
+        row("ModuleList.pop of the last", lambda app: app.blocks.pop(-1)),
+        row("ModuleList item", lambda app: app.blocks.__setitem__(0, nn.Identity())),
+        row("ModuleList item of its class", lambda app: app.blocks.__setitem__(0, linear(8))),
+        row("del ModuleList item", lambda app: app.blocks.__delitem__(0)),
+        row("ModuleList in place", lambda app: app.blocks.__iadd__([linear(7)])),
+        row("ModuleList that is replaced", own("blocks", nn.ModuleList([linear(7)]))),
+        row("Sequential.insert", lambda app: app.steps.insert(0, linear(7))),
+        row("Sequential.append", lambda app: app.steps.append(linear(7))),
+        row("Sequential.extend", lambda app: app.steps.extend(nn.Sequential(linear(7)))),
+        row("Sequential.pop", lambda app: app.steps.pop(0)),
+        row("Sequential item", lambda app: app.steps.__setitem__(0, nn.Identity())),
+        row("del Sequential item", lambda app: app.steps.__delitem__(0)),
+        row("ModuleDict.pop", lambda app: app.named.pop("a")),
+        row("ModuleDict.clear", lambda app: app.named.clear()),
+        row("ModuleDict.update", lambda app: app.named.update({"a": nn.Identity()})),
+        row("ModuleDict item", lambda app: app.named.__setitem__("c", linear(7))),
+        row("del ModuleDict item", lambda app: app.named.__delitem__("a")),
+        row(
+            "order of a ModuleDict",
+            lambda app: app.named._modules.update(a=nn.Identity(), z=app.named._modules.pop("a")),
+        ),
+        row("del model.sub", lambda app: delattr(app, "sub")),
+        row("submodule that is replaced", own("sub", nn.Identity())),
+        row("submodule of its class", own("sub", linear(8))),
+        row("submodule in _modules", lambda app: app._modules.update(sub=nn.Identity())),
+        row("submodule of its class in _modules", lambda app: app._modules.update(sub=linear(8))),
+        row("submodule in __dict__", lambda app: app.__dict__.update(sub=nn.Identity())),
+        row("add_module", lambda app: app.add_module("sub", nn.Identity())),
+        row("register_module", lambda app: app.register_module("sub", nn.Identity())),
+        row("set_submodule", lambda app: app.set_submodule("blocks.0", nn.Identity())),
+        row("submodule that becomes None", own("sub", None)),
+        row("modules that trade places", lambda app: trade(app.blocks)),
+        row(
+            "copy of a submodule",
+            lambda app: setattr(app, "sub", copy.deepcopy(app.sub)),
+            same=True,
+        ),
+        row("Linear without in_features", of("sub", "in_features", 9), same=True),
+    ),
+    group(
+        "modules in plain containers",
+        Held,
+        both("module in a list", lambda app: app.layers.__setitem__(0, nn.Identity())),
+        row("module of its class in a list", lambda app: app.layers.__setitem__(0, linear(8))),
+        row("module that a list gains", lambda app: app.layers.append(linear(8))),
+        row("module that a list loses", lambda app: app.layers.pop()),
+        both("module in a dict", lambda app: app.table.update(a=nn.Identity())),
+        row("module of its class in a dict", lambda app: app.table.update(a=linear(8))),
+        row("weights of a module in a list", lambda app: weigh(app.layers[0])),
+        row("weight of another dtype in a list", lambda app: app.layers[0].double()),
+        row("training of a module in a list", lambda app: app.layers[0].train(), same=True),
+        row(
+            "hook of a module in a list", lambda app: app.layers[0].register_forward_hook(doubling)
         ),
     ),
-    Group(
-        name="modules in plain containers",
-        kind="change",
-        make=lambda: Held().eval(),
-        rows=(
-            row(
-                "module in a list", lambda app: app.layers.__setitem__(0, nn.Identity()), when=BOTH
-            ),
-            row("module of its class in a list", lambda app: app.layers.__setitem__(0, linear(8))),
-            row("module that a list gains", lambda app: app.layers.append(linear(8))),
-            row("module that a list loses", no(lambda app: app.layers.pop())),
-            row("module in a dict", lambda app: app.table.update(a=nn.Identity()), when=BOTH),
-            row("module of its class in a dict", lambda app: app.table.update(a=linear(8))),
-            row("weights of a module in a list", lambda app: weigh(app.layers[0])),
-            row("weight of another dtype in a list", no(lambda app: app.layers[0].double())),
-            row("training of a module in a list", no(lambda app: app.layers[0].train()), same=True),
-            row(
-                "hook of a module in a list",
-                no(lambda app: app.layers[0].register_forward_hook(doubling)),
-            ),
+    group(
+        "tied weights",
+        Pair,
+        both("untied by a new parameter", lambda app: weigh(app.other)),
+        both(
+            "untied in _parameters",
+            lambda app: app.other._parameters.update(weight=nn.Parameter(x(4, 4) + 3)),
+        ),
+        row("untied by functional_call", call=untied),
+        row("tied through functional_call", call=tied),
+    ),
+    group(
+        "hooks and methods",
+        Inner,
+        both("forward hook", lambda app: app.sub.register_forward_hook(doubling)),
+        row(
+            "forward hook that is put first",
+            lambda app: app.sub.register_forward_hook(doubling, prepend=True),
+        ),
+        row("pre-hook", lambda app: app.sub.register_forward_pre_hook(doubling_before)),
+        row(
+            "pre-hook with keywords",
+            lambda app: app.sub.register_forward_pre_hook(doubling_both, with_kwargs=True),
+        ),
+        row(
+            "table of hooks that is replaced",
+            lambda app: setattr(app.sub, "_forward_hooks", OrderedDict({9: doubling})),
+        ),
+        row(
+            "table of pre-hooks that is replaced",
+            lambda app: setattr(app.sub, "_forward_pre_hooks", OrderedDict({9: doubling_before})),
+        ),
+        row(
+            "table of the model's hooks that is replaced",
+            lambda app: setattr(app, "_forward_hooks", OrderedDict({9: doubling})),
+        ),
+        row(
+            "pre-hook in its table",
+            lambda app: app.sub._forward_pre_hooks.update({9: doubling_before}),
+        ),
+        row("forward hook of the model", lambda app: app.register_forward_hook(doubling)),
+        both("global forward hook", global_hook(nn_module.register_module_forward_hook, doubling)),
+        row(
+            "global pre-hook",
+            global_hook(nn_module.register_module_forward_pre_hook, doubling_before),
+        ),
+        both("forward of a submodule", of("sub", "forward", lambda x: x * 5)),
+        row(
+            "bound forward of a submodule",
+            lambda app: setattr(app.sub, "forward", types.MethodType(forward_of(5), app.sub)),
+        ),
+        row("forward of the model", own("forward", lambda x: x * 5)),
+        row("forward in __dict__", lambda app: app.sub.__dict__.update(forward=lambda x: x * 5)),
+        both("forward of a class", on(Inner, "forward", forward_of(5))),
+        both("forward of torch's class", on(nn.Linear, "forward", forward_of(5))),
+        row("another method of the model", own("number", lambda: 3)),
+        both("another method of its class", on(Inner, "number", method_of(3))),
+        row("__call__ of a class", on(nn.Linear, "__call__", forward_of(5))),
+        row("class of a submodule", lambda app: setattr(app.sub, "__class__", Five), slow=True),
+    ),
+    group(
+        "a module without parts",
+        lambda: linear(
+            0
+        ),  # Stock torch.compile wraps the model in another module, so the global hook runs twice.
+        both(
+            "global forward hook of a model without parts",
+            global_hook(nn_module.register_module_forward_hook, doubling),
         ),
     ),
-    Group(
-        name="tied weights",
-        kind="change",
-        make=lambda: Pair().eval(),
-        rows=(
-            row("untied by a new parameter", lambda app: weigh(app.other), when=BOTH),
-            row(
-                "untied in _parameters",
-                lambda app: app.other._parameters.update(weight=nn.Parameter(x(4, 4) + 3)),
-                when=BOTH,
-            ),
-            Row(name="untied by functional_call", call=untied),
-            Row(name="tied through functional_call", call=tied),
+    group(
+        "hooks in an order",
+        HookedTwice,
+        both(
+            "hooks that change places",
+            lambda app: app.sub._forward_hooks.move_to_end(app.handle.id),
         ),
     ),
-    Group(
-        name="hooks and methods",
-        kind="change",
-        make=lambda: Inner().eval(),
-        rows=(
-            row("forward hook", no(lambda app: app.sub.register_forward_hook(doubling)), when=BOTH),
-            row(
-                "forward hook that is put first",
-                no(lambda app: app.sub.register_forward_hook(doubling, prepend=True)),
-            ),
-            row("pre-hook", no(lambda app: app.sub.register_forward_pre_hook(doubling_before))),
-            row(
-                "pre-hook with keywords",
-                no(lambda app: app.sub.register_forward_pre_hook(doubling_both, with_kwargs=True)),
-            ),
-            row(
-                "table of hooks that is replaced",
-                lambda app: setattr(app.sub, "_forward_hooks", OrderedDict({9: doubling})),
-            ),
-            row(
-                "table of pre-hooks that is replaced",
-                lambda app: setattr(
-                    app.sub, "_forward_pre_hooks", OrderedDict({9: doubling_before})
-                ),
-            ),
-            row(
-                "table of the model's hooks that is replaced",
-                lambda app: setattr(app, "_forward_hooks", OrderedDict({9: doubling})),
-            ),
-            row(
-                "pre-hook in its table",
-                lambda app: app.sub._forward_pre_hooks.update({9: doubling_before}),
-            ),
-            row("forward hook of the model", no(lambda app: app.register_forward_hook(doubling))),
-            row(
-                "global forward hook",
-                global_hook(nn_module.register_module_forward_hook, doubling),
-                when=BOTH,
-            ),
-            row(
-                "global pre-hook",
-                global_hook(nn_module.register_module_forward_pre_hook, doubling_before),
-            ),
-            row("forward of a submodule", of("sub", "forward", lambda x: x * 5), when=BOTH),
-            row(
-                "bound forward of a submodule",
-                lambda app: setattr(app.sub, "forward", types.MethodType(forward_of(5), app.sub)),
-            ),
-            row("forward of the model", own("forward", lambda x: x * 5)),
-            row(
-                "forward in __dict__", lambda app: app.sub.__dict__.update(forward=lambda x: x * 5)
-            ),
-            row("forward of a class", on(Inner, "forward", forward_of(5)), when=BOTH),
-            row("forward of torch's class", on(nn.Linear, "forward", forward_of(5)), when=BOTH),
-            row("another method of the model", own("number", lambda: 3)),
-            row("another method of its class", on(Inner, "number", method_of(3)), when=BOTH),
-            row("__call__ of a class", on(nn.Linear, "__call__", forward_of(5))),
-            row("class of a submodule", lambda app: setattr(app.sub, "__class__", Five), slow=True),
+    group(
+        "hook by its arguments",
+        HookedByKind,
+        row(
+            "hook that is given keywords",
+            lambda app: app.sub._forward_hooks_with_kwargs.update({app.handle.id: True}),
         ),
     ),
-    Group(
-        name="a module without parts",
-        kind="change",
-        make=lambda: linear(0).eval(),
-        rows=(
-            # Stock torch.compile wraps the model in another module, so the global hook runs twice.
-            row(
-                "global forward hook of a model without parts",
-                global_hook(nn_module.register_module_forward_hook, doubling),
-                when=BOTH,
-            ),
-        ),
-    ),
-    Group(
-        name="hooks in an order",
-        kind="change",
-        make=lambda: HookedTwice().eval(),
-        rows=(
-            row(
-                "hooks that change places",
-                lambda app: app.sub._forward_hooks.move_to_end(app.handle.id),
-                when=BOTH,
-            ),
-        ),
-    ),
-    Group(
-        name="hook by its arguments",
-        kind="change",
-        make=lambda: HookedByKind().eval(),
-        rows=(
-            row(
-                "hook that is given keywords",
-                lambda app: app.sub._forward_hooks_with_kwargs.update({app.handle.id: True}),
-            ),
-        ),
-    ),
-    Group(
-        name="hooks that are removed",
-        kind="change",
-        make=lambda: Hooked().eval(),
-        rows=(
-            row("handle.remove()", lambda app: app.handle.remove(), when=BOTH),
-            row("hooks that are cleared", lambda app: app.sub._forward_hooks.clear()),
-            row("value that a hook reads", own("strength", 3), when=BOTH),
-            row(
-                "hook that is replaced",
-                lambda app: app.sub._forward_hooks.update({app.handle.id: doubling_more}),
-            ),
+    group(
+        "hooks that are removed",
+        Hooked,
+        both("handle.remove()", lambda app: app.handle.remove()),
+        row("hooks that are cleared", lambda app: app.sub._forward_hooks.clear()),
+        both("value that a hook reads", own("strength", 3)),
+        row(
+            "hook that is replaced",
+            lambda app: app.sub._forward_hooks.update({app.handle.id: doubling_more}),
         ),
     ),
 )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,48 +66,42 @@ def own_probes(h: str, name: str = "v") -> tuple[str, ...]:
     return (*probes(h, name), f"'{name}' in {h}.__dict__", f"'{name}' in vars({h})")
 
 
+def kept(target: str, **texts: Any) -> Place:
+    """Return a place whose value is assigned to a target, and deleted from it."""
+    return Place(put=f"{target} = {{v}}", cut=f"del {target}", **texts)
+
+
 ROOTS: dict[str, Place] = {
-    "attribute": Place(
+    "attribute": kept(
+        "m.a{n}",
         init="self.a{n} = {v}",
         get=own_attributes("self", "a{n}"),
-        put="m.a{n} = {v}",
-        cut="del m.a{n}",
         probes=own_probes("self", "a{n}"),
     ),
-    "global": Place(
-        top="G_{n} = {v}",
-        get=("G_{n}",),
-        put="M.G_{n} = {v}",
-        cut="del M.G_{n}",
-    ),
-    "class attribute": Place(
+    "global": kept("M.G_{n}", top="G_{n} = {v}", get=("G_{n}",)),
+    "class attribute": kept(
+        "M.Model.c{n}",
         body="c{n} = {v}",
         get=(*attributes("self", "c{n}"), "type(self).c{n}", "Model.c{n}"),
-        put="M.Model.c{n} = {v}",
-        cut="del M.Model.c{n}",
         probes=(*probes("self", "c{n}"), "hasattr(Model, 'c{n}')"),
         more={"instance attribute over it": "m.c{n} = {o}"},
     ),
-    "inherited class attribute": Place(
+    "inherited class attribute": kept(
+        "M.Base_{n}.i{n}",
         top="class Base_{n}:\n    i{n} = {v}",
         empty_top="class Base_{n}:\n    pass",
         get=(*attributes("self", "i{n}"), "Base_{n}.i{n}"),
-        put="M.Base_{n}.i{n} = {v}",
-        cut="del M.Base_{n}.i{n}",
         probes=probes("self", "i{n}"),
         more={
             "instance attribute over it": "m.i{n} = {o}",
             "class attribute over it": "M.Model.i{n} = {o}",
         },
     ),
-    "closure": Place(
-        top=(
-            "def scope_{n}(v):\n    def read():\n        return v\n    return read\n"
-            "f_{n} = scope_{n}({v})"
-        ),
+    "closure": kept(
+        "M.f_{n}.__closure__[0].cell_contents",
+        top="def scope_{n}(v):\n    def read():\n        return v\n    return read\n"
+        "f_{n} = scope_{n}({v})",
         get=("f_{n}()",),
-        put="M.f_{n}.__closure__[0].cell_contents = {v}",
-        cut="del M.f_{n}.__closure__[0].cell_contents",
         more={"function of the factory": "M.f_{n} = M.scope_{n}({o})"},
     ),
     "closure of a held function": Place(
@@ -130,12 +125,11 @@ ROOTS: dict[str, Place] = {
         cut="M.keyword_{n}.__kwdefaults__ = None",
         more={"new dict of defaults": "M.keyword_{n}.__kwdefaults__ = {{'v': {o}}}"},
     ),
-    "function attribute": Place(
+    "function attribute": kept(
+        "M.owner_{n}.v",
         top="def owner_{n}():\n    return 0\nowner_{n}.v = {v}",
         empty_top="def owner_{n}():\n    return 0",
         get=attributes("owner_{n}"),
-        put="M.owner_{n}.v = {v}",
-        cut="del M.owner_{n}.v",
         probes=probes("owner_{n}"),
     ),
     "default of a method": Place(
@@ -145,51 +139,45 @@ ROOTS: dict[str, Place] = {
         cut="M.Model.d{n}.__defaults__ = None",
         more={"method of the instance": "m.d{n} = functools.partial(same, {o})"},
     ),
-    "property of the model": Place(
+    "property of the model": kept(
+        "m.under{n}",
         init="self.under{n} = {v}",
         body="@property\ndef p{n}(self):\n    return self.under{n}",
         empty_body="@property\ndef p{n}(self):\n    return self.under{n}",
         get=("self.p{n}", "getattr(self, 'p{n}')"),
-        put="m.under{n} = {v}",
-        cut="del m.under{n}",
         probes=("hasattr(self, 'p{n}')",),
     ),
-    "class method": Place(
+    "class method": kept(
+        "M.Model.u{n}",
         body="u{n} = {v}\n@classmethod\ndef k{n}(cls):\n    return cls.u{n}",
         get=("self.k{n}()", "Model.k{n}()"),
-        put="M.Model.u{n} = {v}",
-        cut="del M.Model.u{n}",
     ),
-    "submodule attribute": Place(
+    "submodule attribute": kept(
+        "m.s{n}.v",
         init="self.s{n} = nn.Identity(); self.s{n}.v = {v}",
         empty_init="self.s{n} = nn.Identity()",
         get=own_attributes("self.s{n}"),
-        put="m.s{n}.v = {v}",
-        cut="del m.s{n}.v",
         probes=own_probes("self.s{n}"),
     ),
-    "attribute of a module in a ModuleList": Place(
-        init=("self.l{n} = nn.ModuleList([nn.Identity(), nn.Identity()]); self.l{n}[1].v = {v}"),
+    "attribute of a module in a ModuleList": kept(
+        "m.l{n}[1].v",
+        init="self.l{n} = nn.ModuleList([nn.Identity(), nn.Identity()]); self.l{n}[1].v = {v}",
         empty_init="self.l{n} = nn.ModuleList([nn.Identity(), nn.Identity()])",
         get=("self.l{n}[1].v", "self.l{n}[-1].v", "[each for each in self.l{n}][1].v"),
-        put="m.l{n}[1].v = {v}",
-        cut="del m.l{n}[1].v",
         probes=probes("self.l{n}[1]"),
         more={"another module": "m.l{n}[1] = nn.Identity(); m.l{n}[1].v = {o}"},
     ),
-    "parameter attribute": Place(
+    "parameter attribute": kept(
+        "m.weight.v{n}",
         init="self.weight.v{n} = {v}",
         get=attributes("self.weight", "v{n}"),
-        put="m.weight.v{n} = {v}",
-        cut="del m.weight.v{n}",
         probes=probes("self.weight", "v{n}"),
     ),
-    "buffer attribute": Place(
+    "buffer attribute": kept(
+        "m.b{n}.v",
         init="self.register_buffer('b{n}', torch.zeros(2)); self.b{n}.v = {v}",
         empty_init="self.register_buffer('b{n}', torch.zeros(2))",
         get=attributes("self.b{n}"),
-        put="m.b{n}.v = {v}",
-        cut="del m.b{n}.v",
         probes=probes("self.b{n}"),
     ),
     "partial": Place(
@@ -203,26 +191,20 @@ ROOTS: dict[str, Place] = {
         put="m.q{n} = functools.partial(same, v={v})",
         more={"keyword of the partial": "m.q{n}.keywords['v'] = {o}"},
     ),
-    "module attribute": Place(
-        top=(
-            "settings_{n} = types.ModuleType('fuzz_settings_{n}')\n"
-            "sys.modules['fuzz_settings_{n}'] = settings_{n}\nsettings_{n}.v = {v}"
-        ),
-        empty_top=(
-            "settings_{n} = types.ModuleType('fuzz_settings_{n}')\n"
-            "sys.modules['fuzz_settings_{n}'] = settings_{n}"
-        ),
+    "module attribute": kept(
+        "M.settings_{n}.v",
+        top="settings_{n} = types.ModuleType('fuzz_settings_{n}')\n"
+        "sys.modules['fuzz_settings_{n}'] = settings_{n}\nsettings_{n}.v = {v}",
+        empty_top="settings_{n} = types.ModuleType('fuzz_settings_{n}')\n"
+        "sys.modules['fuzz_settings_{n}'] = settings_{n}",
         get=attributes("settings_{n}"),
-        put="M.settings_{n}.v = {v}",
-        cut="del M.settings_{n}.v",
         probes=probes("settings_{n}"),
     ),
-    "class of a registry": Place(
+    "class of a registry": kept(
+        "M.Registry_{n}.v",
         top="class Registry_{n}:\n    v = {v}",
         empty_top="class Registry_{n}:\n    pass",
         get=attributes("Registry_{n}"),
-        put="M.Registry_{n}.v = {v}",
-        cut="del M.Registry_{n}.v",
         probes=(*probes("Registry_{n}"), "'v' in vars(Registry_{n})"),
     ),
     "__getattr__ of a Python module": Place(
@@ -240,23 +222,21 @@ ROOTS: dict[str, Place] = {
         put="M.settings_{n}.held = {v}",
         more={"attribute over it": "M.settings_{n}.v = {o}"},
     ),
-    "property of a base class": Place(
+    "property of a base class": kept(
+        "m.under{n}",
         top="class Base_{n}:\n    @property\n    def i{n}(self):\n        return self.under{n}",
         init="self.under{n} = {v}",
         get=("self.i{n}", "getattr(self, 'i{n}')"),
-        put="m.under{n} = {v}",
-        cut="del m.under{n}",
         more={
             "property": "M.Base_{n}.i{n} = property(lambda self: {o})",
             "class attribute over it": "M.Model.i{n} = {o}",
         },
     ),
-    "method of a base class": Place(
+    "method of a base class": kept(
+        "m.under{n}",
         top="class Base_{n}:\n    def i{n}(self):\n        return self.under{n}",
         init="self.under{n} = {v}",
         get=("self.i{n}()", "super().i{n}()", "Base_{n}.i{n}(self)"),
-        put="m.under{n} = {v}",
-        cut="del m.under{n}",
         more={
             "method": "M.Base_{n}.i{n} = lambda self: {o}",
             "method over it": "M.Model.i{n} = lambda self: {o}",
@@ -279,64 +259,53 @@ ROOTS: dict[str, Place] = {
         get=("Enum_{n}.A.value", "Enum_{n}['A'].value"),
         put="M.Enum_{n} = enum.Enum('Enum_{n}', {{'A': {v}}})",
     ),
-    "item of a global dict": Place(
+    "item of a global dict": kept(
+        "M.table_{n}['k']",
         top="table_{n} = {{'x': 5, 'k': {v}}}",
         empty_top="table_{n} = {{'x': 5}}",
         get=("table_{n}['k']", "table_{n}.get('k')", "table_{n}.get('k', 9)"),
-        put="M.table_{n}['k'] = {v}",
-        cut="del M.table_{n}['k']",
         probes=("'k' in table_{n}", "table_{n}.get('k') is None", "'k' in table_{n}.keys()"),
     ),
 }
 
 STEPS: dict[str, Place] = {
-    "namespace": Place(
+    "namespace": kept(
+        "{h}.v",
         make="SimpleNamespace(v={v})",
         empty="SimpleNamespace()",
         get=own_attributes("{h}"),
-        put="{h}.v = {v}",
-        cut="del {h}.v",
         probes=own_probes("{h}"),
     ),
-    "instance": Place(
+    "instance": kept(
+        "{h}.v",
         make="Plain(v={v})",
         empty="Plain()",
         get=own_attributes("{h}"),
-        put="{h}.v = {v}",
-        cut="del {h}.v",
         probes=own_probes("{h}"),
     ),
-    "dataclass": Place(
+    "dataclass": kept(
+        "{h}.v",
         make="Data({v})",
         get=(*own_attributes("{h}"), "dataclasses.replace({h}).v"),
-        put="{h}.v = {v}",
-        cut="del {h}.v",
         probes=own_probes("{h}"),
     ),
     "frozen dataclass": Place(make="Frozen({v})", get=attributes("{h}")),
-    "slots": Place(
-        make="Slots({v})",
-        empty="Slots()",
-        get=attributes("{h}"),
-        put="{h}.v = {v}",
-        cut="del {h}.v",
-        probes=probes("{h}"),
+    "slots": kept(
+        "{h}.v", make="Slots({v})", empty="Slots()", get=attributes("{h}"), probes=probes("{h}")
     ),
-    "property": Place(
+    "property": kept(
+        "{h}.inner",
         make="Property({v})",
         empty="Property()",
         get=attributes("{h}"),
-        put="{h}.inner = {v}",
-        cut="del {h}.inner",
         probes=probes("{h}"),
         more={"property": "type({h}).v = property(lambda self: {o})"},
     ),
-    "__getattr__": Place(
+    "__getattr__": kept(
+        "{h}.held['v']",
         make="Fallback({v})",
         empty="Fallback()",
         get=attributes("{h}"),
-        put="{h}.held['v'] = {v}",
-        cut="del {h}.held['v']",
         probes=probes("{h}"),
         more={
             "attribute over it": "{h}.v = {o}",
@@ -344,141 +313,121 @@ STEPS: dict[str, Place] = {
             "method": "type({h}).__getattr__ = lambda self, name: {o}",
         },
     ),
-    "__getattribute__": Place(
-        make="Config({v})",
-        empty="Config()",
-        get=attributes("{h}"),
-        put="{h}.v = {v}",
-        cut="del {h}.v",
-        probes=probes("{h}"),
+    "__getattribute__": kept(
+        "{h}.v", make="Config({v})", empty="Config()", get=attributes("{h}"), probes=probes("{h}")
     ),
-    "method": Place(
+    "method": kept(
+        "{h}.inner",
         make="Method({v})",
         empty="Method()",
         get=("{h}.v()", "type({h}).v({h})", "operator.methodcaller('v')({h})"),
-        put="{h}.inner = {v}",
-        cut="del {h}.inner",
         more={
             "method over it": "{h}.v = functools.partial(same, {o})",
             "method": "type({h}).v = lambda self: {o}",
         },
     ),
-    "__call__": Place(
+    "__call__": kept(
+        "{h}.inner",
         make="Called({v})",
         empty="Called()",
         get=("{h}()", "{h}.__call__()"),
-        put="{h}.inner = {v}",
-        cut="del {h}.inner",
         more={"method": "type({h}).__call__ = lambda self: {o}"},
     ),
-    "__getitem__": Place(
+    "__getitem__": kept(
+        "{h}.inner['k']",
         make="Items({v})",
         empty="Items()",
         get=("{h}['k']", "operator.itemgetter('k')({h})"),
-        put="{h}.inner['k'] = {v}",
-        cut="del {h}.inner['k']",
         probes=("'k' in {h}",),
         more={
             "method": "type({h}).__getitem__ = lambda self, key: {o}",
             "__contains__": "type({h}).__contains__ = lambda self, key: False",
         },
     ),
-    "descriptor": Place(
+    "descriptor": kept(
+        "{h}.inner",
         make="Described({v})",
         empty="Described()",
         get=("{h}.v",),
-        put="{h}.inner = {v}",
-        cut="del {h}.inner",
         more={
             "attribute over it": "{h}.__dict__['v'] = {o}",
             "__get__": "Descriptor.__get__ = lambda self, owner, kind=None: {o}",
             "class attribute": "type({h}).v = {o}",
         },
     ),
-    "weak reference": Place(
+    "weak reference": kept(
+        "{h}.held.v",
         make="Weak({v})",
         get=("{h}.ref().v", "{h}.ref().__dict__['v']"),
-        put="{h}.held.v = {v}",
-        cut="del {h}.held.v",
         more={"referent": "{h}.held = Plain(v={o}); {h}.ref = weakref.ref({h}.held)"},
     ),
-    "class made by type": Place(
+    "class made by type": kept(
+        "{h}.v",
         make="type('Held', (), {{'v': {v}}})",
         get=("{h}.v", "vars({h})['v']", "{h}.__dict__['v']", "{h}().v"),
-        put="{h}.v = {v}",
-        cut="del {h}.v",
         probes=("hasattr({h}, 'v')", "'v' in vars({h})"),
     ),
-    "dict": Place(
+    "dict": kept(
+        "{h}['k']",
         make="{{'x': 5, 'k': {v}}}",
         empty="{{'x': 5}}",
         get=("{h}['k']", "{h}.get('k')", "{h}.get('k', 9)", "operator.itemgetter('k')({h})"),
-        put="{h}['k'] = {v}",
-        cut="del {h}['k']",
         probes=("'k' in {h}", "{h}.get('k') is None", "'k' in {h}.keys()", "'k' in list({h})"),
     ),
-    "dict of integers": Place(
+    "dict of integers": kept(
+        "{h}[1]",
         make="{{0: 5, 1: {v}}}",
         empty="{{0: 5}}",
         get=("{h}[1]", "{h}.get(1)", "list({h}.values())[1]"),
-        put="{h}[1] = {v}",
-        cut="del {h}[1]",
         probes=("1 in {h}", "{h}.get(1) is None"),
     ),
-    "dict of classes": Place(
+    "dict of classes": kept(
+        "{h}[Plain]",
         make="{{int: 5, Plain: {v}}}",
         empty="{{int: 5}}",
         get=("{h}[Plain]", "{h}.get(Plain)"),
-        put="{h}[Plain] = {v}",
-        cut="del {h}[Plain]",
         probes=("Plain in {h}", "{h}.get(Plain) is None"),
     ),
-    "dict of tuples": Place(
+    "dict of tuples": kept(
+        "{h}[1, 'x']",
         make="{{(1, 'x'): {v}}}",
         empty="{{}}",
         get=("{h}[1, 'x']", "{h}.get((1, 'x'))"),
-        put="{h}[1, 'x'] = {v}",
-        cut="del {h}[1, 'x']",
         probes=("(1, 'x') in {h}",),
     ),
-    "OrderedDict": Place(
+    "OrderedDict": kept(
+        "{h}['k']",
         make="collections.OrderedDict(x=5, k={v})",
         empty="collections.OrderedDict(x=5)",
         get=("{h}['k']", "{h}.get('k')"),
-        put="{h}['k'] = {v}",
-        cut="del {h}['k']",
         probes=("'k' in {h}", "{h}.get('k') is None"),
     ),
-    "defaultdict": Place(
+    "defaultdict": kept(
+        "{h}['k']",
         make="collections.defaultdict(int, k={v})",
         empty="collections.defaultdict(int)",
         get=("{h}['k']", "{h}.get('k')"),
-        put="{h}['k'] = {v}",
-        cut="del {h}['k']",
         probes=("'k' in {h}", "{h}.get('k') is None"),
     ),
-    "UserDict": Place(
+    "UserDict": kept(
+        "{h}['k']",
         make="collections.UserDict(k={v})",
         empty="collections.UserDict()",
         get=("{h}['k']", "{h}.get('k')", "{h}.data['k']"),
-        put="{h}['k'] = {v}",
-        cut="del {h}['k']",
         probes=("'k' in {h}",),
     ),
-    "dict subclass": Place(
+    "dict subclass": kept(
+        "{h}['k']",
         make="Dict(k={v})",
         empty="Dict()",
         get=("{h}['k']", "{h}.get('k')"),
-        put="{h}['k'] = {v}",
-        cut="del {h}['k']",
         probes=("'k' in {h}", "{h}.get('k') is None"),
     ),
-    "__missing__": Place(
+    "__missing__": kept(
+        "{h}['k']",
         make="Missing(k={v})",
         empty="Missing()",
         get=("{h}['k']",),
-        put="{h}['k'] = {v}",
-        cut="del {h}['k']",
         probes=("'k' in {h}",),
     ),
     "mapping proxy": Place(
@@ -487,12 +436,11 @@ STEPS: dict[str, Place] = {
         get=("{h}['k']", "{h}.get('k')"),
         probes=("'k' in {h}",),
     ),
-    "list": Place(
+    "list": kept(
+        "{h}[1]",
         make="[5, {v}]",
         empty="[5]",
         get=("{h}[1]", "{h}[-1]", "list(reversed({h}))[0]"),
-        put="{h}[1] = {v}",
-        cut="del {h}[1]",
         probes=("len({h}) > 1",),
     ),
     "tuple": Place(make="(5, {v})", empty="(5,)", get=("{h}[1]", "{h}[-1]", "{h}[1:][0]")),
@@ -504,11 +452,8 @@ STEPS: dict[str, Place] = {
         put="{h}[1] = {v}",
         cut="{h}.pop()",
     ),
-    "closure of an item": Place(
-        make="scaled_by({v})",
-        get=("{h}()",),
-        put="{h}.__closure__[0].cell_contents = {v}",
-        cut="del {h}.__closure__[0].cell_contents",
+    "closure of an item": kept(
+        "{h}.__closure__[0].cell_contents", make="scaled_by({v})", get=("{h}()",)
     ),
     "default of an item": Place(
         make="defaulted({v})", get=("{h}()",), put="{h}.__defaults__ = ({v},)"

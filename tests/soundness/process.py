@@ -82,14 +82,7 @@ def start(folder: Path, group: str, row: str, when: str) -> dict[str, Any]:
     return found
 
 
-def ready(folder: Path, shape: str) -> dict[str, Any]:
-    """Warm up one kind of application."""
-    from soundness import readiness  # imports Ray
-
-    return readiness.judge(shape)
-
-
-TASKS = {"build": build, "start": start, "ready": ready}
+TASKS = {"build": build, "start": start}
 
 
 def where(folder: Path, name: str, level: int) -> Path:

@@ -14,9 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from torch._dynamo import symbolic_convert
 
 import serve_warm
+from serve_warm.precompile import change_checks
 from serve_warm.precompile.session import SESSION
 from soundness import grammar, judge
 from soundness.grammar import FORMS, Change, Read
@@ -157,6 +160,7 @@ class Fresh:
             if folder:
                 Path(path).write_text(text)
             CODES[key] = compile(text, path, "exec", dont_inherit=True)
+        symbolic_convert._import_module.cache_clear()  # it knows the earlier module of this name
         self.module: Any = types.ModuleType(of.name)
         self.module.__file__ = path
         sys.modules[of.name] = self.module
@@ -236,6 +240,8 @@ def verdict(program: Program, folder: Path) -> Verdict:
     seconds = [0.0]
     with contextlib.ExitStack() as undo:
         undo.enter_context(torch.compiler.set_stance("force_eager"))
+        patch = undo.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(change_checks, "clock", lambda: seconds[0])
         undo.callback(SESSION.dispatchers.clear)
         undo.callback(SESSION.unload)
         app = Fresh(program.subject, folder)
@@ -244,7 +250,7 @@ def verdict(program: Program, folder: Path) -> Verdict:
             if program.moment == START:
                 undo.push(app.change(change).pop_all())
             compiled = serve_warm.compile(app.callee, level=level, dynamic=False)
-            why = SESSION.load(*entries(folder, level), clock=lambda: seconds[0])
+            why = SESSION.load(*entries(folder, level))
             if program.moment == READY:
                 first = [answer(lambda: compiled(x())) for _ in range(2)]
                 served = next((each.level for each in first[::-1] if each.level is not None), None)

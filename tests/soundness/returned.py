@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from soundness.rows import READY, START, Group, Row, put, x
+from soundness.rows import Group, both, group, put, row, x
 
 
 @dataclasses.dataclass
@@ -47,10 +47,7 @@ VALUES: Mapping[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "a tuple": (lambda: (1, "a"), lambda: (1, "b")),
     "a list": (lambda: ["cat"], lambda: ["cow"]),
     "a dict": (lambda: {0: "cat"}, lambda: {0: "cow"}),
-    "an OrderedDict": (
-        lambda: collections.OrderedDict(a=1),
-        lambda: collections.OrderedDict(a=2),
-    ),
+    "an OrderedDict": (lambda: collections.OrderedDict(a=1), lambda: collections.OrderedDict(a=2)),
     "a set": (lambda: {1}, lambda: {2}),
     "a dataclass": (lambda: Label("cat"), lambda: Label("cow")),
     "a named tuple": (lambda: Pair(1, 2), lambda: Pair(1, 3)),
@@ -193,7 +190,7 @@ EVERYWHERE = ("an int", "a str", "a dict")
 """Values that are tried in each place. An attribute of the module has rows for every value."""
 
 
-def group(value: str, place: str) -> Group:
+def returned(value: str, place: str) -> Group:
     """Return a group that replaces a returned object."""
     built, changed = VALUES[value]
     kind = PLACES[place]
@@ -204,8 +201,8 @@ def group(value: str, place: str) -> Group:
         return undo
 
     name = f"{value} in {place} that is returned"
-    row = Row(name=name, when=(START, READY), change=change, make=lambda: kind(changed()).eval())
-    return Group(name=name, kind="change", make=lambda: kind(built()).eval(), rows=(row,))
+    changed_row = both(name, change, make=lambda: kind(changed()).eval())
+    return group(name, lambda: kind(built()), changed_row)
 
 
 def same_object(f: Any) -> Any:
@@ -220,23 +217,16 @@ def added(app: Any) -> None:
 
 GROUPS = (
     *(
-        group(value, place)
+        returned(value, place)
         for place in PLACES
         for value in VALUES
         if place == "an attribute" or value in EVERYWHERE
     ),
-    Group(
-        name="the object that is returned",
-        kind="change",
-        make=lambda: Labelled({"cat": 1}).eval(),
+    group(
+        "the object that is returned",
+        lambda: Labelled({"cat": 1}),
+        row("the object that is returned, changed in place", added, same=True),
+        row("the object that is returned, replaced", lambda app: app.put({"cat": 1}), same=True),
         call=same_object,
-        rows=(
-            Row(name="the object that is returned, changed in place", change=added, same=True),
-            Row(
-                name="the object that is returned, replaced",
-                change=lambda app: app.put({"cat": 1}),
-                same=True,
-            ),
-        ),
     ),
 )

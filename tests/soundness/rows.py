@@ -41,8 +41,8 @@ class Row:
 
     name: str
     change: Callable[[Any], Any] = nothing
-    """Takes the group's application. Returns an undo function if the change outlives the
-    application, or None."""
+    """Takes the group's application. If it returns a function or method, this undoes a change that
+    outlives the application."""
     when: Sequence[str] = (READY,)
     call: Callable[[Any], Any] | None = None
     """Makes the judged call. None means the call of the group."""
@@ -178,17 +178,20 @@ def calling(setter: Callable[[Any], Any], value: Any, before: Any) -> Callable[[
     return change
 
 
-def row(name: str, change: Any, **more: Any) -> Row:
+def row(name: str, change: Callable[[Any], Any] = nothing, **more: Any) -> Row:
     return Row(name=name, change=change, **more)
 
 
-def no(change: Any) -> Any:
-    """Return a change that returns nothing, because a callable result would count as an undo."""
+def both(name: str, change: Callable[[Any], Any] = nothing, **more: Any) -> Row:
+    """Return a row whose change is made at the start, and after READY."""
+    return Row(name=name, change=change, when=BOTH, **more)
 
-    def changing(app: Any) -> None:
-        change(app)
 
-    return changing
+def group(
+    name: str, make: Callable[[], nn.Module], *rows: Row, kind: str = "change", **more: Any
+) -> Group:
+    """Return a group that begins with the module of `make` in eval mode."""
+    return Group(name=name, kind=kind, make=lambda: make().eval(), rows=rows, **more)
 
 
 def of(name: str, attribute: str, value: Any) -> Any:

@@ -51,15 +51,6 @@ def guards(folder: Path) -> dict[str, set[str]]:
     return kinds
 
 
-def run_shapes(shapes: Sequence[str], folder: Path) -> list[dict[str, Any]]:
-    """Warm up applications. Return a record for each."""
-    folder.mkdir(parents=True, exist_ok=True)
-    found = _done(folder, "ready", [[shape] for shape in shapes], "")
-    fields = ("shape", "ready", "compiles", "reason")
-    lines = [found[shape,] for shape in shapes]
-    return [{name: line[name] for name in fields if name in line} for line in lines]
-
-
 def _record(line: Mapping[str, Any]) -> dict[str, Any]:
     _, row, when = line["task"]
     found = {"name": f"{row}, at the start" if when == "start" else row}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from soundness.rows import BOTH, Group, Row, linear, own, row
+from soundness.rows import both, group, linear, own
 
 
 class Kept(nn.Module):
@@ -76,53 +76,37 @@ class Named(nn.Module):
 
 
 GROUPS = (
-    Group(
-        name="state of the first call",
-        kind="change",
-        make=lambda: Kept().eval(),
-        rows=(
-            row("number of the first call", own("number", 5), when=BOTH),
-            row("number of the first call, dropped", own("number", None), when=BOTH, same=True),
-            row("table of the first call", own("table", torch.ones(4, 4)), when=BOTH),
-            row("table of the first call, dropped", own("table", None), when=BOTH, same=True),
-            Row(
-                name="everything of the first call, not made yet",
-                change=lambda app: app.__dict__.update(number=None, table=None),
-                when=BOTH,
-                same=True,
-            ),
+    group(
+        "state of the first call",
+        Kept,
+        both("number of the first call", own("number", 5)),
+        both("number of the first call, dropped", own("number", None), same=True),
+        both("table of the first call", own("table", torch.ones(4, 4))),
+        both("table of the first call, dropped", own("table", None), same=True),
+        both(
+            "everything of the first call, not made yet",
+            lambda app: app.__dict__.update(number=None, table=None),
+            same=True,
         ),
     ),
-    Group(
-        name="hook of the first call",
-        kind="change",
-        make=lambda: Hooked().eval(),
-        rows=(
-            row("hook that is installed again", own("is_hooked", False), when=BOTH),
-            row("hook that is gone", lambda app: app.sub._forward_hooks.clear(), when=BOTH),
-        ),
+    group(
+        "hook of the first call",
+        Hooked,
+        both("hook that is installed again", own("is_hooked", False)),
+        both("hook that is gone", lambda app: app.sub._forward_hooks.clear()),
     ),
-    Group(
-        name="weights of the first call",
-        kind="change",
-        make=lambda: Rescaled().eval(),
-        rows=(row("weights that are rescaled again", own("is_rescaled", False), when=BOTH),),
+    group(
+        "weights of the first call",
+        Rescaled,
+        both("weights that are rescaled again", own("is_rescaled", False)),
     ),
-    Group(
-        name="sets",
-        kind="change",
-        make=lambda: Named().eval(),
-        rows=(
-            row("name that is new in a list", lambda app: app.names.append("c"), when=BOTH),
-            row("list of names", own("names", ["c"]), when=BOTH),
-            row(
-                "order of a list of names",
-                lambda app: app.names.reverse(),
-                when=BOTH,
-                same=True,
-            ),
-            row("name that is new in a set", lambda app: app.held.add("a"), when=BOTH),
-            row("set of names", own("held", {"a", "b"}), when=BOTH),
-        ),
+    group(
+        "sets",
+        Named,
+        both("name that is new in a list", lambda app: app.names.append("c")),
+        both("list of names", own("names", ["c"])),
+        both("order of a list of names", lambda app: app.names.reverse(), same=True),
+        both("name that is new in a set", lambda app: app.held.add("a")),
+        both("set of names", own("held", {"a", "b"})),
     ),
 )

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from soundness.rows import READY, START, Group, Row, put
+from soundness.rows import START, Group, group, put, row
 
 HEAD = """
 import enum
@@ -85,10 +85,7 @@ TEXTS: dict[str, tuple[str, str]] = {
         "class Held:\n    def __call__(self):\n        return 2\nheld = Held()\n",
         "held()",
     ),
-    "an enum": (
-        "class Kind(enum.IntEnum):\n    A = 2\n",
-        "int(Kind.A)",
-    ),
+    "an enum": ("class Kind(enum.IntEnum):\n    A = 2\n", "int(Kind.A)"),
     "a dict of functions": ("TABLE = {'number': lambda: 2}\n", "TABLE['number']()"),
     "lru_cache": ("@functools.lru_cache\ndef number():\n    return 2\n", "number()"),
     "assume_constant_result": (
@@ -137,20 +134,13 @@ def imported(name: str, text: str) -> Any:
     return importlib.import_module(name)
 
 
-def group(name: str, text: str) -> Group:
+def released(name: str, text: str) -> Group:
     module = "released_" + "".join(c if c.isalnum() else "_" for c in name)
     changed = text.replace("2", "3")
-    row = Row(
-        name=f"file of {name}",
-        when=(START,),
-        make=lambda: imported(module, changed).Model().eval(),
+    changed_row = row(
+        f"file of {name}", when=(START,), make=lambda: imported(module, changed).Model().eval()
     )
-    return Group(
-        name=f"file of {name}",
-        kind="change",
-        make=lambda: imported(module, text).Model().eval(),
-        rows=(row,),
-    )
+    return group(f"file of {name}", lambda: imported(module, text).Model(), changed_row)
 
 
 def tensors(name: str, decorator: str) -> Group:
@@ -161,7 +151,7 @@ def tensors(name: str, decorator: str) -> Group:
             "class Model",
             "@scaled.register_fake\ndef _(out):\n    return out.clone()\n\nclass Model",
         )
-    return group(f"{name} around tensors", text)
+    return released(f"{name} around tensors", text)
 
 
 KERNELS = """
@@ -235,8 +225,8 @@ def below(name: str, kernels: str, call: str = "") -> Group:
         imported(f"kernels_{library}", text)
         return imported(f"using_{library}", using).Model().eval()
 
-    row = Row(name=f"file of a {name}", when=(START,), make=lambda: make(text.replace("2", "3")))
-    return Group(name=f"file of a {name}", kind="change", make=lambda: make(text), rows=(row,))
+    changed_row = row(f"file of a {name}", when=(START,), make=lambda: make(text.replace("2", "3")))
+    return group(f"file of a {name}", lambda: make(text), changed_row)
 
 
 GLOBAL = """SCALE = 2
@@ -247,21 +237,31 @@ library.impl("scaled", kernel, "CompositeImplicitAutograd")"""
 
 def of_global() -> Group:
     """Return a group whose kernel reads a global, which changes during serving."""
-    group = below("kernel with a global", GLOBAL)
+    kernel = below("kernel with a global", GLOBAL)
 
     def change(app: Any) -> Any:
         kernels = sys.modules["kernels_soundness_kernel_with_a_global"]
         return put(kernels, "SCALE", 3)
 
-    row = Row(name="global of a kernel", change=change, when=(READY,))
-    return dataclasses.replace(group, rows=(*group.rows, row))
+    rows = (*kernel.rows, row("global of a kernel", change))
+    return dataclasses.replace(kernel, rows=rows)
 
+
+VMAP = """def kernel(a):
+    return a * 1
+library.impl("scaled", kernel, "CPU")
+library.impl("scaled", torch.empty_like, "Meta")
+def rule(info, in_dims, a):
+    return a * 2, in_dims[0]
+torch.library.register_vmap(operator, rule, lib=library)"""
+"""A rule that differs from the kernel, so that its code decides."""
 
 GROUPS = (
-    of_global(),  # first, because a decomposition and a lowering stay registered
+    of_global(),
+    below("vmap rule", VMAP, "torch.func.vmap(torch.ops.soundness_vmap_rule.scaled)"),
     *(below(name, kernels) for name, kernels in BELOW.items()),
     *(
-        group(name, HEAD + text + MODEL.format(number=number))
+        released(name, HEAD + text + MODEL.format(number=number))
         for name, (text, number) in TEXTS.items()
     ),
     *(tensors(name, decorator) for name, decorator in AROUND.items()),

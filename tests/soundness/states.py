@@ -39,169 +39,115 @@ FACTOR = {
     "deleted": "del M.factor_{n}\nyield",
 }
 
+GROUP = {
+    "initialized": (
+        "torch.distributed.init_process_group("
+        "'gloo', store=torch.distributed.HashStore(), rank=0, world_size=1)\nyield\n"
+        "torch.distributed.destroy_process_group()"
+    )
+}
+
+VARIABLE = {"set": "os.environ['FUZZ_READ'] = '1'\nyield\ndel os.environ['FUZZ_READ']"}
+
+
+def switched(op: str, there: str, back: str, *, slow: bool = False) -> State:
+    """Return state with one change, and the statement that undoes it."""
+    return State(op=op, changes={"set": f"{there}\nyield\n{back}"}, slow=slow)
+
+
 STATES: dict[str, State] = {
     "is_grad_enabled": State(
         op="torch.is_grad_enabled()", around={"enable_grad": "torch.enable_grad()"}
     ),
     "is_inference_mode_enabled": State(
-        op="torch.is_inference_mode_enabled()",
-        around={"no_grad": "no_grad_alone()"},
+        op="torch.is_inference_mode_enabled()", around={"no_grad": "no_grad_alone()"}
     ),
-    "get_default_dtype": State(
-        op="torch.get_default_dtype() == torch.float32",
-        changes={
-            "set": (
-                "torch.set_default_dtype(torch.float64)\nyield\n"
-                "torch.set_default_dtype(torch.float32)"
-            )
-        },
+    "get_default_dtype": switched(
+        "torch.get_default_dtype() == torch.float32",
+        "torch.set_default_dtype(torch.float64)",
+        "torch.set_default_dtype(torch.float32)",
     ),
-    "distributed.is_initialized": State(
-        op="torch.distributed.is_initialized()",
-        changes={
-            "initialized": (
-                "torch.distributed.init_process_group("
-                "'gloo', store=torch.distributed.HashStore(), rank=0, world_size=1)\nyield\n"
-                "torch.distributed.destroy_process_group()"
-            )
-        },
-    ),
+    "distributed.is_initialized": State(op="torch.distributed.is_initialized()", changes=GROUP),
     "get_world_size": State(
-        op=("torch.distributed.get_world_size() if torch.distributed.is_initialized() else 3"),
-        changes={
-            "initialized": (
-                "torch.distributed.init_process_group("
-                "'gloo', store=torch.distributed.HashStore(), rank=0, world_size=1)\nyield\n"
-                "torch.distributed.destroy_process_group()"
-            )
-        },
+        op="torch.distributed.get_world_size() if torch.distributed.is_initialized() else 3",
+        changes=GROUP,
     ),
     "is_autocast_enabled": State(
         op="torch.is_autocast_enabled('cpu')",
         around={"autocast": "torch.autocast('cpu', dtype=torch.bfloat16)"},
     ),
-    "get_autocast_dtype": State(
-        op="torch.get_autocast_dtype('cpu') == torch.bfloat16",
-        changes={
-            "set": (
-                "torch.set_autocast_dtype('cpu', torch.float16)\nyield\n"
-                "torch.set_autocast_dtype('cpu', torch.bfloat16)"
-            )
-        },
+    "get_autocast_dtype": switched(
+        "torch.get_autocast_dtype('cpu') == torch.bfloat16",
+        "torch.set_autocast_dtype('cpu', torch.float16)",
+        "torch.set_autocast_dtype('cpu', torch.bfloat16)",
     ),
-    "is_autocast_cache_enabled": State(
-        op="torch.is_autocast_cache_enabled()",
-        changes={
-            "set": (
-                "torch.set_autocast_cache_enabled(False)\nyield\n"
-                "torch.set_autocast_cache_enabled(True)"
-            )
-        },
+    "is_autocast_cache_enabled": switched(
+        "torch.is_autocast_cache_enabled()",
+        "torch.set_autocast_cache_enabled(False)",
+        "torch.set_autocast_cache_enabled(True)",
     ),
-    "get_num_threads": State(
-        op="torch.get_num_threads()",
-        changes={"set": "torch.set_num_threads(2)\nyield\ntorch.set_num_threads(1)"},
+    "get_num_threads": switched(
+        "torch.get_num_threads()", "torch.set_num_threads(2)", "torch.set_num_threads(1)"
     ),
-    "deterministic": State(
-        op="torch.are_deterministic_algorithms_enabled()",
-        changes={
-            "set": (
-                "torch.use_deterministic_algorithms(True)\nyield\n"
-                "torch.use_deterministic_algorithms(False)"
-            )
-        },
+    "deterministic": switched(
+        "torch.are_deterministic_algorithms_enabled()",
+        "torch.use_deterministic_algorithms(True)",
+        "torch.use_deterministic_algorithms(False)",
     ),
-    "deterministic warn only": State(
-        op="torch.is_deterministic_algorithms_warn_only_enabled()",
-        changes={
-            "set": (
-                "torch.use_deterministic_algorithms(True, warn_only=True)\nyield\n"
-                "torch.use_deterministic_algorithms(False)"
-            )
-        },
+    "deterministic warn only": switched(
+        "torch.is_deterministic_algorithms_warn_only_enabled()",
+        "torch.use_deterministic_algorithms(True, warn_only=True)",
+        "torch.use_deterministic_algorithms(False)",
     ),
-    "matmul precision": State(
-        op="torch.get_float32_matmul_precision() == 'highest'",
-        changes={
-            "set": (
-                "torch.set_float32_matmul_precision('high')\nyield\n"
-                "torch.set_float32_matmul_precision('highest')"
-            )
-        },
+    "matmul precision": switched(
+        "torch.get_float32_matmul_precision() == 'highest'",
+        "torch.set_float32_matmul_precision('high')",
+        "torch.set_float32_matmul_precision('highest')",
     ),
-    "mkldnn.enabled": State(
-        op="torch.backends.mkldnn.enabled",
-        changes={
-            "set": (
-                "torch.backends.mkldnn.enabled = False\nyield\ntorch.backends.mkldnn.enabled = True"
-            )
-        },
+    "mkldnn.enabled": switched(
+        "torch.backends.mkldnn.enabled",
+        "torch.backends.mkldnn.enabled = False",
+        "torch.backends.mkldnn.enabled = True",
         slow=True,
     ),
-    "cudnn.enabled": State(
-        op="torch.backends.cudnn.enabled",
-        changes={
-            "set": (
-                "torch.backends.cudnn.enabled = False\nyield\ntorch.backends.cudnn.enabled = True"
-            )
-        },
+    "cudnn.enabled": switched(
+        "torch.backends.cudnn.enabled",
+        "torch.backends.cudnn.enabled = False",
+        "torch.backends.cudnn.enabled = True",
         slow=True,
     ),
-    "flash_sdp_enabled": State(
-        op="torch.backends.cuda.flash_sdp_enabled()",
-        changes={
-            "set": (
-                "torch.backends.cuda.enable_flash_sdp(False)\nyield\n"
-                "torch.backends.cuda.enable_flash_sdp(True)"
-            )
-        },
+    "flash_sdp_enabled": switched(
+        "torch.backends.cuda.flash_sdp_enabled()",
+        "torch.backends.cuda.enable_flash_sdp(False)",
+        "torch.backends.cuda.enable_flash_sdp(True)",
         slow=True,
     ),
     "default device": State(
-        op="torch.get_default_device().type == 'cpu'",
-        around={"device": "torch.device('meta')"},
+        op="torch.get_default_device().type == 'cpu'", around={"device": "torch.device('meta')"}
     ),
-    "environment": State(
-        op="os.environ.get('FUZZ_READ') is None",
-        changes={"set": "os.environ['FUZZ_READ'] = '1'\nyield\ndel os.environ['FUZZ_READ']"},
-    ),
-    "environment contains": State(
-        op="'FUZZ_READ' in os.environ",
-        changes={"set": "os.environ['FUZZ_READ'] = '1'\nyield\ndel os.environ['FUZZ_READ']"},
-    ),
+    "environment": State(op="os.environ.get('FUZZ_READ') is None", changes=VARIABLE),
+    "environment contains": State(op="'FUZZ_READ' in os.environ", changes=VARIABLE),
     "caught environment": State(
         op="try:\n    n = float(os.environ['FUZZ_READ'])\nexcept KeyError:\n    n = 5",
-        changes={"set": "os.environ['FUZZ_READ'] = '1'\nyield\ndel os.environ['FUZZ_READ']"},
+        changes=VARIABLE,
     ),
-    "getenv": State(
-        op="os.getenv('FUZZ_READ', '3') == '3'",
-        changes={"set": "os.environ['FUZZ_READ'] = '1'\nyield\ndel os.environ['FUZZ_READ']"},
+    "getenv": State(op="os.getenv('FUZZ_READ', '3') == '3'", changes=VARIABLE),
+    "sys.modules": switched(
+        "'fuzz_later' in sys.modules",
+        "sys.modules['fuzz_later'] = types.ModuleType('a')",
+        "del sys.modules['fuzz_later']",
     ),
-    "sys.modules": State(
-        op="'fuzz_later' in sys.modules",
-        changes={
-            "set": (
-                "sys.modules['fuzz_later'] = types.ModuleType('a')\nyield\n"
-                "del sys.modules['fuzz_later']"
-            ),
-        },
-    ),
-    "caught import": State(
-        op="try:\n    import fuzz_later\n    n = 3\nexcept ImportError:\n    n = 5",
-        changes={
-            "set": (
-                "sys.modules['fuzz_later'] = types.ModuleType('a')\nyield\n"
-                "del sys.modules['fuzz_later']"
-            ),
-        },
+    "caught import": switched(
+        "try:\n    import fuzz_later\n    n = 3\nexcept ImportError:\n    n = 5",
+        "sys.modules['fuzz_later'] = types.ModuleType('a')",
+        "del sys.modules['fuzz_later']",
     ),
     "training": State(
         op="self.training",
         changes={"train": "m.train()\nyield", "train and eval": "m.train(); m.eval()\nyield"},
     ),
     "requires_grad of a weight": State(
-        op="self.weight.requires_grad",
-        changes={"set": "m.weight.requires_grad_(False)\nyield"},
+        op="self.weight.requires_grad", changes={"set": "m.weight.requires_grad_(False)\nyield"}
     ),
     "parameters": State(
         op="len(list(self.parameters()))",
@@ -216,8 +162,7 @@ STATES: dict[str, State] = {
         changes={"add": "m.child = nn.Linear(2, 2)\nyield"},
     ),
     "children": State(
-        op="len(list(self.children()))",
-        changes={"add": "m.child = nn.Linear(2, 2)\nyield"},
+        op="len(list(self.children()))", changes={"add": "m.child = nn.Linear(2, 2)\nyield"}
     ),
     "submodule": State(
         op="hasattr(self, 'child')",
@@ -292,116 +237,71 @@ STATES: dict[str, State] = {
             "tied": "m.bias = nn.Parameter(m.weight[0].detach())\nyield",
         },
     ),
-    "anomaly": State(
-        op="torch.is_anomaly_enabled()",
-        changes={
-            "set": (
-                "torch.autograd.set_detect_anomaly(True)\nyield\n"
-                "torch.autograd.set_detect_anomaly(False)"
-            ),
-        },
+    "anomaly": switched(
+        "torch.is_anomaly_enabled()",
+        "torch.autograd.set_detect_anomaly(True)",
+        "torch.autograd.set_detect_anomaly(False)",
     ),
-    "warn always": State(
-        op="torch.is_warn_always_enabled()",
-        changes={"set": "torch.set_warn_always(True)\nyield\ntorch.set_warn_always(False)"},
+    "warn always": switched(
+        "torch.is_warn_always_enabled()",
+        "torch.set_warn_always(True)",
+        "torch.set_warn_always(False)",
     ),
-    "debug mode": State(
-        op="torch.get_deterministic_debug_mode()",
-        changes={
-            "set": (
-                "torch.set_deterministic_debug_mode(1)\nyield\n"
-                "torch.set_deterministic_debug_mode(0)"
-            ),
-        },
+    "debug mode": switched(
+        "torch.get_deterministic_debug_mode()",
+        "torch.set_deterministic_debug_mode(1)",
+        "torch.set_deterministic_debug_mode(0)",
     ),
-    "fill uninitialized": State(
-        op="torch.utils.deterministic.fill_uninitialized_memory",
-        changes={
-            "set": (
-                "torch.utils.deterministic.fill_uninitialized_memory = False\nyield\n"
-                "torch.utils.deterministic.fill_uninitialized_memory = True"
-            ),
-        },
+    "fill uninitialized": switched(
+        "torch.utils.deterministic.fill_uninitialized_memory",
+        "torch.utils.deterministic.fill_uninitialized_memory = False",
+        "torch.utils.deterministic.fill_uninitialized_memory = True",
     ),
-    "swap parameters": State(
-        op="torch.__future__.get_swap_module_params_on_conversion()",
-        changes={
-            "set": (
-                "torch.__future__.set_swap_module_params_on_conversion(True)\nyield\n"
-                "torch.__future__.set_swap_module_params_on_conversion(False)"
-            ),
-        },
+    "swap parameters": switched(
+        "torch.__future__.get_swap_module_params_on_conversion()",
+        "torch.__future__.set_swap_module_params_on_conversion(True)",
+        "torch.__future__.set_swap_module_params_on_conversion(False)",
     ),
-    "worker info": State(
-        op="torch.utils.data.get_worker_info() is None",
-        changes={
-            "set": (
-                "torch.utils.data._utils.worker._worker_info = 3\nyield\n"
-                "torch.utils.data._utils.worker._worker_info = None"
-            ),
-        },
+    "worker info": switched(
+        "torch.utils.data.get_worker_info() is None",
+        "torch.utils.data._utils.worker._worker_info = 3",
+        "torch.utils.data._utils.worker._worker_info = None",
     ),
-    "opt_einsum": State(
-        op="torch.backends.opt_einsum.enabled",
-        changes={
-            "set": (
-                "torch.backends.opt_einsum.enabled = not "
-                "torch.backends.opt_einsum.enabled\nyield\n"
-                "torch.backends.opt_einsum.enabled = not "
-                "torch.backends.opt_einsum.enabled"
-            ),
-        },
+    "opt_einsum": switched(
+        "torch.backends.opt_einsum.enabled",
+        "torch.backends.opt_einsum.enabled = not torch.backends.opt_einsum.enabled",
+        "torch.backends.opt_einsum.enabled = not torch.backends.opt_einsum.enabled",
     ),
-    "initial seed": State(
-        op="torch.initial_seed() % 7",
-        changes={"set": "torch.manual_seed(5)\nyield\ntorch.manual_seed(0)"},
+    "initial seed": switched(
+        "torch.initial_seed() % 7", "torch.manual_seed(5)", "torch.manual_seed(0)"
     ),
-    "working folder": State(
-        op="len(os.getcwd())",
-        changes={"set": "kept = os.getcwd(); os.chdir('/')\nyield\nos.chdir(kept)"},
+    "working folder": switched(
+        "len(os.getcwd())", "kept = os.getcwd(); os.chdir('/')", "os.chdir(kept)"
     ),
-    "arguments of the process": State(
-        op="len(sys.argv)", changes={"set": "sys.argv.append('more')\nyield\nsys.argv.pop()"}
+    "arguments of the process": switched(
+        "len(sys.argv)", "sys.argv.append('more')", "sys.argv.pop()"
     ),
-    "path of the process": State(
-        op="'/fuzz' in sys.path",
-        changes={"set": "sys.path.append('/fuzz')\nyield\nsys.path.remove('/fuzz')"},
+    "path of the process": switched(
+        "'/fuzz' in sys.path", "sys.path.append('/fuzz')", "sys.path.remove('/fuzz')"
     ),
-    "environment item": State(
-        op="len(os.environ.get('FUZZ_READ', 'text'))",
-        changes={"set": "os.environ['FUZZ_READ'] = '1'\nyield\ndel os.environ['FUZZ_READ']"},
-    ),
+    "environment item": State(op="len(os.environ.get('FUZZ_READ', 'text'))", changes=VARIABLE),
     "rank": State(
         op=(
             "torch.distributed.get_rank() if torch.distributed.is_available() and "
             "torch.distributed.is_initialized() else 3"
         ),
-        changes={
-            "initialized": (
-                "torch.distributed.init_process_group('gloo', "
-                "store=torch.distributed.HashStore(), rank=0, world_size=1)\nyield\n"
-                "torch.distributed.destroy_process_group()"
-            ),
-        },
+        changes=GROUP,
     ),
-    "allow_tf32": State(
-        op="torch.backends.cuda.matmul.allow_tf32",
-        changes={
-            "set": (
-                "torch.backends.cuda.matmul.allow_tf32 = True\nyield\n"
-                "torch.backends.cuda.matmul.allow_tf32 = False"
-            ),
-        },
+    "allow_tf32": switched(
+        "torch.backends.cuda.matmul.allow_tf32",
+        "torch.backends.cuda.matmul.allow_tf32 = True",
+        "torch.backends.cuda.matmul.allow_tf32 = False",
         slow=True,
     ),
-    "fast path": State(
-        op="torch.backends.mha.get_fastpath_enabled()",
-        changes={
-            "set": (
-                "torch.backends.mha.set_fastpath_enabled(False)\nyield\n"
-                "torch.backends.mha.set_fastpath_enabled(True)"
-            ),
-        },
+    "fast path": switched(
+        "torch.backends.mha.get_fastpath_enabled()",
+        "torch.backends.mha.set_fastpath_enabled(False)",
+        "torch.backends.mha.set_fastpath_enabled(True)",
         slow=True,
     ),
     "a global of the helper": State(
@@ -435,7 +335,7 @@ STATES: dict[str, State] = {
             "replaced": (
                 "kept = nn.functional.relu; nn.functional.relu = lambda v: v[1:]\n"
                 "yield\nnn.functional.relu = kept"
-            ),
+            )
         },
     ),
     "composite operator": State(

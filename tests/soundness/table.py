@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from soundness import (
     adapters,
+    created,
     flags,
     guards,
     identities,
@@ -26,7 +27,7 @@ from soundness.rows import Group
 
 MODULES = (
     *(guards, values, modules, weights, sources, flags, inputs, libraries, adapters, settling),
-    *(lookups, identities, returned),
+    *(lookups, identities, returned, created),
 )
 
 GROUPS: dict[str, Group] = {group.name: group for module in MODULES for group in module.GROUPS}

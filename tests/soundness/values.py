@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from soundness.rows import READY, Group, Numbered, Row, method_of, numbered, of, on, own, put
+from soundness.rows import READY, Group, Numbered, method_of, numbered, of, on, own, put, row
 
 SCALE = 2
 LIMITS = {"scale": 2, "nested": [1, 2]}
@@ -158,29 +158,22 @@ GROUPS = (
         own("scale", 3),
         lambda: {"scale": 2},
         more=(
-            Row(name="attribute in __dict__", change=lambda app: app.__dict__.update(scale=3)),
-            Row(name="attribute in vars()", change=lambda app: vars(app).__setitem__("scale", 3)),
-            Row(
-                name="attribute by object.__setattr__",
-                change=lambda app: object.__setattr__(app, "scale", 3),
+            row("attribute in __dict__", lambda app: app.__dict__.update(scale=3)),
+            row("attribute in vars()", lambda app: vars(app).__setitem__("scale", 3)),
+            row("attribute by object.__setattr__", lambda app: object.__setattr__(app, "scale", 3)),
+            row(
+                "attribute by __setstate__",
+                lambda app: app.__setstate__({**app.__dict__, "scale": 3}),
             ),
-            Row(
-                name="attribute by __setstate__",
-                change=lambda app: app.__setstate__({**app.__dict__, "scale": 3}),
-            ),
-            Row(
-                name="__dict__ that is replaced",
-                change=lambda app: setattr(app, "__dict__", {**app.__dict__, "scale": 3}),
+            row(
+                "__dict__ that is replaced",
+                lambda app: setattr(app, "__dict__", {**app.__dict__, "scale": 3}),
                 slow=True,
             ),
-            Row(
-                name="class of the module",
-                change=lambda app: setattr(app, "__class__", Tripled),
-                slow=True,
-            ),
-            Row(name="attribute of another type", change=own("scale", 3.5)),
-            Row(name="attribute that is deleted", change=lambda app: delattr(app, "scale")),
-            Row(name="attribute that is set by name", change=lambda app: reconfigure(app, scale=3)),
+            row("class of the module", lambda app: setattr(app, "__class__", Tripled), slow=True),
+            row("attribute of another type", own("scale", 3.5)),
+            row("attribute that is deleted", lambda app: delattr(app, "scale")),
+            row("attribute that is set by name", lambda app: reconfigure(app, scale=3)),
         ),
     ),
     change(
@@ -188,11 +181,9 @@ GROUPS = (
         lambda self: 3 if self.training else 2,
         own("training", True),
         more=(
-            Row(name="train()", change=lambda app: app.train() and None),
-            Row(name="train() of all", change=lambda app: app.apply(nn.Module.train) and None),
-            Row(
-                name="train() and eval()", change=lambda app: app.train().eval() and None, same=True
-            ),
+            row("train()", lambda app: app.train()),
+            row("train() of all", lambda app: app.apply(nn.Module.train)),
+            row("train() and eval()", lambda app: app.train().eval(), same=True),
         ),
     ),
     change(
@@ -201,13 +192,8 @@ GROUPS = (
         of("config", "scale", 3),
         lambda: {"config": SimpleNamespace(scale=2)},
         more=(
-            Row(
-                name="plain object that is replaced", change=own("config", SimpleNamespace(scale=3))
-            ),
-            Row(
-                name="plain object's __dict__",
-                change=lambda app: app.config.__dict__.update(scale=3),
-            ),
+            row("plain object that is replaced", own("config", SimpleNamespace(scale=3))),
+            row("plain object's __dict__", lambda app: app.config.__dict__.update(scale=3)),
         ),
     ),
     change(
@@ -222,9 +208,9 @@ GROUPS = (
         lambda app: app.sizes.__setitem__(0, 3),
         lambda: {"sizes": [2, 5]},
         more=(
-            Row(name="list that is reversed", change=lambda app: app.sizes.reverse()),
-            Row(name="list that is sorted", change=lambda app: app.sizes.sort(reverse=True)),
-            Row(name="list that loses an item", change=lambda app: app.sizes.pop(0) and None),
+            row("list that is reversed", lambda app: app.sizes.reverse()),
+            row("list that is sorted", lambda app: app.sizes.sort(reverse=True)),
+            row("list that loses an item", lambda app: app.sizes.pop(0)),
         ),
     ),
     change(
@@ -257,7 +243,7 @@ GROUPS = (
         lambda self: self.config.scale,
         of("config", "scale", 3),
         held(config=Settings),
-        more=(Row(name="dataclass that is replaced", change=own("config", Settings(3))),),
+        more=(row("dataclass that is replaced", own("config", Settings(3))),),
     ),
     change(
         "field of a frozen dataclass",
@@ -271,9 +257,8 @@ GROUPS = (
         of("config", "_scale", 3),
         held(config=Backed),
         more=(
-            Row(
-                name="property of the class",
-                change=lambda app: put(Backed, "scale", property(lambda self: 3)),
+            row(
+                "property of the class", lambda app: put(Backed, "scale", property(lambda self: 3))
             ),
         ),
     ),
@@ -294,26 +279,21 @@ GROUPS = (
         lambda self: self.config.scale,
         on(WithClassAttribute, "scale", 3),
         held(config=WithClassAttribute),
-        more=(Row(name="class attribute that an instance hides", change=of("config", "scale", 3)),),
+        more=(row("class attribute that an instance hides", of("config", "scale", 3)),),
     ),
     change(
         "attribute of a base class",
         lambda self: self.config.scale,
         on(WithClassAttribute, "scale", 3),
         held(config=Child),
-        more=(Row(name="attribute that a subclass hides", change=on(Child, "scale", 3)),),
+        more=(row("attribute that a subclass hides", on(Child, "scale", 3)),),
     ),
     change(
         "method of a plain object",
         lambda self: self.config.number(),
         of("config", "number", three),
         held(config=Methods),
-        more=(
-            Row(
-                name="method of a plain object's class",
-                change=on(Methods, "number", method_of(3)),
-            ),
-        ),
+        more=(row("method of a plain object's class", on(Methods, "number", method_of(3))),),
     ),
     change(
         "static method",
@@ -328,9 +308,7 @@ GROUPS = (
         held(config=Methods),
     ),
     change(
-        "default of a function",
-        lambda self: with_default(),
-        on(with_default, "__defaults__", (3,)),
+        "default of a function", lambda self: with_default(), on(with_default, "__defaults__", (3,))
     ),
     change(
         "default of a keyword",
@@ -345,7 +323,7 @@ GROUPS = (
         lambda self: plain(),
         on(plain, "__code__", three.__code__),
         slow=True,
-        more=(Row(name="function of a module that is replaced", change=here("plain", three)),),
+        more=(row("function of a module that is replaced", here("plain", three)),),
     ),
     change("closure cell", lambda self: CLOSED(), change_cell),
     change("attribute of a function", lambda self: tagged(), on(tagged, "scale", 3)),

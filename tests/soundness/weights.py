@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import fusion, parametrizations, parametrize, prune, stateless
 
-from soundness.rows import BOTH, Group, Numbered, Row, linear, no, of, own, row, x
+from soundness.rows import Numbered, both, group, linear, of, own, row, x
 
 
 class Weighted(Numbered):
@@ -178,194 +178,144 @@ def seeded(f: Any) -> Any:
 
 
 GROUPS = (
-    Group(
-        name="weights",
-        kind="change",
-        make=lambda: Weighted().eval(),
-        rows=(
-            row("to(float64)", no(lambda app: app.to(torch.float64)), call=of_dtype, when=BOTH),
-            row("half()", no(lambda app: app.half()), call=of_dtype),
-            row("bfloat16()", no(lambda app: app.bfloat16()), call=of_dtype),
-            row("double() and float()", no(lambda app: app.double().float()), same=True),
-            row("to(float64), called in float32", no(lambda app: app.to(torch.float64))),
-            row("to('meta')", no(lambda app: app.to("meta"))),
-            row("to_empty", no(lambda app: zeroed(app.to_empty(device="cpu")))),
-            row("weights in place", halve),
-            row("data of other numbers", lambda app: data(app, x(4, 4) + 1)),
-            row("data of another dtype", lambda app: data(app, x(4, 4).double())),
-            row("data of other strides", lambda app: data(app, (x(4, 4) + 1).T)),
-            row("data of another shape", lambda app: data(app, x(4, 8)[:, :2])),
-            row("data of a bias", lambda app: setattr(app.bias, "data", x(1, 4) + 1)),
-            row(
-                "load_state_dict",
-                no(lambda app: app.load_state_dict({**app.state_dict(), "bias": x(4) + 1})),
-            ),
-            row("load_state_dict, assigned", lambda app: assign(app, bias=x(4) + 1), when=BOTH),
-            row(
-                "load_state_dict, assigned in another dtype",
-                lambda app: assign(app, shift=x(4).double() + 1),
-                when=BOTH,
-            ),
-            row(
-                "load_state_dict, assigned in other strides",
-                lambda app: assign(app, weight=(x(4, 4) + 1).T),
-            ),
-            row("new parameter", own("weight", nn.Parameter(x(4, 4) + 1))),
-            row("new parameter of other strides", own("weight", nn.Parameter((x(4, 4) + 1).T))),
-            row("new parameter of a subclass", own("weight", Marked(x(4, 4) + 1))),
-            row(
-                "parameter in its table",
-                lambda app: app._parameters.update(weight=nn.Parameter(x(4, 4).double())),
-                call=caught,
-            ),
-            row("bias that becomes None", own("bias", None), call=caught),
-            row("parameter that is deleted", lambda app: delattr(app, "bias"), call=caught),
-            row("parameter that becomes a buffer", demote),
-            row("parameter that becomes an attribute", plain_attribute),
-            row(
-                "register_parameter",
-                lambda app: app.register_parameter("extra", nn.Parameter(x(4))),
-            ),
-            row("register_buffer", lambda app: app.register_buffer("extra", x(4) + 1), when=BOTH),
-            row("buffer that is set", own("late", x(4))),
-            row("buffer in its table", lambda app: app._buffers.update(extra=x(4) + 1)),
-            row("buffer in place", lambda app: app.shift.add_(1) is None),
-            row("buffer of another dtype, by name", own("shift", x(4).double() + 1)),
-            row("requires_grad_", no(lambda app: app.requires_grad_(False)), same=True),
-            row(
-                "requires_grad_ of a buffer", no(lambda app: app.shift.requires_grad_()), same=True
-            ),
-            row("share_memory", no(lambda app: app.share_memory()), same=True),
-            row("swap_tensors", swap_alike),
-            row("swap_tensors of another dtype", swap, call=caught),
-            row("apply", no(lambda app: app.apply(ones))),
-            row(
-                "vector_to_parameters",
-                lambda app: nn.utils.vector_to_parameters(x(20) + 1, app.parameters()),
-            ),
-            Row(name="functional_call", call=other_weights),
-            Row(name="functional_call in another dtype", call=other_dtypes),
-            Row(name="torch.nn.utils.stateless", call=reparametrized),
+    group(
+        "weights",
+        Weighted,
+        both("to(float64)", lambda app: app.to(torch.float64), call=of_dtype),
+        row("half()", lambda app: app.half(), call=of_dtype),
+        row("bfloat16()", lambda app: app.bfloat16(), call=of_dtype),
+        row("double() and float()", lambda app: app.double().float(), same=True),
+        row("to(float64), called in float32", lambda app: app.to(torch.float64)),
+        row("to('meta')", lambda app: app.to("meta")),
+        row("to_empty", lambda app: zeroed(app.to_empty(device="cpu"))),
+        row("weights in place", halve),
+        row("data of other numbers", lambda app: data(app, x(4, 4) + 1)),
+        row("data of another dtype", lambda app: data(app, x(4, 4).double())),
+        row("data of other strides", lambda app: data(app, (x(4, 4) + 1).T)),
+        row("data of another shape", lambda app: data(app, x(4, 8)[:, :2])),
+        row("data of a bias", lambda app: setattr(app.bias, "data", x(1, 4) + 1)),
+        row(
+            "load_state_dict",
+            lambda app: app.load_state_dict({**app.state_dict(), "bias": x(4) + 1}),
         ),
-    ),
-    Group(
-        name="reparametrizations",
-        kind="change",
-        make=lambda: Plain().eval(),
-        rows=(
-            row(
-                "register_parametrization",
-                no(
-                    lambda app: parametrize.register_parametrization(app.layer, "weight", Doubled())
-                ),
-                when=BOTH,
-            ),
-            row("weight_norm", normed, when=BOTH),
-            row("weight_norm of nn.utils", old_normed),
-            row(
-                "spectral_norm",
-                no(lambda app: parametrizations.spectral_norm(app.layer)),
-                when=BOTH,
-            ),
-            row("spectral_norm of nn.utils", no(lambda app: nn.utils.spectral_norm(app.layer))),
-            row("orthogonal", no(lambda app: parametrizations.orthogonal(app.layer))),
-            row(
-                "prune",
-                no(lambda app: prune.custom_from_mask(app.layer, "weight", torch.eye(4))),
-                when=BOTH,
-            ),
-            row(
-                "prune l1_unstructured",
-                no(lambda app: prune.l1_unstructured(app.layer, "weight", 0.5)),
-            ),
-            row(
-                "prune and remove",
-                no(
-                    lambda app: prune.remove(
-                        prune.custom_from_mask(app.layer, "weight", torch.eye(4)), "weight"
-                    )
-                ),
-            ),
-            row("quantize_dynamic", quantized),
-            row("compile()", no(lambda app: app.layer.compile(backend="eager")), same=True),
+        both("load_state_dict, assigned", lambda app: assign(app, bias=x(4) + 1)),
+        both(
+            "load_state_dict, assigned in another dtype",
+            lambda app: assign(app, shift=x(4).double() + 1),
         ),
+        row(
+            "load_state_dict, assigned in other strides",
+            lambda app: assign(app, weight=(x(4, 4) + 1).T),
+        ),
+        row("new parameter", own("weight", nn.Parameter(x(4, 4) + 1))),
+        row("new parameter of other strides", own("weight", nn.Parameter((x(4, 4) + 1).T))),
+        row("new parameter of a subclass", own("weight", Marked(x(4, 4) + 1))),
+        row(
+            "parameter in its table",
+            lambda app: app._parameters.update(weight=nn.Parameter(x(4, 4).double())),
+            call=caught,
+        ),
+        row("bias that becomes None", own("bias", None), call=caught),
+        row("parameter that is deleted", lambda app: delattr(app, "bias"), call=caught),
+        row("parameter that becomes a buffer", demote),
+        row("parameter that becomes an attribute", plain_attribute),
+        row("register_parameter", lambda app: app.register_parameter("extra", nn.Parameter(x(4)))),
+        both("register_buffer", lambda app: app.register_buffer("extra", x(4) + 1)),
+        row("buffer that is set", own("late", x(4))),
+        row("buffer in its table", lambda app: app._buffers.update(extra=x(4) + 1)),
+        row("buffer in place", lambda app: app.shift.add_(1) is None),
+        row("buffer of another dtype, by name", own("shift", x(4).double() + 1)),
+        row("requires_grad_", lambda app: app.requires_grad_(False), same=True),
+        row("requires_grad_ of a buffer", lambda app: app.shift.requires_grad_(), same=True),
+        row("share_memory", lambda app: app.share_memory(), same=True),
+        row("swap_tensors", swap_alike),
+        row("swap_tensors of another dtype", swap, call=caught),
+        row("apply", lambda app: app.apply(ones)),
+        row(
+            "vector_to_parameters",
+            lambda app: nn.utils.vector_to_parameters(x(20) + 1, app.parameters()),
+        ),
+        row("functional_call", call=other_weights),
+        row("functional_call in another dtype", call=other_dtypes),
+        row("torch.nn.utils.stateless", call=reparametrized),
     ),
-    Group(
-        name="parametrized",
-        kind="change",
-        make=lambda: Parametrized().eval(),
-        rows=(
-            row(
-                "parametrize.remove",
-                no(lambda app: parametrize.remove_parametrizations(app.layer, "weight")),
-                same=True,
-            ),
-            row(
-                "parametrize.remove, left as it was",
-                no(
-                    lambda app: parametrize.remove_parametrizations(
-                        app.layer, "weight", leave_parametrized=False
-                    )
-                ),
-                when=BOTH,
-            ),
-            row(
-                "second parametrization",
-                no(
-                    lambda app: parametrize.register_parametrization(app.layer, "weight", Doubled())
-                ),
-            ),
-            row(
-                "parametrization that is replaced",
-                lambda app: app.layer.parametrizations.weight.__setitem__(0, nn.Identity()),
+    group(
+        "reparametrizations",
+        Plain,
+        both(
+            "register_parametrization",
+            lambda app: parametrize.register_parametrization(app.layer, "weight", Doubled()),
+        ),
+        both("weight_norm", normed),
+        row("weight_norm of nn.utils", old_normed),
+        both("spectral_norm", lambda app: parametrizations.spectral_norm(app.layer)),
+        row("spectral_norm of nn.utils", lambda app: nn.utils.spectral_norm(app.layer)),
+        row("orthogonal", lambda app: parametrizations.orthogonal(app.layer)),
+        both("prune", lambda app: prune.custom_from_mask(app.layer, "weight", torch.eye(4))),
+        row("prune l1_unstructured", lambda app: prune.l1_unstructured(app.layer, "weight", 0.5)),
+        row(
+            "prune and remove",
+            lambda app: prune.remove(
+                prune.custom_from_mask(app.layer, "weight", torch.eye(4)), "weight"
             ),
         ),
+        row("quantize_dynamic", quantized),
+        row("compile()", lambda app: app.layer.compile(backend="eager"), same=True),
     ),
-    Group(
-        name="pruned",
-        kind="change",
-        make=lambda: Pruned().eval(),
-        rows=(
-            row("prune.remove", no(lambda app: prune.remove(app.layer, "weight")), same=True),
-            row(
-                "mask of a pruned weight",
-                lambda app: setattr(app.layer, "weight_mask", torch.ones(4, 4)),
-            ),
-            row(
-                "pruned again",
-                no(lambda app: prune.custom_from_mask(app.layer, "weight", torch.zeros(4, 4))),
+    group(
+        "parametrized",
+        Parametrized,
+        row(
+            "parametrize.remove",
+            lambda app: parametrize.remove_parametrizations(app.layer, "weight"),
+            same=True,
+        ),
+        both(
+            "parametrize.remove, left as it was",
+            lambda app: parametrize.remove_parametrizations(
+                app.layer, "weight", leave_parametrized=False
             ),
         ),
+        row(
+            "second parametrization",
+            lambda app: parametrize.register_parametrization(app.layer, "weight", Doubled()),
+        ),
+        row(
+            "parametrization that is replaced",
+            lambda app: app.layer.parametrizations.weight.__setitem__(0, nn.Identity()),
+        ),
     ),
-    Group(
-        name="convolution",
-        kind="change",
-        make=lambda: Convolved().eval(),
+    group(
+        "pruned",
+        Pruned,
+        row("prune.remove", lambda app: prune.remove(app.layer, "weight"), same=True),
+        row(
+            "mask of a pruned weight",
+            lambda app: setattr(app.layer, "weight_mask", torch.ones(4, 4)),
+        ),
+        row(
+            "pruned again",
+            lambda app: prune.custom_from_mask(app.layer, "weight", torch.zeros(4, 4)),
+        ),
+    ),
+    group(
+        "convolution",
+        Convolved,
+        both("channels_last", lambda app: app.to(memory_format=torch.channels_last), same=True),
+        row("channels_last input", call=lambda f: f(image().to(memory_format=torch.channels_last))),
+        both("fuse_conv_bn_eval", fuse, same=True),
+        both("eps of a normalization", of("norm", "eps", 1.0)),
+        row("momentum of a normalization", of("norm", "momentum", 0.5), same=True),
+        row("training of a normalization", of("norm", "training", True)),
+        row("running statistics", lambda app: app.norm.running_mean.add_(1) is None),
+        row("running statistics that end", lambda app: untracked(app.norm)),
+        both("padding of a convolution", of("conv", "padding", (1, 1))),
+        row("stride of a convolution", of("conv", "stride", (2, 2))),
+        row("dilation of a convolution", of("conv", "dilation", (2, 2))),
+        row("groups of a convolution", grouped),
+        row("dropout in training", of("drop", "training", True), call=seeded),
+        row("p of a dropout", of("drop", "p", 0.9), same=True),
+        row("SyncBatchNorm", synced, same=True),
         call=lambda f: f(image()),
-        rows=(
-            row(
-                "channels_last",
-                no(lambda app: app.to(memory_format=torch.channels_last)),
-                same=True,
-                when=BOTH,
-            ),
-            Row(
-                name="channels_last input",
-                call=lambda f: f(image().to(memory_format=torch.channels_last)),
-            ),
-            row("fuse_conv_bn_eval", fuse, same=True, when=BOTH),
-            row("eps of a normalization", of("norm", "eps", 1.0), when=BOTH),
-            row("momentum of a normalization", of("norm", "momentum", 0.5), same=True),
-            row("training of a normalization", of("norm", "training", True)),
-            row("running statistics", lambda app: app.norm.running_mean.add_(1) is None),
-            row("running statistics that end", lambda app: untracked(app.norm)),
-            row("padding of a convolution", of("conv", "padding", (1, 1)), when=BOTH),
-            row("stride of a convolution", of("conv", "stride", (2, 2))),
-            row("dilation of a convolution", of("conv", "dilation", (2, 2))),
-            row("groups of a convolution", grouped),
-            row("dropout in training", of("drop", "training", True), call=seeded),
-            row("p of a dropout", of("drop", "p", 0.9), same=True),
-            row("SyncBatchNorm", synced, same=True),
-        ),
     ),
 )

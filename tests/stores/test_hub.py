@@ -5,10 +5,8 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -30,9 +28,9 @@ from serve_warm.errors import (
     StoreDenied,
     StoreError,
 )
-from serve_warm.stores import Object, open_store
+from serve_warm.stores import Object, list_keys, open_store
 from serve_warm.stores.hub import HubStore
-from serve_warm.stores.hub_client import MAX_ANSWER_BYTES, GivenUpError, Pulse, ask_json
+from serve_warm.stores.hub_client import MAX_ANSWER_BYTES, Pulse, ask_json
 from serve_warm.testing import StoreContract
 from serve_warm.testing.store_contract import KEY
 
@@ -195,8 +193,8 @@ def test_a_folder_of_a_repository_is_a_store_of_its_own(hub: Hub, plain: None):
 
     store.create("s/d", b"new")
 
-    assert store.list("") == ["a", "s/d"]
-    assert (store.list("s/"), store.list("none/x")) == (["s/d"], [])
+    assert list_keys(store, "") == ["a", "s/d"]
+    assert (list_keys(store, "s/"), list_keys(store, "none/x")) == (["s/d"], [])
     assert hub.read("art/s/d") == store.get("s/d", max_bytes=3) == b"new"
 
 
@@ -215,19 +213,6 @@ def test_large_objects_go_through_xet_or_lfs(hub: Hub, store: HubStore, transfer
     assert store.get(KEY, max_bytes=len(LARGE)) == LARGE
     read = [request for request in hub.requests if request.startswith("GET /blobs/")]
     assert len(read) == (0 if transfer == "xet" else 1)
-
-
-def test_nothing_is_shown_and_the_setting_is_as_before(
-    store: HubStore, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-):
-    """The client's progress bars are hidden, but only during calls of the store."""
-    monkeypatch.setenv("TQDM_POSITION", "-1")  # show them also where there is no terminal
-
-    store.create(KEY, io.BytesIO(LARGE))
-    store.get(KEY, max_bytes=len(LARGE))
-
-    assert "".join(capfd.readouterr()) == ""
-    assert not huggingface_hub.utils.are_progress_bars_disabled()
 
 
 def test_downloads_pass_through_a_private_folder_only(
@@ -254,41 +239,6 @@ def test_downloads_pass_through_a_private_folder_only(
     assert (modes, list(temporary.iterdir())) == ({0o700}, [])
 
 
-KILLED = """
-import os, signal, sys
-from serve_warm.stores import open_store
-store = open_store(sys.argv[1])
-store.download(store.head(sys.argv[2]), lambda at, piece: os.kill(os.getpid(), signal.SIGKILL))
-"""
-
-
-def test_what_a_killed_download_leaves_is_swept(
-    hub: Hub, plain: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """The temporary copy of a killed process is eventually removed from the disk."""
-    hub.write(KEY, LARGE)
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
-        "HF_ENDPOINT": hub.url,
-        "HF_HUB_DISABLE_XET": "1",
-        "TMPDIR": str(scratch),
-    }
-    command = [sys.executable, "-c", KILLED, f"hf://{REPOSITORY}", KEY]
-    killed = subprocess.run(command, env=environment, check=False, timeout=400)
-    [left] = scratch.iterdir()
-    assert sum(path.stat().st_size for path in left.rglob("*") if path.is_file()) >= len(LARGE)
-    for path in left.iterdir():
-        os.utime(path, (0, 0))  # as if it were long ago
-    monkeypatch.setattr("tempfile.tempdir", str(scratch))
-
-    HubStore(repository=REPOSITORY).get(KEY, max_bytes=len(LARGE))
-
-    assert killed.returncode == -signal.SIGKILL
-    assert list(scratch.iterdir()) == []
-
-
 # --- one commit ------------------------------------------------------------------------------
 
 
@@ -299,57 +249,28 @@ def test_everything_is_read_at_one_commit(
     hub.write(KEY, b"old")
     commit = hub.branches["main"]
     caplog.set_level(logging.INFO, "serve_warm")
-    store.list("")
+    list_keys(store, "")
 
     hub.write(KEY, b"newer")
     hub.write("more", b"x")
 
     assert (store.get(KEY, max_bytes=9), store.head(KEY).size_bytes) == (b"old", 3)
     assert store.head(KEY).version == commit
-    assert (store.list(""), store.get(KEY, max_bytes=9)) == ([KEY, "more"], b"newer")
-    assert store.list("more") == ["more"]
+    assert (list_keys(store, ""), store.get(KEY, max_bytes=9)) == ([KEY, "more"], b"newer")
+    assert list_keys(store, "more") == ["more"]
     for one in (commit, hub.branches["main"]):
         assert caplog.text.count(f"repo={REPOSITORY} revision=main commit={one}") == 1
     assert open_store(store.uri).get(KEY, max_bytes=9) == b"newer"
 
 
-def test_a_list_does_not_go_back_behind_a_write(hub: Hub, plain: None):
-    """A listing that was resolved before another thread's write does not hide that write."""
-    store = HubStore(repository=REPOSITORY)
-    store.list("")
-    commit, writer = hub.branches["main"], HubStore(repository=REPOSITORY, _pin=store._pin)
-    # The answer was made before the write and comes after it.
-    hub.faults = [
-        Fault(
-            request="/revision/main",
-            status=200,
-            headers={"Content-Type": "application/json"},
-            data=json.dumps({"id": REPOSITORY, "sha": commit}).encode(),
-            then=lambda: writer.create(KEY, b"ours"),
-            times=1,
-        )
-    ]
-
-    keys = store.list("")
-
-    assert (keys, store.get(KEY, max_bytes=9)) == ([KEY], b"ours")
-
-
-def test_a_time_that_the_hub_does_not_tell_is_now(hub: Hub, store: HubStore):
-    """An object of unknown age counts as new, so that a prune does not remove it."""
-    hub.change(KEY, File(data=b"x", size=1, date=""))
-
-    assert abs(store.head(KEY).modified_unix - time.time()) < 3600
-
-
 def test_writing_moves_the_commit_on(hub: Hub, store: HubStore):
     """A store reads its own writes, and what its write was based on."""
-    store.list("")
+    list_keys(store, "")
     hub.write("more", b"x")
 
     store.create(KEY, b"ours")
 
-    assert store.list("") == [KEY, "more"]
+    assert list_keys(store, "") == [KEY, "more"]
     assert store.head(KEY).version == hub.branches["main"]
 
 
@@ -361,7 +282,7 @@ def test_a_commit_in_the_address_is_used_as_it_is(hub: Hub, plain: None):
 
     data = pinned.get(KEY, max_bytes=9)
 
-    assert (data, pinned.list("")) == (b"old", [KEY])
+    assert (data, list_keys(pinned, "")) == (b"old", [KEY])
     assert [request for request in hub.requests if "/revision/" in request] == []
 
 
@@ -405,7 +326,7 @@ def test_names_that_are_no_keys_are_not_listed(hub: Hub, store: HubStore):
     for path in ("a/../../b", "a//b", "a/.hidden", "a\\b", "a/new\nline", "/etc/x", "a/b", "a/c"):
         hub.change(path, File(data=b"x", size=1))
 
-    assert store.list("") == ["a/b", "a/c"]
+    assert list_keys(store, "") == ["a/b", "a/c"]
 
 
 # --- writers ---------------------------------------------------------------------------------
@@ -433,24 +354,6 @@ def test_of_racing_stores_one_wins(hub: Hub, transfer: str, large: bool):
     assert winners == [hub.read(KEY)]
 
 
-@pytest.mark.slow
-def test_racing_stores_that_write_different_keys_all_succeed(hub: Hub, plain: None):
-    """A commit that is too late for its parent is repeated on the new parent."""
-    barrier = threading.Barrier(8)
-
-    def write(number: int) -> None:
-        store = HubStore(repository=REPOSITORY)
-        barrier.wait()
-        store.create(f"s/{number}", b"x")
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(write, range(8)))
-
-    commits = [request for request in hub.requests if "/commit/" in request]
-    assert open_store(f"hf://{REPOSITORY}").list("") == [f"s/{number}" for number in range(8)]
-    assert len(commits) > 8
-
-
 @pytest.mark.parametrize("status", [409, 412])
 def test_a_writer_that_is_always_too_late_gives_up(
     hub: Hub, store: HubStore, no_waiting: None, status: int
@@ -476,17 +379,6 @@ def test_a_writer_that_is_late_once_finds_the_object_of_the_other(hub: Hub, stor
     assert hub.read(KEY) == b"theirs"
 
 
-@pytest.mark.parametrize(("first", "second"), [("a", "a/b"), ("a/b", "a"), ("a/b", "a/b/c/d")])
-def test_a_file_does_not_give_way_to_a_folder(hub: Hub, store: HubStore, first: str, second: str):
-    """A commit could replace a file by a folder, or a folder by a file; this is also refused."""
-    store.create(first, b"mine")
-
-    with pytest.raises(ObjectExists):
-        store.create(second, b"other")
-
-    assert hub.read(first) == b"mine"
-
-
 def test_an_object_that_the_hub_leaves_out_is_an_error(hub: Hub, store: HubStore):
     """If a .gitignore makes the Hub accept the commit without the file, that is an error."""
     hub.ignored = "blobs/"
@@ -500,7 +392,7 @@ def test_an_object_that_the_hub_leaves_out_is_an_error(hub: Hub, store: HubStore
 # --- what can go wrong -------------------------------------------------------------------------
 
 OPERATIONS = {
-    "list": lambda store, found: store.list(""),
+    "list": lambda store, found: list_keys(store, ""),
     "head": lambda store, found: store.head(KEY),
     "get": lambda store, found: store.get(KEY, max_bytes=len(LARGE)),
     "download": lambda store, found: store.download(found, lambda _at, _piece: None),
@@ -574,8 +466,13 @@ def check_is_one_clear_line(error: BaseException, texts: list[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("plain", "no_waiting")
-@pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    ("fault", "operation"),
+    [
+        *((fault, "list") for fault in FAULTS),
+        *(("403", operation) for operation in OPERATIONS if operation != "list"),
+    ],
+)
 def test_every_failure_is_one_clear_line(
     hub: Hub,
     check: Callable[[BaseException], None],
@@ -673,68 +570,10 @@ def test_an_answer_without_an_end_is_not_kept(hub: Hub, kind: str, request_: str
     store = HubStore(repository=REPOSITORY, silence_s=30)
 
     with pytest.raises(StoreError, match=r"larger than|compressed"):
-        store.head(KEY) if "paths" in request_ else store.list("")
+        store.head(KEY) if "paths" in request_ else list_keys(store, "")
 
     # What the sockets hold is on top of it.
     assert flood.sent < MAX_ANSWER_BYTES + (32 << 20)
-
-
-ODD = [
-    *(
-        b"{}",
-        b'{"a": 1}',
-        b"null",
-        b"5",
-        b'"file"',
-        b"[1]",
-        b"[null]",
-        b"[[]]",
-        b'[{"type": "file"}]',
-    ),
-    *(b'[{"type": "file", "path": 5}]', b'[{"path": "x"}]', b"[" * 100_000, b"\xff", b""),
-]
-
-
-@pytest.mark.usefixtures("plain", "no_waiting")
-@pytest.mark.parametrize("request_", ["/tree/", "/paths-info/", "/revision/"])
-@pytest.mark.parametrize("data", ODD, ids=lambda data: data[:20].decode(errors="replace"))
-def test_an_answer_of_another_shape_is_a_store_error(
-    hub: Hub, check: Callable[[BaseException], None], data: bytes, request_: str
-):
-    """An answer from another server than the Hub does not fail a start."""
-    hub.write(KEY, b"0123456789")
-    hub.faults = [Fault(request=request_, status=200, data=data)]
-    store = HubStore(repository=REPOSITORY)
-
-    try:
-        found: object = store.head(KEY) if "paths" in request_ else store.list("")
-    except StoreError as error:
-        check(error)
-    else:
-        assert found == []
-
-
-def test_a_listing_that_is_given_up_ends_in_the_middle_of_an_answer(hub: Hub, plain: None):
-    """If the caller has given up, reading an endless answer ends."""
-    flood = Flood({})
-    hub.faults = [flood.fault(200, "/tree/")]
-    pulse = Pulse()
-    pulse.given_up = True
-
-    with pytest.raises(GivenUpError):
-        ask_json(pulse, "GET", f"{hub.url}/api/models/{REPOSITORY}/tree/main")
-
-
-@pytest.mark.slow
-def test_an_answer_that_drips_is_given_up(hub: Hub, plain: None):
-    """An occasional byte counts as silence, because otherwise a listing would never end."""
-    flood = Flood({})
-    hub.faults = [replace(flood.fault(200, "/tree/"), pause_s=0.2)]
-
-    with pytest.raises(StoreError, match="no answer from the Hub for 1 s"):
-        HubStore(repository=REPOSITORY, silence_s=1).list("")
-
-    assert flood.sent > 65536
 
 
 def test_a_renamed_repository_is_followed_without_its_token_elsewhere(hub: Hub, plain: None):
@@ -769,21 +608,9 @@ def test_an_upload_that_fails_leaves_nothing_and_can_be_repeated(
     assert isinstance(caught.value, StoreDenied) == (status == 403)
     check(caught.value)
     hub.faults = []
-    assert store.list("") == []
+    assert list_keys(store, "") == []
     store.create(KEY, LARGE)
     assert hub.read(KEY) == LARGE
-
-
-def test_a_commit_whose_answer_was_lost_is_found_by_the_next_try(hub: Hub, plain: None):
-    """The Hub may have accepted a commit without confirming it; repeating the write succeeds."""
-    store = HubStore(repository=REPOSITORY, silence_s=20)
-    hub.faults = [Fault(request="/commit/", status=500, then=lambda: hub.write(KEY, b"x"), times=1)]
-
-    with pytest.raises(StoreError, match="HTTP 500"):
-        store.create(KEY, b"x")
-    store.create(KEY, b"x")
-
-    assert store.get(KEY, max_bytes=1) == b"x"
 
 
 @pytest.mark.parametrize(
@@ -819,36 +646,7 @@ def test_a_hub_that_is_down_is_a_store_error(hub: Hub, plain: None, no_waiting: 
     hub.server.shutdown()
 
     with pytest.raises(StoreError, match="cannot resolve 'main': ConnectError"):
-        HubStore(repository=REPOSITORY, silence_s=10).list("")
-
-
-class Surprise(BaseException):
-    """An error that no client of the Hub should raise, and that is not an Exception."""
-
-
-@pytest.mark.parametrize("kind", [Surprise, AssertionError, SystemExit])
-def test_whatever_the_client_raises_is_handed_over(
-    monkeypatch: pytest.MonkeyPatch,
-    check: Callable[[BaseException], None],
-    kind: type[BaseException],
-):
-    """An unexpected error becomes a StoreError, and no thread prints it."""
-    printed: list[object] = []
-    monkeypatch.setattr(threading, "excepthook", printed.append)
-
-    def surprise(*_: object, **__: object) -> None:
-        raise kind(f"GET https://h/x?{SIGNATURE} with Authorization: Bearer {WRITER}")
-
-    monkeypatch.setattr(huggingface_hub.utils, "build_hf_headers", surprise)
-
-    with pytest.raises(StoreError, match=f"cannot resolve 'main': {kind.__name__}") as caught:
-        HubStore(repository=REPOSITORY).list("")
-
-    check(caught.value)
-    for thread in threading.enumerate():
-        if thread.name == "serve_warm-hub":
-            thread.join(30)
-    assert printed == []
+        list_keys(HubStore(repository=REPOSITORY, silence_s=10), "")
 
 
 PROGRAM = """

@@ -32,7 +32,7 @@ from serve_warm.artifact.node_cache import NodeCache
 from serve_warm.artifact.pull import pull
 from serve_warm.artifact.push import push
 from serve_warm.errors import ArtifactNotFound
-from serve_warm.stores import open_store
+from serve_warm.stores import list_keys, open_store
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 SIZES = {"cache": 36 << 20, "other": 1 << 20}
@@ -90,7 +90,7 @@ class Campaign:
 
     def empty_store(self) -> None:
         store = open_store(self.uri)
-        for key in store.list(""):
+        for key in list_keys(store, ""):
             store.delete(key)
 
     def empty_node(self) -> None:

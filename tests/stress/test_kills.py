@@ -30,9 +30,7 @@ stage."""
 
 
 @pytest.fixture(scope="module")
-def running(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[Cluster, App, Path]]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, App, Path]]:
     """A cluster, the application, and a store with its artifact."""
     store = tmp_path_factory.mktemp("store")
     app = load_app("tests.stress.app:app")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from conftest import HANG_S, App, Cluster, wait_until
-from integration.test_node import PERIOD_S, kill_controller, options
+from integration.test_node import PERIOD_S, options
 from serve_warm.builder.app import load_app
 from serve_warm.builder.build import build
 from serve_warm.builder.cluster import Cluster as RayCluster
@@ -42,12 +42,11 @@ class Run:
 
     def __init__(self, cluster: Cluster, store: str, stack: contextlib.ExitStack) -> None:
         self._cluster = cluster
-        # Without the overlap, the stages that pull and load the artifact are as long as possible.
-        settings = {"artifact": store, "on_missing": "fail", "overlap": "off"}
+        settings = {"artifact": store, "on_missing": "fail"}
         self._settings = {"warmup": settings}
         self._killed: set[int] = set()
         self.app = self.deploy()
-        asked = options(cluster, self.app, "Witnessed")
+        asked = options(cluster, self.app.name, "Witnessed")
         self.server = stack.enter_context(NodeServer(*asked))
         strict = stack.enter_context(NodeServer(*asked, "--no-latch"))
         ask = {
@@ -158,32 +157,3 @@ def test_every_answer_is_true_while_replicas_are_killed(run: Run) -> None:
 
     print(json.dumps(killed_in))  # noqa: T201 - as above
     assert all(killed_in.values())
-
-
-def test_every_answer_is_true_while_all_changes(run: Run) -> None:
-    """The changes are starts, deaths, another version, a new controller and a new server."""
-    (first,) = run.warm(1)
-    run.again(replicas=2)
-    (second,) = set(run.warm(2)) - {first}
-    run.kill(second)
-    run.living(2)
-    run.kill(first)
-    run.warm(2)
-    run.again()
-    run.living(1)
-    (old,) = run.warm(1)
-    run.again(what="app_again")
-    run.gone(old)
-    run.warm(1)
-    kill_controller()
-    (last,) = run.warm(1)
-    run.server.kill()
-    run.kill(last)
-    run.server.begin()
-    run.warm(1)
-    run.server.kill()
-    run.server.begin()
-    run.warm(1)
-    run.judge()
-
-    assert run.witness.silences > 0

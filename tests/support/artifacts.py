@@ -4,10 +4,8 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import time
-import zlib
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -32,6 +30,7 @@ if TYPE_CHECKING:
 
 DEPLOYMENT = "Embedder"
 MACHINE = {
+    "serve_warm": "rules 1",
     "cpu_isa": "avx2 avx512f",
     "python": "CPython 3.11.7",
     "torch": "2.13.0+cpu",
@@ -55,11 +54,8 @@ class MemoryStore:
     deleted: list[str] = field(default_factory=list)
     uri: str = "memory:"
 
-    def list(self, prefix: str) -> list[str]:
-        return sorted(key for key in self.objects if key.startswith(prefix))
-
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
-        keys = self.list(prefix)
+        keys = sorted(key for key in self.objects if key.startswith(prefix))
         for start in range(0, len(keys), 1000):
             yield [
                 Listed(key=key, modified_unix=self.modified.get(key))
@@ -195,27 +191,6 @@ def publish_statement(store: Store, payload: bytes, *keys: Ed25519PrivateKey, na
 def edited(envelope: bytes, **members: Any) -> bytes:
     """Return an envelope with some members replaced and the signatures unchanged."""
     return json.dumps({**json.loads(envelope), **members}).encode()
-
-
-def container(
-    *sections: tuple[str, list[tuple[str, bytes]]], version: int = 1, count: int | None = None
-) -> bytes:
-    """Return bytes in the format of torch's serializer, without torch; `count` forges a count."""
-    body = version.to_bytes(8, "big")
-    for section, entries in sections:
-        number = len(entries) if count is None else count
-        body += _sized(base64.b64encode(section.encode())) + number.to_bytes(8, "big")
-        for key, content in entries:
-            body += _sized(base64.b64encode(key.encode())) + _sized(content)
-    return checksummed(body)
-
-
-def checksummed(body: bytes) -> bytes:
-    return zlib.crc32(body).to_bytes(4, "big") + body
-
-
-def _sized(data: bytes) -> bytes:
-    return len(data).to_bytes(8, "big") + data
 
 
 def of_format_2(manifest: Manifest) -> bytes:

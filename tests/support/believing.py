@@ -7,14 +7,21 @@ from __future__ import annotations
 import hashlib
 import stat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from serve_warm.errors import ArtifactRefused
-from serve_warm.trust.policy import Trust
+from serve_warm.trust import files as trustfiles
+from serve_warm.trust.user_key import user_key
 from serve_warm.trust.verify import verify
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from serve_warm.trust.policy import Trust
 
 PAYLOAD = b'{"_type":"https://in-toto.io/Statement/v1"}'
 DIGEST = hashlib.sha256(PAYLOAD).hexdigest()
@@ -42,3 +49,15 @@ def write_trust(directory: Path, text: str, name: str = "trust.toml") -> Path:
 
 def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
+
+
+def trust_in(*files: Path) -> Trust:
+    """Return the trust settings of a machine with these trust files."""
+    with mock.patch.object(trustfiles, "default_trust_files", return_value=files):
+        return trustfiles.load_trust()
+
+
+def key_in(directory: Path) -> Ed25519PrivateKey:
+    """Return the signing key of a user with this configuration folder."""
+    with mock.patch.object(trustfiles, "user_directory", return_value=directory):
+        return user_key()

@@ -12,7 +12,7 @@ from typing import Any
 
 from helm.observability import rules
 from serve_warm.metrics import METRICS
-from serve_warm.node import NODE_METRICS
+from serve_warm.node_server.table import NODE_METRICS
 
 FILE = Path(__file__).parents[2] / "helm" / "serve-warm" / "dashboards" / "warm-start.json"
 BOARD: dict[str, Any] = json.loads(FILE.read_text())

@@ -95,7 +95,7 @@ def laid_over(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, An
     """Return `base` updated with `patch`: mappings are merged, other values are replaced."""
     merged = copy.deepcopy(dict(base))
     for key, value in patch.items():
-        below = merged.get(key)
+        below: Any = merged.get(key)
         both = isinstance(below, dict) and isinstance(value, Mapping)
         merged[key] = laid_over(below, value) if both else copy.deepcopy(value)
     return merged
@@ -171,12 +171,6 @@ def _kubernetes_validator(name: str, version: str) -> Any:
 def _bundled(name: str, version: str) -> Any:
     read = require_module("kubernetes_validate.utils", INSTALL).schema_contents
     return read(f"kubernetes-json-schema/v{version}-local-strict/{name}.json", version)
-
-
-def kubernetes_definitions(version: str) -> dict[str, Any]:
-    """Return the types of a version of Kubernetes, by full name."""
-    definitions: dict[str, Any] = _bundled("_definitions", version)["$defs"]
-    return definitions
 
 
 def custom_problems(manifest: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +15,7 @@ from artifacts import LONG_S, build, new_key
 from homes import move_home, write_trust_file
 from serve_warm.artifact.push import push
 from serve_warm.cli import main
+from serve_warm.stores import list_keys
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust import files
 
@@ -69,7 +70,7 @@ def run_fixture(
 
     def run_with(*arguments: object) -> Ended:
         monkeypatch.setattr(sys, "argv", ["serve-warm", *map(str, arguments)])
-        code: object = 0
+        code: Any = 0
         try:
             main()
         except SystemExit as end:
@@ -105,7 +106,7 @@ def target_fixture(tmp_path: Path) -> LocalStore:
 
 
 def publish(
-    store: LocalStore, key: Ed25519PrivateKey = KEY, *, on_taken: str = "refuse", **artifact: object
+    store: LocalStore, key: Ed25519PrivateKey = KEY, *, on_taken: Any = "refuse", **artifact: Any
 ) -> tuple[str, Manifest]:
     """Publish an artifact to a store, and return the key of its statement."""
     manifest, stored = build(**artifact)
@@ -113,7 +114,7 @@ def publish(
 
 
 def objects(store: LocalStore) -> dict[str, bytes]:
-    return {key: store.get(key, max_bytes=1 << 20) for key in store.list("")}
+    return {key: store.get(key, max_bytes=1 << 20) for key in list_keys(store, "")}
 
 
 def escaped(text: str) -> bool:

@@ -8,6 +8,8 @@ positions as complex numbers, so that it does not repeat a mistake in the model.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from deployments.text_generator.model import Decoder
@@ -27,6 +29,7 @@ def full_logits(model: Decoder, tokens: list[int]) -> torch.Tensor:
         return torch.cat((complex_.real, complex_.imag), -1)
 
     hidden = model.embedding.weight[tokens]
+    block: Any
     for block in model.blocks:
         parts = block.attention_norm(hidden) @ block.queries_keys_values.weight.T
         queries, keys, values = (

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from serve_warm._seats import MISSES
 from serve_warm.metrics import METRICS
-from serve_warm.node import OUTCOMES
+from serve_warm.node_server.table import OUTCOMES
 from serve_warm.report import Stage, Verdict
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ class Replica:
     """Kinds of work without a compile that a request caused (`captures`, `kernels_built` or
     `tunings`), with minutes."""
     stage_seconds: tuple[tuple[str, float], ...] = ()
-    lookups: tuple[tuple[str, str, float], ...] = ()
     seat: str = ""
     """`hit`, or the reasons why the start used no seat, separated by blanks; empty without
     configured seats."""
@@ -126,27 +125,20 @@ class Replica:
         for name, seconds in self.stage_seconds if is_ready else ():
             yield "stage_seconds", {"stage": name}, seconds
         hit = self.verdict in {"full_hit", "partial"}
-        if is_ready and hit:
-            yield "stage_hidden_seconds", {"stage": "pulling"}, 1.5
-        yield "to_proof_seconds", {}, self.took_s - 5 if is_ready else 0.0
+        yield "to_proof_seconds", {}, self.lasted_s - 5 if is_ready else 0.0
         yield "unverified", {}, 0.0
-        yield "downloaded_bytes", {}, 50e6 if hit else 0.0
+        yield "narrow", {}, float(self.verdict == "miss") if is_ready else 0.0
         yield "inputs_expected", {}, 6.0
         yield "inputs_done", {}, 6.0 if is_ready else 3.0
         yield "inputs_proven", {}, 6.0 if is_ready else 0.0
-        yield "compiler_processes", {}, 0.0 if hit else 14.0
-        yield "compiler_seconds", {}, 0.0 if hit else 40.5
-        yield from self._rows_of_the_gpu(minute, hit=hit, is_ready=is_ready, alive=alive)
+        yield from self._rows_of_the_gpu(minute, is_ready=is_ready, alive=alive)
         yield "calls_known", {"level": "1"}, 0.0 if hit else 2.0
         yield "calls_known", {"level": "2"}, 2.0 if hit else 0.0
         yield "calls_known", {"level": "3"}, 0.0
-        for layer, result, number in self.lookups:
-            yield "cache_lookups", {"layer": layer, "result": result}, number
         counted = float(sum(at <= minute for at in self.compiles))
         yield "compiles_after_ready_total", {}, counted
         yield "eager_falls_after_ready_total", {}, counted
         yield "forbidden_after_ready_total", {}, 0.0
-        yield "calls_without_entry_total", {}, 3 * counted
         wrong = float(sum(at <= minute for at in self.wrong))
         for result, count in (("same", 4.0), ("different", wrong)):
             yield "parity_checks_total", {"result": result}, count if hit else 0.0
@@ -156,37 +148,26 @@ class Replica:
         yield "deadline_seconds", {}, self.deadline_s
         if alive:
             yield from self._rows_of_the_living(minute, start_s)
-        if is_ready:
-            yield "ready_seconds", {}, self.took_s
+        if self.ready is not None and self.ready <= minute:
+            yield "ready_seconds", {}, self.lasted_s
             yield "ready_timestamp_seconds", {}, start_s + self.ready * 60
 
     def _rows_of_seats(self, *, alive: bool) -> Iterator[tuple[str, dict[str, str], float]]:
         if self.seat:
-            yield "seat_hits_total", {}, float(self.seat == "hit")
             for reason in MISSES:
                 is_it = reason in self.seat.split()
                 yield "seat_misses_total", {"reason": reason}, float(is_it)
         if self.seat and alive:
-            yield "seats_wanted", {}, 2.0
             yield "seats", {}, float(self.seat == "hit")
 
     def _rows_of_the_gpu(
-        self, minute: int, *, hit: bool, is_ready: bool, alive: bool
+        self, minute: int, *, is_ready: bool, alive: bool
     ) -> Iterator[tuple[str, dict[str, str], float]]:
-        yield "captures", {}, 6.0 if is_ready else 2.0
-        yield "capture_seconds", {}, 1.5 if is_ready else 0.5
-        yield "graph_skips", {}, 0.0
-        yield "kernels_built", {}, 0.0 if hit else 12.0
-        yield "tunings", {}, 0.0 if hit else 3.0
-        yield "tuning_seconds", {}, 0.0 if hit else 7.5
-        yield "graph_skips_after_ready_total", {}, 0.0
         for what in ("captures", "kernels_built", "tunings"):
             # A compile causes all three kinds of work.
             met = [at for each, at in self.on_gpu if each == what]
             counted = float(sum(at <= minute for at in (*self.compiles, *met)))
             yield f"{what}_after_ready_total", {}, counted
-            if what != "kernels_built":
-                yield f"{what[:-1]}_after_ready_seconds_total", {}, 0.5 * counted
         for name, size in (("graph_pool", 6e8), ("gpu_reserved", 2e9), ("gpu_reserved_peak", 3e9)):
             if is_ready:
                 yield f"{name}_bytes", {"device": "cuda:0"}, size * alive
@@ -206,7 +187,10 @@ class Replica:
     @property
     def lasted_s(self) -> float:
         """Duration of the start in seconds, regardless of its outcome."""
-        return 60.0 * (self.dead - self.born) if self.took_s is None else self.took_s
+        if self.took_s is not None:
+            return self.took_s
+        assert self.dead is not None
+        return 60.0 * (self.dead - self.born)
 
     def outcome(self, minute: int) -> str:
         """Return the outcome of the start, as the node server counts it; empty while it runs."""
@@ -274,7 +258,8 @@ class Fleet:
             lives = replica in alive
             yield "replica_alive", replica.who, float(lives)
             if lives:
-                late_s = 60.0 * (minute - replica.hung) if replica.hangs(minute) else 2.0
+                hung = replica.hung
+                late_s = 2.0 if hung is None or minute < hung else 60.0 * (minute - hung)
                 yield "heartbeat_age_seconds", replica.who, late_s
                 yield "stage_age_seconds", replica.who, 60.0 * (minute - replica.born)
             hangs = replica.hangs(minute)
@@ -313,7 +298,7 @@ class Fleet:
             waiting = [value for begin, value in sorted(since.items()) if begin <= minute]
             handle = {"handle": "h1", "actor_id": "a1"}
             yield "deployment_queued_queries", {**of, **handle}, waiting[-1] if waiting else 0.0
-            took = [r.took_s for r in group if r.ready is not None and r.ready <= minute]
+            took = [r.lasted_s for r in group if r.ready is not None and r.ready <= minute]
             if took:
                 for name in ("replica_startup_latency_ms", "replica_initialization_latency_ms"):
                     bounds = (1000, 10_000, 60_000, 240_000)
@@ -328,11 +313,6 @@ def _ended(
         took = [r.lasted_s for ended, r in replicas if ended == outcome]
         yield "starts_total", {**of, "outcome": outcome}, float(len(took))
         yield from _histogram("start_duration_seconds", {**of, "outcome": outcome}, took)
-        stages = [each for ended, r in replicas if ended == outcome for each in r.stage_seconds]
-        for stage in dict.fromkeys(name for name, _ in stages):
-            seconds = [s for name, s in stages if name == stage]
-            labels = {**of, "stage": stage, "outcome": outcome}
-            yield from _histogram("stage_duration_seconds", labels, seconds)
 
 
 def _histogram(

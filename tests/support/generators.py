@@ -130,12 +130,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "whisper": (
         "WhisperConfig",
         "WhisperForConditionalGeneration",
-        {
-            **TWO_STACKS,
-            "num_mel_bins": 8,
-            "max_source_positions": 16,
-            "max_target_positions": 64,
-        },
+        {**TWO_STACKS, "num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 64},
     ),
 }
 

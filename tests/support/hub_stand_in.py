@@ -65,8 +65,6 @@ class Fault:
     flood: Callable[[int], object] | None = None
     """If set, the answer with `status` never ends, and this is called after each write with the
     number of written bytes."""
-    pause_s: float = 0.0
-    """Seconds between the pieces of an endless answer."""
     then: Callable[[], object] = bool
     """Function that is called before the answer."""
     times: int = 1_000_000
@@ -256,7 +254,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.close_connection = True
-        while not self.hub.closing.wait(fault.pause_s):
+        while not self.hub.closing.is_set():
             try:
                 self.wfile.write(b"10000\r\n" + b" " * 65536 + b"\r\n")
                 self.wfile.flush()
@@ -268,7 +266,8 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             super().finish()
         except OSError:
-            self.wfile._sock = None  # the client has disconnected
+            wfile: Any = self.wfile
+            wfile._sock = None  # the client has disconnected
 
     def _json(self, answer: Any, headers: dict[str, str] | None = None) -> None:
         self._send(
@@ -457,7 +456,7 @@ def _folders(paths: Any) -> set[str]:
 
 
 _API, _REPO = "/api/models/([^/]+/[^/]+)", "/([^/]+/[^/]+?)"
-_ROUTES = {
+_ROUTES: dict[str, Callable[..., object]] = {
     f"GET {_API}": lambda self, name: self._info(name, ""),
     f"GET {_API}/revision/([^/]+)": _Handler._info,
     f"GET {_API}/tree/([^/]+)(?:/(.+))?": _Handler._tree,

@@ -59,8 +59,7 @@ def is_unit(folder: str, marks: frozenset[str], fixtures: frozenset[str]) -> boo
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests of `make unit`, before pytest deselects tests by marker.
 
-    Tests that share the Ray cluster come first. One process runs all these tests. In `make
-    test-long`, this takes as long as the whole run, so it must begin at once.
+    Tests of Ray come first, because they take longest.
     """
     items.sort(key=lambda item: folder_of(item.path) != "integration")
     collected = []

@@ -13,29 +13,34 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 
 from processes import search_path
 from serve_warm.compiler.watch import watch_process
+from serve_warm.precompile import aoti_build, aoti_library, change_checks
 from serve_warm.precompile.session import SESSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from serve_warm.precompile.entries import EntryTable, LoadLibrary
-    from serve_warm.precompile.running_build import MakeLibrary
+    from serve_warm.precompile.entries import EntryTable
 
 
 def build(
     folder: Path,
     *calls: Callable[[], Any],
     level: int = 2,
-    make_library: MakeLibrary | None = None,
+    make_library: Callable[..., Any] = aoti_build.make,
 ) -> EntryTable:
     """Make an entry for each call, and write the entries of a level to `folder`."""
     folder.mkdir(exist_ok=True)
-    with torch.inference_mode(), SESSION.building(make_library=make_library) as building:
+    with (
+        mock.patch.object(aoti_build, "make", make_library),
+        torch.inference_mode(),
+        SESSION.building() as building,
+    ):
         for call in calls:
             call()
     for name, data in building.table.to_files(level).items():
@@ -54,16 +59,20 @@ def started(
     folder: Path,
     *,
     clock: Callable[[], float] = time.monotonic,
-    load_library: LoadLibrary | None = None,
+    load_library: Callable[..., Any] = aoti_library.load,
 ) -> Iterator[None]:
     """Load built entries as a fresh process does, without code that was compiled before."""
     torch._dynamo.reset()
-    why = SESSION.load(folder, clock=clock, load_library=load_library)
-    assert not why, why
-    try:
-        yield
-    finally:
-        SESSION.unload()
+    with (
+        mock.patch.object(change_checks, "clock", clock),
+        mock.patch.object(aoti_library, "load", load_library),
+    ):
+        why = SESSION.load(folder)
+        assert not why, why
+        try:
+            yield
+        finally:
+            SESSION.unload()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -121,6 +121,9 @@ class Stack(nn.Module):
 class Cache(nn.Module):
     """Adds to a given cache, and counts in a buffer that it replaces."""
 
+    total: torch.Tensor
+    count: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("total", torch.zeros(4))

@@ -19,6 +19,7 @@ class OutsideServe:
 
     application = "app"
     unwatched_compiles_before = 0
+    called_methods = frozenset[str]()
     deployment: str
     replica: str
     owner: Any

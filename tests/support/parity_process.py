@@ -29,7 +29,7 @@ def main(libraries: str, folder: str, settings: dict[str, Any]) -> dict[str, Any
     stand_in = replica([2], level=3)
     store = LocalStore(root=Path(folder) / "store")
     publish(store, stand_in, {"exported": Path(libraries)}, compiler=NOT_NEEDED)
-    start = Warmup(stand_in, WarmupConfig(artifact=store.uri, parts=["exported"], **settings))
+    start = Warmup(stand_in, WarmupConfig(artifact=store.uri, **settings))
     try:
         asyncio.run(start.run())
     except WarmupFailed as error:

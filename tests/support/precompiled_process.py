@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from serve_warm.compiler.background_import import is_imported
+from serve_warm.compiler.imports import is_imported
 from serve_warm.compiler.proof import forbid
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile.session import SESSION

@@ -15,11 +15,7 @@ HERE = Path(__file__).parent
 
 
 def answer_of(
-    program: str,
-    question: dict[str, Any],
-    *paths: str,
-    cwd: Path | None = None,
-    **environ: str,
+    program: str, question: dict[str, Any], *paths: str, cwd: Path | None = None, **environ: str
 ) -> Any:
     """Run a program with a question, and return the answer in its last line.
 

@@ -15,13 +15,13 @@ The process makes the starts one after the other, each with a fresh model. Keys 
 - `do`: what the rank `doing` does: `raise` an error, `die` before the model of its second call,
   `leave` after it, or `compile` something new in each call
 - `config`: settings of this start
+- `max_passes`: the largest number of passes
 - `declare`: sizes of further inputs, by rank
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import os
 import sys
@@ -38,7 +38,7 @@ from compiled import compiled, double
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import ServeWarmError
 from serve_warm.inputs import Input
-from serve_warm.replica import ranks
+from serve_warm.replica import ranks, replay
 from serve_warm.replica.warmup import Warmup
 from serve_warm.stores.local import LocalStore
 from warm_process import Replica as Alone
@@ -60,12 +60,13 @@ class Sharded(torch.nn.Module):
         self.layer = torch.nn.Linear(16, 8, device=DEVICE)
         self.rank = rank
         # The name, because an entry of level 2 cannot hold a process group.
-        self.group = torch.distributed.group.WORLD.group_name
+        world: Any = torch.distributed.group.WORLD
+        self.group = world.group_name
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         part = torch.nn.functional.gelu(self.layer(x)) * (1 + self.rank)
         whole = collectives.all_reduce(part, "sum", self.group)
-        return collectives.wait_tensor(whole) * (2 + self.rank)
+        return collectives.wait_tensor(whole) * (2 + self.rank)  # type: ignore[no-untyped-call]
 
 
 class Owner:
@@ -114,19 +115,15 @@ class Replica(Alone):
         await self.owner.predict(*item.args)
 
 
-def start(rank: int, options: dict[str, Any], key: Any, *, silent_s: float) -> dict[str, Any]:
+def start(rank: int, options: dict[str, Any], key: Any) -> dict[str, Any]:
     store = LocalStore(root=Path(options.get("store", "/nowhere")))
     replica = Replica(key, Owner(rank, options))
     config = {
         "artifact": store.uri if options.get("load") else None,
-        "ranks": "together",
         **options.get("config", {}),
     }
-    warmup = Warmup(
-        replica,
-        WarmupConfig.model_validate(config),
-        join_ranks=functools.partial(ranks.join, pulse_s=0.2, silent_s=silent_s),
-    )
+    replay.MAX_PASSES = options.get("max_passes", 8)
+    warmup = Warmup(replica, WarmupConfig.model_validate(config), in_gang=True)
     try:
         asyncio.run(warmup.run())
     except ServeWarmError as error:
@@ -157,9 +154,10 @@ def main(options: dict[str, Any]) -> None:
         world_size=options["size"],
     )
     key = load_pem_private_key(Path(options["key"]).read_bytes(), password=None)
+    ranks.PULSE_S, ranks.SILENT_S = 0.2, options.get("silent_s", 60.0)
     for each in options["starts"]:
         torch._dynamo.reset()
-        said = start(options["rank"], each, key, silent_s=options.get("silent_s", 60.0))
+        said = start(options["rank"], each, key)
         sys.stdout.write(json.dumps(said) + "\n")
         sys.stdout.flush()
     os._exit(0)  # gloo's threads keep running after a peer is gone

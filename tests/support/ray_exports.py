@@ -50,4 +50,4 @@ class Series:
     def inc(self, value: float, tags: Mapping[str, str]) -> None:
         assert set(tags) == set(self._tag_keys)
         assert value > 0  # Ray raises
-        self._exports.totals[self._name] += value
+        self._exports.totals[self._name] += value  # type: ignore[assignment]  # not only integers

@@ -41,7 +41,6 @@ DAY = Fleet(
             took_s=45.0,
             artifact_days=45.0,
             stage_seconds=HIT,
-            lookups=(("fx", "hit", 6.0), ("aot", "hit", 4.0)),
             on_gpu=(("captures", 900), ("tunings", 902)),
             seat="hit",
         ),
@@ -55,7 +54,6 @@ DAY = Fleet(
             verdict="miss",
             artifact_days=None,
             stage_seconds=COLD,
-            lookups=(("fx", "miss", 6.0),),
         ),
         # Refused its artifact; compiles in traffic at 14:00, 14:02 and 20:00.
         Replica(
@@ -98,9 +96,6 @@ DAY = Fleet(
 )
 END = DAY.minutes
 
-# Further series of the day: `up` for the pod of c1, whose server does not answer from 13:00 to
-# 14:00; a replica that only Ray exports, from 16:40 to 17:20; and two starts that only Ray exports,
-# for 8 minutes from 18:20 and 18:28. A node without replicas cannot read its states from 20:00 on.
 # From 22:00 on, a build on the cluster has replicas that exceed the deadline and also compile in
 # traffic. Only Ray exports the replicas of a build.
 BUILD = Fleet(
@@ -121,45 +116,14 @@ BUILD = Fleet(
         for name, took_s in (("x1", None), ("x2", 3000.0))
     ),
 )
-OTHERS = {
-    **BUILD.ray(),
-    (
-        "up",
-        (("instance", "of-c1:8099"), ("job", "serve-warm-node"), ("namespace", "prod")),
-    ): {m: float(m < 780) for m in range(0, 840, 4)},
-    (
-        "ray_serve_warm_ready",
-        (
-            ("application", "night"),
-            ("deployment", "Stray"),
-            ("namespace", "prod"),
-            ("replica", "x"),
-        ),
-    ): dict.fromkeys(range(1000, 1040, 4), 1.0),
-    (
-        "serve_warm_node_states_readable",
-        (("instance", "n4:8099"), ("job", "serve-warm-node"), ("namespace", "prod")),
-    ): {m: float(m < 1200) for m in range(1100, 1300, 4)},
-    **{
-        (
-            "ray_serve_warm_stage",
-            (
-                ("application", "night"),
-                ("deployment", "Lost"),
-                ("namespace", "prod"),
-                ("replica", name),
-                ("stage", "replaying"),
-            ),
-        ): dict.fromkeys(range(begin, begin + 8, 4), 1.0)
-        for name, begin in (("l1", 1100), ("l2", 1108))
-    },
-}
 
 
 @contextlib.contextmanager
 def recorded_day(directory: Path, more: Series | None = None) -> Iterator[Prometheus]:
     """Run a Prometheus with the series of the day and of `more`, with its files in `directory`."""
-    with recorded({**DAY.node_server(), **DAY.ray(), **OTHERS, **(more or {})}, directory) as day:
+    with recorded(
+        {**DAY.node_server(), **DAY.ray(), **BUILD.ray(), **(more or {})}, directory
+    ) as day:
         yield day
 
 

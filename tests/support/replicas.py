@@ -46,6 +46,7 @@ class StandIn(OutsideServe):
         return self.declared
 
     async def call(self, item: Input) -> None:
+        assert isinstance(item.target, str)
         self.calls.append(item.name)
         with torch.inference_mode():
             self.answers[item.name] = getattr(self.owner, item.target)(*item.args)

@@ -62,7 +62,6 @@ FULL = Report(
         compiles=3,
         fx_hits=6,
         fx_misses=1,
-        aot_bypasses=2,
         compiler_processes=3,
         compiler_s=1.25,
         compile_s=2.5,

@@ -495,7 +495,7 @@ class FaultProxy:
                         upstream.putheader(name, value)
                 upstream.endheaders(body)
                 response = upstream.getresponse()
-                text, length = response.read(), response.getheader("Content-Length")
+                content, length = response.read(), response.getheader("Content-Length")
             self.afterwards(request)
             kept = [
                 (name, value)
@@ -506,7 +506,7 @@ class FaultProxy:
                 self._at_once += 1
                 self.most_at_once = max(self.most_at_once, self._at_once)
             try:
-                self._answer(connection, method, response.status, kept, text, length, fault)
+                self._answer(connection, method, response.status, kept, content, length, fault)
                 if fault == "hang_in_body":
                     released.wait()
                 elif fault == "reset_in_body":

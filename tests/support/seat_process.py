@@ -160,7 +160,6 @@ def main() -> None:
     answer: dict[str, Any] = {"compiler": "torch._dynamo" in sys.modules}
     answer["loaded"] = [name for name in question["imports"] if name in sys.modules]
     answer["collection_then"] = [gc.isenabled(), gc.get_threshold()]
-    answer["omp_then"] = os.environ.get("OMP_NUM_THREADS")
     if question.get("go"):
         # Looked up first: once GO is set, the thread may end at any moment.
         importer = next(t for t in threading.enumerate() if t.name == "serve_warm-preload")
@@ -184,7 +183,8 @@ def main() -> None:
         answer["refused"] = start_after_an_edit(question["edited"])
     answer["stale"] = seat_use.find_stale_code()
     answer["missing"] = seat_use.find_missing(question.get("wanted", ()))
-    answer["folder"] = str(preload.seat_folder() and preload.seat_folder().path)
+    seat = preload.seat_folder()
+    answer["folder"] = str(seat and seat.path)
     answer["wrong_gpu"] = seat_use.is_on_wrong_gpu(os.environ)
     use = seat_use.take(os.environ)
     answer["use"] = {**vars(use), "text": use.text()}
@@ -197,7 +197,6 @@ def main() -> None:
         # The app's own imports, as in any start: what fails here fails without a seat, too.
         with contextlib.suppress(Exception, SystemExit):
             importlib.import_module(name)
-    answer["then"] = [name for name in question["imports"] if name in sys.modules]
     answer["nice"] = sorted(priorities())
     answer["paths"] = sys.path
     answer["maps"] = Path("/proc/self/maps").read_text()

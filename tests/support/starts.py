@@ -22,9 +22,7 @@ from serve_warm.compiler.compiled_objects import compile_arguments
 from serve_warm.compiler.cpu_target import isa_checks
 from serve_warm.compiler.watch import unwatched_compiles, watch_process
 from serve_warm.config import WarmupConfig, environment
-from serve_warm.errors import (
-    InputError,
-)
+from serve_warm.errors import InputError
 from serve_warm.fingerprint import Fingerprint, read_app, read_machine
 from serve_warm.inputs import Input
 from serve_warm.replica.start import Replica

@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serve_warm.node import StateFile, boot_s
+from serve_warm._state_file import StateFile
 from serve_warm.replica.in_serve import facts_of
 
 if TYPE_CHECKING:
@@ -17,26 +18,25 @@ if TYPE_CHECKING:
 
     from serve_warm.report import Report
 
-STARTS = {"application": "app", "deployment": "Embedder"}
+STARTS: dict[str, Any] = {"application": "app", "deployment": "Embedder"}
 WHO = {**STARTS, "replica": "r1"}
 
 
 class Clock:
-    """The clock of a test's replicas and readers: the machine's clock, which a test can advance."""
+    """The machine's clock, as all readers and writers of this process see it."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._ahead_s = 0.0
-
-    def __call__(self) -> float:
-        return boot_s() + self._ahead_s
+        really = time.clock_gettime
+        monkeypatch.setattr(time, "clock_gettime", lambda which: really(which) + self._ahead_s)
 
     def move_on(self, seconds: float) -> None:
         self._ahead_s += seconds
 
 
 @pytest.fixture(name="clock")
-def clock_fixture() -> Clock:
-    return Clock()
+def clock_fixture(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
 
 
 @pytest.fixture(name="directory")
@@ -45,13 +45,13 @@ def directory_fixture(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(name="replica")
-def replica_fixture(directory: Path, clock: Clock) -> Iterator[Callable[..., StateFile]]:
+def replica_fixture(directory: Path) -> Iterator[Callable[..., StateFile]]:
     """Write a report as a replica does, and hold its lock until the test ends."""
     files: dict[str, StateFile] = {}
 
     def write(report: Report, name: str = "r1", **facts: object) -> StateFile:
         if name not in files:
-            files[name] = StateFile(directory, **STARTS, replica=name, clock=clock)
+            files[name] = StateFile(directory, **STARTS, replica=name)
         files[name].write({**facts_of(report), **facts})
         return files[name]
 

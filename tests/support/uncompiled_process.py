@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""One start in a separate process, of an app that compiles nothing, or only in its handler.
+"""One start in a separate process, of an app that compiles nothing before its first call.
 
     python uncompiled_process.py '{"app": "router", "settings": {}, "prefetch": false}'
 
@@ -60,6 +60,17 @@ class Lazy(Eager):
             return str(self.compiled(torch.ones(4, 4)).shape)
 
 
+class Compiled(Eager):
+    """An app whose model needs the C++ compiler."""
+
+    def route(self, text: str) -> str:
+        import torch
+
+        model = torch.nn.Sequential(self.model, torch.nn.GELU())
+        with torch.inference_mode():
+            return str(torch.compile(model, dynamic=False)(torch.ones(4, 4)).shape)
+
+
 class Replica(OutsideServe):
     """The parts of a deployment that a warm-up needs, for an app that answers texts."""
 
@@ -75,13 +86,16 @@ class Replica(OutsideServe):
         self.owner.route(*item.args)
 
 
+APPS = {"router": Router, "eager": Eager, "lazy": Lazy, "compiled": Compiled}
+
+
 def main(*, app: str, settings: dict[str, Any], prefetch: bool) -> dict[str, Any]:
     """Start the app, and return the result."""
     config = WarmupConfig(**settings)
     work = Prefetch(config, deployment="Router", trust=None) if prefetch else None
     if work is not None:
         work.begin()
-    replica = Replica({"router": Router, "eager": Eager, "lazy": Lazy}[app]())
+    replica = Replica(APPS[app]())
     if work is not None:
         work._taken.result(100)  # like an `__init__` that takes as long as the store
     warmup = Warmup(replica, config, prefetched=work)

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """One start of a tiny real model in a separate process, which prints the result as JSON.
 
-    python warm_process.py '{"store": "/a/folder", "load": true, "parts": ["cache"], ...}'
+    python warm_process.py '{"store": "/a/folder", "load": true, ...}'
 
 `load` pulls and loads the artifact in `store`. `publish` pushes the caches of this process to
 `store` afterwards. `traffic` is the batch size of a last call of the model, declared or not.
 `batches` has the declared batch sizes, and `dynamic` is an argument of torch.compile. With a `mode`
-of `torch.compile`, the model contains a product for which Inductor has templates. `whose_headers`
-is the setting `headers`.
+of `torch.compile`, the model contains a product for which Inductor has templates. `builds`
+starts like a replica of a build.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from outside_serve import OutsideServe
 from serve_warm.artifact.blobs import pack_part
 from serve_warm.artifact.manifest import Manifest, utc_now
 from serve_warm.artifact.push import push
+from serve_warm.builder.cluster import build_name
 from serve_warm.compiler.watch import unwatched_compiles
 from serve_warm.config import WarmupConfig
 from serve_warm.inputs import Buckets, Field, Input, shape_grid
@@ -90,8 +91,10 @@ class Replica(OutsideServe):
 
     deployment, replica = "Classifier", "Classifier#1"
 
-    def __init__(self, key: Any, owner: Classifier) -> None:
+    def __init__(self, key: Any, owner: Any, *, builds: bool = False) -> None:
         self.unwatched_compiles_before = unwatched_compiles()
+        if builds:
+            self.application = build_name()
         self.owner = owner
         self._key = key
 
@@ -106,7 +109,10 @@ class Replica(OutsideServe):
         return Trust(keys=(TrustedKey(name="test", raw=public),))
 
 
-def publish(start: Warmup, parts: dict[str, bytes], facts: Any, store: LocalStore, key: Any):
+def publish(
+    start: Warmup, parts: dict[str, bytes], facts: Any, store: LocalStore, key: Any
+) -> None:
+    assert start.journal.fingerprint is not None
     packed = {name: pack_part(name, raw) for name, raw in parts.items()}
     manifest = Manifest(
         deployment=Replica.deployment,
@@ -132,15 +138,14 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         for name in AVX512_FEATURES:
             setattr(torch.cpu, name, lambda: False)
     chosen = {name: options[name] for name in ("batches", "dynamic", "mode") if name in options}
-    replica = Replica(key, Classifier(**chosen))
+    replica = Replica(key, Classifier(**chosen), builds=options.get("builds", False))
     start = Warmup(
         replica,
         WarmupConfig(
             artifact=store.uri if options["load"] else None,
-            parts=options.get("parts", ["cache"]),
+            max_level=1,
             cpu=options.get("cpu", "native"),
-            pgo=options.get("pgo", "off"),
-            headers=options.get("whose_headers", "shared"),
+            on_missing="fail" if options.get("builds") else "compile",
         ),
     )
     report = asyncio.run(start.run())
@@ -148,7 +153,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     if options.get("traffic"):
         batches.append(torch.rand(options["traffic"], 16))
     errors = [asyncio.run(replica.owner.classify(x)) - replica.owner.eager(x) for x in batches]
-    parts = {}
+    parts: dict[str, bytes] = {}
     if options.get("publish"):
         parts, said = asyncio.run(start.pack())
         facts = dict(said)
@@ -156,6 +161,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         # Publish once more, without the answers to torch's ISA probe.
         del facts[ISA_FACT]
         publish(start, parts, facts, LocalStore(root=Path(f"{store.root}-without-answers")), key)
+    assert report.verdict is not None
     return {
         "report": start.report().to_json(),
         "verdict_when_ready": report.verdict.value,

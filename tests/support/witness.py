@@ -174,7 +174,7 @@ def _moments(lives: Sequence[Life], from_s: float, to_s: float) -> list[float]:
 
 
 class NodeServer:
-    """A server process of `node.py`, which can be killed and restarted."""
+    """A node server process, which can be killed and restarted."""
 
     def __init__(self, *options: str) -> None:
         self._options = options
@@ -182,14 +182,16 @@ class NodeServer:
         self.begin()
 
     def begin(self) -> None:
-        command = [sys.executable, "-I", "-S", node.__file__, "serve", *self._options]
+        command = [sys.executable, "-m", "serve_warm.node_server", *self._options]
         self.process = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--port", "0"], stderr=subprocess.PIPE, text=True
         )
-        first = self.process.stderr.readline()
-        self._port = int(re.search(r"answers on port (\d+)", first)[1])
+        assert self.process.stderr is not None
+        found = re.search(r"answers on port (\d+)", self.process.stderr.readline())
+        assert found is not None
+        self._port = int(found[1])
 
-    def __enter__(self):
+    def __enter__(self) -> NodeServer:  # noqa: PYI034 - Self is not in Python 3.10
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -259,11 +261,13 @@ class Witness:
         self.answers: list[Answer] = []
         self.silences = 0
         """Number of questions without an answer, because a server had been killed."""
-        targets = [(self._watch, ())]
-        targets += [(self._ask, (source, each, pause_s)) for source, each in ask.items()]
-        self._threads = [threading.Thread(target=what, args=with_) for what, with_ in targets]
+        self._threads = [threading.Thread(target=self._watch)]
+        self._threads += [
+            threading.Thread(target=self._ask, args=(source, each, pause_s))
+            for source, each in ask.items()
+        ]
 
-    def __enter__(self):
+    def __enter__(self) -> Witness:  # noqa: PYI034 - Self is not in Python 3.10
         for thread in self._threads:
             thread.start()
         return self
@@ -321,7 +325,8 @@ class Witness:
 
     def _watch(self) -> None:
         """Note when each process ended, as soon as the kernel reports it."""
-        poll, known = select.poll(), {}
+        poll = select.poll()
+        known: dict[int, int] = {}
         while not self._stop.is_set():
             for file in self._notes():
                 pid = int(file.name)

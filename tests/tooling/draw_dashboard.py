@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A picture of the dashboard on the recorded day.
 
-    python tests/tooling/draw_dashboard.py PICTURE [--board FILE]
+    python tests/tooling/draw_dashboard.py PICTURE [--height PIXELS]
 
 Grafana is not needed. The program sends the queries of the panels to a real Prometheus, and draws
 the results with the limits, colors, mappings and positions in the file. Chromium takes the picture.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import html
-import json
 import re
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "support")]
 
-from boards import FILE, substituted  # noqa: E402
+from boards import BOARD, substituted  # noqa: E402
 from components import require  # noqa: E402
 from prometheus_server import Labels, Prometheus  # noqa: E402
 from recorded_day import DAY, END, inlined, with_alerts  # noqa: E402
@@ -319,13 +318,12 @@ def page(board: Mapping[str, Any], asked: Prometheus) -> tuple[str, int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("picture", type=Path, help="the PNG to write")
-    parser.add_argument("--board", type=Path, default=FILE, help="JSON of another dashboard")
     parser.add_argument("--height", type=int, default=0, help="in pixels; default: the whole board")
     arguments = parser.parse_args()
     chromium = require("chromium", "apt-get install chromium")
     with tempfile.TemporaryDirectory() as folder:
         with with_alerts(Path(folder)) as asked:
-            text, height = page(json.loads(arguments.board.read_text()), asked)
+            text, height = page(BOARD, asked)
         (Path(folder) / "board.html").write_text(text)
         size = f"--window-size={24 * CELL_X},{arguments.height or height}"
         command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]

@@ -34,7 +34,6 @@ SHARED = "/run/serve_warm"
 ENVIRONMENT = {
     "HOME": "/tmp/home",
     "SERVE_WARM_STATE_DIR": "/run/serve_warm/state",
-    "SERVE_WARM_NODE_CACHE_DIR": "/var/cache/serve_warm/blobs",
 }
 """Variables that the chart sets in a worker, and that serve_warm or Ray reads."""
 

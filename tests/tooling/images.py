@@ -40,7 +40,7 @@ DEBIAN = ("ca-certificates", "python3", "python3-venv", "python3-dev", "python-i
 STORE = "file:///srv/serve_warm/artifacts"
 
 NODE_SERVER = (
-    *("python3", "-I", "-S", "/opt/serve_warm/node.py", "serve", "--port=8099"),
+    *("python3", "-m", "serve_warm.node_server", "--port=8099"),
     *("--state-dir=/run/serve_warm/state", "--expect=all", "--stale-s=30"),
     *("--raylet=http://127.0.0.1:52365/api/healthz", "--proxy=http://127.0.0.1:8000/-/healthz"),
 )

@@ -5,24 +5,21 @@
     python tests/tooling/matrix.py [--only ROW ...] [--keep] [-- PYTEST ARGUMENT ...]
 
 Each row has its own virtual environment under `build/matrix`, with this source tree, the versions
-of the row, and all other versions from `constraints.txt`. The printed versions are read from the
-environment, not from the table below. The program uses only the standard library, so that any
-Python of the right version can run it.
+of the row, and all other versions from `constraints.txt`. The program uses only the standard
+library, so that any Python of the right version can run it.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import venv
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ROOT / "build" / "matrix"
@@ -32,7 +29,6 @@ LEVELS = (
     "tests/test_preload.py",
     "tests/replica/test_seats.py",
     "tests/compiler/test_watch.py",
-    "tests/compiler/test_pgo.py",
     "tests/precompile/test_binding.py",
     "tests/precompile/test_compiled.py",
     "tests/precompile/test_dispatcher.py",
@@ -44,6 +40,10 @@ LEVELS = (
     "tests/precompile/test_entries.py",
     "tests/precompile/test_guard_facts.py",
     "tests/precompile/test_eager_check.py",
+    "tests/precompile/test_full_precision.py",
+    "tests/precompile/test_distance.py",
+    "tests/precompile/test_service_check.py",
+    "tests/precompile/test_unguarded_reads.py",
     "tests/tooling/test_soundness.py",
     "tests/replica/test_ranks.py",
     "tests/compiler/test_cuda_graphs.py",
@@ -67,9 +67,6 @@ REPLICAS = (
 )
 """The tests that use Serve: the hook, the gate, threads, routes, gangs if this Ray has them, and
 killed replicas."""
-
-NAMED = ("python", "torch", "triton", "ray", "fastapi", "transformers")
-"""Versions that the table shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,36 +101,23 @@ ROWS = (
 """The oldest and newest supported versions. torch2.13 is a control, with the torch of CI."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """The result of one row."""
-
-    row: Row
-    versions: dict[str, str] = field(default_factory=dict)
-    passed: int = 0
-    skipped: int = 0
-    failures: dict[str, str] = field(default_factory=dict)
-    """First line of each failure, by name of the test, or of the step before the tests."""
-
-
-def run(row: Row, arguments: list[str], *, keep: bool) -> Outcome:
-    """Install a row and run its tests. A failed installation is a failure of the row too."""
+def run(row: Row, arguments: list[str], *, keep: bool) -> str:
+    """Install a row and run its tests. Return why the row failed, or an empty string."""
     environment = ENVIRONMENTS / row.name
     try:
         failure = install(row, environment)
         if failure:
-            return Outcome(row=row, failures={"installation": failure})
-        results = ENVIRONMENTS / f"{row.name}.xml"
-        results.unlink(missing_ok=True)
-        options = ["-q", "-p", "no:cacheprovider", f"--junitxml={results}"]
-        options += ["-m", "not stress", *row.options]
+            return failure
         ended = subprocess.run(
-            [python(environment), "-m", "pytest", *options, *row.tests, *arguments],
+            [
+                *(python(environment), "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+                *("-m", "not stress", *row.options, *row.tests, *arguments),
+            ],
             cwd=ROOT,
             env=clean_environment(),
             check=False,
         )
-        return outcome(row, versions(environment), results, code=ended.returncode)
+        return f"pytest ended with {ended.returncode}" if ended.returncode else ""
     finally:
         if not keep:
             shutil.rmtree(environment, ignore_errors=True)
@@ -193,62 +177,6 @@ def clean_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in names}
 
 
-def versions(environment: Path) -> dict[str, str]:
-    """Return the versions that are installed in an environment."""
-    question = (
-        "import importlib.metadata as m, json, platform, sys\n"
-        "found = {d.name: d.version for d in m.distributions()}\n"
-        "found['python'] = platform.python_version()\n"
-        "print(json.dumps({n: found[n] for n in sys.argv[1:] if n in found}))"
-    )
-    done = subprocess.run(
-        [python(environment), "-c", question, *NAMED],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
-
-
-def outcome(row: Row, found: dict[str, str], results: Path, *, code: int) -> Outcome:
-    """Return the result from pytest's report and exit code. An incomplete run is a failure too."""
-    if not results.exists():
-        said = f"it ended with {code} and wrote no results"
-        return Outcome(row=row, versions=found, failures={"pytest": said})
-    passed = skipped = 0
-    failures = {}
-    for case in ET.parse(results).iter("testcase"):
-        bad = [element for element in case if element.tag in ("failure", "error")]
-        name = ".".join(filter(None, (case.get("classname"), case.get("name"))))
-        if bad:
-            text = (bad[0].get("message") or bad[0].text or "").strip()
-            failures[name] = text.splitlines()[0] if text else "no reason given"
-        elif case.find("skipped") is not None:
-            skipped += 1
-        else:
-            passed += 1
-    if not passed and not failures:
-        failures["pytest"] = "no test ran"
-    if code and not failures:
-        failures["pytest"] = f"it ended with {code}"
-    return Outcome(row=row, versions=found, passed=passed, skipped=skipped, failures=failures)
-
-
-def table(outcomes: list[Outcome]) -> str:
-    """Return a line for each row, and below it one for each failure."""
-    lines = [f"{'row':12} {'passed':>6} {'failed':>6} {'skipped':>7}  versions"]
-    for ended in outcomes:
-        found = " ".join(f"{name} {version}" for name, version in ended.versions.items())
-        lines.append(
-            f"{ended.row.name:12} {ended.passed:6} {len(ended.failures):6} {ended.skipped:7}  "
-            f"{found or 'not installed'}"
-        )
-        lines += [f"    {name}: {text}" for name, text in ended.failures.items()]
-    return "\n".join(lines)
-
-
 def main() -> int:
     """Run the rows one after the other; return 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -259,15 +187,15 @@ def main() -> int:
     )
     parser.add_argument("arguments", nargs="*", help="for pytest, after --")
     asked = parser.parse_args()
-    outcomes = []
+    failures = {}
     for row in ROWS:
         if asked.only and row.name not in asked.only:
             continue
         sys.stdout.write(f"=== {row.name}\n")
         sys.stdout.flush()
-        outcomes.append(run(row, asked.arguments, keep=asked.keep))
-    sys.stdout.write(table(outcomes) + "\n")
-    return any(ended.failures for ended in outcomes)
+        failures[row.name] = run(row, asked.arguments, keep=asked.keep)
+    sys.stdout.writelines(f"{name:12} {why or 'passed'}\n" for name, why in failures.items())
+    return any(failures.values())
 
 
 if __name__ == "__main__":

@@ -2,13 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds and checks the files that a release would publish: `make release-check`.
 
-    python tests/tooling/release.py [--dist DIRECTORY] [--builder URI] [--key FILE]
+    python tests/tooling/release.py [--dist DIRECTORY]
 
 Builds the sdist, and the wheel from the sdist, and checks their contents. Uses the wheel outside of
 the source tree, in a fresh environment that borrows the dependencies of this one, so that nothing
-large is downloaded. Lints and packages the Helm chart, and checks its content. Writes the wheel's
-bill of materials, and the provenance of all these files. With `--key`, signs the provenance. A
-failed check does not stop the other checks. The checked files stay in `dist`.
+large is downloaded. Lints and packages the Helm chart, and checks its content. A failed check does
+not stop the other checks. The checked files stay in `dist`.
 """
 
 from __future__ import annotations
@@ -27,18 +26,13 @@ import venv
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import yaml
 
-import provenance
-import sbom
 from components import FOLDERS
-from serve_warm.errors import ConfigError
-from serve_warm.trust.keys import TrustedKey, load_signing_key
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "serve-warm"
@@ -187,11 +181,7 @@ def use_problems(installed: Installed, version: str) -> Iterator[str]:
         (("python", "-c", schema), 0, "json-schema.org"),
         (("serve-warm", "--version"), 0, f"version {version}"),
         (("serve-warm", "--help"), 0, "Exit codes:"),
-        (
-            ("python", "-m", "serve_warm.cli", "status", "--state-dir", state),
-            1,
-            "found no replica",
-        ),
+        (("python", "-m", "serve_warm.cli", "status", "--state-dir", state), 1, "found no replica"),
         (("serve-warm", "inspect", installed.folder), 0, "has no artifacts"),
         ((*node, *alone), 1, "no replica is on this node"),
         ((*node, *alone, "--expect", "allow-idle"), 0, ""),
@@ -237,6 +227,11 @@ def lint_problems(helm: str, chart: Path = CHART) -> Iterator[str]:
         yield " ".join((ran.stdout + ran.stderr).split())
 
 
+def commit_problems() -> Iterator[str]:
+    """Yield the files that differ from the commit, because a release is built from a commit."""
+    yield from _run("git", "-C", ROOT, "status", "--porcelain").stdout.splitlines()
+
+
 # --- the whole check -----------------------------------------------------------------------
 
 
@@ -260,60 +255,6 @@ def package(dist: Path, helm: str) -> Path:
     return packaged
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attested:
-    """The files beside a release that describe its content and its origin."""
-
-    sbom: Path
-    statement: Path
-    files: tuple[Path, ...]
-    """Files that the statement names."""
-    source: provenance.Source
-    envelope: Path | None = None
-    key: TrustedKey | None = None
-
-    def problems(self) -> Iterator[str]:
-        """Yield the problems of the provenance: other files, or no signature of the key."""
-        statement = self.statement.read_bytes()
-        yield from provenance.problems(statement, self.files, self.source)
-        if self.envelope and self.key:
-            yield from provenance.signature_problems(
-                self.envelope.read_bytes(), statement, self.key
-            )
-
-
-def attest(
-    wheel: Path,
-    *others: Path,
-    root: Path = ROOT,
-    builder: str = provenance.UNNAMED_BUILDER,
-    started: datetime,
-    key: Path | None = None,
-) -> Attested:
-    """Write the bill of materials and the provenance beside a wheel, and return their paths.
-
-    Raises:
-        ConfigError: the key cannot be read, is no signing key, or others can read it.
-    """
-    private = load_signing_key(key) if key else None
-    source = provenance.read_source(root)
-    name = "-".join(wheel.name.split("-")[:2])
-    bill = wheel.with_name(f"{name}.cdx.json")
-    bill.write_text(sbom.write(wheel, source.committed))
-    files = (wheel, *others, bill)
-    said = provenance.write(files, source, root=ROOT, builder=builder, started=started)
-    statement = wheel.with_name(f"{name}.provenance.json")
-    statement.write_bytes(said)
-    if private is None:
-        return Attested(sbom=bill, statement=statement, files=files, source=source)
-    envelope = wheel.with_name(f"{name}.intoto.jsonl")
-    envelope.write_bytes(provenance.envelop(said, private))
-    trusted = TrustedKey(name=str(key), raw=private.public_key().public_bytes_raw())
-    return Attested(
-        sbom=bill, statement=statement, files=files, source=source, envelope=envelope, key=trusted
-    )
-
-
 def _run(*command: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
 
@@ -322,10 +263,7 @@ def main() -> int:
     """Run all checks, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="is emptied first")
-    parser.add_argument("--builder", default=provenance.UNNAMED_BUILDER, help="URI of the builder")
-    parser.add_argument("--key", type=Path, help="signing key, from serve-warm keygen")
-    arguments = parser.parse_args()
-    dist, started = arguments.dist, datetime.now(timezone.utc)
+    dist = parser.parse_args().dist
     source = (ROOT / "serve_warm" / "_package.py").read_text()
     [version] = re.findall(r'^__version__ = "(.+)"$', source, flags=re.MULTILINE)
     changelog = (ROOT / "CHANGELOG.md").read_text()
@@ -335,12 +273,6 @@ def main() -> int:
         sys.exit("helm, which packages the chart, is not installed: run .ci/install-components")
     sdist, wheel = build(dist)
     chart = package(dist, helm)
-    try:
-        attested = attest(
-            *(wheel, sdist, chart), builder=arguments.builder, started=started, key=arguments.key
-        )
-    except ConfigError as error:
-        sys.exit(str(error))
     with tempfile.TemporaryDirectory(prefix="serve_warm-release-") as folder:
         installed = install(wheel, Path(folder))
         checks: dict[str, Callable[[], Iterator[str]]] = {
@@ -353,8 +285,7 @@ def main() -> int:
             sdist.name: lambda: sdist_problems(sdist),
             wheel.name: lambda: wheel_problems(wheel, sdist, version),
             chart.name: lambda: chart_problems(chart, version),
-            attested.sbom.name: lambda: sbom.problems(attested.sbom.read_text(), wheel),
-            attested.statement.name: attested.problems,
+            "uncommitted changes": commit_problems,
             "helm lint": lambda: lint_problems(helm),
             "what a package index checks": lambda: index_problems([sdist, wheel]),
             "the installed wheel in use": lambda: use_problems(installed, version),

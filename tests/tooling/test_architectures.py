@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 
 from architectures import FEW, MORE, table
-from levels import in_a_process
-from processes import search_path
 from served_models.rows import DYNAMIC, TWO
 from served_models.table import ROWS
 
@@ -79,48 +77,3 @@ def test_the_committed_table_is_of_all_models():
     assert [row["name"] for row in committed] == list(ROWS)
     assert all(each["is_right"] for each in found)
     assert all(each["served"] or each["reason"] for each in found)
-
-
-TWO_MODELS = """
-import os
-import torch
-import transformers
-from transformers.utils import output_capturing
-
-import serve_warm
-from served_models.text import BERT, TEXT
-
-FORBID = "CHANGE" not in os.environ
-
-def make():
-    if "FIRST" in os.environ:
-        transformers.BertModel(transformers.BertConfig(**BERT))
-    torch.manual_seed(0)
-    settings = {**TEXT, "num_hidden_layers": 1}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings)).eval()
-    if "CHANGE" in os.environ:
-        output_capturing._CAN_RECORD_REGISTRY.get(model.model).clear()
-    compiled = serve_warm.compile(model, dynamic=False)
-    return lambda ids: compiled(input_ids=ids, use_cache=False).logits
-
-def calls():
-    return [(torch.arange(8).reshape(1, 8),)]
-"""
-
-
-@pytest.mark.stress
-def test_another_model_that_is_made_first_keeps_entries(tmp_path: Path):
-    """A registry grows with each class. An entry depends only on the value for its own model."""
-    (tmp_path / "app.py").write_text(TWO_MODELS)
-
-    path = {"PYTHONPATH": search_path(str(Path(__file__).parents[1]))}
-
-    built = in_a_process(tmp_path, "build", **path)
-    first = in_a_process(tmp_path, "start", FIRST="1", **path)
-    changed = in_a_process(tmp_path, "start", FIRST="1", CHANGE="1", **path)
-
-    assert not built["refused"]
-    assert (first["levels"], first["reasons"], first["compiles"]) == ([2], [""], 0)
-    assert first["outputs"] == built["outputs"]
-    assert changed["levels"] == [1]
-    assert "_CAN_RECORD_REGISTRY" in changed["reasons"][0]

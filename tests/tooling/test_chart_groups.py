@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import charts
-from charts import CHART, ENGINES, cluster_of, example, helm_4, laid_over, of_kind, pods_of
+from charts import ENGINES, cluster_of, example, helm_4, laid_over, of_kind, pods_of
 
 GROUPS = "gpu-groups"
 
@@ -254,58 +254,3 @@ def test_ray_drains_a_worker_for_as_long_as_its_replicas_may_take(found: charts.
     assert drains(found, "h100") == ["45"]
     assert drains(helm_4(own), "h100") == ["50"]
     assert drains(helm_4(example("minimal"))) == []
-
-
-# --- what Kubernetes knows -----------------------------------------------------------------
-
-
-def test_the_chart_knows_the_fields_that_the_newest_kubernetes_has() -> None:
-    """The chart would refuse a field that it lacks, but a cluster would not; and vice versa."""
-    text = (CHART / "templates" / "_fields.tpl").read_text()
-    (shapes,) = re.findall(r'define "serve-warm\.shapes" -\}\}\n(.*?)\{\{- end', text, re.DOTALL)
-    definitions = charts.kubernetes_definitions(charts.kubernetes_versions()[-1])
-
-    def opened(schema: dict[str, Any]) -> dict[str, Any]:
-        while True:
-            if "$ref" in schema:
-                schema = definitions[schema["$ref"].rpartition("/")[2]]
-            elif "items" in schema:
-                schema = schema["items"]
-            else:
-                return schema
-
-    differ: dict[str, set[str]] = {}
-
-    def compare(shape: dict[str, Any], schema: dict[str, Any], path: str) -> None:
-        fields = opened(schema)["properties"]
-        if set(shape) != set(fields):
-            differ[path] = set(shape) ^ set(fields)
-        for name, below in shape.items():
-            if isinstance(below, dict) and name in fields:
-                compare(below, fields[name], f"{path}.{name}")
-
-    core, net = "io.k8s.api.core.v1", "io.k8s.api.networking.v1"
-    pod = definitions[f"{core}.PodSpec"]["properties"]
-    ray = definitions[f"{core}.Container"]["properties"]
-    homes = {
-        "tolerations": pod["tolerations"],
-        "affinity": pod["affinity"],
-        "topologySpreadConstraints": pod["topologySpreadConstraints"],
-        "resourceClaims": pod["resourceClaims"],
-        "extraVolumes": pod["volumes"],
-        "initContainers": pod["initContainers"],
-        "sidecars": pod["containers"],
-        "env": ray["env"],
-        "envFrom": ray["envFrom"],
-        "extraVolumeMounts": ray["volumeMounts"],
-        "seccompProfile": definitions[f"{core}.SeccompProfile"],
-        "appArmorProfile": definitions[f"{core}.AppArmorProfile"],
-        "clients": definitions[f"{net}.NetworkPolicyPeer"],
-        "egress": definitions[f"{net}.NetworkPolicyEgressRule"],
-    }
-    known = yaml.safe_load(shapes)
-    for name, shape in known.items():
-        compare(shape, homes[name], name)
-
-    assert set(known) == set(homes)
-    assert differ == {}

@@ -5,16 +5,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from processes import search_path
 from soundness import fuzz, grammar, programs, shrink
 from soundness.grammar import FORMS, Change, Read
 from soundness.operations import VALUES
@@ -38,24 +34,6 @@ def read_of(place: str = "attribute", value: str = "int", get: int = 0, **parts:
     parts = {"op": "number" if "number" in ops else next(iter(ops)), **parts}
     gets = (*(0 for _ in path[1:]), get)
     return Read(root=path[0], steps=path[1:], value=value, gets=gets, **parts)
-
-
-def test_a_seed_gives_the_same_programs_each_time():
-    """A failure that a run reports can be made again from its seed."""
-    first, again, other = (programs.subject(seed, 3) for seed in (1, 1, 2))
-
-    assert first == again
-    assert first.text == again.text
-    assert first.text != other.text
-
-
-def test_modules_take_kinds_of_reads_in_turn():
-    """A run with enough modules makes each kind of read."""
-    kinds = programs.all_kinds()
-
-    assert len(kinds) == len(set(kinds)) >= 900
-    subject = programs.subject(1, 0, "deque")
-    assert {read.value for read in subject.reads.values()} == {"deque"}
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -140,47 +118,6 @@ def test_a_failure_is_made_as_small_as_possible():
     assert small.read.steps == ("property",)
     assert small.change.text == "m.a0.v['z'] = 7"
     assert small.reason == "wrong"
-
-
-@pytest.mark.long
-def test_the_script_of_a_failure_runs_alone(tmp_path: Path):
-    """The script needs no other file of the tests, and prints both answers."""
-    change = Change(kind="other", text="m.a0 = 5")
-    failure = Failure(read=read_of(), change=change, moment=READY, level=2)
-    script = tmp_path / "script.py"
-    script.write_text(shrink.script(failure, failure.alone().subject.text))
-
-    ran = subprocess.run(
-        [sys.executable, str(script)],
-        env={"PYTHONPATH": search_path(), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-    assert ran.stdout.startswith("RIGHT eager [")
-    assert "callee.a0 is int 5, but was int 1" in ran.stdout
-
-
-def test_a_run_continues_after_the_last_whole_record(tmp_path: Path):
-    """A killed run can leave half a line, whose module is run again."""
-    whole = {**fuzz.record(), "module": 0, "builds": 2, "verdicts": {"right": 3, "raises": 1}}
-    (tmp_path / "modules.jsonl").write_text(json.dumps(whole) + '\n{"module": 1, "bui')
-
-    lines, died = fuzz.read_state(tmp_path)
-    result = fuzz.totals(lines, [*died, [1, "fuzz_7_1", "build", 3]], 7)
-
-    assert (lines, died) == ([whole], [])
-    assert result == {
-        "programs": 4,
-        "builds": 2,
-        "pairs": 0,
-        "answered_by_entry": 3,
-        "level1": 0,
-        "wrong": 2,
-        "seed": 7,
-        "torch": torch.__version__,
-    }
 
 
 @pytest.mark.long

@@ -5,19 +5,15 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 import re
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-import image_pods
 import images
 from benchmarks import figures
-from charts import example, helm_4, laid_over, pods_of
 from components import require
 from serve_warm.config import WarmupConfig
 
@@ -136,19 +132,6 @@ def test_nothing_else_is_in_the_context(path):
     assert kept == expected
 
 
-@BOTH
-def test_steps_are_shell(file, tmp_path):
-    """Every RUN has valid shell syntax."""
-    for stage in stages(file).values():
-        for number, step in enumerate(stage.all("RUN")):
-            script = tmp_path / f"{stage.name}-{number}.sh"
-            script.write_text(step)
-
-            read = subprocess.run(["sh", "-n", script], capture_output=True, check=False)
-
-            assert (read.returncode, read.stderr) == (0, b"")
-
-
 @pytest.mark.parametrize("target", ["app", "level3", "bare", "compiler"])
 def test_no_image_runs_as_root(target):
     """The user is a number other than 0: kubelet cannot tell whether a name is root."""
@@ -178,10 +161,7 @@ def test_both_targets_have_the_same_application():
 
 
 def test_the_environment_is_where_it_was_made():
-    """Paths of Python and torch are factors, so no stage moves them, and all use the same base.
-
-    The base has a digest, because a tag can name another image later.
-    """
+    """Paths of Python and torch are factors, so no stage moves them, and all use the same base."""
     among = stages(CODE)
     copied = [rest for rest in among["bare"].all("COPY") if rest.startswith("--from=environment")]
 
@@ -215,13 +195,6 @@ def test_the_baked_image_adds_the_artifact_alone():
     assert among["baked"].all("COPY") == ["artifacts /srv/serve_warm/artifacts"]
 
 
-def test_commands_are_lists_of_what_is_installed():
-    """Without a shell, a command gets its signals. Each command exists."""
-    commands = [json.loads(c) for stage in stages(CODE).values() for c in stage.all("CMD")]
-
-    assert commands == [["serve-warm", "--help"]]
-
-
 def test_the_document_names_what_there_is():
     """Targets, build arguments and paths of docs/guides/images.md are those of the files."""
     text = CODE.read_text() + ARTIFACT.read_text()
@@ -242,85 +215,6 @@ def test_the_document_names_what_there_is():
 
 
 # --- make images ---------------------------------------------------------------------------
-
-
-def test_the_lane_runs_containers_as_the_chart_does():
-    """User, mounts, environment, capabilities and root are those of a worker without a volume."""
-    baked = {"artifact": {"store": images.STORE}, "trust": {"pinned": [f"sha256:{'0' * 64}"]}}
-    pod = pods_of(helm_4(laid_over(example("minimal"), baked)))["workers"]["spec"]
-    [worker] = pod["containers"]
-    server = next(each for each in pod["initContainers"] if each["name"] == "serve-warm-node")
-    image = {"Env": ["PATH=/bin", "HOME=/home/serve"], "WorkingDir": "/srv/app"}
-
-    ours = image_pods.oci(Path("/image"), image, ["true"], [], network="")
-
-    context = pod["securityContext"]
-    assert (context["runAsUser"], context["runAsGroup"]) == (images.USER, images.GROUP)
-    assert context["fsGroup"] == images.GROUP
-    user = {"uid": images.USER, "gid": images.GROUP, "additionalGids": [images.GROUP]}
-    assert ours["process"]["user"] == user
-    assert ours["process"]["noNewPrivileges"] is True
-    for container in (worker, server):
-        limits = container["securityContext"]
-        assert limits["readOnlyRootFilesystem"] is ours["root"]["readonly"] is True
-        assert limits["allowPrivilegeEscalation"] is False
-        assert (limits["capabilities"], ours["process"]["capabilities"]) == ({"drop": ["ALL"]}, {})
-    mounts = {each["mountPath"] for each in worker["volumeMounts"]}
-    assert mounts == {*image_pods.PRIVATE, image_pods.SHARED, "/etc/serve_warm"}
-    assert [each["mountPath"] for each in server["volumeMounts"]] == [image_pods.SHARED]
-    set_there = {each["name"]: each["value"] for each in worker["env"] if "value" in each}
-    assert image_pods.ENVIRONMENT.items() <= set_there.items()
-    assert "HOME=/tmp/home" in ours["process"]["env"]
-
-
-def test_the_lane_starts_the_node_server_as_the_chart_does():
-    """It has all options of the chart's node server, except the node's address and the drain."""
-    pod = pods_of(helm_4(example("image-volume")))["workers"]["spec"]
-    server = next(each for each in pod["initContainers"] if each["name"] == "serve-warm-node")
-    options = {each for each in server["command"] if each.startswith("--")}
-
-    ours = {each for each in images.NODE_SERVER if each.startswith("--")}
-
-    assert ours <= options
-    assert {each.partition("=")[0] for each in options - ours} == {"--host-ip", "--drain-s"}
-
-
-def test_commands_of_the_runbooks_are_found():
-    """Each command that runs in a pod is taken once, with its container and the baked store."""
-    text = """
-$ serve-warm status                      # which replicas
-$ serve-warm status
-$ kubectl exec HEAD -c ray-head -- serve status   # DEPLOYING
-$ kubectl exec POD -c serve-warm-node -- sh -c 'id -u; ls /run'
-$ kubectl logs POD -c serve-warm-node
-$ serve-warm diff s3://bucket/scorer
-"""
-
-    found = images.commands(text)
-
-    assert found == [
-        ("ray-worker", ["serve-warm", "status"]),
-        ("ray-worker", ["serve", "status"]),
-        ("serve-warm-node", ["sh", "-c", "id -u; ls /run"]),
-        ("ray-worker", ["serve-warm", "diff", images.STORE]),
-    ]
-
-
-def test_the_lane_names_what_is_missing(tmp_path):
-    """Without buildah, runc and debootstrap, it ends with one sentence and changes nothing."""
-    ran = subprocess.run(
-        [sys.executable, ROOT / "tests" / "tooling" / "images.py"],
-        env={"PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert ran.returncode == 1
-    assert ran.stderr == (
-        "make images needs buildah runc debootstrap: install them "
-        "(Debian: apt-get install buildah runc debootstrap)\n"
-    )
 
 
 def test_the_recorded_lane_shows_what_is_claimed():

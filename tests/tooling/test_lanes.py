@@ -4,21 +4,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
-import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
 import conftest
 import lanes
 import s3_servers
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROOT = lanes.TESTS.parent
 
@@ -63,7 +55,7 @@ def test_each_test_is_in_one_lane(suite: list[lanes.Collected], pytestconfig: py
 
     assert by_target.keys() == {*targets, "unit"}
     assert wrong == {}
-    assert len(suite) > 7000
+    assert len(suite) > 6500
 
 
 def test_unit_tests_are_tests_of_make_test(
@@ -88,6 +80,8 @@ def test_no_unit_test_has_a_cluster_or_a_server(suite: list[lanes.Collected]):
         e.name for e in suite if lanes.CLUSTER_FIXTURE in e.fixtures and "ray" not in e.marks
     ] == []
     assert all((lanes.TESTS / folder).is_dir() for folder in lanes.OTHER_FOLDERS)
+    files = (lanes.TESTS / "integration" / f"{name}.py" for name in conftest.APPLICATIONS)
+    assert all(file.is_file() for file in files)
 
 
 def test_ci_runs_the_lanes(suite: list[lanes.Collected], pytestconfig: pytest.Config):
@@ -102,85 +96,3 @@ def test_ci_runs_the_lanes(suite: list[lanes.Collected], pytestconfig: pytest.Co
     for each in suite:
         in_a_lane = any(selects(by_target[name], each.marks) for name in ("test", "test-long"))
         assert selects(found[1], each.marks) is in_a_lane, each.name
-
-
-@pytest.mark.parametrize(
-    ("folder", "marks", "fixtures", "unit"),
-    [
-        ("trust", (), (), True),
-        ("", ("parametrize",), ("tmp_path",), True),
-        ("trust", ("slow",), (), False),
-        ("stores", (), ("ceph",), False),
-        ("builder", (), ("cluster",), False),
-        ("tooling", (), (), False),
-    ],
-)
-def test_what_needs_more_is_no_unit_test(
-    folder: str, marks: tuple[str, ...], fixtures: tuple[str, ...], unit: bool
-):
-    """Markers, fixtures and folders decide."""
-    assert lanes.is_unit(folder, frozenset(marks), frozenset(fixtures)) is unit
-
-
-PROGRAM = """
-import subprocess, pytest
-
-def run_compiler(folder):
-    (folder / "x.cc").write_text("int x;")
-    subprocess.run(["g++", "-c", "x.cc"], cwd=folder, check=False)
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    run_compiler(tmp_path_factory.mktemp("built"))
-
-def test_uses_what_the_module_built(built):
-    pass
-
-def test_compiles(tmp_path):
-    run_compiler(tmp_path)
-
-def test_asks_for_the_version():
-    subprocess.run(["g++", "--version"], check=True)
-
-@pytest.mark.slow
-def test_may_compile(tmp_path):
-    run_compiler(tmp_path)
-"""
-
-
-PYTEST = [sys.executable, "-m", "pytest", "-p", "lanes", "-p", "no:cacheprovider", "-rA"]
-
-
-@pytest.mark.skipif(not shutil.which("g++"), reason="there is no g++")
-@pytest.mark.parametrize(
-    ("arguments", "failing", "passing"),
-    [
-        ((), {"compiles"}, {"may_compile", "uses_what_the_module_built"}),
-        (("-m", "unit"), {"compiles", "uses_what_the_module_built"}, set()),
-    ],
-    ids=["all", "unit"],
-)
-def test_a_unit_test_that_runs_a_compiler_fails(
-    tmp_path: Path, arguments: tuple[str, ...], failing: set[str], passing: set[str]
-):
-    """The test fails even if it ignores the compiler's result. `make unit` watches modules too."""
-    (tmp_path / "test_program.py").write_text(PROGRAM)
-
-    ended = subprocess.run(
-        [*PYTEST, *arguments],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(lanes.TESTS / "support")},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
-
-    outcomes = re.findall(
-        r"^(PASSED|ERROR) test_program.py::test_(\w+)", ended.stdout, re.MULTILINE
-    )
-    passed = {"asks_for_the_version", *failing, *passing}
-    assert sorted(outcomes) == sorted(
-        [*(("ERROR", name) for name in failing), *(("PASSED", name) for name in passed)]
-    )
-    assert "mark it `slow`" in ended.stdout

@@ -126,33 +126,3 @@ def test_every_document_that_code_or_chart_names_is_there() -> None:
 
     assert len(named) > 20
     assert sorted(each for each in named if dead(ROOT / "here.md", f"[a]({each[1]})")) == []
-
-
-def test_a_dead_link_is_found() -> None:
-    """Missing files, headings and pictures are found, also in tables."""
-    text = (
-        "# Here\n\n[a](missing.md) [b](#here) [c](#not-here) [d](README.md#not-there)\n"
-        "[e][label] ![f](missing.png) `[g](code.md)` <https://example.org/>\n\n"
-        "| table |\n|---|\n| [h](missing/) |\n\n[label]: missing-too.md\n"
-    )
-
-    found = dead(ROOT / "CONTRIBUTING.md", text.replace("#here", "#set-up"))
-
-    assert found == [
-        *("missing.md", "#not-here", "README.md#not-there"),
-        *("missing-too.md", "missing.png", "missing/"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("heading", "anchor"),
-    [
-        ("Where did a start's seconds go?", "where-did-a-starts-seconds-go"),
-        ("`on_missing`", "on_missing"),
-        ('"Build again", `__init__`', "build-again-__init__"),
-        ("A *b* [c](d.md)", "a-b-c"),
-    ],
-)
-def test_anchors_are_those_of_github(heading: str, anchor: str) -> None:
-    """Lower case, hyphens for spaces, no punctuation. The second of two headings has a number."""
-    assert anchors(f"## {heading}\n\n## {heading}\n") == {anchor, f"{anchor}-1"}

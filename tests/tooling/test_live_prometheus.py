@@ -13,22 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from boards import BOARD, drawn, queries, substituted
+from boards import queries, substituted
 from conftest import wait_until
 from prometheus_server import Prometheus, prometheus
-from serve_warm import node
 from serve_warm._seats import SeatUse
-from serve_warm.node import StateFile, boot_s
+from serve_warm._state_file import StateFile
+from serve_warm.node import boot_s
 from serve_warm.replica.in_serve import facts_of
 from serve_warm.report import (
     ArtifactUse,
-    Counts,
-    Coverage,
-    DeviceMemory,
-    EntryUse,
     Report,
     Stage,
-    StageTime,
     Verdict,
 )
 
@@ -83,7 +78,7 @@ class Scraped:
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     directory = tmp_path_factory.mktemp("live")
     state = directory / "state"
-    command = [sys.executable, "-I", "-S", node.__file__, "serve", "--state-dir", str(state)]
+    command = [sys.executable, "-m", "serve_warm.node_server", "--state-dir", str(state)]
     command += ["--host", "127.0.0.1", "--port", "0", "--raylet", "none", "--proxy", "none"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     port = re.search(r"answers on port (\d+)", server.stderr.readline())[1]
@@ -111,29 +106,20 @@ def test_prometheus_reads_openmetrics(scraped: Scraped) -> None:
 
 @pytest.mark.long
 def test_a_live_fleet_is_seen_as_it_is(scraped: Scraped) -> None:
-    """Panels, records and alerts are right during three starts and two ends of replicas."""
+    """Records and alerts are right during three starts and the end of one."""
     used = ArtifactUse(
         store="s3://bucket/shop",
         source="s3",
         statement="statements/Ranker/147378e2d3f56607.dsse.json",
         created="2026-11-20T10:00:00.000000Z",
     )
-    on_gpu = DeviceMemory(
-        device="cuda:0", reserved_bytes=3_000_000, reserved_peak_bytes=4_000_000, pools={"0.1": 7}
-    )
     scraped.write(
         "warm",
         stage=Stage.READY,
-        memory=(on_gpu,),
         verdict=Verdict.FULL_HIT,
         elapsed_s=12.5,
         ready_unix=time.time(),
         artifact=used,
-        covered=Coverage(expected=6, proven=6),
-        stages=(StageTime(stage=Stage.REPLAYING, seconds=4.0, hidden_s=1.5),),
-        warmup=Counts(fx_hits=6),
-        entries=(EntryUse(callable="app.Net", call="(t0)", level=2, calls=1),),
-        seat=SeatUse(count=1, hit=True, waiting=1),
     )
     refused = ArtifactUse(store="s3://bucket/shop", source="s3", refused="untrusted")
     scraped.write(
@@ -154,10 +140,6 @@ def test_a_live_fleet_is_seen_as_it_is(scraped: Scraped) -> None:
     told = wait_until("alerts fire", lambda: len(scraped.ask(firing)) == 4 and scraped.ask(firing))
     # The records come from the same scrapes as these alerts.
     now = {name: scraped.ask(name) for name in re.findall(r"record: (\S+)", RULES.read_text())}
-    shown = {panel["title"]: None for panel in drawn(BOARD)}
-    for title in shown:
-        shown[title] = [scraped.ask(substituted(query)) for query in queries(title)]
-
     assert told == {
         "ServeWarmArtifactRefused/firing/untrusted/servewarmartifactrefused/warning": 1.0,
         "ServeWarmColdStart/firing/servewarmcoldstart/warning": 1.0,
@@ -169,60 +151,8 @@ def test_a_live_fleet_is_seen_as_it_is(scraped: Scraped) -> None:
     assert now["replica:serve_warm_start:recent"].keys() == {"warm", "starts", "fails"}
     assert now["deployment:serve_warm_replicas_ready:count"] == {"": 1.0}
     assert now["deployment:serve_warm_replicas_starting:count"] == {"": 1.0}
-    for window in ("30m", "6h", "3d", "28d"):
-        assert now[f"deployment:serve_warm_starts:count{window}"] == {"": 2.0}
-        assert now[f"deployment:serve_warm_starts_missed:ratio{window}"] == {"": 0.5}
-    assert shown["Ready replicas"] == [{"": 1.0}]
-    assert shown["Starting replicas"] == [{"": 1.0}]
-    assert shown["Cold share"] == [pytest.approx({"": 2 / 3})]
-    assert shown["Objective met, 28 days"] == [{"": 0.5}]
-    assert shown["Time to ready of each replica, and the objective"][0] == {"warm": 12.5}
-    assert shown["Stage breakdown"] == [{"replaying": 4.0}]
-    assert shown["Refused artifacts by reason"] == [{"untrusted": 1.0}]
-    assert shown["Artifacts in use"] == [{"2026-11-20/s3/147378e2d3f5": 1.0}]
-    assert shown["Versions"] == [{"2.60.0/2.13.0/0.5.0": 2.0}]
-    few: dict[str, Any] = {
-        "Kinds of calls by level": [{"2/warm": 1.0}],
-        "Memory of CUDA graphs": [{"cuda:0/warm": 7.0}],
-        "Seats: workers with finished imports": [{"": 1.0}, {"": 1.0}],
-        "Starts that could not use a seat, by reason": [{"failed": 1.0}],
-    }
-    assert {title: shown[title] for title in few} == few
-    assert shown["Stages of each replica"] == [{"warm": 8.0, "starts": 5.0}]
-    # The node was warm before the second replica began, so that replica does not count yet.
-    assert shown["Ready nodes (node server only)"] == [{"": 1.0}, {"": 1.0}, {"": 1.0}]
-    assert shown["Duration of starts, median and 95th percentile (node server only)"][0] == {
-        "failed": 3.75,
-        "full_hit": 15.0,
-    }
-    assert 1600 / 1800 <= shown["Elapsed start time, as a share of deadline_s"][0]["starts"] <= 1
-    # Only the panel of Ray's own metrics is empty, because there is no Ray.
-    assert {title for title, found in shown.items() if not any(found)} == {
-        "Ray's own start-up histograms, 95th percentile",
-    }
-
-    # Of the other two replicas, one becomes ready late, and one ends.
-    scraped.write(
-        "starts",
-        stage=Stage.READY,
-        verdict=Verdict.REFUSED,
-        artifact=refused,
-        seat=UNUSABLE,
-        elapsed_s=1601.0,
-        ready_unix=time.time(),
-    )
-    scraped.end("warm")
-    wait_until("the late one is counted", lambda: scraped.ask(ended).get("starts") == 0.0)
-    wait_until(
-        "the end is seen",
-        lambda: scraped.ask("replica:serve_warm_stage:now") == {"starts/ready": 1.0},
-    )
-    assert scraped.ask(ended) == {"warm": 1.0, "starts": 0.0, "fails": 0.0}
-    assert scraped.ask('serve_warm_starts_total{outcome=~"full_hit|refused|failed"}') == {
-        "full_hit": 1.0,
-        "refused": 1.0,
-        "failed": 1.0,
-    }
+    (ready,) = queries("Ready replicas")
+    assert scraped.ask(substituted(ready)) == {"": 1.0}
 
     # The server itself: its alert is pending at once, and would fire five minutes later.
     scraped.server.kill()

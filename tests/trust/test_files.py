@@ -20,11 +20,11 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from artifacts import new_key
-from believing import PAYLOAD, STORE, public_pem, refusal, write_trust
+from believing import PAYLOAD, STORE, public_pem, refusal, trust_in, write_trust
 from serve_warm.errors import ConfigError
 from serve_warm.trust import files as trustfiles
 from serve_warm.trust.envelope import sign
-from serve_warm.trust.files import load_trust, trust_lines
+from serve_warm.trust.files import trust_lines
 from serve_warm.trust.keys import TrustedKey, key_id
 from serve_warm.trust.policy import Trust, signed_by, unsigned_ok
 
@@ -43,7 +43,7 @@ def test_keys_of_all_files_are_merged(tmp_path: Path):
         + trust_lines(OTHER.public_key(), name="me"),
     )
 
-    loaded = load_trust([system, user, tmp_path / "absent" / "trust.toml"])
+    loaded = trust_in(system, user, tmp_path / "absent" / "trust.toml")
 
     assert [key.name for key in loaded.keys] == ["ci", "me"]
     assert [key.id for key in loaded.keys] == [key_id(k.public_key()) for k in (KEY, OTHER)]
@@ -63,7 +63,7 @@ def test_a_trust_file_says_all_that_code_can(tmp_path: Path):
         f'[[unsigned_ok]]\nstore = "{STORE}"\nreason = "my own experiments"\n',
     )
 
-    loaded = [load_trust([system]), load_trust([user]), load_trust([system, user])]
+    loaded = [trust_in(system), trust_in(user), trust_in(system, user)]
 
     ci = TrustedKey.from_pem(PEM, name="ci")
     machine = signed_by(ci, max_age_s=90 * 86400, denied=[f"sha256:{'0a' * 32}"])
@@ -75,15 +75,13 @@ def test_a_trust_file_says_all_that_code_can(tmp_path: Path):
 
 def test_a_trust_file_gives_keys_a_scope_and_says_what_is_required(tmp_path: Path):
     """Scopes are set for each key; `require` and `rollback` apply to everything in the file."""
-    loaded = load_trust(
-        [
-            write_trust(
-                tmp_path,
-                'rollback = "refuse"\nrequire = {builder = "https://ci/*", source = "*"}\n'
-                + trust_lines(KEY.public_key(), name="ci")
-                + 'deployments = ["Embedder", "text/*"]\nstores = ["s3://prod/*"]\n',
-            )
-        ]
+    loaded = trust_in(
+        write_trust(
+            tmp_path,
+            'rollback = "refuse"\nrequire = {builder = "https://ci/*", source = "*"}\n'
+            + trust_lines(KEY.public_key(), name="ci")
+            + 'deployments = ["Embedder", "text/*"]\nstores = ["s3://prod/*"]\n',
+        )
     )
 
     [key] = loaded.keys
@@ -108,7 +106,7 @@ def test_the_example_of_the_module_is_a_trust_file(tmp_path: Path):
         example = example.replace(old, new)
     write_trust(tmp_path, public_pem(OTHER), "release.pem")
 
-    loaded = load_trust([write_trust(tmp_path, textwrap.dedent(example))])
+    loaded = trust_in(write_trust(tmp_path, textwrap.dedent(example)))
 
     assert [key.name for key in loaded.keys] == ["ci", "release"]
     assert (loaded.pinned, loaded.denied) == ({"9f" * 32}, {"41" * 32})
@@ -118,7 +116,7 @@ def test_the_example_of_the_module_is_a_trust_file(tmp_path: Path):
 
 def test_no_file_trusts_nobody(tmp_path: Path):
     """Trust must be configured; nothing is trusted by default."""
-    assert load_trust([tmp_path / "trust.toml"]) == Trust()
+    assert trust_in(tmp_path / "trust.toml") == Trust()
 
 
 def test_a_key_can_stand_in_a_file_of_its_own(tmp_path: Path):
@@ -126,7 +124,7 @@ def test_a_key_can_stand_in_a_file_of_its_own(tmp_path: Path):
     path = write_trust(tmp_path, '[[keys]]\nname = "release"\nfile = "release.pem"\n')
     write_trust(tmp_path, public_pem(KEY), "release.pem")
 
-    loaded = load_trust([path])
+    loaded = trust_in(path)
 
     assert loaded.keys == (TrustedKey(name="release", raw=KEY.public_key().public_bytes_raw()),)
 
@@ -142,7 +140,7 @@ def test_nothing_configured_refuses_and_says_which_lines_to_add(tmp_path: Path):
     filled = trust_lines(KEY.public_key(), name="builder").splitlines()
     assert lines[:2] == filled[:2]
     assert lines[2].split("...")[0] == filled[2][: len(lines[2].split("...")[0])]
-    assert load_trust([write_trust(tmp_path, "\n".join(filled))]).keys[0].name == "builder"
+    assert trust_in(write_trust(tmp_path, "\n".join(filled))).keys[0].name == "builder"
 
 
 def test_the_home_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -215,14 +213,11 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_trust_file_is_an_error(tmp_path: Path, name: str):
-    """A mistake in a trust file is an error that names the file.
-
-    Such a file never counts as empty.
-    """
+    """A mistake in a trust file is an error that names the file."""
     path = write_trust(tmp_path, BROKEN[name])
 
     with pytest.raises(ConfigError) as caught:
-        load_trust([path])
+        trust_in(path)
 
     assert str(tmp_path) in str(caught.value) or "'x'" in str(caught.value)
 
@@ -236,12 +231,12 @@ def test_what_others_can_write_is_not_trusted(tmp_path: Path, what: str, mode: i
     """File, folder and key file must be safe from other users; the error names the fix."""
     path = write_trust(tmp_path / "etc", '[[keys]]\nname = "x"\nfile = "x.pem"\n')
     pem = write_trust(tmp_path / "etc", public_pem(KEY), "x.pem")
-    assert load_trust([path]).keys
+    assert trust_in(path).keys
     target = {"file": path, "directory": path.parent, "pem": pem}[what]
     target.chmod(mode | 0o111 if what == "directory" else mode)
 
     with pytest.raises(ConfigError, match="written by group or others") as caught:
-        load_trust([path])
+        trust_in(path)
 
     assert caught.value.hint == f"chmod go-w {target}"
 
@@ -252,11 +247,11 @@ def test_a_link_out_of_an_unsafe_folder_is_not_trusted(tmp_path: Path):
     (tmp_path / "etc").mkdir()
     link = tmp_path / "etc" / "trust.toml"
     link.symlink_to(real)
-    assert load_trust([link]).keys
+    assert trust_in(link).keys
     real.parent.chmod(0o777)
 
     with pytest.raises(ConfigError, match="shared can be written"):
-        load_trust([link])
+        trust_in(link)
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o703])
@@ -266,11 +261,11 @@ def test_what_others_can_exchange_is_not_trusted(tmp_path: Path, above: str, mod
     path = tmp_path / "home" / ".config" / "serve_warm" / "trust.toml"
     path.parent.mkdir(parents=True, mode=0o700)
     write_trust(path.parent, trust_lines(KEY.public_key(), name="x"))
-    assert load_trust([path]).keys
+    assert trust_in(path).keys
     (tmp_path / above).chmod(mode)
 
     with pytest.raises(ConfigError, match="can be written by group or others") as caught:
-        load_trust([path])
+        trust_in(path)
 
     assert caught.value.hint == f"chmod go-w {tmp_path / above}"
 
@@ -283,11 +278,11 @@ def test_a_folder_that_is_a_link_in_an_unsafe_place_is_not_trusted(tmp_path: Pat
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "serve_warm").symlink_to(tmp_path / "middle" / "link")
     path = tmp_path / "config" / "serve_warm" / "trust.toml"
-    assert load_trust([path]).keys
+    assert trust_in(path).keys
     (tmp_path / "middle").chmod(0o1777)
 
     with pytest.raises(ConfigError, match="middle can be written"):
-        load_trust([path])
+        trust_in(path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
@@ -299,7 +294,7 @@ def test_what_belongs_to_somebody_else_is_not_trusted(tmp_path: Path, what: str)
     os.chown(target, 12345, -1)
 
     with pytest.raises(ConfigError, match="belongs to user id 12345") as caught:
-        load_trust([path])
+        trust_in(path)
 
     assert caught.value.hint == f"chown root {target}"
 
@@ -309,7 +304,7 @@ def test_a_pipe_does_not_hang_the_start(tmp_path: Path):
     os.mkfifo(tmp_path / "trust.toml", 0o600)
 
     with pytest.raises(ConfigError, match="not a regular file"):
-        load_trust([tmp_path / "trust.toml"])
+        trust_in(tmp_path / "trust.toml")
 
 
 MOUNTED = """
@@ -320,8 +315,9 @@ chmod 777 "$1"
 [ "$3" = rw ] || mount -o remount,ro "$1"
 exec "$4" -c "
 import sys, pathlib
-from serve_warm.trust.files import load_trust
-print(len(load_trust([pathlib.Path(sys.argv[1]) / 'trust.toml']).keys))" "$1"
+from serve_warm.trust import files
+files.default_trust_files = lambda: [pathlib.Path(sys.argv[1]) / 'trust.toml']
+print(len(files.load_trust().keys))" "$1"
 """
 
 

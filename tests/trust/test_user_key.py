@@ -15,13 +15,12 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from artifacts import new_key
-from believing import PAYLOAD, mode_of, write_trust
+from believing import PAYLOAD, key_in, mode_of, trust_in, write_trust
 from serve_warm import _private_folders
 from serve_warm.errors import ConfigError
 from serve_warm.trust.envelope import sign
-from serve_warm.trust.files import load_trust, trust_lines
+from serve_warm.trust.files import trust_lines
 from serve_warm.trust.keys import key_id, load_signing_key
-from serve_warm.trust.user_key import user_key
 from serve_warm.trust.verify import verify
 
 OTHER = new_key()
@@ -30,24 +29,26 @@ OTHER = new_key()
 def test_the_user_key_is_made_once_and_trusted(tmp_path: Path):
     """Users can load what they sign, from the first call on; a second call changes nothing."""
     directory = tmp_path / "config" / "serve_warm"
-    first = user_key(directory)
+    first = key_in(directory)
     before = (directory / "trust.toml").read_bytes()
 
-    second = user_key(directory)
+    second = key_in(directory)
 
     assert first.private_bytes_raw() == second.private_bytes_raw()
     assert (directory / "trust.toml").read_bytes() == before
-    assert verify(sign(PAYLOAD, second), load_trust([directory / "trust.toml"])).payload == PAYLOAD
+    assert verify(sign(PAYLOAD, second), trust_in(directory / "trust.toml")).payload == PAYLOAD
 
 
 def test_the_user_key_is_private(tmp_path: Path):
     """Other users cannot read the key or change what is trusted, regardless of the umask."""
     old = os.umask(0)
     try:
-        user_key(tmp_path / "serve_warm")
+        key = key_in(tmp_path / "serve_warm")
     finally:
         os.umask(old)
 
+    pem = (tmp_path / "serve_warm" / "signing_key.pem").read_bytes()
+    assert pem == key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     assert mode_of(tmp_path / "serve_warm") == 0o700
     assert {path.name: mode_of(path) for path in (tmp_path / "serve_warm").iterdir()} == {
         "signing_key.pem": 0o600,
@@ -55,24 +56,15 @@ def test_the_user_key_is_private(tmp_path: Path):
     }
 
 
-def test_the_key_file_is_what_openssl_writes(tmp_path: Path):
-    """The private key is PKCS#8 PEM, so that it can be copied to a CI secret unchanged."""
-    key = user_key(tmp_path / "serve_warm")
-
-    pem = (tmp_path / "serve_warm" / "signing_key.pem").read_bytes()
-
-    assert pem == key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-
-
 def test_a_trust_file_that_is_there_is_kept(tmp_path: Path):
     """The user's own keys and comments stay; the new key is added at the end."""
     text = "# ours\npinned = []\n" + trust_lines(OTHER.public_key(), name="ci").rstrip()
     path = write_trust(tmp_path / "serve_warm", text)
 
-    key = user_key(tmp_path / "serve_warm")
+    key = key_in(tmp_path / "serve_warm")
 
     assert path.read_text().startswith(text)
-    assert [trusted.id for trusted in load_trust([path]).keys] == [
+    assert [trusted.id for trusted in trust_in(path).keys] == [
         key_id(OTHER.public_key()),
         key_id(key.public_key()),
     ]
@@ -83,31 +75,21 @@ def test_a_trust_file_that_cannot_be_extended_is_kept(tmp_path: Path):
     path = write_trust(tmp_path / "serve_warm", "keys = []\n")
 
     with pytest.raises(ConfigError, match="cannot add a key to ") as caught:
-        user_key(tmp_path / "serve_warm")
+        key_in(tmp_path / "serve_warm")
 
     assert path.read_text() == "keys = []\n"
     assert "BEGIN PUBLIC KEY" in caught.value.hint
 
 
-def test_no_key_is_made_where_others_can_write(tmp_path: Path):
-    """Other users with write access to the folder could swap the key."""
-    (tmp_path / "serve_warm").mkdir()
-    (tmp_path / "serve_warm").chmod(0o777)
-
-    with pytest.raises(ConfigError, match="can be written"):
-        user_key(tmp_path / "serve_warm")
-
-    assert list((tmp_path / "serve_warm").iterdir()) == []
-
-
-def test_no_key_is_made_where_others_can_exchange_the_folder(tmp_path: Path):
-    """The same applies to parent folders that other users can write to."""
+@pytest.mark.parametrize("unsafe", ["config/serve_warm", "config"])
+def test_no_key_is_made_where_others_can_write(tmp_path: Path, unsafe: str):
+    """Other users with write access to the folder, or to one above it, could swap the key."""
     directory = tmp_path / "config" / "serve_warm"
     directory.mkdir(parents=True, mode=0o700)
-    directory.parent.chmod(0o777)
+    (tmp_path / unsafe).chmod(0o777)
 
-    with pytest.raises(ConfigError, match="config can be written"):
-        user_key(directory)
+    with pytest.raises(ConfigError, match=f"{Path(unsafe).name} can be written"):
+        key_in(directory)
 
     assert list(directory.iterdir()) == []
 
@@ -119,10 +101,10 @@ def test_keys_are_made_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "link", none)
-    key = user_key(tmp_path / "serve_warm")
+    key = key_in(tmp_path / "serve_warm")
     path = tmp_path / "serve_warm" / "signing_key.pem"
 
-    assert user_key(tmp_path / "serve_warm").private_bytes_raw() == key.private_bytes_raw()
+    assert key_in(tmp_path / "serve_warm").private_bytes_raw() == key.private_bytes_raw()
     assert mode_of(path) == 0o600
     assert len(list(path.parent.iterdir())) == 2
     before = path.read_bytes()
@@ -140,10 +122,10 @@ def test_half_a_key_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as broken:
         broken.setattr(os, "fsync", full)
         with pytest.raises(ConfigError, match="No space left"):
-            user_key(tmp_path / "serve_warm")
+            key_in(tmp_path / "serve_warm")
 
     assert list((tmp_path / "serve_warm").iterdir()) == []
-    assert user_key(tmp_path / "serve_warm")
+    assert key_in(tmp_path / "serve_warm")
 
 
 def test_a_place_that_cannot_be_written_is_a_config_error(tmp_path: Path):
@@ -151,18 +133,20 @@ def test_a_place_that_cannot_be_written_is_a_config_error(tmp_path: Path):
     (tmp_path / "file").touch()
 
     with pytest.raises(ConfigError, match="cannot be written"):
-        user_key(tmp_path / "file" / "serve_warm")
+        key_in(tmp_path / "file" / "serve_warm")
 
 
 RACER = """
 import pathlib, sys, time
 from serve_warm.trust.keys import key_id
+from serve_warm.trust import files
 from serve_warm.trust.user_key import user_key
 directory, go = map(pathlib.Path, sys.argv[1:])
+files.user_directory = lambda: directory
 print("ready", flush=True)
 while not go.exists():
     time.sleep(0.001)
-print(key_id(user_key(directory).public_key()))
+print(key_id(user_key().public_key()))
 """
 
 
@@ -186,14 +170,14 @@ def test_racing_first_uses_agree_on_one_key(tmp_path: Path):
     ids = {racer.communicate(timeout=400)[0].strip() for racer in racers}
 
     assert len(ids) == 1
-    assert {key.id for key in load_trust([directory / "trust.toml"]).keys} == ids
+    assert {key.id for key in trust_in(directory / "trust.toml").keys} == ids
     assert len(list(directory.iterdir())) == 2
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o602])
 def test_a_signing_key_that_others_can_read_is_not_used(tmp_path: Path, mode: int):
     """A key that others may have copied is not used to sign; the error names the fix."""
-    user_key(tmp_path / "serve_warm")
+    key_in(tmp_path / "serve_warm")
     path = tmp_path / "serve_warm" / "signing_key.pem"
     path.chmod(mode)
 

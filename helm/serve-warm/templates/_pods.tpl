@@ -151,7 +151,7 @@ serve_warm-{{ .Values.podSecurityContext.runAsUser | default "pod" }}
 {{- .Values.nodeServer.file | default "/run/serve_warm/node.pyc" -}}
 {{- end -}}
 
-{{- /* The options of `probe` and `serve` of node.py, as a YAML list. */ -}}
+{{- /* The options of node.py and of the node server, as a YAML list. */ -}}
 {{- define "serve-warm.nodeOptions" -}}
 {{- $readiness := .root.Values.readiness -}}
 {{- $agent := index (.group.rayStartParams | default dict) "dashboard-agent-listen-port" | default "52365" -}}
@@ -177,10 +177,8 @@ serve_warm-{{ .Values.podSecurityContext.runAsUser | default "pod" }}
   restartPolicy: Always
   command:
     - {{ $values.nodeServer.python }}
-    - -I
-    - -S
-    - {{ include "serve-warm.nodeFile" .root }}
-    - serve
+    - -m
+    - serve_warm.node_server
     - --port={{ $values.nodeServer.port }}
     - --drain-s={{ $values.nodeServer.drainSeconds }}
     # The kubelet connects from this address, so some connections are reserved for it.
@@ -290,7 +288,6 @@ startupProbe:
 {{- end }}
 {{- if .replicas }}
 - {name: SERVE_WARM_STATE_DIR, value: /run/serve_warm/state}
-- {name: SERVE_WARM_NODE_CACHE_DIR, value: /var/cache/serve_warm/blobs}
 {{- include "serve-warm.storeEnv" (dict "root" .root "token" .token) }}
 {{- end }}
 {{- with $values.env }}
@@ -346,7 +343,7 @@ startupProbe:
 {{- $group := .group -}}
 {{- $worker := eq .component "ray-worker" -}}
 {{- $server := and $worker $values.nodeServer.enabled -}}
-{{- $probed := and $worker (or $values.nodeServer.enabled (eq $values.readiness.mode "exec")) -}}
+{{- $probed := and $worker (eq $values.readiness.mode "exec") -}}
 {{- $context := dict "root" $root "group" $group "replicas" .replicas "probed" $probed "publishes" false "trust" (include "serve-warm.trustConfigMap" $root) "token" $values.artifact.tokenSecret "env" $group.env -}}
 metadata:
   labels:

@@ -90,10 +90,6 @@
 {{- define "serve-warm.check.seats" -}}
 {{- $problems := list -}}
 {{- $root := . -}}
-{{- $each := include "serve-warm.quantity" .Values.seats.memory | float64 -}}
-{{- if lt $each 50e6 -}}
-{{- $problems = append $problems (printf "seats.memory: %v are %s bytes, but a worker of Ray takes 50 MB without any of your imports; write a unit, such as 512Mi" .Values.seats.memory (include "serve-warm.plain" $each)) -}}
-{{- end -}}
 {{- range $index, $group := prepend .Values.workers .Values.head -}}
 {{- $key := eq $index 0 | ternary "head" (printf "workers[%d]" (sub $index 1)) -}}
 {{- $taken := dict "root" $root "group" $group "replicas" (eq $index 0 | ternary (include "serve-warm.headRunsReplicas" $root) "yes") -}}

@@ -1,0 +1,677 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Inputs that differ from the declared ones, to find what never varies.
+
+If all declared inputs have the same size on an axis, for example because all texts were padded to
+the longest, a request of another size may compile, although all declared inputs are proven. The
+same holds for numbers, optional arguments and other things that all inputs have in common. So a
+warm-up varies them, and makes the varied calls with compiling forbidden. What cannot be varied, or
+could change something if it were, is named instead.
+
+Axes of the same size and position vary together, such as those of `input_ids` and `attention_mask`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import functools
+import hashlib
+import inspect
+import itertools
+import logging
+import math
+import re
+import sys
+import types
+import typing
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from serve_warm._records import record
+from serve_warm._redaction import describe_error, excerpt, loggable
+from serve_warm.inputs import Input
+from serve_warm.replica.call_evidence import HEALTH_CHECK
+from serve_warm.replica.other_values import (
+    MASKS_NOTHING,
+    SMALL,
+    is_number,
+    is_tensor,
+    list_other_values,
+    other_number,
+    say_numbers,
+)
+from serve_warm.replica.raised_at import is_users
+from serve_warm.replica.routes import find_routes
+
+logger = logging.getLogger(__name__)
+
+MOST_TRIALS = 128
+"""Largest number of varied inputs."""
+
+DEPTH = 8
+"""How deep mappings and lists are searched for sizes. Nothing below is varied or named."""
+
+MOST_GROUPS = 4
+"""How many kinds of inputs of one target are varied, the cheapest ones first."""
+
+MOST_PAIRS = 4
+"""Most pairs of sizes that are tried of two axes."""
+
+CHOICES = re.compile(r"(?:^|[._?])(?:task|mode|kind|type|format|style|action|method|operation)$")
+"""Names of texts that choose what a handler does."""
+
+AXES_SHOWN = 4
+"""How many axes of one size a line names."""
+
+LARGEST_TENSOR = 1 << 24
+"""Tensors with more numbers are not made twice as large, to save memory."""
+
+NOT_REPEATED = ("DELETE", "PUT", "PATCH")
+"""Verbs of requests that change something, so that none is varied."""
+
+IDENTIFIERS = re.compile(
+    r"(?:^|[._?-])(?i:(?:user|item|order|doc|session|request)?(?:id|key|seed)s?|uuid|pk)$"
+    r"|[a-z](?:Id|ID|Key|Seed|Pk)s?$|U?UID$"
+)
+"""Names of numbers that name something. Another number would name something else."""
+
+KNOWN = (str, int, float, bool, dict, list, tuple, type(None))
+"""Types of values that are varied or named with what they have in common, besides tensors."""
+
+MISSING = object()
+"""Stands for the default of a parameter that has none."""
+
+JSON, QUERY = "?json", "?query"
+"""Names that no argument has, for the body and for the parameters in the address of a request."""
+
+NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,9})?")
+"""Parameters in an address that are varied as numbers."""
+
+
+@record(frozen=True, kw_only=True)
+class Varied:
+    """A declared input that differs in something that all declared inputs have in common."""
+
+    item: Input
+    axes: str
+    """What the inputs have in common, for example the axes with their size."""
+    arguments: frozenset[str]
+    """The arguments that differ."""
+    texts: frozenset[str]
+    """Those of the arguments that are texts."""
+    is_extra: bool
+    """Whether the trial adds nothing if one of its arguments is known to be narrow."""
+    only_if: str = ""
+    """The `axes` of earlier trials, of which the handler must have accepted one."""
+
+
+def vary(inputs: Sequence[Input], owner: Any = None) -> tuple[list[Varied], list[str]]:
+    """Return the varied inputs, and what of the declared inputs cannot be varied.
+
+    `owner` has the methods that inputs name as their target.
+
+    >>> declared = [Input(target="score", kwargs={"values": [1.0, 2.0, 3.0]})]
+    >>> found, _ = vary(declared)
+    >>> found[0].axes, found[0].item.kwargs
+    ('values[0], always 3', {'values': [1.0, 2.0]})
+    """
+    by_target: dict[str, list[Input]] = {}
+    for item in inputs:
+        by_target.setdefault(_path_of(item), []).append(item)
+    trials: list[Varied] = []
+    opaque: list[str] = []
+    try:
+        targets = [_Target(items, owner) for items in by_target.values()]
+        opaque.extend(itertools.chain(*(each.opaque() for each in targets)))
+        groups = []
+        for path, items in by_target.items():
+            found = _group(items)
+            groups += [_Target(some, owner) for some in found[:MOST_GROUPS]]
+            if len(found) > MOST_GROUPS:
+                opaque.append(f"all but {MOST_GROUPS} of {len(found)} kinds of inputs of {path!r}")
+        # First the most likely ones, because the time for trials is limited.
+        parts = [
+            *(each.together() for each in targets),
+            *(each.sizes() for each in groups),
+            *(each.others() for each in groups),
+        ]
+        every = itertools.chain(*parts)
+        trials.extend(itertools.islice(every, MOST_TRIALS))
+        if next(every, None) is not None:
+            opaque.append(f"all but the first {MOST_TRIALS} variations, to save time")
+    except Exception as error:
+        # Arguments are objects of the application, and a trial must not end a start.
+        logger.exception("not all inputs are varied", exc_info=loggable(error))
+        opaque.append(f"some arguments: {describe_error(error)}")
+    return trials, opaque
+
+
+def digest_of(inputs: Sequence[Input], owner: Any) -> str:
+    """Return a digest of what decides which varied inputs compile: code, and sizes of inputs.
+
+    The code is that of the files that define the application's class and its bases.
+    """
+    of = hashlib.sha256()
+    modules = [sys.modules.get(kind.__module__) for kind in type(owner).__mro__]
+    files = {str(getattr(module, "__file__", None) or "") for module in modules}
+    for file in sorted(file for file in files if file and is_users(file)):
+        with contextlib.suppress(OSError):  # for example, a file in a zip archive
+            of.update(Path(file).read_bytes())
+    texts = []
+    for item in inputs:
+        if item.target_name == HEALTH_CHECK:
+            continue  # a build may have found that it compiles, and a start not yet
+        sizes = [(axis, size) for axis, place, size in _axes_of(item) if axis != place]
+        texts.append(f"{_path_of(item)} {item.fixed} {sizes}")
+    of.update("\n".join(sorted(texts)).encode())  # they may be in any order
+    return of.hexdigest()
+
+
+def _group(items: Sequence[Input]) -> list[list[Input]]:
+    """Return the inputs of one target by kind, cheapest first: arguments, flags and choices."""
+    groups: dict[Any, list[Input]] = {}
+    for item in items:
+        values = [*_walk(_arguments(item), DEPTH)]
+        chosen = [
+            (name, value if isinstance(value, (bool, str)) else None)
+            for name, value in values
+            if isinstance(value, bool) or value is None or _is_choice(name, value)
+        ]
+        key = (item.fixed, tuple(name for name, _ in values), *chosen)
+        groups.setdefault(key, []).append(item)
+    return sorted(groups.values(), key=lambda each: min(item.size for item in each))
+
+
+def _is_choice(name: str, value: Any) -> bool:
+    return isinstance(value, str) and CHOICES.search(name) is not None
+
+
+class _Target:
+    """Inputs of one target, and the varied inputs that are made from the cheapest of them."""
+
+    def __init__(self, items: Sequence[Input], owner: Any) -> None:
+        self._items, self._owner = items, owner
+        self._like = like = min(items, key=lambda item: item.size / item.concurrency)
+        self._parameters = _parameters(like, owner)
+        self._kinds = _kinds(like, owner)
+        names = [*self._parameters][: len(like.args)]
+        self._names = {f"args{number}": name for number, name in enumerate(names)}
+        self._values = [dict(_walk(_arguments(item), DEPTH)) for item in items]
+        self._is_repeated = like.http is None or like.http[0] not in NOT_REPEATED
+
+    def opaque(self) -> Iterator[str]:
+        """Yield what is not varied: it is opaque, or another value could change something."""
+        of = f" of {_path_of(self._like)!r}"
+        if all(item.fixed is True for item in self._items):
+            return
+        if not self._is_repeated:
+            yield f"all arguments{of}"
+            return
+        if self._like.body:
+            yield f"the body{of}"
+        if self._like.model_id:
+            yield f"other model ids{of}"
+        if any(map(NUMBER.fullmatch, _path_of(self._like).split("/"))):
+            yield f"the path{of}"
+        if self._like.http and "?" in self._like.http[1] and not _query(self._like):
+            yield f"the parameters in the address{of}"
+        for name, value in _walk(_arguments(self._like), DEPTH):
+            if _is_opaque(value) and not self._is_fixed(name):
+                yield f"{self._show(name)}{of}"
+        yield from (f"{name}{of}, always its default" for name in self._never_passed())
+        yield from (f"{self._show(name)}{of}, {say}" for name, say in self._kept_values())
+
+    def _kept_values(self) -> Iterator[tuple[str, str]]:
+        """Yield the flags that are the same in all inputs, and the identifiers."""
+        for name in dict.fromkeys(itertools.chain(*self._values)):
+            if self._is_fixed(name):
+                continue
+            found = [each.get(name) for each in self._values]
+            numbers = {each for each in found if is_number(each)}
+            never = [str(each) for each in self._choices(name) if each not in found]
+            texts = {str(each).lower() for each in found}
+            if numbers and self._is_identifier(name):
+                yield name, say_numbers(numbers)
+            elif isinstance(found[0], str) and self._is_identifier(name):
+                yield name, "never another"
+            elif isinstance(found[0], str) and texts in ({"true"}, {"false"}):
+                yield name, f"always {found[0]}"
+            elif all(name in each and each[name] is None for each in self._values):
+                yield name, "always None"
+            elif never:
+                yield name, f"never {excerpt(' or '.join(never))}"
+            elif isinstance(found[0], bool) and all(each is found[0] for each in found):
+                yield name, f"always {found[0]}"
+
+    def together(self) -> Iterator[Varied]:
+        """Yield inputs with arguments and sizes that are declared, but not in one input."""
+        if not self._is_repeated:
+            return
+        union = {name: value for item in self._items for name, value in item.kwargs.items()}
+        if all(len(item.kwargs) < len(union) for item in self._items):
+            most = max(self._items, key=lambda item: len(item.kwargs))
+            others = [name for name in union if name not in most.kwargs]
+            item = dataclasses.replace(most, kwargs={**union, **most.kwargs})
+            yield self._varied(item, f"{self._join(others)}, never with all others", others)
+        groups = self._varying_axes()
+        for first, second in itertools.combinations(groups, 2):
+            known = {*zip(first, second, strict=True)}
+            pairs = [each for each in itertools.product({*first}, {*second}) if each not in known]
+            for size, other in sorted(pairs)[:MOST_PAIRS]:
+                like = self._items[first.index(size)]
+                axes = groups[second]
+                shown = f"{self._join(groups[first])} {size} with {self._join(axes)} {other}, never"
+                item = _change(like, {*axes}, functools.partial(_same, int(other)))
+                yield self._varied(item, shown, [*groups[first], *axes], is_extra=False)
+
+    def sizes(self) -> Iterator[Varied]:
+        """Yield inputs with another size on an axis, or with another number."""
+        if not self._is_repeated:
+            return
+        for (place, size), axes in self._unvaried().items():
+            if self._is_identifier_axis(axes[0]):
+                continue
+            shown = f"{self._join(axes)}, always {size}"
+            yield self._varied(_change(self._like, {*axes}), shown, axes, is_extra=False)
+            if len(axes) > 1 and not isinstance(place, str):
+                yield from self._alone(axes)
+            if not isinstance(place, str):
+                yield from self._farther(axes, place, shown)
+        # Sizes that vary, but are equal in each input.
+        for axes in self._equal_axes():
+            yield from self._alone(axes)
+
+    def others(self) -> Iterator[Varied]:
+        """Yield inputs that differ in optional arguments, order, length and kind."""
+        if not self._is_repeated:
+            return
+        for name in self._always_passed():
+            kwargs = {key: value for key, value in self._like.kwargs.items() if key != name}
+            args = self._like.args if name in self._like.kwargs else self._like.args[:-1]
+            item = dataclasses.replace(self._like, args=args, kwargs=kwargs)
+            yield self._varied(item, f"{name}, always given", [name])
+        for name, value in _walk(_arguments(self._like), DEPTH):
+            if self._is_fixed(name) or name == QUERY:  # nobody asks for an order of parameters
+                continue
+            shown, all_values = self._show(name), [each.get(name) for each in self._values]
+            is_named = isinstance(value, str) or any(map(is_number, all_values))
+            if is_named and self._is_identifier(name):
+                continue
+            for say, other in list_other_values(value, all_values):
+                is_no_mask = say == MASKS_NOTHING and "mask" not in shown.lower()
+                if not is_no_mask and self._may_be(name, value, other):
+                    yield self._varied(self._with(name, other), f"{shown}{say}", [name])
+
+    def _varied(
+        self, item: Input, shown: str, axes: Sequence[str], *, is_extra: bool = True
+    ) -> Varied:
+        return Varied(
+            item=dataclasses.replace(item, name=f"{self._like.name}, {shown}: varied"),
+            axes=shown,
+            arguments=frozenset(self._show(axis).partition("[")[0] for axis in axes),
+            texts=frozenset(
+                self._show(axis).partition("[")[0]
+                for axis in axes
+                if isinstance(self._values[0].get(axis.partition("[")[0]), str)
+            ),
+            is_extra=is_extra,
+        )
+
+    def _farther(self, axes: Sequence[str], place: int, shown: str) -> Iterator[Varied]:
+        """Yield inputs of twice and half the size, and with one item on the first axis.
+
+        A handler that wants a multiple of 16 refuses a size that is one smaller, or pads it. Torch
+        compiles separate code for one item, but only batches have one: other axes would broadcast.
+        """
+        arguments = _arguments(self._like)
+        tensors: list[Any] = [arguments.get(_argument(axis)) for axis in axes]
+        is_large = any(is_tensor(each) and each.numel() > LARGEST_TENSOR for each in tensors)
+        for resize in (_halve,) if is_large else (_double, _halve):
+            yield self._varied(_change(self._like, {*axes}, resize), shown, axes)
+        if place == 0 and any(map(is_tensor, tensors)):
+            item = _change(self._like, {*axes}, lambda _: 1)
+            one = f"{self._join(axes)}, never 1"
+            yield dataclasses.replace(self._varied(item, one, axes), only_if=shown)
+
+    def _alone(self, axes: Sequence[str]) -> Iterator[Varied]:
+        arguments = _arguments(self._like)
+        # The model would broadcast a tensor of another size, although nobody sends such tensors.
+        if any(is_tensor(arguments.get(_argument(axis))) for axis in axes):
+            return
+        shown = f"{self._join(axes)}, always equal"
+        yield self._varied(_change(self._like, {axes[0]}), shown, axes)
+
+    def _unvaried(self) -> dict[tuple[int | str, float], list[str]]:
+        """Return the axes of one size, by position and size. Each number is one by itself."""
+        sizes: dict[str, set[float]] = {}
+        for item in self._items:
+            for axis, _, size in _axes_of(item):
+                sizes.setdefault(axis, set()).add(size)
+        groups: dict[tuple[int | str, float], list[str]] = {}
+        for axis, place, size in _axes_of(self._like):
+            is_empty = place != axis and not size
+            is_left_alone = is_empty or self._is_fixed(axis) or any(self._choices(_argument(axis)))
+            if len(sizes[axis]) == 1 and not is_left_alone:
+                groups.setdefault((place, size), []).append(axis)
+        return groups
+
+    def _equal_axes(self) -> Iterator[list[str]]:
+        """Yield axes that have several sizes, but the same size as each other in each input."""
+        yield from (axes for axes in self._varying_axes().values() if len(axes) > 1)
+
+    def _varying_axes(self) -> dict[tuple[float, ...], list[str]]:
+        """Return the axes that have several sizes, by their size in each input."""
+        sizes: dict[str, list[float]] = {}
+        for item in self._items:
+            for axis, place, size in _axes_of(item):
+                is_left_alone = self._is_fixed(axis) or self._is_identifier_axis(axis)
+                if not isinstance(place, str) and not is_left_alone:
+                    sizes.setdefault(axis, []).append(size)
+        groups: dict[tuple[float, ...], list[str]] = {}
+        for axis, found in sizes.items():
+            if len(found) == len(self._items) and len({*found}) > 1:
+                groups.setdefault(tuple(found), []).append(axis)
+        return groups
+
+    def _never_passed(self) -> Iterator[str]:
+        """Yield the optional parameters that no input passes."""
+        if self._like.http is not None and (routes := find_routes(type(self._owner))) is not None:
+            for where, name in routes.list_optional(*_path_of(self._like).split(" ", 1)):
+                place = f"{JSON if where == 'json' else QUERY}.{name}"
+                if not any(place in each for each in self._values) and not self._is_fixed(place):
+                    yield f"{where}.{name}"
+            return
+        passed = {name for item in self._items for name in item.kwargs}
+        most = max(len(item.args) for item in self._items)
+        for number, (name, default) in enumerate(self._parameters.items()):
+            is_optional = default is not MISSING and number >= most and name not in passed
+            if is_optional and not self._is_fixed(name):
+                yield name
+
+    def _always_passed(self) -> Iterator[str]:
+        """Yield the optional parameters that all inputs pass and that a call can leave out."""
+        fewest = min(len(item.args) for item in self._items)
+        for number, (name, default) in enumerate(self._parameters.items()):
+            is_last = number == fewest - 1 == len(self._like.args) - 1
+            is_passed = is_last or all(name in item.kwargs for item in self._items)
+            if default is not MISSING and is_passed and not self._is_fixed(name):
+                yield name
+
+    def _with(self, name: str, other: Any) -> Input:
+        """Return the cheapest input with another value of an argument."""
+        before = _arguments(self._like)
+        changed = {key: _put(value, key, name, other) for key, value in before.items()}
+        return _rebuild(self._like, changed)
+
+    def _choices(self, name: str) -> Iterator[Any]:
+        """Yield the values that an argument can have, if its annotation lists them."""
+        for kind in self._kinds.get(self._names.get(name, name), ()):
+            if typing.get_origin(kind) is typing.Literal:
+                yield from typing.get_args(kind)
+            elif isinstance(kind, enum.EnumMeta):
+                members: list[enum.Enum] = [*kind]
+                given = [each.get(name) for each in self._values]
+                yield from (m.value for m in members if m not in given)
+
+    def _may_be(self, name: str, value: Any, other: Any) -> bool:
+        """Return whether the annotation of an argument permits another value.
+
+        Without an annotation, it does, but a whole number may be a count.
+        """
+        kinds = self._kinds.get(self._names.get(name, name), ())
+        known = [typing.get_origin(kind) or kind for kind in kinds]
+        if not known or Any in known:
+            return not (isinstance(value, int) and isinstance(other, float))
+        # Callers pass whole numbers for `float`.
+        return type(other) in known or (type(other) is int and float in known)
+
+    def _is_identifier(self, place: str) -> bool:
+        return IDENTIFIERS.search(self._show(place)) is not None
+
+    def _is_identifier_axis(self, axis: str) -> bool:
+        """Return whether an axis is that of an identifier: a number or a text, and no list."""
+        name = axis.partition("[")[0]
+        value = self._values[0].get(name)
+        return (is_number(value) or isinstance(value, str)) and self._is_identifier(name)
+
+    def _is_fixed(self, axis: str) -> bool:
+        fixed = self._like.fixed
+        if isinstance(fixed, bool):
+            return fixed
+        argument = _argument(axis)
+        return argument.lstrip("?") in fixed or self._names.get(argument) in fixed
+
+    def _show(self, axis: str) -> str:
+        argument = _argument(axis)
+        return excerpt(self._names.get(argument, argument).lstrip("?") + axis[len(argument) :])
+
+    def _join(self, axes: Sequence[str]) -> str:
+        more = f" and {len(axes) - AXES_SHOWN} more" if len(axes) > AXES_SHOWN else ""
+        return " and ".join(map(self._show, axes[:AXES_SHOWN])) + more
+
+
+def _parameters(item: Input, owner: Any) -> dict[str, Any]:
+    """Return the parameters of a target with their defaults, where known."""
+    target = item.target if callable(item.target) else getattr(owner, item.target, None)
+    try:
+        found = inspect.signature(target).parameters.values() if callable(target) else ()
+    except (TypeError, ValueError):  # some callables have no signature
+        return {}
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {
+        each.name: MISSING if each.default is inspect.Parameter.empty else each.default
+        for each in found
+        if each.kind in named
+    }
+
+
+def _kinds(item: Input, owner: Any) -> dict[str, tuple[Any, ...]]:
+    """Return the types that the annotations of a target's parameters permit, where known."""
+    target = item.target if callable(item.target) else getattr(owner, item.target, None)
+    try:
+        hints = typing.get_type_hints(target) if callable(target) else {}
+    except (NameError, AttributeError, SyntaxError, TypeError):  # what only type checkers know
+        return {}
+    unions = (typing.Union, types.UnionType)
+    return {
+        name: typing.get_args(hint) if typing.get_origin(hint) in unions else (hint,)
+        for name, hint in hints.items()
+    }
+
+
+def _walk(arguments: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield the name and value of each argument, and of the items of mappings.
+
+    Of a list of mappings, only the first one counts.
+    """
+    for name, value in arguments.items():
+        yield name, value
+        is_list_of_them = isinstance(value, list) and value and type(value[0]) is dict
+        found = value[0] if is_list_of_them else value
+        if isinstance(found, Mapping) and depth > 1:
+            yield from _walk({f"{name}.{key}": item for key, item in found.items()}, depth - 1)
+
+
+def _put(value: Any, name: str, wanted: str, other: Any) -> Any:
+    if name == wanted:
+        return other
+    if type(value) is list and wanted.startswith(f"{name}."):
+        return [_put(item, name, wanted, other) for item in value]
+    if type(value) is dict and wanted.startswith(f"{name}."):
+        return {key: _put(item, f"{name}.{key}", wanted, other) for key, item in value.items()}
+    return value
+
+
+def _is_opaque(value: Any) -> bool:
+    """Return whether a value has no sizes to vary, or is a list of such values or of several."""
+    if type(value) in (list, tuple):
+        kinds = {float if is_number(item) else type(item) for item in value}
+        return len(kinds) > 1 or any(map(_is_opaque, value[:1]))
+    return type(value) not in KNOWN and not is_tensor(value)
+
+
+def _path_of(item: Input) -> str:
+    """Return the name of a target without the parameters in its address."""
+    return item.target_name.partition("?")[0] if item.http else item.target_name
+
+
+def _argument(axis: str) -> str:
+    return axis.partition("[")[0].partition(".")[0]
+
+
+def _axes_of(item: Input) -> Iterator[tuple[str, int | str, float]]:
+    for name, value in _arguments(item).items():
+        yield from _axes(value, name, 0, DEPTH)
+
+
+def _arguments(item: Input) -> dict[str, Any]:
+    return {
+        **{f"args{number}": value for number, value in enumerate(item.args)},
+        **item.kwargs,
+        **({} if item.json is None else {JSON: item.json}),
+        **({QUERY: query} if (query := _query(item)) else {}),
+    }
+
+
+def _query(item: Input) -> dict[str, str | float]:
+    """Return the parameters in the address of a request. Numbers are no texts there."""
+    if item.http is None:
+        return {}
+    pairs = urllib.parse.parse_qsl(item.http[1].partition("?")[2], keep_blank_values=True)
+    values: dict[str, str | float]
+    values = {name: _read_number(text) for name, text in pairs}
+    return values if len(values) == len(pairs) else {}
+
+
+def _read_number(text: str) -> str | float:
+    if not NUMBER.fullmatch(text):
+        return text
+    number = float(text) if "." in text else int(text)
+    return number if str(number) == text else text
+
+
+def _axes(value: Any, name: str, place: int, depth: int) -> Iterator[tuple[str, int | str, float]]:
+    """Yield the name, the position and the size of each axis of a value.
+
+    A number yields its name as its position, and itself as its size.
+    """
+    if not depth:
+        return
+    if is_number(value):
+        yield name, name, value
+    elif isinstance(value, str):
+        yield f"{name}[{place}]", place, len(value)
+    elif type(value) is dict:
+        for key, item in value.items():
+            yield from _axes(item, f"{name}.{key}", place, depth - 1)
+    elif type(value) in (list, tuple):
+        yield f"{name}[{place}]", place, len(value)
+        if (item := _sample(value)) is not None:
+            yield from _axes(item, name, place + 1, depth - 1)
+    elif is_tensor(value):
+        for axis, size in enumerate(value.shape):
+            yield f"{name}[{place + axis}]", place + axis, int(size)
+
+
+def _sample(items: Sequence[Any]) -> Any:
+    """Return the item that has the size of all items, or `None` if the sizes differ."""
+    if items and all(map(is_tensor, items)):
+        return items[0] if len({item.shape for item in items}) == 1 else None
+    if items and all(type(item) in (list, tuple) for item in items):
+        return items[0] if len({len(item) for item in items}) == 1 else None
+    if items and all(isinstance(item, str) for item in items):
+        return max(items, key=len)  # the others are padded to the longest one
+    return items[0] if items and all(type(item) is dict for item in items) else None
+
+
+def _step(size: int) -> int:
+    return size - 1 if size > SMALL else size + 1
+
+
+def _same(wanted: int, size: int) -> int:  # noqa: ARG001 - replaces any size
+    return wanted
+
+
+def _double(size: int) -> int:
+    return 2 * size
+
+
+def _halve(size: int) -> int:
+    return max(SMALL, size // 2)  # a batch of one is another trial
+
+
+def _change(item: Input, axes: set[str], new: Callable[[int], int] = _step) -> Input:
+    """Return an input with other sizes on some axes, which `new` returns for the declared ones."""
+    return _rebuild(
+        item, {name: _resize(value, name, 0, axes, new) for name, value in _arguments(item).items()}
+    )
+
+
+def _rebuild(item: Input, changed: Mapping[str, Any]) -> Input:
+    """Return an input with other arguments, which have the names of `_arguments`."""
+    query = changed.get(QUERY)
+    target = item.target
+    if query and isinstance(target, str):
+        target = f"{target.partition('?')[0]}?{urllib.parse.urlencode(query)}"
+    return dataclasses.replace(
+        item,
+        target=target,
+        args=tuple(changed[f"args{number}"] for number in range(len(item.args))),
+        kwargs={name: changed[name] for name in item.kwargs},
+        json=changed.get(JSON) if item.json is not None else None,
+    )
+
+
+def _resize(value: Any, name: str, place: int, axes: set[str], new: Callable[[int], int]) -> Any:
+    """Return a value with other sizes on some axes, or the same object if none of them is its."""
+    here = f"{name}[{place}]" in axes
+    if isinstance(value, (int, float)):
+        return other_number(value) if name in axes else value
+    if isinstance(value, str):
+        return _resize_text(value, new) if here else value
+    if type(value) is dict:
+        changed = {
+            key: _resize(item, f"{name}.{key}", place, axes, new) for key, item in value.items()
+        }
+        return changed if any(changed[key] is not value[key] for key in value) else value
+    if type(value) in (list, tuple):
+        items = [
+            _resize(item, name, place + 1, axes, new)
+            if type(item) in (list, tuple, dict) or isinstance(item, str) or is_tensor(item)
+            else item
+            for item in value
+        ]
+        if here:
+            size = new(len(items))
+            items = (items * math.ceil(size / len(items)))[:size] if items else items
+        elif all(item is before for item, before in zip(items, value, strict=True)):
+            return value
+        return type(value)(items)
+    if is_tensor(value):
+        for axis in range(value.dim()):
+            if f"{name}[{place + axis}]" in axes:
+                value = _resize_tensor(value, axis, new(value.shape[axis]))
+    return value
+
+
+def _resize_text(text: str, new: Callable[[int], int]) -> str:
+    if new is not _step:
+        return f"{text} {text}"[: new(len(text))]
+    words = text.split(" ")
+    return " ".join(words[:-1]) if len(words) > 1 else (text[:-1] or text + text)
+
+
+def _resize_tensor(tensor: Any, axis: int, size: int) -> Any:
+    """Return a tensor of another size, of the same kind and with strides in the same order."""
+    import torch
+
+    order = sorted(range(tensor.dim()), key=lambda each: -tensor.stride(each))
+    back = sorted(range(tensor.dim()), key=order.__getitem__)
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+        times = math.ceil(size / max(1, tensor.shape[axis]))
+        other = torch.cat([tensor] * times, axis).narrow(axis, 0, size)
+        return other.permute(order).clone(memory_format=torch.contiguous_format).permute(back)

@@ -1,0 +1,88 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The routes of a deployment's class, which need no instance.
+
+This module uses a private name of Ray Serve (seen in 2.60): `@serve.ingress` makes a class whose
+`__init__` closes over `frozen_app_or_func`. If that name is missing, the routes are unknown.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from serve_warm._records import record
+
+
+@record(frozen=True, kw_only=True)
+class Routes:
+    """The routes of an ASGI app with a list of routes, such as a Starlette or FastAPI app."""
+
+    known: tuple[str, ...]
+    """The method and path of each documented route, for messages."""
+    matchers: tuple[Any, ...]
+    """The route objects of Starlette."""
+
+    def take(self, verb: str, path: str) -> bool:
+        """Return whether a route would answer the request."""
+        return _match(self.matchers, verb, path) is not None
+
+    def list_optional(self, verb: str, path: str) -> Iterator[tuple[str, str]]:
+        """Yield what a request may leave out: `("query", name)` and `("json", name)`.
+
+        FastAPI knows the parameters of the address, and pydantic the fields of the body.
+        """
+        takes = getattr(_match(self.matchers, verb, path), "dependant", None)
+        for each in getattr(takes, "query_params", ()):
+            if not each.field_info.is_required():
+                yield "query", each.alias
+        bodies = [each.field_info.annotation for each in getattr(takes, "body_params", ())]
+        if len(bodies) == 1:  # several ones have a key each in the body
+            for name, field in getattr(bodies[0], "model_fields", {}).items():
+                if not field.is_required():
+                    yield "json", field.alias or name
+
+
+def find_routes(cls: type) -> Routes | None:
+    """Return the routes of a class with `@serve.ingress`; None if the routes are unknown."""
+    from starlette.routing import BaseRoute
+
+    for base in cls.__mro__:
+        init = vars(base).get("__init__")
+        if not isinstance(init, types.FunctionType):
+            continue
+        app = inspect.getclosurevars(init).nonlocals.get("frozen_app_or_func")
+        routes = getattr(app, "routes", None)
+        if isinstance(routes, list) and all(isinstance(each, BaseRoute) for each in routes):
+            return Routes(known=tuple(_describe(routes)), matchers=tuple(routes))
+    return None
+
+
+def _match(routes: Sequence[Any], verb: str, path: str) -> Any:
+    """Return the route that would answer a request, inside its router if it has no prefix."""
+    from starlette.routing import Match
+
+    scope = {"type": "http", "method": verb, "path": path, "root_path": "", "headers": []}
+    for route in routes:
+        if route.matches(dict(scope))[0] is Match.FULL:
+            inner = _routes_inside(route)
+            return (_match(inner, verb, path) if inner else None) or route
+    return None
+
+
+def _routes_inside(route: Any) -> list[Any] | None:
+    """Return the routes of a router inside a router, which FastAPI 0.165 keeps."""
+    inner = getattr(getattr(route, "original_router", None), "routes", None)
+    return inner if isinstance(inner, list) else None
+
+
+def _describe(routes: Sequence[Any]) -> Iterator[str]:
+    for each in routes:
+        inner = _routes_inside(each)
+        if inner is not None:
+            yield from _describe(inner)
+        elif getattr(each, "include_in_schema", False):
+            for method in sorted(getattr(each, "methods", None) or ()):
+                yield f"{method} {getattr(each, 'path', '')}"

@@ -1,0 +1,146 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that have an entry although Dynamo guards unusual objects; the entry fits a change.
+
+All graphs are matrix products, for which no C++ is compiled.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import serve_warm
+from levels import build, eager_below, served, started
+from models import one_watch  # noqa: F401 - a fixture
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def x() -> torch.Tensor:
+    return torch.linspace(-1, 1, 16).view(4, 4)
+
+
+class Vmap(nn.Module):
+    dim = 0
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda row: row @ given, in_dims=self.dim)(given)
+
+    def change(self) -> None:
+        self.dim = 1
+
+
+class Backend(nn.Module):
+    backend = SDPBackend.MATH
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(self.backend):
+            return given @ given
+
+    def change(self) -> None:
+        self.backend = SDPBackend.FLASH_ATTENTION
+
+
+@pytest.mark.parametrize("kind", [Vmap, Backend])
+@torch.inference_mode()
+def test_an_entry_runs_and_a_change_is_noticed(kind: Any, tmp_path: Path):
+    """The same call is at level 2, and a call after a change is as right as eager."""
+    model = kind()
+    compiled = serve_warm.compile(model, dynamic=False)
+    table = build(tmp_path, lambda: compiled(x()))
+    with started(tmp_path), eager_below():
+        same = served(lambda: compiled(x()))
+        expected = model(x())
+        model.change()
+        changed = served(lambda: compiled(x()))
+
+    assert not table.refused
+    assert (same.level, changed.level) == (2, 1)
+    torch.testing.assert_close(same.value, expected)
+    torch.testing.assert_close(changed.value, model(x()))
+
+
+class Hashes(nn.Module):
+    colour: enum.Enum = enum.Enum("Colour", "RED").RED
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(given, given, given, alpha=self.colour.__hash__() % 7)
+
+
+class OwnHash(enum.Enum):
+    RED = 1
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+class OwnHashes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.colour, self.scales = OwnHash.RED, {OwnHash.RED: 2.0}
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(given, given, given, alpha=self.scales[self.colour])
+
+
+@pytest.mark.parametrize("kind", [Hashes, OwnHashes])
+@torch.inference_mode()
+def test_other_hashes_of_members_have_no_entry(kind: Any, tmp_path: Path):
+    """The number differs in each process, and code of the user can store it."""
+    compiled = serve_warm.compile(kind(), dynamic=False)
+
+    table = build(tmp_path, lambda: compiled(x()))
+
+    (refused,) = table.refused.values()
+    assert "it uses the result of hash()" in refused
+
+
+class Matches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pattern = re.compile("a")
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return given @ given if self.pattern.match("a") else given
+
+
+class Sentinel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = {object(): 1.0}
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return given @ given if [*self.names] else given
+
+
+@pytest.mark.parametrize("kind", [Matches, Sentinel])
+@torch.inference_mode()
+def test_a_guard_that_cannot_become_a_fact_is_named_with_its_line(kind: Any, tmp_path: Path):
+    """The reason names the line of the forward, and says what to do."""
+    compiled = serve_warm.compile(kind(), dynamic=False)
+
+    table = build(tmp_path, lambda: compiled(x()))
+
+    (refused,) = table.refused.values()
+    assert re.search(r"callee\S+ at test_expressible_guards\.py:\d+(,| has a guard)", refused)
+    assert "outside the call" in refused
+
+
+@torch.inference_mode()
+def test_freezing_is_refused_with_advice(tmp_path: Path):
+    """Frozen weights are a part of the code, but an entry holds no weights."""
+    compiled = serve_warm.compile(nn.Linear(4, 4), dynamic=False, options={"freezing": True})
+
+    with eager_below():
+        table = build(tmp_path, lambda: compiled(x()))
+
+    (refused,) = table.refused.values()
+    assert 'remove the option "freezing"' in refused

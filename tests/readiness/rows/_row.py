@@ -1,0 +1,46 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of the applications in the four files that have the name of a kind of row."""
+
+import sys
+
+import torch
+from ray import serve
+from torch import nn
+
+from serve_warm import Input, WarmupMixin
+
+
+def row(name, requests, **about):
+    """Make a class an application, and add it to the `ROWS` of its module, which names its kind."""
+
+    def add(application):
+        kind = application.__module__
+        about.update(kind=kind, requests=requests, app=application.__name__)
+        vars(sys.modules[kind]).setdefault("ROWS", {})[name] = about
+        return serve.deployment(application, ray_actor_options={"num_cpus": 0}).bind()
+
+    return add
+
+
+class Scorer(WarmupMixin):
+    """Scores batches of rows with a compiled layer, and declares batches of 2 and of 5."""
+
+    def __init__(self):
+        self.model = torch.compile(nn.Linear(4, 2), dynamic=False)
+
+    def warmup_inputs(self):
+        return [Input(target=self.score, args=(batch,), fixed=("batch",)) for batch in (2, 5)]
+
+    async def score(self, batch: int) -> list[list[float]]:
+        with torch.inference_mode():
+            return self.model(torch.ones(batch, 4)).tolist()
+
+
+class TwoLayers(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, width), nn.Linear(width, 2)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x)))
