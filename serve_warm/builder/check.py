@@ -26,6 +26,7 @@ from serve_warm.builder.check_inputs import check_inputs
 from serve_warm.builder.problems import Checked, Problem
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import ConfigError, StoreError, did_you_mean, nearest
+from serve_warm.replica.serve_watchdog import MOST_FAILED
 from serve_warm.stores import find_missing_folder, open_store
 
 STORE_LIMIT_S = 10.0
@@ -74,13 +75,16 @@ def check_application(
     checked = check_keys(application.target, application.document)
     checked += _check_names(application, deployment)
     for name in _names(application, deployment):
+        longest_s = 0.0
         try:
-            resolve_settings(application, name, environ)
+            settings = resolve_settings(application, name, environ)
+            if MOST_FAILED not in (_runtime_env(application, name).get("env_vars") or {}):
+                longest_s = settings.input_deadline_s
         except ConfigError as error:
             where = f"{name}: user_config.warmup"
             found = Problem(where=where, what=error.message, fix=error.hint)
             checked += Checked(problems=(found,))
-        checked += check_inputs(application, name)
+        checked += check_inputs(application, name, longest_s=longest_s)
     return checked
 
 

@@ -18,10 +18,14 @@ from serve_warm.errors import InputError, did_you_mean
 from serve_warm.inputs import HTTP_TARGET, Field, Input, shape_grid
 from serve_warm.replica.routes import find_routes
 from serve_warm.replica.serve_calls import max_batch_size, suggest_target
+from serve_warm.replica.serve_watchdog import MOST_FAILED, longest_block_s
 
 
-def check_inputs(application: Application, name: str) -> Checked:
-    """Return the problems with declared inputs, as far as the source of the class shows them."""
+def check_inputs(application: Application, name: str, *, longest_s: float = 0.0) -> Checked:
+    """Return the problems with declared inputs, as far as the source of the class shows them.
+
+    `longest_s` is how long one call may take in a start.
+    """
     from serve_warm.replica.deployment import WarmupMixin
 
     cls = application.warming[name]
@@ -51,6 +55,7 @@ def check_inputs(application: Application, name: str) -> Checked:
         problems += _check_keywords(declared, where)
         problems += _check_target(cls, declared, where)
         warnings += _check_thread(cls, declared, where)
+        warnings += _check_watchdog(cls, declared, where, longest_s)
         notes += _note_constants(cls, declared, where)
         if isinstance(most, int) and (declared.concurrency or 1) > most:
             problems.append(
@@ -140,22 +145,45 @@ def _check_keywords(declared: DeclaredInput, where: str) -> Iterator[Problem]:
             )
 
 
-def _check_thread(cls: type, declared: DeclaredInput, where: str) -> Iterator[Problem]:
-    """Yield a problem for a sync target, because Serve runs each request in a new thread."""
+def _find_handler(cls: type, declared: DeclaredInput) -> types.FunctionType | None:
+    """Return the method that an input calls, unless it calls the model on a thread of its own."""
     is_http = HTTP_TARGET.fullmatch(declared.target or "") is not None
     # A request calls `__call__`. For an ASGI app, Ray adds an async `__call__`.
     name = "__call__" if is_http else declared.target or ""
     called = inspect.getattr_static(cls, name, None)
-    if not isinstance(called, types.FunctionType) or runs_on_loop(called):
-        return
-    if "on_model_thread" in called.__code__.co_names:
+    if not isinstance(called, types.FunctionType):
+        return None
+    return None if "on_model_thread" in called.__code__.co_names else called
+
+
+def _check_thread(cls: type, declared: DeclaredInput, where: str) -> Iterator[Problem]:
+    """Yield a problem for a sync target, because Serve runs each request in a new thread."""
+    called = _find_handler(cls, declared)
+    if called is None or runs_on_loop(called):
         return
     yield Problem(
         where=where,
-        what=f"{name!r} is a sync method: Serve runs each request of a sync handler in "
+        what=f"{called.__name__!r} is a sync method: Serve runs each request of a sync handler in "
         "a new thread, and concurrent calls can make a compiled model compile again",
         fix="make the handler async, or call the model with `await self.on_model_thread(...)`; "
         "ignore this warning if an async handler calls the method",
+    )
+
+
+def _check_watchdog(
+    cls: type, declared: DeclaredInput, where: str, longest_s: float
+) -> Iterator[Problem]:
+    """Yield a problem if a call may block the event loop for longer than Serve's watchdog waits."""
+    called = _find_handler(cls, declared)
+    if called is None or not runs_on_loop(called) or longest_s <= (most_s := longest_block_s()):
+        return
+    yield Problem(
+        where=where,
+        what=f"input_deadline_s permits a compile of {longest_s:.0f} s, and {called.__name__!r} "
+        f"runs on the event loop: if it blocks the loop for more than {most_s:.0f} s, Serve's "
+        "watchdog would end the start, which then waits for another probe",
+        fix=f"call the model with `await self.on_model_thread(...)`, or set {MOST_FAILED}: "
+        '"0" in the runtime_env of the deployment',
     )
 
 

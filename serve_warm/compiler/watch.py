@@ -32,7 +32,7 @@ from types import CodeType
 from typing import Any
 
 from serve_warm._records import record
-from serve_warm._redaction import hide_texts
+from serve_warm._redaction import describe_error, hide_texts
 from serve_warm.compiler import cuda_graphs, evidence, triton_kernels
 from serve_warm.compiler.imports import when_imported
 from serve_warm.compiler.switches import find_switch
@@ -523,16 +523,26 @@ def _why_none_fits(seen: Watch, frame: Any, callback: Any) -> str:
     """
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
     from torch._dynamo.eval_frame import innermost_backend
-    from torch._dynamo.guards import get_and_maybe_log_recompilation_reasons
+    from torch._dynamo.guards import get_guard_fail_reason
 
-    variants = _debug_get_cache_entry_list(frame.f_code)
-    if not variants:
+    backend = innermost_backend(callback)
+    try:
+        reasons = [
+            get_guard_fail_reason(
+                variant.guard_manager,
+                variant.code,
+                frame.f_locals,
+                variant.compile_id,
+                backend,
+                skip_logging=True,
+            )
+            for variant in _debug_get_cache_entry_list(frame.f_code)
+        ]
+    except Exception as error:  # noqa: BLE001 - with another torch, too, a request is answered
+        logger.debug("no guard is named: %s", describe_error(error))
         return ""
-    reasons = get_and_maybe_log_recompilation_reasons(
-        variants, frame, innermost_backend(callback), skip_logging=True
-    )
     # Torch's wrapper `fn` runs all modules of torch.nn, so its variants belong to other modules.
-    own = [reason for reason in reasons if not re.search(r"\bfn\b", reason)]
+    own = [reason for reason in reasons if reason and not re.search(r"\bfn\b", reason)]
     called = _Called.by(frame)
     is_known = called.sizes in seen.compiled
     # torch adds the line of code, which may name anything.

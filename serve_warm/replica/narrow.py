@@ -102,7 +102,7 @@ class Varied:
     arguments: frozenset[str]
     """The arguments that differ."""
     texts: frozenset[str]
-    """Those of the arguments that are texts."""
+    """Those of the arguments that are texts, each with its target."""
     is_extra: bool
     """Whether the trial adds nothing if one of its arguments is known to be narrow."""
     only_if: str = ""
@@ -148,6 +148,34 @@ def vary(inputs: Sequence[Input], owner: Any = None) -> tuple[list[Varied], list
         logger.exception("not all inputs are varied", exc_info=loggable(error))
         opaque.append(f"some arguments: {describe_error(error)}")
     return trials, opaque
+
+
+def leave_out_larger(varied: Sequence[Varied], inputs: Sequence[Input]) -> tuple[list[Varied], int]:
+    """Return the varied inputs with no larger number or size than declared, and the others' count.
+
+    A larger one may be an index that is out of range.
+
+    >>> declared = [Input(target="score", kwargs={"values": [1.0, 2.0, 3.0]})]
+    >>> kept, left_out = leave_out_larger(vary(declared)[0], declared)
+    >>> max(len(each.item.kwargs["values"]) for each in kept), left_out
+    (3, 2)
+    """
+    largest: dict[str, float] = {}
+    for item in inputs:
+        for axis, place, size in _axes_of(item):
+            name = f"{_path_of(item)} {axis}"
+            # Sizes of 1 and 2 grow by one. A number may be an index into two items.
+            least = -math.inf if place == axis else SMALL + 1
+            largest[name] = max(size, least, largest.get(name, -math.inf))
+    kept = [
+        each
+        for each in varied
+        if all(
+            size <= largest.get(f"{_path_of(each.item)} {axis}", size)
+            for axis, _, size in _axes_of(each.item)
+        )
+    ]
+    return kept, len(varied) - len(kept)
 
 
 def digest_of(inputs: Sequence[Input], owner: Any) -> str:
@@ -314,7 +342,7 @@ class _Target:
             axes=shown,
             arguments=frozenset(self._show(axis).partition("[")[0] for axis in axes),
             texts=frozenset(
-                self._show(axis).partition("[")[0]
+                f"{self._show(axis).partition('[')[0]} of {_path_of(self._like)!r}"
                 for axis in axes
                 if isinstance(self._values[0].get(axis.partition("[")[0]), str)
             ),
@@ -426,6 +454,8 @@ class _Target:
         known = [typing.get_origin(kind) or kind for kind in kinds]
         if not known or Any in known:
             return not (isinstance(value, int) and isinstance(other, float))
+        if list[int] in kinds and isinstance(other, list):
+            return not any(isinstance(item, float) for item in other)
         # Callers pass whole numbers for `float`.
         return type(other) in known or (type(other) is int and float in known)
 

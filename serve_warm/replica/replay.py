@@ -23,9 +23,10 @@ from collections.abc import Callable, Sequence
 
 from serve_warm.compiler import evidence
 from serve_warm.compiler.evidence import CompiledCalls
+from serve_warm.compiler.gpus import find_gpu_error, is_gpu_in_use
 from serve_warm.compiler.proof import run_eagerly
 from serve_warm.compiler.watch import Watch
-from serve_warm.errors import NotProven, ReplayFailed
+from serve_warm.errors import NotProven, ReplayFailed, WarmupFailed
 from serve_warm.inputs import Input
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica.call_evidence import CallEvidence
@@ -240,6 +241,7 @@ class Replay:
 
         Raises:
             WarmupTimeout: a deadline passed.
+            WarmupFailed: a call ended the work of this process on a GPU.
         """
         found: list[Varied] = []
         accepted = set[str]()
@@ -260,8 +262,9 @@ class Replay:
                 if would_compile:
                     with run_eagerly():
                         error = await self._timed.try_out(each.item, self._trial_s())
-                    if error is None:
-                        found.append(each)
+                _require_gpu(each)
+                if would_compile and error is None:
+                    found.append(each)
                 if error is None:
                     accepted.add(each.axes)
                 (refused if error is not None else taken).update(each.texts)
@@ -334,3 +337,20 @@ class Replay:
                 self._changed()
         self._evidence.any_seen = self._evidence.any_seen or calls.entered
         progress.threads = set(calls.threads)
+
+
+def _require_gpu(varied: Varied) -> None:
+    """Raise an error if the GPU no longer works for this process after a varied call.
+
+    Otherwise the next innocent call would raise it.
+    """
+    error = find_gpu_error() if is_gpu_in_use() else ""
+    if error:
+        raise WarmupFailed(
+            f"a call with another value ({varied.axes}) ended all work of this process on the GPU: "
+            f"{error}",
+            hint="a request like it would end a replica: let the handler refuse such values before "
+            "they reach the GPU, or declare the input with fixed=",
+            stage=Stage.PROVING.value,
+            input=varied.item.name,
+        )

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -26,11 +27,21 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "USER_HEALTH_CHECK_PROBE_"
 
+MOST_FAILED = f"RAY_SERVE_{PREFIX}MAX_FAIL"
+"""The variable with the number of failed probes after which Serve's watchdog ends a start."""
+
 BEATS = 4
 """How often the loop is expected to run within the time of one probe."""
 
 MARGIN_S = 1.0
 """Seconds to wait in addition, because the probe runs on another thread."""
+
+
+def longest_block_s() -> float:
+    """Return for how many seconds a start may block the event loop."""
+    limit = int(getattr(constants, f"{PREFIX}MAX_FAIL", 0))
+    timeout_s = float(getattr(constants, f"{PREFIX}TIMEOUT_S", 300.0))
+    return limit * timeout_s if limit else math.inf
 
 
 class LoopBlocks:
@@ -83,6 +94,6 @@ class LoopBlocks:
             f"the event loop was blocked for {self.longest_s:.0f} s, so that Serve's watchdog "
             f"would end this start: it waits {wait_s:.0f} s more, until Serve sees the loop run. "
             "To avoid this, call the model with `await self.on_model_thread(...)`, or set "
-            f"RAY_SERVE_{PREFIX}MAX_FAIL=0 in the runtime_env of the deployment"
+            f"{MOST_FAILED}=0 in the runtime_env of the deployment"
         )
         await asyncio.sleep(wait_s)

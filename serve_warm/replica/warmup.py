@@ -29,6 +29,7 @@ from serve_warm.compiler.compiled_objects import (
     uses_cuda_graphs,
 )
 from serve_warm.compiler.cpu_target import require_compiler
+from serve_warm.compiler.gpus import is_gpu_in_use
 from serve_warm.compiler.imports import is_imported
 from serve_warm.compiler.proof import run_eagerly
 from serve_warm.compiler.watch import watch_process
@@ -49,10 +50,10 @@ from serve_warm.replica import prefetch, ranks
 from serve_warm.replica.call_evidence import HEALTH_CHECK
 from serve_warm.replica.journal import Journal, Observer, cpu_seconds
 from serve_warm.replica.load import Loaded, Loading
-from serve_warm.replica.narrow import digest_of, vary
+from serve_warm.replica.narrow import digest_of, leave_out_larger, vary
 from serve_warm.replica.pack import VARIED, pack
 from serve_warm.replica.placement import refuse_broken
-from serve_warm.replica.prepare import Preparation, Prepared
+from serve_warm.replica.prepare import Preparation, Prepared, makes_artifact
 from serve_warm.replica.raised_at import is_users
 from serve_warm.replica.replay import PROOF_ATTEMPTS, Replay
 from serve_warm.replica.start import CompileCaches, Replica, Start
@@ -89,6 +90,16 @@ METHOD = "a method that no input calls: "
 
 OTHER_BUILD = (
     "the inputs, because the application's code or inputs differ from the build's: build again"
+)
+
+NOT_ON_A_GPU = (
+    "the inputs: only a build varies them on a GPU, because an index that is out of range would "
+    "end this replica"
+)
+
+NOT_LARGER = (
+    "larger numbers, and longer lists and texts, because an index that is out of range would end "
+    "the process on a GPU"
 )
 
 IDLE_HEALTH_CHECK = f"{HEALTH_CHECK}(), which ran compiled code, but not in the proof"
@@ -673,7 +684,13 @@ class Proof:
             return  # code of the application would capture graphs of the varied calls
         if not progress.has_compiled or self.ranks.size > 1:
             return
+        if is_gpu_in_use() and not makes_artifact(self._replica.application, self._config):
+            self._journal.unvaried = (NOT_ON_A_GPU,)
+            return
         varied, opaque = vary(inputs, self._replica.owner)
+        if is_gpu_in_use():
+            varied, left_out = leave_out_larger(varied, inputs)
+            opaque += [NOT_LARGER] * bool(left_out)
         found, unknown = await self._replays[-1].find_narrow(varied)
         self._journal.narrow = tuple(dict.fromkeys(each.axes for each in found))
         self._journal.unvaried = (*opaque, *unknown)

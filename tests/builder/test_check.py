@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from ray.serve._private import constants
 
 from serve_warm.builder import check as checking
 from serve_warm.builder.app import load_application
 from serve_warm.builder.check import check, compare_stores
 from serve_warm.builder.problems import Checked
+from serve_warm.replica.serve_watchdog import MOST_FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -419,6 +421,38 @@ def test_a_sync_handler_is_a_warning(written):
         assert f"'{name}' is a sync method" in warning.what
         assert "on_model_thread" in warning.fix
     assert is_clean(found(written(app)))
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "variables", "is_named"),
+    [
+        ("score", {"input_deadline_s": 1800}, {}, True),
+        ("POST /", {"input_deadline_s": 1800}, {}, True),
+        ("score", {}, {}, False),
+        ("score", {"input_deadline_s": 1800}, {MOST_FAILED: "0"}, False),
+    ],
+    ids=["a method", "a request", "by default", "switched off"],
+)
+def test_a_call_that_outlasts_serves_watchdog_is_a_warning(  # noqa: PLR0917 - fixtures too
+    written, monkeypatch, target, settings, variables, is_named
+):
+    """From Ray 2.56 on, Serve looks at the event loop in a start."""
+    monkeypatch.setattr(constants, "USER_HEALTH_CHECK_PROBE_MAX_FAIL", 3, raising=False)
+    monkeypatch.setattr(constants, "USER_HEALTH_CHECK_PROBE_TIMEOUT_S", 300.0, raising=False)
+    options = {
+        "user_config": warmup(**settings),
+        "ray_actor_options": {"runtime_env": {"env_vars": variables}},
+    }
+
+    more = "async def __call__(self, request): ..."
+    source = with_inputs(f"[Input(target={target!r})]", more=more)
+
+    warnings = found(written(source, max_ongoing_requests=8, **options)).warnings
+
+    assert len(warnings) == is_named
+    if is_named:
+        assert "blocks the loop for more than 900 s" in warnings[0].what
+        assert f'{MOST_FAILED}: "0"' in warnings[0].fix
 
 
 def test_a_mistyped_folder_beside_a_store_is_a_problem(written, tmp_path):

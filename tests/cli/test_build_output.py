@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from reports import FULL
+from serve_warm import cli
 from serve_warm._spans import Span
 from serve_warm.builder.build import _require_level
 from serve_warm.builder.built import Built, collect_warnings
@@ -129,6 +132,28 @@ def test_a_required_level_holds_for_all_calls(level: int, levels: list[int], sai
         _require_level(app, level, entries)
 
     assert not said or "nothing was published" in caught.value.hint
+
+
+@pytest.mark.parametrize(("given", "level"), [((), 1), (("--require-level", "3"), 3)])
+def test_the_command_passes_the_required_level_on(
+    given: tuple[str, ...], level: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    passed: list[int] = []
+
+    def build(*_: Any, required_level: int, **__: Any) -> Any:
+        passed.append(required_level)
+        raise BuildFailed("stop here")
+
+    application = SimpleNamespace(warming={"Head": object}, app=lambda _: None)
+    monkeypatch.setattr(starts, "_import_to_build", lambda _: application)
+    monkeypatch.setattr(starts, "_check_first", lambda *_, **__: None)
+    monkeypatch.setattr(starts, "_build_each", build)
+
+    CliRunner().invoke(
+        cli.serve_warm, ["build", "a:b", "--store", str(tmp_path), "--unsigned", *given]
+    )
+
+    assert passed == [level]
 
 
 DIED = "Traceback ...\nModuleNotFoundError: No module named 'app'\n"

@@ -158,6 +158,19 @@ def test_a_line_advises_by_the_guard_that_failed(case: str, caplog: pytest.LogCa
     assert app.warmup_report()["after_ready"]["compiles"] == 1
 
 
+def test_a_request_is_answered_if_torch_names_no_guard(monkeypatch: pytest.MonkeyPatch):
+    """The names are private, and another torch may have others."""
+    app = Serving()
+    asyncio.run(app.warm_up())
+    eval_frame = torch._C._dynamo.eval_frame
+    monkeypatch.setattr(eval_frame, "_debug_get_cache_entry_list", lambda _: [object()])
+
+    answer = app.scale(X, 5)
+
+    assert torch.equal(answer, X * 5)
+    assert app.warmup_report()["after_ready"]["compiles"] == 1
+
+
 @pytest.mark.slow
 def test_a_call_without_an_entry_is_advised_on_by_its_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

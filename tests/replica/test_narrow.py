@@ -522,7 +522,7 @@ def test_a_text_of_which_every_variation_is_refused_is_named():
     report = rounding(Input(target="embed_text", args=("<1 2 3>",)))
 
     assert report["narrow"] == []
-    assert "text, because every variation was refused" in report["unvaried"]
+    assert "text of 'embed_text', because every variation was refused" in report["unvaried"]
 
 
 def test_a_trial_that_does_not_end_is_the_last_one(

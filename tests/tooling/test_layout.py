@@ -91,6 +91,7 @@ ENVIRONMENT_READERS = {"config", "node", "_redaction", "preload"}
 # One broad handler each, because errors in the code that they call must not break the caller.
 BROAD_HANDLERS = {
     "preload": "an error in an import of the app must not end a worker",
+    "compiler.watch": "a torch that names guards in another way must not break a request",
     "replica.journal": "an observer must not break a warm-up",
     "precompile.entry_checks": "a check must not break a request",
     "precompile.full_precision": "a call without a full-precision run is compared in another way",
