@@ -219,7 +219,7 @@ def _show(deployment: str, compared: Sequence[_Compared], *, where: str, show_al
             rows += [(m.factor, m.artifact or "", BY_REPLICA) for m in item.by_replica]
             rows += [(m.factor, "the same", m.here or "") for m in item.equal]
         if rows:
-            screen.words(("factor", "artifact", "here"), rows, indent=4)
+            screen.table(("factor", "artifact", "here"), rows, indent=4)
 
 
 def _name_uncompared(compared: _Compared) -> str:

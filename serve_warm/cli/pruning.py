@@ -98,7 +98,7 @@ def prune(
 
 def _show(pruned: pruning.Pruned, did: str) -> None:
     if pruned.removed:
-        screen.words(
+        screen.table(
             ("torch", "created", did),
             [
                 # Show the time only to the minute, so that the statement fits the window.
@@ -108,7 +108,7 @@ def _show(pruned: pruning.Pruned, did: str) -> None:
         )
     for title, kept in (("kept: in use", pruned.in_use), ("kept: unreadable", pruned.unreadable)):
         if kept:
-            screen.words((title,), [(key,) for key in kept])
+            screen.table((title,), [(key,) for key in kept])
     artifacts, parts = len(pruned.removed), len(pruned.blobs)
     click.echo(
         f"{did} {artifacts} artifact{'s' * (artifacts != 1)} and {parts} part{'s' * (parts != 1)}, "
