@@ -20,7 +20,7 @@ import torch
 import torch._inductor.config
 
 from serve_warm._records import record
-from serve_warm.precompile import aot_compile, aot_load, aoti_build, call_signature, entry_checks
+from serve_warm.precompile import aot_compile, aoti_build, call_signature, entry_checks
 from serve_warm.precompile.aoti_assigned import describe_changes
 from serve_warm.precompile.aoti_library import assigns
 from serve_warm.precompile.call_signature import Dynamic, Signature
@@ -120,7 +120,7 @@ class EntryBuilder:
             NoEntry: no entry can be made, or its results differ from eager execution.
             NotYet: the call's library is being compiled, and a later call must finish it.
         """
-        why = aot_load.can_precompile()
+        why = ""
         if _freezes(self._arguments):
             why = FREEZES
         if self._arguments.get("backend", "inductor") != "inductor":
