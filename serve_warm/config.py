@@ -29,14 +29,6 @@ from serve_warm.errors import ConfigError, did_you_mean
 
 ENVIRONMENT_PREFIX = "SERVE_WARM_"
 
-_SECONDS = ("deadline_s", "pull_deadline_s", "input_deadline_s")
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_DURATION = re.compile(
-    r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*"
-    r"(s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)\s*",
-    re.ASCII | re.IGNORECASE,
-)
-
 FORMER = {"on_uncovered": "on_unproven", "parity": "eager_sample", "parts": "max_level"}
 """Former names of settings, and the names that replaced them."""
 
@@ -176,17 +168,6 @@ class WarmupConfig(BaseModel):
             message = f"{error.message}; {error.hint}"
             raise ValueError(message) from None
         return artifact
-
-    @field_validator(*_SECONDS, mode="before")
-    @classmethod
-    def _seconds(cls, value: Any) -> Any:
-        # Seconds are the only unit of durations in settings, also in the chart and the environment.
-        found = _DURATION.fullmatch(value) if isinstance(value, str) else None
-        if found is not None:
-            seconds = float(found[1]) * _UNITS[found[2][0].lower()]
-            message = f"must be a number of seconds: write {seconds:.16g}"
-            raise ValueError(message)
-        return value
 
     @field_validator("eager_sample", mode="before")
     @classmethod

@@ -17,7 +17,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from serve_warm._records import record
@@ -150,31 +150,13 @@ def find_published(store: Store, deployment: str, fingerprint: Fingerprint) -> l
 
 
 def already_published(
-    store: Store,
-    *,
-    deployment: str,
-    fingerprint: Fingerprint,
-    key: str,
-    parts: Sequence[Part] | None = None,
+    store: Store, *, deployment: str, fingerprint: Fingerprint, key: str
 ) -> AlreadyPublished:
-    """Return an AlreadyPublished error for the variant; the message names the parts that differ."""
+    """Return an AlreadyPublished error for the variant whose statement has this key."""
     what = "it cannot be read"
-    try:
+    with suppress(ArtifactRefused, ObjectNotFound):
         there = Manifest.from_statement(Envelope.parse(read_envelope(store, key)).payload)
-    except (ArtifactRefused, ObjectNotFound):
-        pass
-    else:
         what = f"created {there.created}"
-        if parts is not None:
-            others = {part.name: part for part in there.parts}
-            differing = [
-                part.name for part in parts if others.pop(part.name, None) != part
-            ] + sorted(others)
-            what += (
-                f", different contents in {', '.join(differing)}"
-                if differing
-                else ", the same parts"
-            )
     return AlreadyPublished(
         f"{store.uri} already has variant {fingerprint.key} of {deployment!r}, as {key} ({what})",
         hint="a published artifact is never replaced: publish under another prefix, or pass "
@@ -214,7 +196,6 @@ def _place(
             deployment=manifest.deployment,
             fingerprint=manifest.fingerprint,
             key=taken[-1],
-            parts=manifest.parts,
         )
     if manifest.created <= last_created:
         raise AlreadyPublished(

@@ -88,7 +88,6 @@ class Destination:
                     deployment=manifest.deployment,
                     fingerprint=manifest.fingerprint,
                     key=before[-1],
-                    parts=manifest.parts,
                 )
         return "refuse"
 
