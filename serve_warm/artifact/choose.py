@@ -35,9 +35,6 @@ class Considered:
 
     statement: str
     """The key of the statement in the store."""
-    accepted: bool
-    """Whether the statement is trusted and fits the machine and app. The newest accepted statement
-    is chosen."""
     reason: str
     """`fits`, `fingerprint` (built for another machine or app), `gone` (pruned before it was read),
     `unreadable` (the store could not read it), or the `reason` of ArtifactRefused."""
@@ -46,6 +43,14 @@ class Considered:
     mismatches: tuple[Mismatch, ...] = ()
     created: str = ""
     """The signed creation time. Empty if the statement is not trusted."""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the statement is trusted and fits the machine and app.
+
+        The newest accepted statement is chosen.
+        """
+        return self.reason == "fits"
 
     def __str__(self) -> str:
         if self.accepted:
@@ -126,7 +131,6 @@ def _consider(
     if isinstance(outcome, StoreError):
         considered = Considered(
             statement=statement.key,
-            accepted=False,
             reason="gone" if isinstance(outcome, ObjectNotFound) else "unreadable",
             message=outcome.message,
         )
@@ -147,7 +151,6 @@ def _consider(
             return _refused(statement, bare(error))
     considered = Considered(
         statement=statement.key,
-        accepted=not mismatches,
         reason="fingerprint" if mismatches else "fits",
         mismatches=mismatches,
         created=manifest.created,
@@ -157,9 +160,7 @@ def _consider(
 
 
 def _refused(statement: Statement, refusal: ArtifactRefused) -> Candidate:
-    considered = Considered(
-        statement=statement.key, accepted=False, reason=refusal.reason, message=refusal.message
-    )
+    considered = Considered(statement=statement.key, reason=refusal.reason, message=refusal.message)
     return Candidate(considered=considered, statement=statement, refusal=refusal)
 
 

@@ -147,7 +147,6 @@ def _compare(considered: choose.Considered, here: Fingerprint) -> _Compared:
         mismatches = artifact.compare(here)
         considered = dataclasses.replace(
             considered,
-            accepted=not mismatches,
             reason="fingerprint" if mismatches else "fits",
             mismatches=mismatches,
         )

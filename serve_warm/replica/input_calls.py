@@ -145,7 +145,6 @@ class InputCalls:
                 f"all {len(progress.inputs)} inputs ran out of memory; the last error was {why}",
                 hint="declare smaller inputs, or give the replica a whole GPU",
                 stage=Stage.REPLAYING.value,
-                input=item.name,
             )
         logger.warning("skipped input=%r because memory ran out: %s", item.name, why)
 

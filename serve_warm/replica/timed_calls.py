@@ -171,15 +171,12 @@ class TimedCalls:
             return GivenUp(
                 f"{item.name} took more than {limit_s:.1f} s, and was given up",
                 stage=Stage.REPLAYING.value,
-                input=item.name,
             )
         error = None if task.cancelled() else task.exception()
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
             raise error  # from a signal
         if task.cancelled() or error is not None:
-            return ReplayFailed(
-                f"{item.name} is not accepted", stage=Stage.REPLAYING.value, input=item.name
-            )
+            return ReplayFailed(f"{item.name} is not accepted", stage=Stage.REPLAYING.value)
         return None
 
     async def make(self, item: Input) -> tuple[float, ReplayFailed | None]:
@@ -237,7 +234,6 @@ class TimedCalls:
             or "to reproduce the error, call the same method with the same arguments; if the "
             "input is wrong, fix warmup_inputs()",
             stage=Stage.REPLAYING.value,
-            input=item.name,
         )
         failed.__cause__ = error
         return seconds, failed
@@ -268,7 +264,6 @@ class TimedCalls:
             else "the call compiled nothing so far: look at what it waits for, such as a lock, a "
             "download or another service; or raise input_deadline_s, or set on_deadline: serve",
             stage=Stage.REPLAYING.value,
-            covered=covered,
         )
 
     def _count_compiles(self) -> int:

@@ -170,7 +170,7 @@ class LocalStore:
         if stat.S_ISDIR(status.st_mode):
             raise ObjectNotFound(key, store=self.uri)
         if not stat.S_ISREG(status.st_mode):
-            raise StoreError(f"{self.uri}: {key!r} is not a regular file", key=key)
+            raise StoreError(f"{self.uri}: {key!r} is not a regular file")
 
     @contextmanager
     def _border(self, verb: str, key: str) -> Iterator[None]:
@@ -183,7 +183,6 @@ class LocalStore:
             raise kind(
                 f"{self.uri}: cannot {verb} {key!r}: {error.strerror}",
                 hint=_hint(verb, error),
-                key=key,
             ) from error
 
 

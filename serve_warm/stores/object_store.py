@@ -305,7 +305,7 @@ class ObjectStore:
             )
             there = self._find(key)
             if there is None:
-                raise StoreError(f"{self.uri}: {key!r} is missing after it was written", key=key)
+                raise StoreError(f"{self.uri}: {key!r} is missing after it was written")
             # An unchanged ETag proves that the bytes of this upload are still stored.
             if written and (there.size_bytes, there.version) == (size, written):
                 return
@@ -345,9 +345,7 @@ class ObjectStore:
             if self._find(key):
                 return ""
             time.sleep(0.1 * 2**attempt)
-        raise StoreError(
-            f"{self.uri}: cannot write {key!r}: other processes are also writing it", key=key
-        )
+        raise StoreError(f"{self.uri}: cannot write {key!r}: other processes are also writing it")
 
     def _upload(self, key: str, source: bytes | BinaryIO) -> str:
         path, writer = self._path(key), self._writer(UPLOAD_PART_BYTES * UPLOADS_AT_ONCE)
@@ -390,9 +388,7 @@ class ObjectStore:
         return f"{self.prefix}/{key}" if self.prefix else key
 
     def _explain_early_end(self, key: str, count: int, expected: int) -> StoreError:
-        return StoreError(
-            f"{self.uri}: {key!r} ended early: received {count} of {expected} bytes", key=key
-        )
+        return StoreError(f"{self.uri}: {key!r} ended early: received {count} of {expected} bytes")
 
     @cached_property
     def _reader(self) -> S3Store | GCSStore | AzureStore:
@@ -457,7 +453,7 @@ class ObjectStore:
         asked_in_vain = CREDENTIAL_SOURCES.search(text) and status not in TRANSIENT
         if asked_in_vain or (not status and TOKEN_FILE.search(text)):
             return StoreDenied(
-                f"{attempt}: no credentials: {reason}", hint=CREDENTIALS[self.scheme], key=key
+                f"{attempt}: no credentials: {reason}", hint=CREDENTIALS[self.scheme]
             )
         if _is_panic(error) or (not status and ("builder error" in text or "BadScheme" in text)):
             variables = VARIABLES[self.scheme]
@@ -465,28 +461,25 @@ class ObjectStore:
                 f"{attempt}: no valid request is possible with these settings: {reason}",
                 hint=f"check the variables {variables}_* for spaces, line breaks or an endpoint "
                 f"without a scheme; {variables}_ALLOW_HTTP=true allows an endpoint with http://",
-                key=key,
             )
         if code in NO_BUCKET or (status == 404 and verb == "list"):
             return StoreDenied(
                 f"{attempt}: there is no such bucket ({reason})",
                 hint="create the bucket, or correct the address, the region or the endpoint",
-                key=key,
             )
         if status in (401, 403) or code in DENIED or (status == 400 and not code):
-            return StoreDenied(f"{attempt}: {reason}", hint=CREDENTIALS[self.scheme], key=key)
+            return StoreDenied(f"{attempt}: {reason}", hint=CREDENTIALS[self.scheme])
         if "Received redirect" in text:
             return StoreDenied(
                 f"{attempt}: the store says that the bucket is in another region",
                 hint="set AWS_REGION to the region of the bucket",
-                key=key,
             )
         if verb != "write" and (status == 404 or isinstance(error, FileNotFoundError)):
             return ObjectNotFound(key, store=self.uri)
         if verb == "read" and status == 412:
             return explain_change(self.uri, key)
         unreached = "" if status else "check that the store is up and can be reached from here"
-        return StoreError(f"{attempt}: {reason}", hint=unreached, key=key)
+        return StoreError(f"{attempt}: {reason}", hint=unreached)
 
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")

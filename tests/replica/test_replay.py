@@ -657,7 +657,6 @@ def test_an_input_that_raises_is_named_with_the_cause():
     assert error.message.startswith("input 'size 2' raised KeyError: 'first line\\nsecond line' (")
     assert re.search(r" \(test_replay\.py:\d+, in call\)$", error.message)
     assert "fix warmup_inputs()" in error.hint
-    assert error.input == "size 2"
     assert isinstance(error.__cause__, KeyError)
     assert warmup.progress.first_s.keys() == {"size 3"}
 
@@ -735,7 +734,6 @@ def test_a_deadline_in_the_middle_says_what_was_covered():
     assert cancelled == ["stuck"]
     assert "input 'stuck' did not finish within 1 s; 1 of 3 inputs were replayed" in error.message
     assert "it might be waiting for other deployments: Ranker, Reader" in error.message
-    assert error.covered == "1 of 3 inputs were replayed"
     assert "raise input_deadline_s" in error.hint
 
 
@@ -772,7 +770,7 @@ def test_a_deadline_that_passed_in_a_blocking_call_is_seen_after_it():
     error = failure(WarmupTimeout, replay([shape(2), shape(1)], call, deadline_s=1.0))
 
     assert begun == ["size 2"]
-    assert error.covered == "1 of 2 inputs were replayed"
+    assert "1 of 2 inputs were replayed" in error.message
 
 
 def test_one_input_has_a_deadline_of_its_own():
