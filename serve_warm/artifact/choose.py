@@ -283,17 +283,12 @@ def _find_hint(trace: Sequence[Considered], nearest: Considered, uri: str) -> st
         return "set `cpu: portable` in user_config.warmup to use the artifact built for every CPU"
     if all(map(of_another_gpu, trace)):
         return f"{of_another_gpu(nearest)}; {build}"
-    if all(_differs_in(considered, "threads") for considered in trace):
+    if all({m.factor for m in considered.mismatches} == {"threads"} for considered in trace):
         return (
             "the thread count comes from the deployment's num_cpus: build with the num_cpus that "
             f"you deploy with, or restore the old num_cpus; {build}"
         )
     return build
-
-
-def _differs_in(considered: Considered, factor: str) -> bool:
-    """Return whether `factor` is the only mismatch."""
-    return {mismatch.factor for mismatch in considered.mismatches} == {factor}
 
 
 def _wants_portable(considered: Considered) -> bool:

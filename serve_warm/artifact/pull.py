@@ -16,6 +16,7 @@ predicts, and `confirm` makes the full choice later.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -40,8 +41,6 @@ from serve_warm.artifact.choose import (
 )
 from serve_warm.artifact.manifest import (
     CACHE,
-    Manifest,
-    Part,
     check_caps,
 )
 from serve_warm.artifact.node_cache import NodeCache
@@ -303,12 +302,16 @@ def take(
     raw: dict[str, BinaryIO] = {}
     with ExitStack() as opened, ExitStack() as fetching:
         try:
-            wanted = _select_parts(chosen.manifest, parts)
+            # At least one of them.
+            named = [part for part in chosen.manifest.parts if part.name in parts]
+            wanted = named or [chosen.manifest.part(parts[0])]
             for part in wanted:
                 check_caps(part)
             stored: list[BinaryIO] = []
             for part in wanted:
-                file = cache.fetch(part.sha256, part.stored_bytes, _filler(source, part))
+                file = cache.fetch(
+                    part.sha256, part.stored_bytes, functools.partial(download_part, source, part)
+                )
                 stored.append(fetching.enter_context(file))
             fetched()
             for part, file in zip(wanted, stored, strict=True):
@@ -344,11 +347,6 @@ def _log(store: Store, pulled: Pulled) -> None:
         pulled.downloaded_bytes,
         pulled.download_s + pulled.verify_s,
     )
-
-
-def _select_parts(manifest: Manifest, names: Sequence[str]) -> list[Part]:
-    """Return the named parts that the artifact has, at least one."""
-    return [part for part in manifest.parts if part.name in names] or [manifest.part(names[0])]
 
 
 def explain(
@@ -433,7 +431,3 @@ class _TimedReader:
     def _check_wanted(self) -> None:
         if self._given_up.is_set():
             raise StoreError(f"{self.uri}: this pull was cancelled")
-
-
-def _filler(source: _TimedReader, part: Part) -> Callable[[Sink], None]:
-    return lambda sink: download_part(source, part, sink)

@@ -365,7 +365,7 @@ def _all_vouched(
         ArtifactRefused: no statement is trusted.
     """
     found, refused = [], []
-    for key in _some_statements(store, deployment):
+    for key in statement_keys(store, deployment):
         envelope = b""
         try:
             envelope = read_envelope(store, key)
@@ -387,13 +387,6 @@ def _all_vouched(
     if not found:
         raise reasons[0] if reasons else _nothing(store, deployment)
     return found, {envelope for _, envelope, _ in refused}, reasons
-
-
-def _some_statements(store: Store, deployment: str | None) -> list[str]:
-    keys = statement_keys(store, deployment)
-    if not keys:
-        raise _nothing(store, deployment)
-    return keys
 
 
 def _nothing(store: Store, deployment: str | None) -> ArtifactNotFound:

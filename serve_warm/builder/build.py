@@ -206,7 +206,8 @@ class _Work:
 
 def _sizes_in_use(store: Store, app: App, used: Mapping[str, Any]) -> Sizes:
     """Return the sizes of the published artifacts that replicas loaded."""
-    parts = _parts_of(store, app, list(used))
+    found = find_manifests(store, app, list(used))
+    parts = count_bytes([manifest for manifest in found if manifest is not None])
     # If this machine does not trust an artifact, only the replicas know its size.
     stored_bytes = sum(parts.values()) or sum(each["stored_bytes"] for each in used.values())
     raw_bytes = sum(each["raw_bytes"] for each in used.values())
@@ -237,12 +238,6 @@ def _one_each(packed: Sequence[PackedReplica]) -> list[PackedReplica]:
     for each in packed:
         found.setdefault(Fingerprint.from_json(each["fingerprint"]).key, each)
     return list(found.values())
-
-
-def _parts_of(store: Store, app: App, statements: Sequence[str]) -> dict[str, int]:
-    """Return the stored bytes by part, summed over the artifacts that a round trip just loaded."""
-    found = find_manifests(store, app, statements)
-    return count_bytes([manifest for manifest in found if manifest is not None])
 
 
 def _manifest(

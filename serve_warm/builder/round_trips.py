@@ -70,7 +70,14 @@ def prove(
     alone, needs = app.replicas > 1, app.resources()
     with contextlib.ExitStack() as all_of_them:
         while waiting or under_way:
-            if waiting and (not under_way or (not alone and _has_room(on, needs, under_way))):
+            if waiting and (
+                not under_way
+                or (
+                    not alone
+                    and all(each.starting.is_placed for each in under_way)
+                    and on.has_room(needs)
+                )
+            ):
                 trip = _UnderWay(waiting.pop(0), app, settings, on=on)
                 all_of_them.callback(trip.close)
                 for other in under_way:
@@ -97,10 +104,6 @@ def prove(
                 )
                 time.sleep(POLL_S)
     return reports[trips[-1].label]
-
-
-def _has_room(on: Cluster, needs: Mapping[str, float], under_way: Sequence[_UnderWay]) -> bool:
-    return all(each.starting.is_placed for each in under_way) and on.has_room(needs)
 
 
 class _UnderWay:

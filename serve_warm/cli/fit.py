@@ -53,7 +53,11 @@ def diff(
     The exit code is 3 if a deployment has no artifact that fits, or if no artifact exists.
     """
     opened = open_existing_store(store)
-    here = _this_machine() if against is None else _read_described(against)
+    here = (
+        Fingerprint(machine=read_machine(environment(), on_no_torch="note"), app={})
+        if against is None
+        else _read_described(against)
+    )
     # The module `choose` logs refusals, which the output shows anyway.
     with screen.quiet(choose.__name__):
         considered = pull.explain(
@@ -242,10 +246,6 @@ def _row(mismatch: Mismatch) -> tuple[str, str, str]:
 
 
 # Reading ----------------------------------------------------------------------------------------
-
-
-def _this_machine() -> Fingerprint:
-    return Fingerprint(machine=read_machine(environment(), on_no_torch="note"), app={})
 
 
 def _read_described(file: Path) -> Fingerprint:

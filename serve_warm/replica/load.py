@@ -47,6 +47,7 @@ from serve_warm.replica.journal import Journal
 from serve_warm.replica.pack import NARROW, UNVARIED, VARIED
 from serve_warm.replica.placement import put_in_place
 from serve_warm.replica.prepare import prepare_compiler
+from serve_warm.replica.start import Step
 from serve_warm.replica.timed_calls import Deadline
 from serve_warm.report import ArtifactUse, Stage, Verdict
 from serve_warm.stores import kind_of, open_store
@@ -54,7 +55,6 @@ from serve_warm.stores import kind_of, open_store
 if TYPE_CHECKING:
     from serve_warm.replica.prepare import CompilesWith, Prepared
     from serve_warm.replica.ranks import Ranks
-    from serve_warm.replica.start import Start
 
 logger = logging.getLogger(__name__)
 
@@ -94,16 +94,8 @@ class Loaded:
         return compiles_with == "libraries" or (self.artifact is not None and self.artifact.in_use)
 
 
-class Loading:
+class Loading(Step):
     """The stages in which one start loads its artifact; call `load`."""
-
-    def __init__(self, start: Start) -> None:
-        self._start = start
-        self._replica = start.replica
-        self._config = start.config
-        self._journal = start.journal
-        self._caches = start.caches
-        self._prefetched = start.prefetched
 
     async def load(self, prepared: Prepared, ranks: Ranks, deadline: Deadline) -> Loaded:
         """Load the configured artifact, on all ranks or on none.
@@ -283,13 +275,15 @@ class Loading:
         self, wanted: prefetch.Wanted, fingerprint: Fingerprint, limit: Deadline
     ) -> prefetch.Taken | None:
         """Return the artifact that was pulled during `__init__`, if it is still wanted."""
-        if self._prefetched is None:
+        if self._start.prefetched is None:
             return None
-        taken = await self._prefetched.taken(wanted, fingerprint, timeout_s=max(0.1, limit.left()))
+        taken = await self._start.prefetched.taken(
+            wanted, fingerprint, timeout_s=max(0.1, limit.left())
+        )
         if taken is None:
             # Do this before the next pull, because the prefetch may hold the node's lock on the
             # same artifact.
-            self._prefetched.drop()
+            self._start.prefetched.drop()
         return taken
 
     # Loading --------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ from serve_warm.replica.placement import refuse_broken
 from serve_warm.replica.prepare import Preparation, Prepared
 from serve_warm.replica.raised_at import is_users
 from serve_warm.replica.replay import PROOF_ATTEMPTS, Replay
-from serve_warm.replica.start import CompileCaches, Replica, Start
+from serve_warm.replica.start import CompileCaches, Replica, Start, Step
 from serve_warm.replica.timed_calls import Deadline, Limits, Progress
 from serve_warm.replica.timeline import Timeline
 from serve_warm.replica.traffic_log import KEEP_ON_ONE_THREAD
@@ -433,14 +433,11 @@ class Warmup:
             self._end_process()
 
 
-class Proof:
+class Proof(Step):
     """The stages REPLAYING, PROVING and PARITY of one start, and the verdict on their results."""
 
     def __init__(self, start: Start) -> None:
-        self._replica = start.replica
-        self._config = start.config
-        self._journal = start.journal
-        self._caches = start.caches
+        super().__init__(start)
         self._replays: list[Replay] = []
         """The replays so far. The last replay can still be running. The verdict uses the results
         of the last replay."""
