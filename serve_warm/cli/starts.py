@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from serve_warm.builder.app import App, Application
-    from serve_warm.builder.built import Built, NothingToBuild
+    from serve_warm.builder.build import Built, NothingToBuild
     from serve_warm.builder.publishing import Destination
     from serve_warm.builder.signing import Signing
     from serve_warm.fingerprint import Cpu

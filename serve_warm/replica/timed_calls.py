@@ -6,9 +6,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
 
 from serve_warm._records import record
 from serve_warm._redaction import describe_error
@@ -17,7 +22,6 @@ from serve_warm.errors import ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
 from serve_warm.replica.failed_compile import find_reason
 from serve_warm.replica.raised_at import find_line
-from serve_warm.replica.signals import SignalsSeen
 from serve_warm.replica.waits import LOOK_S, Waits
 from serve_warm.report import InputResult, Stage
 
@@ -279,3 +283,45 @@ class TimedCalls:
 def _at(error: BaseException) -> str:
     where = find_line(error)
     return f" ({where})" if where else ""
+
+
+# Signals ------------------------------------------------------------------------------------------
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+Handler = Callable[[int, "FrameType | None"], Any]
+
+
+class SignalsSeen(AbstractContextManager["SignalsSeen"]):
+    """Records whether a signal was handled in the block. The app's handler still runs."""
+
+    def __init__(self) -> None:
+        self.any = False
+        self._before: dict[signal.Signals, tuple[Handler, Handler]] = {}
+        """For each signal, the installed handler and the previous handler, which the installed
+        handler calls."""
+
+    def __enter__(self) -> SignalsSeen:  # noqa: PYI034 - Self is not in Python 3.10
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                handler = signal.getsignal(number)
+                # With other settings, no exception is raised: the process ends or ignores the
+                # signal.
+                if callable(handler):
+                    noting = self._note(handler)
+                    signal.signal(number, noting)
+                    self._before[number] = noting, handler
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, (noting, handler) in self._before.items():
+            if signal.getsignal(number) is noting:  # unless the app has installed its own
+                signal.signal(number, handler)
+
+    def _note(self, handler: Handler) -> Handler:
+        def noting(number: int, frame: FrameType | None) -> Any:
+            self.any = True
+            return handler(number, frame)
+
+        return noting

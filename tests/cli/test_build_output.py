@@ -13,8 +13,7 @@ import pytest
 
 from reports import FULL
 from serve_warm._spans import Span
-from serve_warm.builder.build import _require_level
-from serve_warm.builder.built import Built, collect_warnings
+from serve_warm.builder.build import Built, _require_level, collect_warnings
 from serve_warm.builder.cluster import refuse_missing_module
 from serve_warm.cli import starts
 from serve_warm.errors import BuildFailed
