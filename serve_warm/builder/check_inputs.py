@@ -234,7 +234,11 @@ class DeclaredInput:
 
 
 class _Unknown(Exception):
-    """The source does not show the value of an expression."""
+    """The source does not show the value of an expression.
+
+    Only constants, module-level names and class attributes count as known. Values that `__init__`
+    sets or a loop creates are skipped, so all findings are certain.
+    """
 
 
 def read_declared(cls: type) -> list[DeclaredInput]:

@@ -418,6 +418,8 @@ largest number of its dtype."""
 def vary_tensors(tensors: Sequence[Any], seed: int) -> list[Any]:
     """Return tensors with other values, or the same tensor where another value may be wrong.
 
+    Each value stays within the range of the tensor that it comes from, because it may be an index.
+
     Floats change by up to a fifth, and zeros stay. Integers are permuted within the last dimension,
     unless they are sorted, such as positions and offsets. Bools, masks and tensors that share
     memory stay the same.

@@ -714,6 +714,8 @@ NAMES = ("__module__", "__name__", "__qualname__")
 def reading_names() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     """Turn the names of torch's classes into constants, as Dynamo does for other classes.
 
+    Packages use these names to recognize a class without importing it: peft's DoRA reads
+    `type(weight).__module__.startswith("torchao.")`.
     The class itself has a guard. Yields a Dynamo class, the name of one of its methods, and the
     method's replacement for torch 2.13.
     """

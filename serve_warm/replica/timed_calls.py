@@ -294,7 +294,13 @@ Handler = Callable[[int, "FrameType | None"], Any]
 
 
 class SignalsSeen(AbstractContextManager["SignalsSeen"]):
-    """Records whether a signal was handled in the block. The app's handler still runs."""
+    """Records whether a signal was handled in the block. The app's handler still runs.
+
+    If a signal handler raises an exception, the call itself has not failed. Code from an artifact
+    can also raise KeyboardInterrupt and SystemExit, but these must not end a replica. Python runs
+    handlers only on the main thread, and what a handler raises looks as if the interrupted code had
+    raised it. So on the main thread, each handler is wrapped to record that the handler ran.
+    """
 
     def __init__(self) -> None:
         self.any = False
