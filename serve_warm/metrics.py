@@ -128,11 +128,9 @@ METRICS = (
     Metric(
         name="serve_warm_narrow",
         at_end="absent",
-        help=(
-            "What all declared inputs have in common although a request that differs would "
-            "compile, such as sizes, and compiled objects and branches that no input reaches. "
-            "Should be 0."
-        ),
+        help="What all declared inputs have in common although a request that differs would "
+        "compile, such as sizes, and compiled objects and branches that no input reaches. "
+        "Should be 0.",
         read=_one(lambda r: len(r.narrow)),
     ),
     Metric(

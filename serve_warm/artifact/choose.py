@@ -276,8 +276,7 @@ def _find_hint(trace: Sequence[Considered], nearest: Considered, uri: str) -> st
     """Return a hint that says what to do if no variant fits."""
     build = (
         "build an artifact on the same kind of machine, with the same settings: serve-warm build "
-        "APP "
-        f"--store {uri}"
+        f"APP --store {uri}"
     )
     if any(map(_wants_portable, trace)):
         return "set `cpu: portable` in user_config.warmup to use the artifact built for every CPU"

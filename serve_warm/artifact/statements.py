@@ -97,10 +97,8 @@ def check_place(manifest: Manifest, key: str) -> None:
         raise ArtifactRefused(
             f"the statement is for {manifest.deployment!r} but is stored under {prefix}",
             reason="bad_statement",
-            hint=(
-                "an artifact cannot be copied to another deployment: build an artifact for that "
-                "deployment"
-            ),
+            hint="an artifact cannot be copied to another deployment: build an artifact for that "
+            "deployment",
         )
 
 

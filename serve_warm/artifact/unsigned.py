@@ -201,10 +201,8 @@ def _read_unsigned(
         raise ArtifactRefused(
             f"the build time {manifest.created} is in the future according to this machine's clock",
             reason="bad_statement",
-            hint=(
-                "until that time, replicas would prefer this artifact to newer builds; correct "
-                "the clock of the build machine, and build again"
-            ),
+            hint="until that time, replicas would prefer this artifact to newer builds; correct "
+            "the clock of the build machine, and build again",
         )
     # Verify the statement as if its digest were pinned: limits still apply, but no signature is
     # needed.

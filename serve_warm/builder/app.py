@@ -301,10 +301,8 @@ def import_application(target: str, document: Mapping[str, Any]) -> Application:
         names = [a.get("name") for a in applications]
         raise ConfigError(
             f"{target} has {len(applications)} applications: {names}",
-            hint=(
-                "serve-warm builds for one application at a time: split the file, or pass "
-                "module:app"
-            ),
+            hint="serve-warm builds for one application at a time: split the file, or pass "
+            "module:app",
         )
     from ray.serve._private.build_app import build_app
 

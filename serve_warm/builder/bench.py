@@ -197,8 +197,7 @@ def _http(session: requests.Session, url: str, item: Input) -> Callable[[], None
         if not answer.ok:
             raise BuildFailed(
                 f"the request for input {item.name!r} ({verb} {path}) was answered with "
-                f"{answer.status_code}: "
-                f"{excerpt(answer.text, 200)}"
+                f"{answer.status_code}: {excerpt(answer.text, 200)}"
             )
 
     return send

@@ -400,10 +400,8 @@ class _RayFailure(contextlib.AbstractContextManager["_RayFailure"]):
         text = describe_error(error)
         raise ConfigError(
             f"{self._what} could not start {self._place}: {text}",
-            hint=(
-                "read session_latest/logs in Ray's temporary folder (/tmp/ray); the usual "
-                "cause is too little memory or disk space, or too few process ids"
-            ),
+            hint="read session_latest/logs in Ray's temporary folder (/tmp/ray); the usual "
+            "cause is too little memory or disk space, or too few process ids",
         ) from error
 
 

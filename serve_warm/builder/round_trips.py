@@ -188,8 +188,6 @@ def accept(report: Mapping[str, Any], *, level: int = 1, without_compiler: bool 
     if problems:
         raise BuildFailed(
             "a fresh replica loaded the artifact, but " + "; ".join(problems),
-            hint=(
-                "nothing was published. The usual cause is a graph that bypasses torch's caches "
-                "(TORCH_LOGS=+inductor names it), or an input that is different at each start"
-            ),
+            hint="nothing was published. The usual cause is a graph that bypasses torch's caches "
+            "(TORCH_LOGS=+inductor names it), or an input that is different at each start",
         )

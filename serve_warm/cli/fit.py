@@ -33,11 +33,9 @@ text is shown if the app is unknown."""
 @click.option(
     "--against",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help=(
-        "JSON file that describes the machine to compare with: a fingerprint, a replica's "
-        "report, an artifact from inspect --json, or the output of diff --json on that machine. "
-        "Default: this machine."
-    ),
+    help="JSON file that describes the machine to compare with: a fingerprint, a replica's "
+    "report, an artifact from inspect --json, or the output of diff --json on that machine. "
+    "Default: this machine.",
 )
 @click.option("--all", "show_all", is_flag=True, help="Also show the factors that match.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")

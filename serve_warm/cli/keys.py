@@ -75,18 +75,14 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
     "--deployment",
     "deployments",
     multiple=True,
-    help=(
-        "Sign only the artifacts of this deployment. With --unsigned, this option is required "
-        "and repeatable."
-    ),
+    help="Sign only the artifacts of this deployment. With --unsigned, this option is required "
+    "and repeatable.",
 )
 @click.option(
     "--unsigned",
     is_flag=True,
-    help=(
-        "Sign artifacts that have no signature, such as those from serve-warm build --unsigned. "
-        "Anyone who can write to STORE can create such artifacts."
-    ),
+    help="Sign artifacts that have no signature, such as those from serve-warm build --unsigned. "
+    "Anyone who can write to STORE can create such artifacts.",
 )
 @click.option(
     "--source-commit",
@@ -101,10 +97,8 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
 @click.option(
     "--builder",
     default="",
-    help=(
-        "With --unsigned: name of the builder, recorded in the signed artifact. The command "
-        "ignores the source, image and builder that the build itself recorded."
-    ),
+    help="With --unsigned: name of the builder, recorded in the signed artifact. The command "
+    "ignores the source, image and builder that the build itself recorded.",
 )
 @click.option(
     "--publish", "target", help="With --unsigned: the store to publish to; default: STORE."

@@ -55,10 +55,8 @@ def duration(text: str) -> float:
     "in_use_files",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     multiple=True,
-    help=(
-        "JSON file with artifacts to keep: a replica's report, a list of reports, or a list of "
-        "statements; repeatable."
-    ),
+    help="JSON file with artifacts to keep: a replica's report, a list of reports, or a list of "
+    "statements; repeatable.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, but remove nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")

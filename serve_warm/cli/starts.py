@@ -60,19 +60,15 @@ address_option = click.option(
 @click.option(
     "--unsigned",
     is_flag=True,
-    help=(
-        "Publish an unsigned artifact to a folder. The key signs only a temporary copy, which a "
-        "fresh replica loads for the round trip. Sign the artifact later with serve-warm sign "
-        "--unsigned."
-    ),
+    help="Publish an unsigned artifact to a folder. The key signs only a temporary copy, which a "
+    "fresh replica loads for the round trip. Sign the artifact later with serve-warm sign "
+    "--unsigned.",
 )
 @click.option(
     "--source-commit",
     default="",
-    help=(
-        "Commit of the source code, recorded in the signed artifact. Default: the commit of the "
-        "CI job."
-    ),
+    help="Commit of the source code, recorded in the signed artifact. Default: the commit of the "
+    "CI job.",
 )
 @click.option(
     "--image",

@@ -106,21 +106,17 @@ def compile_regions(
     if level != 2:
         raise ConfigError(
             f"serve_warm.compile_regions got level={level!r}",
-            hint=(
-                "single blocks support levels 1 and 2 only; for a library, compile the whole "
-                "model: serve_warm.compile(model, level=3)"
-            ),
+            hint="single blocks support levels 1 and 2 only; for a library, compile the whole "
+            "model: serve_warm.compile(model, level=3)",
         )
     # Without a GPU torch captures nothing, and the mode's other options are fine.
     if torch.cuda.is_available() and _captures(arguments):
         raise ConfigError(
             "serve_warm.compile_regions does not support CUDA graphs, but the mode, the options "
             "or a torch setting enables them",
-            hint=(
-                "torch invalidates the output of a compiled call when the next call begins, but "
-                "each block needs the output of the previous block; turn CUDA graphs off, or "
-                "compile the whole model: serve_warm.compile(model, mode=...)"
-            ),
+            hint="torch invalidates the output of a compiled call when the next call begins, but "
+            "each block needs the output of the previous block; turn CUDA graphs off, or "
+            "compile the whole model: serve_warm.compile(model, mode=...)",
         )
     found = _find_repeated(model) if blocks is None else _find_named(model, blocks)
     if returns_unchanged("serve_warm.compile_regions", arguments):
@@ -181,10 +177,8 @@ def _find_repeated(model: torch.nn.Module) -> list[torch.nn.Module]:
     if not found:
         raise ConfigError(
             f"compile_regions found no repeated block in {type(model).__name__}",
-            hint=(
-                "pass the names of the classes to compile, as in compile_regions(model, "
-                "['DecoderLayer']), or compile the whole model with serve_warm.compile"
-            ),
+            hint="pass the names of the classes to compile, as in compile_regions(model, "
+            "['DecoderLayer']), or compile the whole model with serve_warm.compile",
         )
     return found
 

@@ -531,7 +531,6 @@ def _refuse_without_mark(seen: NewestSeen, variant: Variant) -> ArtifactRefused:
     return ArtifactRefused(
         f"this node's record of newer artifacts cannot be read or trusted: {seen.folder}",
         reason="rollback",
-        hint="make that folder private to this user. If the "
-        f"folder's file {variant.file_name} is damaged, remove the file and "
-        f"{seen.node_cache / variant.record_name}",
+        hint=f"make that folder private to this user. If the folder's file {variant.file_name} is "
+        f"damaged, remove the file and {seen.node_cache / variant.record_name}",
     )

@@ -233,10 +233,8 @@ class Preparation(Step):
                 raise ConfigError(
                     f"rank {ranks.rank} has {name} {plan[name]}, but rank {rank} has "
                     f"{theirs[name]}",
-                    hint=(
-                        "give all ranks the same inputs and settings, because each rank waits for "
-                        "the others in every collective"
-                    ),
+                    hint="give all ranks the same inputs and settings, because each rank waits for "
+                    "the others in every collective",
                 )
 
 

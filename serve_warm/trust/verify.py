@@ -159,10 +159,8 @@ def check_age_and_denied(
             raise ArtifactRefused(
                 f"{what} (sha256 {digest}) is on the deny-list",
                 reason="denied",
-                hint=(
-                    "a trust file or code lists this digest under `denied`; build and push a new "
-                    "artifact"
-                ),
+                hint="a trust file or code lists this digest under `denied`; build and push a new "
+                "artifact",
             )
     age_s = _age_s(created)
     if age_s < -MAX_CLOCK_SKEW_S:
