@@ -240,9 +240,7 @@ def read_machine(
 
 
 def _read_from_torch(
-    environ: Mapping[str, str],
-    device: int | None,
-    on_no_torch: Literal["raise", "note"],
+    environ: Mapping[str, str], device: int | None, on_no_torch: Literal["raise", "note"]
 ) -> dict[str, str]:
     """Import torch, and return the factors that are read from torch."""
     try:

@@ -186,8 +186,7 @@ def in_order_of_use(candidates: Sequence[Candidate]) -> list[Considered]:
     looked_at = [candidate.considered for candidate in candidates]
     looked_at.sort(key=lambda seen: rank(seen.created, seen.statement), reverse=True)
     return sorted(
-        looked_at,
-        key=lambda c: (not c.accepted, c.reason != "fingerprint", len(c.mismatches)),
+        looked_at, key=lambda c: (not c.accepted, c.reason != "fingerprint", len(c.mismatches))
     )
 
 

@@ -39,10 +39,7 @@ from serve_warm.artifact.choose import (
     weigh,
     with_trace,
 )
-from serve_warm.artifact.manifest import (
-    CACHE,
-    check_caps,
-)
+from serve_warm.artifact.manifest import CACHE, check_caps
 from serve_warm.artifact.node_cache import NodeCache
 from serve_warm.artifact.reading_order import ReadingOrder, list_statements
 from serve_warm.artifact.statements import (
@@ -134,15 +131,7 @@ def pull(
     if chosen is None:
         _refuse_missing_folder(store, deployment)
         raise_none_fits(candidates, uri=found.uri, deployment=found.deployment, left=found.unread)
-    return take(
-        store,
-        found,
-        chosen,
-        cache=cache,
-        parts=parts,
-        fetched=fetched,
-        given_up=given_up,
-    )
+    return take(store, found, chosen, cache=cache, parts=parts, fetched=fetched, given_up=given_up)
 
 
 def _refuse_missing_folder(store: Store, deployment: str) -> None:

@@ -192,10 +192,7 @@ def _place(
         return f"{stem}{STATEMENT_SUFFIX}", True
     if on_taken == "refuse":
         raise already_published(
-            store,
-            deployment=manifest.deployment,
-            fingerprint=manifest.fingerprint,
-            key=taken[-1],
+            store, deployment=manifest.deployment, fingerprint=manifest.fingerprint, key=taken[-1]
         )
     if manifest.created <= last_created:
         raise AlreadyPublished(
@@ -228,11 +225,7 @@ class Done:
 
 
 def sign(
-    store: Store,
-    keys: Sequence[Ed25519PrivateKey],
-    *,
-    trust: Trust,
-    deployment: str | None = None,
+    store: Store, keys: Sequence[Ed25519PrivateKey], *, trust: Trust, deployment: str | None = None
 ) -> Done:
     """Add signatures by `keys` to a store's artifacts. The result has the new statements' keys.
 
@@ -277,9 +270,7 @@ def sign(
             store.create(created[-1], signed)
             logger.info("signed artifact store=%s statement=%s", store.uri, created[-1])
     return Done(
-        statements=tuple(created),
-        unchanged=len(artifacts) - len(created),
-        refused=tuple(refused),
+        statements=tuple(created), unchanged=len(artifacts) - len(created), refused=tuple(refused)
     )
 
 

@@ -215,11 +215,7 @@ def _unread_settings(application: Application) -> Iterator[Problem]:
 
 
 def check_store(
-    application: Application,
-    deployment: str,
-    store: str | None,
-    *,
-    environ: Mapping[str, str],
+    application: Application, deployment: str, store: str | None, *, environ: Mapping[str, str]
 ) -> Checked:
     """Return the findings about a deployment's store, which is also compared with `store`."""
     checked = compare_stores(application, deployment, store, environ=environ)

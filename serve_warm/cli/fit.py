@@ -75,12 +75,7 @@ def diff(
     if as_json:
         artifacts = [c.as_data() for compared in by_deployment.values() for c in compared]
         screen.data(
-            {
-                "store": opened.uri,
-                "here": here.to_json(),
-                "takes": takes,
-                "artifacts": artifacts,
-            }
+            {"store": opened.uri, "here": here.to_json(), "takes": takes, "artifacts": artifacts}
         )
     else:
         where = "this machine" if against is None else f"the machine of {against}"
@@ -148,9 +143,7 @@ def _compare(considered: choose.Considered, here: Fingerprint) -> _Compared:
         here = _as_replica(artifact, here)
         mismatches = artifact.compare(here)
         considered = dataclasses.replace(
-            considered,
-            reason="fingerprint" if mismatches else "fits",
-            mismatches=mismatches,
+            considered, reason="fingerprint" if mismatches else "fits", mismatches=mismatches
         )
     told = {(m.group, m.factor) for m in (*considered.mismatches, *by_replica)}
     equal = [

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
-    "--name",
-    help="Name of the key in trust files; default: the name of FILE without its suffix.",
+    "--name", help="Name of the key in trust files; default: the name of FILE without its suffix."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 def keygen(*, file: Path, name: str | None, as_json: bool) -> None:

@@ -20,10 +20,7 @@ from typing import Any
 
 import torch
 from transformers.cache_utils import Cache
-from transformers.modeling_outputs import (
-    CausalLMOutputWithPast,
-    Seq2SeqLMOutput,
-)
+from transformers.modeling_outputs import CausalLMOutputWithPast, Seq2SeqLMOutput
 from transformers.utils.generic import ModelOutput
 
 from serve_warm._package import PACKAGE
@@ -267,10 +264,7 @@ class CompiledGeneration:
         return _Encoder(encoder, self._serve_warm_decoder)
 
     def _serve_warm_call(
-        self,
-        original: Callable[..., Any],
-        rows: Any,
-        given: dict[str, Any],
+        self, original: Callable[..., Any], rows: Any, given: dict[str, Any]
     ) -> Any:
         """Return the result of a model call. If `generate` makes the call, run a compiled step."""
         if rows is None:

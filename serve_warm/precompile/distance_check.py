@@ -21,13 +21,7 @@ import torch
 from serve_warm._records import record
 from serve_warm.precompile.call_signature import module_of
 from serve_warm.precompile.deciding import RecordChoices, count_close_choices
-from serve_warm.precompile.distance import (
-    ENOUGH,
-    Results,
-    Verdict,
-    is_exact,
-    judge,
-)
+from serve_warm.precompile.distance import ENOUGH, Results, Verdict, is_exact, judge
 from serve_warm.precompile.eager_check import (
     NEVER_REFUSED,
     Different,
@@ -118,10 +112,7 @@ def compare_in_build(
 
 
 def compare(
-    callee: Any,
-    function: Callable[..., Any],
-    compiled: Callable[..., Any],
-    tensors: Sequence[Any],
+    callee: Any, function: Callable[..., Any], compiled: Callable[..., Any], tensors: Sequence[Any]
 ) -> Comparison:
     """Compare compiled code with eager execution and with a full-precision run of the same call.
 
@@ -210,12 +201,7 @@ class _Runs:
     """The three runs of a call, for one or more inputs."""
 
     def __init__(
-        self,
-        callee: Any,
-        function: Callable[..., Any],
-        tensors: Sequence[Any],
-        *,
-        restore: bool,
+        self, callee: Any, function: Callable[..., Any], tensors: Sequence[Any], *, restore: bool
     ) -> None:
         self.no_reference = ""
         self._is_out_of_memory = False

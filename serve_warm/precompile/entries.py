@@ -402,9 +402,7 @@ class EntryTable:
 
 
 def read_parts(
-    folders: Sequence[Path],
-    *,
-    already: Mapping[Path, EntryTable] = MappingProxyType({}),
+    folders: Sequence[Path], *, already: Mapping[Path, EntryTable] = MappingProxyType({})
 ) -> tuple[EntryTable, list[str]]:
     """Return the entries in the folders of an artifact's parts, and why some parts were not read.
 

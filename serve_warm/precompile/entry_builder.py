@@ -226,8 +226,7 @@ class EntryBuilder:
             try:
                 begun = [pending]
                 made, verdict = self._settled(
-                    call,
-                    lambda: self._try_library(call, begun.pop() if begun else None, arguments),
+                    call, lambda: self._try_library(call, begun.pop() if begun else None, arguments)
                 )
             except NoEntry as failure:
                 if is_of_forward(failure) or isinstance(failure, ChangedByCall):

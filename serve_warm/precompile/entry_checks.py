@@ -318,11 +318,7 @@ class Checks:
             return self._locks.setdefault(dispatcher, threading.RLock())
 
     def compare(
-        self,
-        dispatcher: Dispatcher,
-        check: Check,
-        fn: Callable[..., Any],
-        tensors: Sequence[Any],
+        self, dispatcher: Dispatcher, check: Check, fn: Callable[..., Any], tensors: Sequence[Any]
     ) -> None:
         """Compare `fn`, the code of an entry, with eager execution for one call, on copied inputs.
 
@@ -366,11 +362,7 @@ class Checks:
                 self._tally.note(passed)
 
     def answer(
-        self,
-        dispatcher: Dispatcher,
-        check: Check,
-        fn: Callable[..., Any],
-        tensors: Sequence[Any],
+        self, dispatcher: Dispatcher, check: Check, fn: Callable[..., Any], tensors: Sequence[Any]
     ) -> Any:
         """Return an entry's answer to a call from a request, after comparing the answer with eager.
 

@@ -486,9 +486,7 @@ def check_time(
     manifest = pulled.chosen.manifest
     seen = NewestSeen.beside(wanted.node_cache_dir)
     variant = Variant(
-        store=pulled.store,
-        deployment=manifest.deployment,
-        fingerprint=manifest.fingerprint.key,
+        store=pulled.store, deployment=manifest.deployment, fingerprint=manifest.fingerprint.key
     )
     newest = seen.find_created(variant)
     if newest is None:

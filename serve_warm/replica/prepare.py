@@ -220,10 +220,7 @@ class Preparation(Step):
                 "refuses a request, the other ranks wait for that rank",
                 hint="use `after_ready: count`, which counts compiles after READY",
             )
-        plan = {
-            "inputs": [item.name for item in inputs],
-            "on_unproven": self._config.on_unproven,
-        }
+        plan = {"inputs": [item.name for item in inputs], "on_unproven": self._config.on_unproven}
         with self._journal.timeline.span("the other ranks"):
             plans = await ranks.agree("its inputs", plan, timeout_s=deadline.left())
         for rank, theirs in enumerate(plans):

@@ -94,10 +94,7 @@ def take(environ: Mapping[str, str]) -> SeatUse:
     return replace(use, hit=True, note="; ".join(notes))
 
 
-_NOTES = {
-    True: "no seat was free",
-    False: f"the runtime_env does not have {HOOK_VARIABLE}: {HOOK}",
-}
+_NOTES = {True: "no seat was free", False: f"the runtime_env does not have {HOOK_VARIABLE}: {HOOK}"}
 
 
 def is_on_wrong_gpu(environ: Mapping[str, str]) -> bool:

@@ -210,11 +210,7 @@ class Warmup:
 
     async def _reach_proof(self, deadline: Deadline) -> None:
         loading, proof = Loading(self._start), self._proof
-        with (
-            self._watch_deadline(deadline),
-            self._join() as proof.ranks,
-            _startup_objects_frozen(),
-        ):
+        with self._watch_deadline(deadline), self._join() as proof.ranks, _startup_objects_frozen():
             prepared = await Preparation(self._start).prepare(proof.ranks, deadline)
             self._prepared = prepared
             loaded = await loading.load(prepared, proof.ranks, deadline)
@@ -461,10 +457,7 @@ class Proof(Step):
             prepared.inputs,
             self._replica.call,
             seen=watch_process(),
-            limits=Limits(
-                deadline=deadline,
-                input_s=self._config.input_deadline_s,
-            ),
+            limits=Limits(deadline=deadline, input_s=self._config.input_deadline_s),
             ranks=self.ranks,
             waits=Waits(
                 self._replica.waits_for(),

@@ -246,7 +246,7 @@ class HubStore:
         check_key(found.key)
         if not _COMMIT.fullmatch(found.version):
             raise StoreError(
-                f"{self.uri}: the version is not a commit: {excerpt(found.version, 80)!r}",
+                f"{self.uri}: the version is not a commit: {excerpt(found.version, 80)!r}"
             )
         if self._size(found.key, found.version) != found.size_bytes:
             raise explain_change(self.uri, found.key)
@@ -525,7 +525,7 @@ class HubStore:
                 if left_s <= 0:
                     raise StoreError(
                         f"{self.uri}: cannot {verb} {key!r}: no answer from the Hub for "
-                        f"{silence_s:.0f} s",
+                        f"{silence_s:.0f} s"
                     )
                 wait([future], timeout=left_s)
         finally:

@@ -135,11 +135,7 @@ def _refusal(opened: Envelope, trust: Trust) -> ArtifactRefused:
 
 
 def check_age_and_denied(
-    trust: Trust,
-    *,
-    payload_digest: str,
-    part_digests: Iterable[str],
-    created: str,
+    trust: Trust, *, payload_digest: str, part_digests: Iterable[str], created: str
 ) -> None:
     """Refuse a verified payload that is denied, too old, or dated in the future.
 
