@@ -32,12 +32,11 @@ from serve_warm.builder.round_trips import RoundTrip
 from serve_warm.builder.signing import BY_USER_KEY, Signing, check_key, check_place, staging
 from serve_warm.errors import BuildFailed
 from serve_warm.fingerprint import PORTABLE_ISA, Cpu, Fingerprint, lacking
-from serve_warm.stores import open_store
+from serve_warm.stores import Store, open_store
 from serve_warm.trust.files import trust_lines
 
 if TYPE_CHECKING:
     from serve_warm.replica.pack import PackedReplica
-    from serve_warm.stores import Store
 
 PACK_LIMIT_S = 3600.0
 """Maximum wall-clock seconds for a replica to make and pack its entries and libraries."""

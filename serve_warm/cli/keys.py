@@ -14,14 +14,12 @@ from serve_warm.artifact import push
 from serve_warm.artifact.unsigned import OfPublished, sign_unsigned
 from serve_warm.cli import screen
 from serve_warm.config import environment
-from serve_warm.stores import open_existing_store, open_store
+from serve_warm.stores import Store, open_existing_store, open_store
 from serve_warm.trust.files import load_trust, trust_lines
 from serve_warm.trust.keys import load_signing_key, write_key_pair
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    from serve_warm.stores import Store
 
 
 @click.command()

@@ -16,14 +16,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
 from serve_warm.cli import NO
-
-if TYPE_CHECKING:
-    from serve_warm.errors import ArtifactRefused
+from serve_warm.errors import ArtifactRefused
 
 COUNTERS = re.compile(r" pass \d+(, \d+/\d+ inputs)?")
 """Pattern that matches the counters in a text about a start, such as `pass 2, 3/6 inputs`."""

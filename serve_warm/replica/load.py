@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from serve_warm._daemon_threads import begin
 from serve_warm._records import record
@@ -46,16 +46,13 @@ from serve_warm.replica import prefetch
 from serve_warm.replica.journal import Journal
 from serve_warm.replica.pack import NARROW, UNVARIED, VARIED
 from serve_warm.replica.placement import put_in_place
-from serve_warm.replica.prepare import prepare_compiler
+from serve_warm.replica.prepare import CompilesWith, Prepared, prepare_compiler
+from serve_warm.replica.ranks import Ranks
 from serve_warm.replica.start import Step
 from serve_warm.replica.timed_calls import Deadline
 from serve_warm.report import ArtifactUse, Stage, Verdict
 from serve_warm.stores import kind_of, open_store
 from serve_warm.trust.verify import describe_end
-
-if TYPE_CHECKING:
-    from serve_warm.replica.prepare import CompilesWith, Prepared
-    from serve_warm.replica.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 

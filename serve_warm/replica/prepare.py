@@ -17,7 +17,7 @@ from serve_warm.compiler.compiled_objects import compile_arguments, reaches_comp
 from serve_warm.compiler.cpu_target import isa_checks, pin_portable_cpu, require_compiler
 from serve_warm.compiler.imports import import_compiler
 from serve_warm.compiler.watch import unwatched_compiles
-from serve_warm.config import environment
+from serve_warm.config import WarmupConfig, environment
 from serve_warm.errors import CompilerMissing, ConfigError, WarmupTimeout
 from serve_warm.fingerprint import (
     NOT_NEEDED,
@@ -35,7 +35,6 @@ from serve_warm.replica.timed_calls import Deadline
 from serve_warm.report import Stage
 
 if TYPE_CHECKING:
-    from serve_warm.config import WarmupConfig
     from serve_warm.replica.ranks import Ranks
 
 REMOTE_CACHES = (
