@@ -30,6 +30,13 @@ ROUNDS = re.compile(r"(?<! of) \d+(/\d+)?$")
 """Pattern that matches the counter at the end of a progress line of `bench`, but not `3 of 6` or
 the port of an address."""
 
+state_dir_option = click.option(
+    "--state-dir",
+    metavar="DIR",
+    default="",
+    help="State directory of the replicas on this node. Default: the directory that replicas use.",
+)
+
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[str], None]]:

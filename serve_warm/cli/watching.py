@@ -24,12 +24,7 @@ all known replicas."""
 
 
 @click.command()
-@click.option(
-    "--state-dir",
-    metavar="DIR",
-    default="",
-    help="State directory of the replicas on this node. Default: the directory that replicas use.",
-)
+@screen.state_dir_option
 @click.option("--app", "application", default="", help="Show only this application.")
 @click.option(
     "--deployment",
