@@ -21,7 +21,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import BinaryIO
 
@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 
 
 @record(frozen=True, kw_only=True)
-class Pulled:
+class Pulled(AbstractContextManager["Pulled"]):
     """A pulled artifact with all bytes checked. Call `close`, or use it in a `with` block."""
 
     chosen: Chosen
@@ -77,9 +77,6 @@ class Pulled:
     """Wall-clock seconds for reading the store, and for writing and hashing downloaded bytes."""
     verify_s: float
     """Wall-clock seconds for checking signatures, hashing cached blobs and unpacking."""
-
-    def __enter__(self) -> Pulled:  # noqa: PYI034 - Self is not in Python 3.10
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
