@@ -169,10 +169,6 @@ class ArtifactNotFound(ServeWarmError):
     `trace` has one entry per variant, with the reason why the variant was rejected.
     """
 
-    def __init__(self, message: str, *, trace: tuple[Any, ...] = (), hint: str = "") -> None:
-        super().__init__(message, hint=hint, trace=trace)
-        self.trace = trace
-
 
 REFUSAL_REASONS = (
     *("untrusted", "no_trust", "bad_signature", "bad_statement", "newer_format", "expired"),
@@ -210,9 +206,7 @@ class GenerationRefused(ServeWarmError, ValueError):
 class WarmupFailed(ServeWarmError):
     """The replica must not become ready. `stage` is the stage in which warm-up ended."""
 
-    def __init__(self, message: str, *, stage: str = "", hint: str = "", **facts: Any) -> None:
-        super().__init__(message, hint=hint, stage=stage, **facts)
-        self.stage = stage
+    stage: str = ""
 
 
 class WarmupTimeout(WarmupFailed):
