@@ -60,18 +60,6 @@ class Limits:
     """Maximum seconds for one call of one input."""
 
 
-@record(frozen=True, kw_only=True)
-class _UnderWay:
-    """A replay that has begun but not ended."""
-
-    item: Input
-    limit_s: float
-    limit: Deadline
-
-    def is_late(self) -> bool:
-        return self.limit.left() <= 0
-
-
 @dataclass
 class Progress:
     """The progress of a replay, which observers read while the replay runs."""
@@ -121,35 +109,29 @@ class TimedCalls:
     """Makes one call at a time, and reports whether the current call is late."""
 
     def __init__(
-        self,
-        call: Call,
-        progress: Progress,
-        *,
-        limits: Limits,
-        waits: Waits | None = None,
-        seen: Watch | None = None,
+        self, call: Call, progress: Progress, *, limits: Limits, waits: Waits | None, seen: Watch
     ) -> None:
         self._call = call
-        self._seen = seen
+        self.seen = seen
         self._compiles_before = 0
-        self._progress = progress
-        self._deadline = limits.deadline
+        self.progress = progress
+        self.deadline = limits.deadline
         self._input_limit_s = limits.input_s
         self._waits = waits if waits is not None and waits.names else None
-        self._under_way: tuple[_UnderWay, ...] = ()
-        """The call that has begun and not ended, if any."""
+        self._under_way: tuple[tuple[Input, Deadline], ...] = ()
+        """The call that has begun and not ended, if any, with its limit."""
 
     def overdue(self) -> WarmupTimeout | None:
         """Return an error if the current replay is late, else None. Any thread may call this."""
-        late = (self._timeout(now.item, now.limit_s) for now in self._under_way if now.is_late())
-        return next(late, None)
+        late = [each for each in self._under_way if each[1].left() <= 0]
+        return next((self._timeout(item, limit.seconds) for item, limit in late), None)
 
     def require_time(self, item: Input, seconds: float) -> None:
         """Raise `WarmupTimeout` if a late replay blocked the loop and so could not be cancelled."""
         if seconds > self._input_limit_s:
             raise self._timeout(item, self._input_limit_s)
-        if self._deadline.left() < 0:
-            raise self._timeout(item, self._deadline.seconds)
+        if self.deadline.left() < 0:
+            raise self._timeout(item, self.deadline.seconds)
 
     async def try_out(self, item: Input, limit_s: float) -> ReplayFailed | None:
         """Make an undeclared call, and return its error, if any.
@@ -160,9 +142,9 @@ class TimedCalls:
         Raises:
             WarmupTimeout: the deadline of the start passed.
         """
-        limit_s = min(limit_s, self._deadline.left())
+        limit_s = min(limit_s, self.deadline.left())
         if limit_s <= 0:
-            raise self._timeout(item, self._deadline.seconds)
+            raise self._timeout(item, self.deadline.seconds)
         task = asyncio.ensure_future(self._call_without_exit(item))
         try:
             await asyncio.wait({task}, timeout=limit_s)
@@ -189,12 +171,12 @@ class TimedCalls:
         Raises:
             WarmupTimeout: the deadline of the call passed.
         """
-        limit_s = min(self._input_limit_s, self._deadline.left())
+        limit_s = min(self._input_limit_s, self.deadline.left())
         if limit_s <= 0:
-            raise self._timeout(item, self._deadline.seconds)
+            raise self._timeout(item, self.deadline.seconds)
         start = time.perf_counter()
         self._compiles_before = self._count_compiles()
-        self._under_way = (_UnderWay(item=item, limit_s=limit_s, limit=Deadline(limit_s)),)
+        self._under_way = ((item, Deadline(limit_s)),)
         # Unlike wait_for, a task returns the exception as a value, so every error is reported with
         # its input.
         task = asyncio.ensure_future(self._call_without_exit(item))
@@ -257,7 +239,7 @@ class TimedCalls:
                 raise RuntimeError(f"the call tried to end the process: {raised!r}") from raised
 
     def _timeout(self, item: Input, limit_s: float) -> WarmupTimeout:
-        progress = self._progress
+        progress = self.progress
         covered = f"{len(progress.first_s)} of {len(progress.inputs)} inputs were replayed"
         return WarmupTimeout(
             f"input {item.name!r} did not finish within {limit_s:.0f} s; {covered}, "
@@ -272,7 +254,7 @@ class TimedCalls:
 
     def _count_compiles(self) -> int:
         """Return the number of compiles that have begun."""
-        return self._seen.counts().compiles + self._seen.compiling if self._seen else 0
+        return self.seen.counts().compiles + self.seen.compiling
 
     def _waiting_text(self) -> str:
         if self._waits is None:
