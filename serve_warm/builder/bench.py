@@ -37,7 +37,7 @@ import requests
 from serve_warm._package import __version__
 from serve_warm._redaction import excerpt
 from serve_warm.builder.app import App
-from serve_warm.builder.cluster import Cluster, Start
+from serve_warm.builder.cluster import Cluster, Progress, Start
 from serve_warm.errors import BuildFailed, ConfigError
 from serve_warm.inputs import Input
 from serve_warm.report import Stage
@@ -50,7 +50,8 @@ SCHEMA_FILE = Path(__file__).with_name("bench.schema.json")
 REQUEST_LIMIT_S = 600.0
 """Maximum seconds to wait for the answer to a request; after that, the bench fails."""
 
-Progress = Callable[[str], None]
+AFTER_READY = ("compiles", "captures", "kernels", "tunings", "eager_falls")
+"""Counts of work after READY that together are the `compiles_after_ready` of a start."""
 
 
 def run(
@@ -142,11 +143,7 @@ def one(
         "steady_p50_s": statistics.median(latencies[1:]),
         "compiles": report["warmup"]["compiles"],
         "compiler_processes": report["warmup"]["compiler_processes"],
-        "compiles_after_ready": report["after_ready"]["compiles"]
-        + report["after_ready"]["captures"]
-        + report["after_ready"]["kernels"]
-        + report["after_ready"]["tunings"]
-        + report["after_ready"]["eager_falls"],
+        "compiles_after_ready": sum(report["after_ready"][each] for each in AFTER_READY),
         "verdict": report["verdict"],
         "traced": report["traced"],
         "levels": report["levels"],

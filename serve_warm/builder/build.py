@@ -18,7 +18,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal
 
 from serve_warm._records import record
 from serve_warm.artifact.blobs import pack_part
@@ -94,14 +94,20 @@ def build(
             if decision == "keep"
             else push_all(store, variants, signer, on_taken=decision)
         )
+    cold = [packed["report"] for packed in by_rank]
     return Built(
         published="kept" if keep else "new",
         store=store.uri,
-        **name_built(statements, manifests),
+        statement=statements[0],
+        ranks=tuple(statements) if len(statements) > 1 else (),
+        variant=manifests[0].fingerprint.key,
         portable_libraries=by_rank[-1]["facts"].get("libraries_disassembled"),
         trust="" if keep or signer is None else trust_lines(key.public_key(), name="builder"),
         seconds=work.seconds,
-        **tell_built(by_rank, reports),
+        entries=tuple(entries),
+        warnings=collect_warnings(*cold, *reports),
+        cold=cold[0],
+        round_trip=reports[0],
         **(_sizes_in_use(store, app, used) if keep else measure_built(manifests)),
     )
 
@@ -196,7 +202,7 @@ class _Work:
         return reports
 
 
-def _sizes_in_use(store: Store, app: App, used: Mapping[str, Any]) -> Sizes:
+def _sizes_in_use(store: Store, app: App, used: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sizes of the published artifacts that replicas loaded."""
     found = find_manifests(store, app, list(used))
     parts = count_bytes([manifest for manifest in found if manifest is not None])
@@ -330,56 +336,11 @@ class Built:
     """The kinds of calls with their levels, and how far each entry is from full precision."""
 
 
-class Names(TypedDict):
-    """The fields of `Built` that name the artifacts."""
-
-    statement: str
-    ranks: tuple[str, ...]
-    variant: str
-
-
-class Sizes(TypedDict):
-    """The fields of `Built` with sizes."""
-
-    stored_bytes: int
-    raw_bytes: int
-    parts: Mapping[str, int]
-
-
-class Told(TypedDict):
-    """The fields of `Built` that come from replicas."""
-
-    entries: tuple[Mapping[str, Any], ...]
-    warnings: tuple[str, ...]
-    cold: Mapping[str, Any]
-    round_trip: Mapping[str, Any]
-
-
-def name_built(statements: Sequence[str], manifests: Sequence[Manifest]) -> Names:
-    """Return the names of the artifacts. `statements` and `manifests` are sorted by rank."""
-    return {
-        "statement": statements[0],
-        "ranks": tuple(statements) if len(statements) > 1 else (),
-        "variant": manifests[0].fingerprint.key,
-    }
-
-
-def measure_built(manifests: Sequence[Manifest]) -> Sizes:
+def measure_built(manifests: Sequence[Manifest]) -> dict[str, Any]:
     """Return the sizes of the artifacts, summed over all ranks."""
     parts = count_bytes(manifests)
     raw_bytes = sum(part.raw_bytes for manifest in manifests for part in manifest.parts)
     return {"stored_bytes": sum(parts.values()), "raw_bytes": raw_bytes, "parts": parts}
-
-
-def tell_built(by_rank: Sequence[Mapping[str, Any]], warm: Sequence[Mapping[str, Any]]) -> Told:
-    """Return the warnings of all ranks, and the entries and the two reports of the first rank."""
-    cold = [packed["report"] for packed in by_rank]
-    return {
-        "entries": tuple(by_rank[0]["facts"].get("entries", ())),
-        "warnings": collect_warnings(*cold, *warm),
-        "cold": cold[0],
-        "round_trip": warm[0],
-    }
 
 
 def collect_warnings(*reports: Mapping[str, Any]) -> tuple[str, ...]:
