@@ -171,7 +171,7 @@ def _find_repeated(model: torch.nn.Module) -> list[torch.nn.Module]:
         if isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ModuleDict)):
             for child in children:
                 kinds.setdefault(type(child), []).append(child)
-        blocks = [b for same in kinds.values() if len(same) > 1 for b in same if _has_work(b)]
+        blocks = [b for same in kinds.values() if len(same) > 1 for b in same if has_work(b)]
         found += blocks
         queue += [child for child in children if not any(child is block for block in blocks)]
     if not found:
@@ -183,8 +183,8 @@ def _find_repeated(model: torch.nn.Module) -> list[torch.nn.Module]:
     return found
 
 
-def _has_work(module: torch.nn.Module) -> bool:
-    # For single Linear layers, a compiled call for each layer does not pay off.
+def has_work(module: torch.nn.Module) -> bool:
+    """Return whether compiling a module by itself pays off, unlike for a single Linear layer."""
     return len(list(module.children())) > 0 or len(list(module.parameters(recurse=False))) > 2
 
 

@@ -27,6 +27,7 @@ from serve_warm.precompile.aot_load import FAILURES, as_reasons
 from serve_warm.precompile.aoti_assigned import describe_changes
 from serve_warm.precompile.aoti_library import assigns
 from serve_warm.precompile.call_signature import Dynamic, Signature, describe, module_of
+from serve_warm.precompile.compiled import has_work
 from serve_warm.precompile.distance import Verdict
 from serve_warm.precompile.distance_check import CAUSE, compare_in_build
 from serve_warm.precompile.eager_check import run_on_copies, why_not_twice
@@ -416,7 +417,7 @@ def _calls_of_parts(
     def note(part: Any, args: Any, kwargs: Any) -> None:
         calls.setdefault(part, (args, kwargs))
 
-    parts = [part for part in module.modules() if part is not module and _has_work(part)]
+    parts = [part for part in module.modules() if part is not module and has_work(part)]
     hooks = [part.register_forward_pre_hook(note, with_kwargs=True) for part in parts]
     try:
         with eagerly():  # otherwise, entries of other callables would contain the hooks
@@ -425,11 +426,6 @@ def _calls_of_parts(
         for hook in hooks:
             hook.remove()
     return calls
-
-
-def _has_work(part: Any) -> bool:
-    # Compiling a single small layer does not pay off.
-    return bool(list(part.children())) or len(list(part.parameters(recurse=False))) > 2
 
 
 def _find(module: Any, calls: dict[Any, Call]) -> Iterator[type]:
