@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from serve_warm._records import record
 from serve_warm._redaction import describe_error
-from serve_warm.precompile.eager_check import Kept
+from serve_warm.precompile.eager_check import Kept, Outcome
 from serve_warm.precompile.eager_dtypes import (
     ShowEagerDtypes,
     asked_dtype,
@@ -110,23 +110,11 @@ def choose_precision(*, half: bool, device_types: Iterable[str]) -> Precision:
 
 
 @record(frozen=True, kw_only=True)
-class FullRun:
+class FullRun(Outcome):
     """The result of one run in full precision."""
 
-    said: str
-    """The result without its tensors, as text."""
-    outputs: Sequence[Any]
-    inputs: Sequence[Any]
-    """The call's tensors after the run."""
-    buffers: Sequence[Any]
-    """The module's buffers after the run."""
     eager_operators: Sequence[str]
     """Names of operators that ran in their eager dtypes, because they accept no others."""
-
-    @property
-    def tensors(self) -> list[Any]:
-        """All tensors, in the order in which they are compared."""
-        return [*self.outputs, *self.inputs, *self.buffers]
 
 
 NOTHING = contextlib.nullcontext()
@@ -163,13 +151,7 @@ def run_in_full_precision(
         # Any error may come from a kernel or from code that expects another dtype.
         cause = describe_error(error)
         raise NoFullPrecision(f"it cannot run in full precision: {cause}") from error
-    return FullRun(
-        said=outcome.said,
-        outputs=outcome.outputs,
-        inputs=outcome.inputs,
-        buffers=outcome.buffers,
-        eager_operators=tuple(sorted(mode.eager_operators)),
-    )
+    return FullRun(**vars(outcome), eager_operators=tuple(sorted(mode.eager_operators)))
 
 
 class FullPrecision(OperatorMode):
