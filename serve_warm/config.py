@@ -64,8 +64,7 @@ class Seats(BaseModel):
     def _modules(cls, imports: tuple[str, ...]) -> tuple[str, ...]:
         for name in imports:
             if not all(part.isidentifier() for part in name.split(".")):
-                message = f"{name!r} is not the dotted name of a module"
-                raise ValueError(message)
+                raise ValueError(f"{name!r} is not the dotted name of a module")
         return imports
 
 
@@ -165,8 +164,7 @@ class WarmupConfig(BaseModel):
         try:
             check_scheme(artifact or "")
         except ConfigError as error:
-            message = f"{error.message}; {error.hint}"
-            raise ValueError(message) from None
+            raise ValueError(f"{error.message}; {error.hint}") from None
         return artifact
 
     @field_validator("eager_sample", mode="before")
@@ -179,8 +177,7 @@ class WarmupConfig(BaseModel):
     @classmethod
     def _a_share(cls, sample: str) -> str:
         if sample != "off" and _SHARE.fullmatch(sample) is None:
-            message = "write 'off', or a share such as '1/1000'"
-            raise ValueError(message)
+            raise ValueError("write 'off', or a share such as '1/1000'")
         return sample
 
     @property
