@@ -150,7 +150,7 @@ def find_published(store: Store, deployment: str, fingerprint: Fingerprint) -> l
 
 
 def already_published(
-    store: Store, *, deployment: str, fingerprint: Fingerprint, key: str
+    store: Store, deployment: str, fingerprint: Fingerprint, key: str
 ) -> AlreadyPublished:
     """Return an AlreadyPublished error for the variant whose statement has this key."""
     what = "it cannot be read"
@@ -191,9 +191,7 @@ def _place(
     if not taken:
         return f"{stem}{STATEMENT_SUFFIX}", True
     if on_taken == "refuse":
-        raise already_published(
-            store, deployment=manifest.deployment, fingerprint=manifest.fingerprint, key=taken[-1]
-        )
+        raise already_published(store, manifest.deployment, manifest.fingerprint, taken[-1])
     if manifest.created <= last_created:
         raise AlreadyPublished(
             f"this artifact (created {manifest.created}) is not newer than variant "

@@ -353,7 +353,7 @@ def open_cluster(
             ray.shutdown()
 
 
-def _connect(address: str | None, num_cpus: float) -> None:
+def _connect(address: str | None, num_cpus: float = 0.0) -> None:
     """Connect to a cluster or start a local cluster."""
     import ray
 
@@ -369,7 +369,7 @@ def _connect(address: str | None, num_cpus: float) -> None:
     except (ConnectionError, ValueError) as error:
         raise ConfigError(
             f"no Ray cluster at {address or 'this machine'}: {error}",
-            hint="check --address, or leave it out for a local cluster",
+            hint="check --address, or leave it out",
         ) from error
     except OSError as error:
         # Seen in 2.60 if a socket path in the temporary folder is too long, or the disk is full.
@@ -443,12 +443,7 @@ def ask_replicas(address: str) -> list[dict[str, Any]]:
     import ray
     from ray import serve
 
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError) as error:
-        raise ConfigError(
-            f"no Ray cluster at {address}: {error}", hint="check --address"
-        ) from error
+    _connect(address)
     try:
         return [
             report
