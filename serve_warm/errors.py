@@ -210,14 +210,14 @@ class WarmupFailed(ServeWarmError):
 
 
 class WarmupTimeout(WarmupFailed):
-    """A deadline has passed.
-
-    `covered` says which inputs were proven or replayed before the deadline.
-    """
+    """A deadline has passed."""
 
 
 class ReplayFailed(WarmupFailed):
     """Replaying an input raised an exception, which is stored as `__cause__`."""
+
+    input: str = ""
+    """The name of the input, if one input failed."""
 
 
 class RankFailed(WarmupFailed):

@@ -220,6 +220,7 @@ class TimedCalls:
             or "to reproduce the error, call the same method with the same arguments; if the "
             "input is wrong, fix warmup_inputs()",
             stage=Stage.REPLAYING.value,
+            input=item.name,
         )
         failed.__cause__ = error
         return seconds, failed

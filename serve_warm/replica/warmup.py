@@ -510,12 +510,11 @@ class Proof(Step):
         because then the input is wrong. Also returns None with several ranks, because the other
         ranks are in the middle of the same call.
         """
-        used, cause = loaded.artifact, failed.__cause__
+        used, cause, name = loaded.artifact, failed.__cause__, failed.input
         if loaded.verdict is not Verdict.FULL_HIT or used is None or self.ranks.size > 1:
             return None
         if cause is None or cuda_graphs.ran_out_of_memory(failed):
             return None
-        name = str(getattr(failed, "input", ""))
         SESSION.unload()
         with run_eagerly():
             if await self._replays[-1].try_again(name) is not None:
