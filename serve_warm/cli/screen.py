@@ -12,7 +12,6 @@ import contextlib
 import json
 import logging
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -42,15 +41,15 @@ state_dir_option = click.option(
 def progress() -> Iterator[Callable[[str], None]]:
     """Yield a function that shows the current step on stderr. The function can be called often.
 
-    Outside a terminal, the function writes no line if only a counter changed, so that a log shows
-    every stage but not every input.
+    The function writes no line if only a counter changed, so a terminal and a log show every stage
+    but not every input.
     """
     start = time.monotonic()
     last = ""
 
     def show(text: str) -> None:
         nonlocal last
-        stage = text if sys.stderr.isatty() else ROUNDS.sub("", COUNTERS.sub("", text))
+        stage = ROUNDS.sub("", COUNTERS.sub("", text))
         if stage != last:
             last = stage
             click.echo(f"[{time.monotonic() - start:6.1f} s] {stage}", err=True)
