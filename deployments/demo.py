@@ -38,6 +38,7 @@ from serve_warm.builder.app import load_app
 from serve_warm.builder.build import build
 from serve_warm.builder.cluster import Cluster, open_cluster
 from serve_warm.builder.publishing import Destination
+from serve_warm.builder.torch_cache import TorchCache
 from serve_warm.cli import screen
 from serve_warm.cli.starts import show
 from serve_warm.stores import open_store
@@ -122,7 +123,7 @@ def run(store: str) -> int:
     app = load_app(APP)
     runs: list[dict[str, Any]] = []
     checked: dict[str, float] = {}
-    torch_cache = bench.TorchCache()
+    torch_cache = TorchCache()
 
     def start(mode: str, on: Cluster, progress: Any) -> None:
         runs.append(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.compiler._cache import CacheArtifactManager
 
-from serve_warm.builder.bench import _subclass
+from serve_warm.builder.torch_cache import _subclass
 from serve_warm.inputs import Input
 
 if TYPE_CHECKING:
