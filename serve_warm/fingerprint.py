@@ -586,7 +586,7 @@ _EXCLUDED_VARIABLES = frozenset(
         "TORCH_COMPILE_DEBUG_DIR",
         # remote caches that torch asks before it compiles; the Redis URL may hold a password
         *("TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE", "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE"),
-        *(f"TORCHINDUCTOR_REDIS_{part}" for part in ("HOST", "PORT", "URL")),
+        *("TORCHINDUCTOR_REDIS_HOST", "TORCHINDUCTOR_REDIS_PORT", "TORCHINDUCTOR_REDIS_URL"),
         # how many compilers run at once, and how they start
         *("TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_WORKER_START"),
         # the id of the run: it selects recorded shapes, and a scheduler may change it each time
