@@ -34,7 +34,7 @@ def _option(name: str) -> click.Option:
 @click.option("--json", "as_json", is_flag=True, help="Print each check and replica as JSON.")
 @click.pass_context
 def probe(
-    context: click.Context, *, verbose: bool, strict: bool, as_json: bool, **given: Any
+    context: click.Context, /, *, verbose: bool, strict: bool, as_json: bool, **given: Any
 ) -> None:
     """Report whether this node's replicas are warm and whether its raylet and proxy are healthy.
 

@@ -68,7 +68,7 @@ class Choice:
 Choices = Sequence[Choice]
 
 
-class RecordChoices(OperatorMode):
+class RecordChoices(OperatorMode):  # type: ignore[no-untyped-call]
     """Records the decisions of a run, in order."""
 
     def __init__(self) -> None:

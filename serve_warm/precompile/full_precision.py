@@ -154,7 +154,7 @@ def run_in_full_precision(
     return FullRun(**vars(outcome), eager_operators=tuple(sorted(mode.eager_operators)))
 
 
-class FullPrecision(OperatorMode):
+class FullPrecision(OperatorMode):  # type: ignore[no-untyped-call]
     """Runs each operator in full precision.
 
     A tensor from outside the run, such as a parameter, keeps its values. The run uses a cast copy

@@ -158,7 +158,7 @@ def write(tensor: Any, value: Any) -> None:
         tensor.copy_(value)
 
 
-class _CopyBeforeWrite(OperatorMode):
+class _CopyBeforeWrite(OperatorMode):  # type: ignore[no-untyped-call]
     """Copies tensors before an operator writes into their memory."""
 
     def __init__(self, tensors: Sequence[_Kept]) -> None:
