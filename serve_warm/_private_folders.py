@@ -116,11 +116,7 @@ _Of = Literal["file", "link", "holder", "above"]
 
 
 def _find_weakness(
-    path: Path,
-    status: os.stat_result,
-    of: _Of,
-    *,
-    fixed: bool | None = None,
+    path: Path, status: os.stat_result, of: _Of, *, fixed: bool | None = None
 ) -> Problem | None:
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid not in (0, os.geteuid()):

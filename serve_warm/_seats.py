@@ -42,16 +42,7 @@ CUDA_NOT_INITIALIZED = 3
 NICE = 10
 """The niceness of the importing thread is increased by this number."""
 
-Miss = Literal[
-    "none",
-    "no_hook",
-    "failed",
-    "hung",
-    "cuda",
-    "environment",
-    "threads",
-    "unavailable",
-]
+Miss = Literal["none", "no_hook", "failed", "hung", "cuda", "environment", "threads", "unavailable"]
 """Why a start did not use a seat. `unavailable`: this replica no longer asks for seats."""
 
 MISSES: tuple[Miss, ...] = get_args(Miss)

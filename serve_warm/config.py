@@ -29,14 +29,6 @@ from serve_warm.errors import ConfigError, did_you_mean
 
 ENVIRONMENT_PREFIX = "SERVE_WARM_"
 
-_SECONDS = ("deadline_s", "pull_deadline_s", "input_deadline_s")
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_DURATION = re.compile(
-    r"\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*"
-    r"(s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)\s*",
-    re.ASCII | re.IGNORECASE,
-)
-
 FORMER = {"on_uncovered": "on_unproven", "parity": "eager_sample", "parts": "max_level"}
 """Former names of settings, and the names that replaced them."""
 
@@ -72,8 +64,7 @@ class Seats(BaseModel):
     def _modules(cls, imports: tuple[str, ...]) -> tuple[str, ...]:
         for name in imports:
             if not all(part.isidentifier() for part in name.split(".")):
-                message = f"{name!r} is not the dotted name of a module"
-                raise ValueError(message)
+                raise ValueError(f"{name!r} is not the dotted name of a module")
         return imports
 
 
@@ -173,20 +164,8 @@ class WarmupConfig(BaseModel):
         try:
             check_scheme(artifact or "")
         except ConfigError as error:
-            message = f"{error.message}; {error.hint}"
-            raise ValueError(message) from None
+            raise ValueError(f"{error.message}; {error.hint}") from None
         return artifact
-
-    @field_validator(*_SECONDS, mode="before")
-    @classmethod
-    def _seconds(cls, value: Any) -> Any:
-        # Seconds are the only unit of durations in settings, also in the chart and the environment.
-        found = _DURATION.fullmatch(value) if isinstance(value, str) else None
-        if found is not None:
-            seconds = float(found[1]) * _UNITS[found[2][0].lower()]
-            message = f"must be a number of seconds: write {seconds:.16g}"
-            raise ValueError(message)
-        return value
 
     @field_validator("eager_sample", mode="before")
     @classmethod
@@ -198,8 +177,7 @@ class WarmupConfig(BaseModel):
     @classmethod
     def _a_share(cls, sample: str) -> str:
         if sample != "off" and _SHARE.fullmatch(sample) is None:
-            message = "write 'off', or a share such as '1/1000'"
-            raise ValueError(message)
+            raise ValueError("write 'off', or a share such as '1/1000'")
         return sample
 
     @property

@@ -98,7 +98,6 @@ class MissingPackage(ConfigError):
             f"{what} needs {package}, which is not installed",
             # Quoted, because a shell may read brackets as a pattern.
             hint=f"pip install {shlex.quote(package)}",
-            package=package,
         )
 
 
@@ -125,7 +124,7 @@ class CompilerMissing(ServeWarmError):
             hint = (
                 f"install g++ (Debian: apt-get install g++), or set CXX to your compiler; {needed}"
             )
-        super().__init__(f"no C++ compiler: {message}", hint=hint, looked_for=looked_for)
+        super().__init__(f"no C++ compiler: {message}", hint=hint)
 
 
 class StoreError(ServeWarmError):
@@ -140,19 +139,14 @@ class ObjectNotFound(StoreError):
     """The store has no object under this key."""
 
     def __init__(self, key: str, *, store: str) -> None:
-        super().__init__(f"{store}: no object {key!r}", key=key, store=store)
+        super().__init__(f"{store}: no object {key!r}")
 
 
 class ObjectTooLarge(StoreError):
     """The object is larger than `max_bytes`, the caller's limit."""
 
     def __init__(self, key: str, *, store: str, max_bytes: int) -> None:
-        super().__init__(
-            f"{store}: {key!r} is larger than {max_bytes} bytes",
-            key=key,
-            store=store,
-            max_bytes=max_bytes,
-        )
+        super().__init__(f"{store}: {key!r} is larger than {max_bytes} bytes")
 
 
 class ObjectExists(StoreError):
@@ -162,8 +156,6 @@ class ObjectExists(StoreError):
         super().__init__(
             f"{store}: {key!r} already exists, but its content differs from the new content",
             hint="stores never overwrite objects: publish under another prefix, or prune first",
-            key=key,
-            store=store,
         )
 
 
@@ -176,10 +168,6 @@ class ArtifactNotFound(ServeWarmError):
 
     `trace` has one entry per variant, with the reason why the variant was rejected.
     """
-
-    def __init__(self, message: str, *, trace: tuple[Any, ...] = (), hint: str = "") -> None:
-        super().__init__(message, hint=hint, trace=trace)
-        self.trace = trace
 
 
 REFUSAL_REASONS = (
@@ -218,20 +206,18 @@ class GenerationRefused(ServeWarmError, ValueError):
 class WarmupFailed(ServeWarmError):
     """The replica must not become ready. `stage` is the stage in which warm-up ended."""
 
-    def __init__(self, message: str, *, stage: str = "", hint: str = "", **facts: Any) -> None:
-        super().__init__(message, hint=hint, stage=stage, **facts)
-        self.stage = stage
+    stage: str = ""
 
 
 class WarmupTimeout(WarmupFailed):
-    """A deadline has passed.
-
-    `covered` says which inputs were proven or replayed before the deadline.
-    """
+    """A deadline has passed."""
 
 
 class ReplayFailed(WarmupFailed):
     """Replaying an input raised an exception, which is stored as `__cause__`."""
+
+    input: str = ""
+    """The name of the input, if one input failed."""
 
 
 class RankFailed(WarmupFailed):

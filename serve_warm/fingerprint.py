@@ -240,9 +240,7 @@ def read_machine(
 
 
 def _read_from_torch(
-    environ: Mapping[str, str],
-    device: int | None,
-    on_no_torch: Literal["raise", "note"],
+    environ: Mapping[str, str], device: int | None, on_no_torch: Literal["raise", "note"]
 ) -> dict[str, str]:
     """Import torch, and return the factors that are read from torch."""
     try:
@@ -584,35 +582,23 @@ _COMPILER_VARIABLES = ("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE")
 _EXCLUDED_VARIABLES = frozenset(
     {
         # folders of caches
-        "TORCHINDUCTOR_CACHE_DIR",
-        "TORCHINDUCTOR_CACHE_DUMP_FILE_PATH",
+        *("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_CACHE_DUMP_FILE_PATH"),
         "TORCH_COMPILE_DEBUG_DIR",
         # remote caches that torch asks before it compiles; the Redis URL may hold a password
-        "TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE",
-        "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE",
-        "TORCHINDUCTOR_REDIS_HOST",
-        "TORCHINDUCTOR_REDIS_PORT",
-        "TORCHINDUCTOR_REDIS_URL",
+        *("TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE", "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE"),
+        *("TORCHINDUCTOR_REDIS_HOST", "TORCHINDUCTOR_REDIS_PORT", "TORCHINDUCTOR_REDIS_URL"),
         # how many compilers run at once, and how they start
-        "TORCHINDUCTOR_COMPILE_THREADS",
-        "TORCHINDUCTOR_WORKER_START",
+        *("TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_WORKER_START"),
         # the id of the run: it selects recorded shapes, and a scheduler may change it each time
         "TORCH_COMPILE_JOB_ID",
         # extra logs, dumps and profiles
-        "TORCHDYNAMO_DEBUG_FUNCTION",
-        "TORCHDYNAMO_EXTENDED_ADVICE",
-        "TORCHDYNAMO_EXTENDED_DEBUG_CPP",
-        "TORCHDYNAMO_EXTENDED_DEBUG_CREATE_SYMBOL",
-        "TORCHDYNAMO_EXTENDED_DEBUG_GUARD_ADDED",
-        "TORCHDYNAMO_PRINT_MISSING",
-        "TORCHDYNAMO_VERBOSE",
-        "TORCHINDUCTOR_CONV_LOGGING_FILE",
-        "TORCHINDUCTOR_DUMP_MEMOIZER_CACHE",
-        "TORCHINDUCTOR_FLEX_ATTENTION_LOGGING_FILE",
-        "TORCHINDUCTOR_MM_LOGGING_FILE",
-        "TORCHINDUCTOR_WRITE_MISSING_OPS",
-        "TORCH_COMPILE_CPROFILE",
-        "TORCH_COMPILE_DYNAMO_PROFILER",
+        *("TORCHDYNAMO_DEBUG_FUNCTION", "TORCHDYNAMO_EXTENDED_ADVICE"),
+        *("TORCHDYNAMO_EXTENDED_DEBUG_CPP", "TORCHDYNAMO_EXTENDED_DEBUG_CREATE_SYMBOL"),
+        *("TORCHDYNAMO_EXTENDED_DEBUG_GUARD_ADDED", "TORCHDYNAMO_PRINT_MISSING"),
+        *("TORCHDYNAMO_VERBOSE", "TORCHINDUCTOR_CONV_LOGGING_FILE"),
+        *("TORCHINDUCTOR_DUMP_MEMOIZER_CACHE", "TORCHINDUCTOR_FLEX_ATTENTION_LOGGING_FILE"),
+        *("TORCHINDUCTOR_MM_LOGGING_FILE", "TORCHINDUCTOR_WRITE_MISSING_OPS"),
+        *("TORCH_COMPILE_CPROFILE", "TORCH_COMPILE_DYNAMO_PROFILER"),
         "TORCH_COMPILE_STROBELIGHT",
     }
 )

@@ -157,7 +157,9 @@ class Input:
             is_http = HTTP_TARGET.fullmatch(self.target) is not None
             if not is_http and not self.target.isidentifier():
                 raise InputError(
-                    f"unknown kind of target {self.target!r}", hint=_correct_target(self.target)
+                    f"unknown kind of target {self.target!r}",
+                    hint='use a method ("embed") or a request ("POST /embed"): the HTTP method in '
+                    "capitals, one space, and a path without spaces",
                 )
             if not is_http and (self.json is not None or self.body or self.headers):
                 raise InputError(
@@ -217,19 +219,6 @@ def missing_batches(inputs: Sequence[Input], *, largest: int) -> list[Input]:
             if size not in declared
         ]
     return missing
-
-
-def _correct_target(target: str) -> str:
-    """Return the hint for a target that is neither a method nor a request."""
-    hint = 'use a method ("embed") or a request ("POST /embed")'
-    found = re.fullmatch(r"\s*([A-Za-z]+)\s*(/.*?)\s*", target, re.DOTALL)
-    if found is None:
-        return hint
-    path = urllib.parse.quote(found[2], safe="/?&=#%:@!$'()*+,;[]~")
-    written = f"{found[1].upper()} {path}"
-    if HTTP_TARGET.fullmatch(written) is None:
-        return f"{hint}; the HTTP methods are GET, POST, PUT, PATCH, DELETE, HEAD, OPTIONS"
-    return f'write "{written}": the method in capitals, one space, and a path without spaces'
 
 
 @public

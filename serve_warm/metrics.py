@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from serve_warm._records import record
 from serve_warm._redaction import loggable, redact
@@ -43,18 +43,16 @@ class Metric:
 
     name: str
     """The name, without Ray's prefix `ray_` and without a counter's suffix `_total`."""
-    kind: str
+    kind: str = "gauge"
     """`gauge` or `counter`."""
     help: str
     labels: tuple[str, ...] = ()
     """Labels, except labels that the exporter adds. The set of label values is fixed, except in
     metrics whose name ends in `_info`. Those metrics have one series per replica."""
-    while_alive: bool = False
-    """Whether the metric describes the live replica. After the replica has ended, such a metric is
-    0 or absent. Other metrics describe the start."""
-    absent_after: bool = False
-    """If true, the metric is absent after the replica has ended. If false, the metric becomes 0. A
-    0 would be wrong for a date or an age, and would leave a series for each ended replica."""
+    at_end: Literal["kept", "zero", "absent"] = "kept"
+    """What becomes of the metric when the replica ends. `kept`: it describes the start. `zero` and
+    `absent`: it describes the live replica. A 0 would be wrong for a date or an age, and would
+    leave a series for each ended replica."""
     zeros: bool = True
     """Whether the node server exports values of 0. If false, reasons or levels that do not apply
     have no series. `RaySink` always exports zeros: Ray would otherwise repeat an old value."""
@@ -105,26 +103,21 @@ def _parity_checks(report: Report) -> Samples:
 METRICS = (
     Metric(
         name="serve_warm_build_info",
-        kind="gauge",
-        while_alive=True,
-        absent_after=True,
+        at_end="absent",
         labels=("version", "ray_version", "torch_version"),
         help="Always 1. The labels give the replica's serve_warm, Ray and torch versions.",
         read=_build,
     ),
     Metric(
         name="serve_warm_ready",
-        kind="gauge",
-        while_alive=True,
+        at_end="zero",
         says_ready=((),),
         help="1 if the replica is proven warm, or a policy lets it serve anyway. 0 if it is hung.",
         read=_one(lambda r: r.stage is Stage.READY),
     ),
     Metric(
         name="serve_warm_degraded",
-        kind="gauge",
-        while_alive=True,
-        absent_after=True,
+        at_end="absent",
         says_ready=((),),
         help=(
             "1 for a ready replica with a missed deadline, unproven inputs, an incomplete artifact "
@@ -134,20 +127,15 @@ METRICS = (
     ),
     Metric(
         name="serve_warm_narrow",
-        kind="gauge",
-        while_alive=True,
-        absent_after=True,
-        help=(
-            "What all declared inputs have in common although a request that differs would "
-            "compile, such as sizes, and compiled objects and branches that no input reaches. "
-            "Should be 0."
-        ),
+        at_end="absent",
+        help="What all declared inputs have in common although a request that differs would "
+        "compile, such as sizes, and compiled objects and branches that no input reaches. "
+        "Should be 0.",
         read=_one(lambda r: len(r.narrow)),
     ),
     Metric(
         name="serve_warm_stage",
-        kind="gauge",
-        while_alive=True,
+        at_end="zero",
         says_ready=((Stage.READY.value.lower(),),),
         labels=("stage",),
         help="1 for the current stage, else 0. If a ready replica is hung, all series are 0.",
@@ -155,14 +143,12 @@ METRICS = (
     ),
     Metric(
         name="serve_warm_verdict",
-        kind="gauge",
         labels=("verdict",),
         help="1 for the verdict on this start's artifact, 0 for the other verdicts.",
         read=lambda r: {(v.value,): float(r.verdict is v) for v in Verdict},
     ),
     Metric(
         name="serve_warm_refused",
-        kind="gauge",
         zeros=False,
         labels=("reason",),
         help="1 for the reason why the replica refused its artifact.",
@@ -173,46 +159,38 @@ METRICS = (
     ),
     Metric(
         name="serve_warm_unverified",
-        kind="gauge",
-        while_alive=True,
-        absent_after=True,
+        at_end="absent",
         help="1 while the replica uses an untrusted artifact that unsigned_ok allows.",
         read=_one(lambda r: r.artifact is not None and r.artifact.believed == "unsigned_ok"),
     ),
     Metric(
         name="serve_warm_stage_seconds",
-        kind="gauge",
         labels=("stage",),
         help="Wall seconds that this start spent in each stage.",
         read=lambda r: {(stage,): took for stage, took in r.stage_seconds.items()},
     ),
     Metric(
         name="serve_warm_to_proof_seconds",
-        kind="gauge",
         help="Wall seconds from the end of __init__ to the end of the proof.",
         read=_one(lambda r: r.to_proof_s),
     ),
     Metric(
         name="serve_warm_inputs_expected",
-        kind="gauge",
         help="Inputs that the deployment declares.",
         read=_one(lambda r: r.covered.expected),
     ),
     Metric(
         name="serve_warm_inputs_done",
-        kind="gauge",
         help="Inputs replayed in the current pass, or in the last pass if warm-up has ended.",
         read=_one(lambda r: r.inputs_done),
     ),
     Metric(
         name="serve_warm_inputs_proven",
-        kind="gauge",
         help="Inputs that passed the proof, during which compiling is forbidden.",
         read=_one(lambda r: r.covered.proven),
     ),
     Metric(
         name="serve_warm_calls_known",
-        kind="gauge",
         zeros=False,
         labels=("level",),
         help="Distinct kinds of calls to functions compiled with serve_warm.compile, by level.",
@@ -233,27 +211,21 @@ METRICS = (
     ),
     Metric(
         name="serve_warm_graph_pool_bytes",
-        kind="gauge",
-        while_alive=True,
-        absent_after=True,
+        at_end="absent",
         labels=("device",),
         help="GPU memory reserved by CUDA graph pools in the ready replica.",
         read=_memory(lambda m: m.pool_bytes),
     ),
     Metric(
         name="serve_warm_gpu_reserved_bytes",
-        kind="gauge",
-        while_alive=True,
-        absent_after=True,
+        at_end="absent",
         labels=("device",),
         help="GPU memory reserved by torch in the ready replica. Includes CUDA graph pools.",
         read=_memory(lambda m: m.reserved_bytes),
     ),
     Metric(
         name="serve_warm_gpu_reserved_peak_bytes",
-        kind="gauge",
-        while_alive=True,
-        absent_after=True,
+        at_end="absent",
         labels=("device",),
         help="Peak GPU memory reserved by torch since the start of the replica.",
         read=_memory(lambda m: m.reserved_peak_bytes),
@@ -296,42 +268,34 @@ METRICS = (
     ),
     Metric(
         name="serve_warm_deadline_seconds",
-        kind="gauge",
         help="The deadline_s setting: the time limit from the end of __init__ to READY.",
         read=_one(lambda r: r.deadline_s or None),
     ),
     Metric(
         name="serve_warm_start_elapsed_seconds",
-        kind="gauge",
-        while_alive=True,
-        absent_after=True,
+        at_end="absent",
         help="Seconds since the replica was created. The value stops growing at READY or FAILED.",
         read=_one(lambda r: r.elapsed_s),
         since=lambda r: None if r.ended else r.created_boot_s,
     ),
     Metric(
         name="serve_warm_ready_seconds",
-        kind="gauge",
         help="Seconds from the replica's creation (before __init__) to READY.",
         read=_one(lambda r: r.elapsed_s if r.stage is Stage.READY else None),
     ),
     Metric(
         name="serve_warm_ready_timestamp_seconds",
-        kind="gauge",
         help="Unix time at which the replica became ready.",
         read=_one(lambda r: r.ready_unix if r.stage is Stage.READY else None),
     ),
     Metric(
         name="serve_warm_artifact_configured",
-        kind="gauge",
         help="1 if a store is configured and warm-up is enabled.",
         read=_one(lambda r: r.artifact_configured),
     ),
     Metric(
         name="serve_warm_seats",
-        kind="gauge",
-        while_alive=True,
-        absent_after=True,
+        at_end="absent",
         help="Free seats on this node. Only the replica that keeps the seats reports this number.",
         read=_one(lambda r: r.seat.waiting if r.seat is not None else None),
     ),
@@ -344,18 +308,14 @@ METRICS = (
     ),
     Metric(
         name="serve_warm_artifact_info",
-        kind="gauge",
-        while_alive=True,
-        absent_after=True,
+        at_end="absent",
         labels=("source", "statement", "created"),
         help="Always 1. The labels give the artifact's store kind, statement and build date.",
         read=_artifact,
     ),
     Metric(
         name="serve_warm_artifact_created_timestamp_seconds",
-        kind="gauge",
-        while_alive=True,
-        absent_after=True,
+        at_end="absent",
         help="Unix time at which the artifact in use was built.",
         read=_one(lambda r: r.artifact.created_unix if r.artifact and r.artifact.in_use else None),
     ),
@@ -373,8 +333,8 @@ def as_data(report: Report) -> list[dict[str, Any]]:
             "name": metric.name,
             "kind": metric.kind,
             "help": metric.help,
-            "while_alive": metric.while_alive,
-            "absent_after": metric.absent_after,
+            "while_alive": metric.at_end != "kept",
+            "absent_after": metric.at_end == "absent",
             **({"says_ready": [*map(list, metric.says_ready)]} if metric.says_ready else {}),
             "since_boot_s": metric.since(report),
             "labels": list(metric.labels),

@@ -24,14 +24,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import field, replace
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any, Literal
 
 from serve_warm import node
+from serve_warm._after_import import AfterImport
 from serve_warm._records import record
 from serve_warm._redaction import excerpt
 from serve_warm._seats import (
@@ -282,7 +281,8 @@ def _import(current: _Run, names: Sequence[str]) -> EarlyImports:
     """Import modules in order, at a low priority, and return the result."""
     began_s = time.perf_counter()
     before = lower_priority()
-    _call_when_torch_is_imported(lambda: _note_threads(current))
+    # When its import is complete, but before the importing module continues.
+    AfterImport(["torch"]).make("torch", lambda _: _note_threads(current))
     current.so_far = replace(current.so_far, omp_threads=os.environ.get(OMP))
     # is_available() would initialize CUDA before Ray has chosen a GPU. With this variable it asks
     # NVML instead (torch 2.11 to 2.13, torch/cuda/__init__.py).
@@ -361,52 +361,6 @@ def _file_of(current: _Run, early: EarlyImports) -> Seat | None:
         import_s=early.import_s,
         memory_bytes=early.memory_bytes,
     )
-
-
-def _call_when_torch_is_imported(call: Callable[[], None]) -> None:
-    """Run `call` when torch's import is complete, but before the importing module continues."""
-    if "torch" in sys.modules:
-        call()
-    else:
-        # Never removed: a thread that iterates over the list meanwhile would miss a finder.
-        sys.meta_path.insert(0, _TorchFinder(call))
-
-
-class _TorchFinder:
-    """An import finder that finds no modules itself, but calls a function after torch is imported.
-
-    `compiler.imports` has a similar finder, but a module directly in `serve_warm` must not import a
-    subpackage of `serve_warm`.
-    """
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call = call
-        self._looking = False
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        # Another finder that asks all others comes back to this one.
-        if name != "torch" or self._looking:
-            return None
-        self._looking = True
-        try:
-            finders = (getattr(each, "find_spec", None) for each in sys.meta_path)
-            specs = (find(name, path, target) for find in finders if find is not None)
-            found = next((spec for spec in specs if spec is not None), None)
-        finally:
-            self._looking = False
-        loader: Any = None if found is None else found.loader
-        if loader is not None:
-            execute = loader.exec_module
-
-            def execute_and_call(module: ModuleType) -> None:
-                execute(module)
-                self._call()
-
-            with suppress(AttributeError):  # a loader that takes no attributes
-                loader.exec_module = execute_and_call
-        return found
 
 
 def torch_threads() -> int:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import threading
+import time
 from collections import Counter
 from dataclasses import field
 from datetime import datetime
@@ -163,14 +165,14 @@ class CompileEvent:
     (a skipped capture), `tuning` or `forbidden`."""
     function: str
     """Name of the frame with file and line, or name of the graph or kernel."""
-    signature: str
+    signature: str = ""
     """Tensors and scalars of the frame, which show the input that caused the event."""
-    reason: str
+    reason: str = ""
     """The failed guard in torch's words. Empty for the first compile of a function."""
-    seconds: float
-    thread: int
+    seconds: float = 0.0
+    thread: int = field(default_factory=threading.get_native_id)
     """Native thread id."""
-    at_unix: float
+    at_unix: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
         """Cut the texts."""

@@ -157,17 +157,12 @@ def test_a_former_name_is_answered_with_the_name_of_today(former: str, name: str
         assert f"did you mean '{name}'?" in error.message
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("10m", "600"), ("90 s", "90"), ("1.5h", "5400"), ("2 minutes", "120"), ("1d", "86400")],
-)
 @pytest.mark.parametrize("name", ["deadline_s", "pull_deadline_s", "input_deadline_s"])
-def test_a_duration_in_words_is_told_in_seconds(name: str, text: str, seconds: str):
-    """Settings have no other unit, so the error asks for the number."""
-    error = problem(user_config=section(**{name: text}))
+def test_a_duration_in_words_is_refused(name: str):
+    """Settings have no other unit than seconds."""
+    error = problem(user_config=section(**{name: "10m"}))
 
-    expected = f"user_config.warmup.{name}: must be a number of seconds: write {seconds} (found"
-    assert expected in error.message
+    assert f"user_config.warmup.{name}: Input should be a valid number" in error.message
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ from serve_warm.inputs import Input
 from serve_warm.precompile.aot_load import describe_failure
 from serve_warm.precompile.facts import _short, take
 from serve_warm.replica.serve_calls import Exchange
-from serve_warm.stores.bucket_failures import boil_down
 from serve_warm.stores.hub_client import explain_failure
+from serve_warm.stores.object_store import boil_down
 
 KEY_ID = "AKIAIOSFODNN7EXAMPLE"
 SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"

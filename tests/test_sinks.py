@@ -189,12 +189,12 @@ def test_what_was_measured_survives_the_replica(sinks, replica, directory, swept
         name = metric.name + ("_total" if metric.kind == "counter" else "")
         was = {key: value for key, value in before.items() if key[0] == name}
         now = {key: value for key, value in after.items() if key[0] == name}
-        if metric.absent_after:
+        if metric.at_end == "absent":
             assert now == {}
             continue
         # What of several labels was not the case has no series any more; counters have all.
         told = {k: v for k, v in was.items() if v or metric.kind == "counter" or not metric.labels}
-        assert now == (dict.fromkeys(told, 0.0) if metric.while_alive else told)
+        assert now == (dict.fromkeys(told, 0.0) if metric.at_end == "zero" else told)
 
 
 def test_no_gauge_says_ready_where_the_probe_does_not(sinks, replica, directory, clock):

@@ -35,9 +35,6 @@ class Considered:
 
     statement: str
     """The key of the statement in the store."""
-    accepted: bool
-    """Whether the statement is trusted and fits the machine and app. The newest accepted statement
-    is chosen."""
     reason: str
     """`fits`, `fingerprint` (built for another machine or app), `gone` (pruned before it was read),
     `unreadable` (the store could not read it), or the `reason` of ArtifactRefused."""
@@ -46,6 +43,14 @@ class Considered:
     mismatches: tuple[Mismatch, ...] = ()
     created: str = ""
     """The signed creation time. Empty if the statement is not trusted."""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the statement is trusted and fits the machine and app.
+
+        The newest accepted statement is chosen.
+        """
+        return self.reason == "fits"
 
     def __str__(self) -> str:
         if self.accepted:
@@ -126,7 +131,6 @@ def _consider(
     if isinstance(outcome, StoreError):
         considered = Considered(
             statement=statement.key,
-            accepted=False,
             reason="gone" if isinstance(outcome, ObjectNotFound) else "unreadable",
             message=outcome.message,
         )
@@ -147,7 +151,6 @@ def _consider(
             return _refused(statement, bare(error))
     considered = Considered(
         statement=statement.key,
-        accepted=not mismatches,
         reason="fingerprint" if mismatches else "fits",
         mismatches=mismatches,
         created=manifest.created,
@@ -157,9 +160,7 @@ def _consider(
 
 
 def _refused(statement: Statement, refusal: ArtifactRefused) -> Candidate:
-    considered = Considered(
-        statement=statement.key, accepted=False, reason=refusal.reason, message=refusal.message
-    )
+    considered = Considered(statement=statement.key, reason=refusal.reason, message=refusal.message)
     return Candidate(considered=considered, statement=statement, refusal=refusal)
 
 
@@ -185,8 +186,7 @@ def in_order_of_use(candidates: Sequence[Candidate]) -> list[Considered]:
     looked_at = [candidate.considered for candidate in candidates]
     looked_at.sort(key=lambda seen: rank(seen.created, seen.statement), reverse=True)
     return sorted(
-        looked_at,
-        key=lambda c: (not c.accepted, c.reason != "fingerprint", len(c.mismatches)),
+        looked_at, key=lambda c: (not c.accepted, c.reason != "fingerprint", len(c.mismatches))
     )
 
 
@@ -275,24 +275,18 @@ def _find_hint(trace: Sequence[Considered], nearest: Considered, uri: str) -> st
     """Return a hint that says what to do if no variant fits."""
     build = (
         "build an artifact on the same kind of machine, with the same settings: serve-warm build "
-        "APP "
-        f"--store {uri}"
+        f"APP --store {uri}"
     )
     if any(map(_wants_portable, trace)):
         return "set `cpu: portable` in user_config.warmup to use the artifact built for every CPU"
     if all(map(of_another_gpu, trace)):
         return f"{of_another_gpu(nearest)}; {build}"
-    if all(_differs_in(considered, "threads") for considered in trace):
+    if all({m.factor for m in considered.mismatches} == {"threads"} for considered in trace):
         return (
             "the thread count comes from the deployment's num_cpus: build with the num_cpus that "
             f"you deploy with, or restore the old num_cpus; {build}"
         )
     return build
-
-
-def _differs_in(considered: Considered, factor: str) -> bool:
-    """Return whether `factor` is the only mismatch."""
-    return {mismatch.factor for mismatch in considered.mismatches} == {factor}
 
 
 def _wants_portable(considered: Considered) -> bool:

@@ -48,8 +48,6 @@ PRECOMPILED = "precompiled"
 EXPORTED = "exported"
 """The part with the libraries of level 3."""
 
-"""Parts that a starting replica requests, but that an artifact may lack."""
-
 DIRECTORY_PARTS = frozenset({CACHE, PRECOMPILED, EXPORTED})
 """Parts whose raw bytes are a packed directory."""
 

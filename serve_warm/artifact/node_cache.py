@@ -22,7 +22,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -63,7 +63,7 @@ def default_root() -> Path:
 
 
 @record(frozen=True, kw_only=True)
-class NodeCache:
+class NodeCache(AbstractContextManager["NodeCache"]):
     """Blobs in a folder that only this user can access.
 
     Create a cache with `open`, and use it in a `with` block, which closes it.
@@ -103,9 +103,6 @@ class NodeCache:
             )
             opened.pop_all()
         return replace(cache, descriptor=descriptor)
-
-    def __enter__(self) -> NodeCache:  # noqa: PYI034 - Self is not in Python 3.10
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self.descriptor is not None:

@@ -16,11 +16,12 @@ predicts, and `confirm` makes the full choice later.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import BinaryIO
 
@@ -38,12 +39,7 @@ from serve_warm.artifact.choose import (
     weigh,
     with_trace,
 )
-from serve_warm.artifact.manifest import (
-    CACHE,
-    Manifest,
-    Part,
-    check_caps,
-)
+from serve_warm.artifact.manifest import CACHE, check_caps
 from serve_warm.artifact.node_cache import NodeCache
 from serve_warm.artifact.reading_order import ReadingOrder, list_statements
 from serve_warm.artifact.statements import (
@@ -64,7 +60,7 @@ logger = logging.getLogger(__name__)
 
 
 @record(frozen=True, kw_only=True)
-class Pulled:
+class Pulled(AbstractContextManager["Pulled"]):
     """A pulled artifact with all bytes checked. Call `close`, or use it in a `with` block."""
 
     chosen: Chosen
@@ -81,9 +77,6 @@ class Pulled:
     """Wall-clock seconds for reading the store, and for writing and hashing downloaded bytes."""
     verify_s: float
     """Wall-clock seconds for checking signatures, hashing cached blobs and unpacking."""
-
-    def __enter__(self) -> Pulled:  # noqa: PYI034 - Self is not in Python 3.10
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -135,15 +128,7 @@ def pull(
     if chosen is None:
         _refuse_missing_folder(store, deployment)
         raise_none_fits(candidates, uri=found.uri, deployment=found.deployment, left=found.unread)
-    return take(
-        store,
-        found,
-        chosen,
-        cache=cache,
-        parts=parts,
-        fetched=fetched,
-        given_up=given_up,
-    )
+    return take(store, found, chosen, cache=cache, parts=parts, fetched=fetched, given_up=given_up)
 
 
 def _refuse_missing_folder(store: Store, deployment: str) -> None:
@@ -303,12 +288,16 @@ def take(
     raw: dict[str, BinaryIO] = {}
     with ExitStack() as opened, ExitStack() as fetching:
         try:
-            wanted = _select_parts(chosen.manifest, parts)
+            # At least one of them.
+            named = [part for part in chosen.manifest.parts if part.name in parts]
+            wanted = named or [chosen.manifest.part(parts[0])]
             for part in wanted:
                 check_caps(part)
             stored: list[BinaryIO] = []
             for part in wanted:
-                file = cache.fetch(part.sha256, part.stored_bytes, _filler(source, part))
+                file = cache.fetch(
+                    part.sha256, part.stored_bytes, functools.partial(download_part, source, part)
+                )
                 stored.append(fetching.enter_context(file))
             fetched()
             for part, file in zip(wanted, stored, strict=True):
@@ -344,11 +333,6 @@ def _log(store: Store, pulled: Pulled) -> None:
         pulled.downloaded_bytes,
         pulled.download_s + pulled.verify_s,
     )
-
-
-def _select_parts(manifest: Manifest, names: Sequence[str]) -> list[Part]:
-    """Return the named parts that the artifact has, at least one."""
-    return [part for part in manifest.parts if part.name in names] or [manifest.part(names[0])]
 
 
 def explain(
@@ -433,7 +417,3 @@ class _TimedReader:
     def _check_wanted(self) -> None:
         if self._given_up.is_set():
             raise StoreError(f"{self.uri}: this pull was cancelled")
-
-
-def _filler(source: _TimedReader, part: Part) -> Callable[[Sink], None]:
-    return lambda sink: download_part(source, part, sink)

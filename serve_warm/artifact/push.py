@@ -17,7 +17,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from serve_warm._records import record
@@ -150,31 +150,13 @@ def find_published(store: Store, deployment: str, fingerprint: Fingerprint) -> l
 
 
 def already_published(
-    store: Store,
-    *,
-    deployment: str,
-    fingerprint: Fingerprint,
-    key: str,
-    parts: Sequence[Part] | None = None,
+    store: Store, deployment: str, fingerprint: Fingerprint, key: str
 ) -> AlreadyPublished:
-    """Return an AlreadyPublished error for the variant; the message names the parts that differ."""
+    """Return an AlreadyPublished error for the variant whose statement has this key."""
     what = "it cannot be read"
-    try:
+    with suppress(ArtifactRefused, ObjectNotFound):
         there = Manifest.from_statement(Envelope.parse(read_envelope(store, key)).payload)
-    except (ArtifactRefused, ObjectNotFound):
-        pass
-    else:
         what = f"created {there.created}"
-        if parts is not None:
-            others = {part.name: part for part in there.parts}
-            differing = [
-                part.name for part in parts if others.pop(part.name, None) != part
-            ] + sorted(others)
-            what += (
-                f", different contents in {', '.join(differing)}"
-                if differing
-                else ", the same parts"
-            )
     return AlreadyPublished(
         f"{store.uri} already has variant {fingerprint.key} of {deployment!r}, as {key} ({what})",
         hint="a published artifact is never replaced: publish under another prefix, or pass "
@@ -209,13 +191,7 @@ def _place(
     if not taken:
         return f"{stem}{STATEMENT_SUFFIX}", True
     if on_taken == "refuse":
-        raise already_published(
-            store,
-            deployment=manifest.deployment,
-            fingerprint=manifest.fingerprint,
-            key=taken[-1],
-            parts=manifest.parts,
-        )
+        raise already_published(store, manifest.deployment, manifest.fingerprint, taken[-1])
     if manifest.created <= last_created:
         raise AlreadyPublished(
             f"this artifact (created {manifest.created}) is not newer than variant "
@@ -247,11 +223,7 @@ class Done:
 
 
 def sign(
-    store: Store,
-    keys: Sequence[Ed25519PrivateKey],
-    *,
-    trust: Trust,
-    deployment: str | None = None,
+    store: Store, keys: Sequence[Ed25519PrivateKey], *, trust: Trust, deployment: str | None = None
 ) -> Done:
     """Add signatures by `keys` to a store's artifacts. The result has the new statements' keys.
 
@@ -296,9 +268,7 @@ def sign(
             store.create(created[-1], signed)
             logger.info("signed artifact store=%s statement=%s", store.uri, created[-1])
     return Done(
-        statements=tuple(created),
-        unchanged=len(artifacts) - len(created),
-        refused=tuple(refused),
+        statements=tuple(created), unchanged=len(artifacts) - len(created), refused=tuple(refused)
     )
 
 
@@ -384,7 +354,7 @@ def _all_vouched(
         ArtifactRefused: no statement is trusted.
     """
     found, refused = [], []
-    for key in _some_statements(store, deployment):
+    for key in statement_keys(store, deployment):
         envelope = b""
         try:
             envelope = read_envelope(store, key)
@@ -406,13 +376,6 @@ def _all_vouched(
     if not found:
         raise reasons[0] if reasons else _nothing(store, deployment)
     return found, {envelope for _, envelope, _ in refused}, reasons
-
-
-def _some_statements(store: Store, deployment: str | None) -> list[str]:
-    keys = statement_keys(store, deployment)
-    if not keys:
-        raise _nothing(store, deployment)
-    return keys
 
 
 def _nothing(store: Store, deployment: str | None) -> ArtifactNotFound:

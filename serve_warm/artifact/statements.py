@@ -9,13 +9,14 @@ Nothing from a store is trusted before the signature is checked.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
-import threading
 import urllib.parse
 from collections.abc import Sequence
 from dataclasses import InitVar
 
+from serve_warm._daemon_threads import begin
 from serve_warm._records import record
 from serve_warm.artifact.manifest import Manifest
 from serve_warm.errors import ArtifactRefused, ObjectTooLarge, StoreError
@@ -97,10 +98,8 @@ def check_place(manifest: Manifest, key: str) -> None:
         raise ArtifactRefused(
             f"the statement is for {manifest.deployment!r} but is stored under {prefix}",
             reason="bad_statement",
-            hint=(
-                "an artifact cannot be copied to another deployment: build an artifact for that "
-                "deployment"
-            ),
+            hint="an artifact cannot be copied to another deployment: build an artifact for that "
+            "deployment",
         )
 
 
@@ -124,25 +123,15 @@ def read_at_once(store: Store, keys: Sequence[str]) -> list[Read]:
     This function uses daemon threads, because Python waits for the threads of a pool at exit. If
     `__init__` failed while a store did not answer, a pool would keep the process alive.
     """
-    answers: dict[str, Read] = {}
 
-    def run(key: str) -> None:
+    def read(key: str) -> Read:
         try:
-            answers[key] = read_envelope(store, key)
+            return read_envelope(store, key)
         except (StoreError, ArtifactRefused) as error:
-            answers[key] = error
+            return error
 
-    threads = [
-        threading.Thread(target=run, args=(key,), name="serve_warm-pull", daemon=True)
-        for key in keys[1:]
-    ]
-    for thread in threads:
-        thread.start()
-    for key in keys[:1]:
-        run(key)
-    for thread in threads:
-        thread.join()
-    return [answers[key] for key in keys]
+    others = [begin(functools.partial(read, key), name="serve_warm-pull") for key in keys[1:]]
+    return [*map(read, keys[:1]), *(other.result() for other in others)]
 
 
 @record(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
+from serve_warm._redaction import excerpt
 from serve_warm.artifact.archive import check_directory
 from serve_warm.artifact.blobs import receive_part, unpack_part
 from serve_warm.artifact.choose import with_trace
@@ -165,26 +166,12 @@ def _explain_gang(fingerprints: Sequence[Fingerprint]) -> str:
 
 def _explain_ranks(claims: Sequence[str]) -> str:
     """Return what is wrong with the ranks; empty if each rank of one gang appears exactly once."""
-    if without := claims.count(""):
-        return f"{without} artifacts have no rank" if without > 1 else "one artifact has no rank"
-    ranks = []
-    for claim in claims:
-        said = _RANK.fullmatch(claim)
-        if said is None or int(said["number"]) >= int(said["size"]):
-            return f"{claim[:20]!r} is not a rank"
-        ranks.append((int(said["number"]), int(said["size"])))
-    sizes = sorted({size for _, size in ranks})
-    if len(sizes) > 1:
-        return f"their gangs have {' and '.join(map(str, sizes))} ranks"
-    for number in range(sizes[0]):
-        count = ranks.count((number, sizes[0]))
-        if count != 1:
-            is_there = f"appears {count} times" if count else "is missing"
-            return f"rank {number} of {sizes[0]} {is_there}"
-    return ""
-
-
-_RANK = re.compile(r"(?P<number>0|[1-9]\d{0,3}) of (?P<size>[1-9]\d{0,3})", re.ASCII)
+    said = re.fullmatch(r"\d{1,4} of ([1-9]\d{0,3})", claims[0], re.ASCII)
+    size = int(said[1]) if said else 0
+    if sorted(claims) == sorted(f"{rank} of {size}" for rank in range(size)):
+        return ""
+    shown = excerpt(", ".join(map(repr, claims)), 300)
+    return f"their ranks are {shown}, which is not each rank of one gang once"
 
 
 @contextmanager
@@ -214,10 +201,8 @@ def _read_unsigned(
         raise ArtifactRefused(
             f"the build time {manifest.created} is in the future according to this machine's clock",
             reason="bad_statement",
-            hint=(
-                "until that time, replicas would prefer this artifact to newer builds; correct "
-                "the clock of the build machine, and build again"
-            ),
+            hint="until that time, replicas would prefer this artifact to newer builds; correct "
+            "the clock of the build machine, and build again",
         )
     # Verify the statement as if its digest were pinned: limits still apply, but no signature is
     # needed.

@@ -9,14 +9,14 @@ import importlib
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from serve_warm._records import record
-from serve_warm.errors import ConfigError, did_you_mean
+from serve_warm.errors import ConfigError
 from serve_warm.trust.files import load_trust
 
 if TYPE_CHECKING:
@@ -175,7 +175,11 @@ class Application:
         """
         unknown = sorted(self.overrides.keys() - self.deployments.keys())
         if unknown:
-            raise self._unknown(unknown)
+            raise ConfigError(
+                f"{self.target} has options for {', '.join(map(repr, unknown))}, but the "
+                "application has no such deployment",
+                hint=f"the application's deployments: {sorted(self.deployments)}",
+            )
         classes = self.warming
         if deployment is None:
             if len(classes) != 1:
@@ -189,9 +193,7 @@ class Application:
         if deployment not in classes:
             raise ConfigError(
                 f"{self.target}: no deployment named {deployment!r} uses WarmupMixin",
-                hint=" ".join(
-                    [*_guess(deployment, classes), f"deployments with WarmupMixin: {list(classes)}"]
-                ),
+                hint=f"deployments with WarmupMixin: {list(classes)}",
             )
         sizes = {
             name: _gang_size(each, self.overrides.get(name, {}))
@@ -208,23 +210,10 @@ class Application:
             replicas=sizes[deployment],
         )
 
-    def _unknown(self, names: Sequence[str]) -> ConfigError:
-        asked = [question for name in names for question in _guess(name, self.deployments)]
-        return ConfigError(
-            f"{self.target} has options for {', '.join(map(repr, names))}, but the application "
-            "has no such deployment",
-            hint=" ".join([*asked, f"the application's deployments: {sorted(self.deployments)}"]),
-        )
-
     def _num_cpus(self, deployment: str) -> float:
         override = self.overrides.get(deployment, {}).get("ray_actor_options")
         options = override or self.deployments[deployment].ray_actor_options
         return float((options or {}).get("num_cpus", 1))
-
-
-def _guess(name: str, known: Iterable[str]) -> list[str]:
-    question = did_you_mean(name, known)
-    return [question] if question else []
 
 
 def load_app(target: str, *, deployment: str | None = None) -> App:
@@ -312,10 +301,8 @@ def import_application(target: str, document: Mapping[str, Any]) -> Application:
         names = [a.get("name") for a in applications]
         raise ConfigError(
             f"{target} has {len(applications)} applications: {names}",
-            hint=(
-                "serve-warm builds for one application at a time: split the file, or pass "
-                "module:app"
-            ),
+            hint="serve-warm builds for one application at a time: split the file, or pass "
+            "module:app",
         )
     from ray.serve._private.build_app import build_app
 

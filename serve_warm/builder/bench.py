@@ -34,7 +34,7 @@ import requests
 from serve_warm._package import __version__
 from serve_warm._redaction import excerpt
 from serve_warm.builder.app import App
-from serve_warm.builder.cluster import Cluster, Start
+from serve_warm.builder.cluster import Cluster, Progress, Start
 from serve_warm.builder.torch_cache import TorchCache
 from serve_warm.errors import BuildFailed, ConfigError
 from serve_warm.inputs import Input
@@ -48,7 +48,8 @@ SCHEMA_FILE = Path(__file__).with_name("bench.schema.json")
 REQUEST_LIMIT_S = 600.0
 """Maximum seconds to wait for the answer to a request; after that, the bench fails."""
 
-Progress = Callable[[str], None]
+AFTER_READY = ("compiles", "captures", "kernels", "tunings", "eager_falls")
+"""Counts of work after READY that together are the `compiles_after_ready` of a start."""
 
 
 def run(
@@ -140,11 +141,7 @@ def one(
         "steady_p50_s": statistics.median(latencies[1:]),
         "compiles": report["warmup"]["compiles"],
         "compiler_processes": report["warmup"]["compiler_processes"],
-        "compiles_after_ready": report["after_ready"]["compiles"]
-        + report["after_ready"]["captures"]
-        + report["after_ready"]["kernels"]
-        + report["after_ready"]["tunings"]
-        + report["after_ready"]["eager_falls"],
+        "compiles_after_ready": sum(report["after_ready"][each] for each in AFTER_READY),
         "verdict": report["verdict"],
         "traced": report["traced"],
         "levels": report["levels"],
@@ -195,8 +192,7 @@ def _http(session: requests.Session, url: str, item: Input) -> Callable[[], None
         if not answer.ok:
             raise BuildFailed(
                 f"the request for input {item.name!r} ({verb} {path}) was answered with "
-                f"{answer.status_code}: "
-                f"{excerpt(answer.text, 200)}"
+                f"{answer.status_code}: {excerpt(answer.text, 200)}"
             )
 
     return send

@@ -14,24 +14,17 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from serve_warm._records import record
 from serve_warm.artifact.blobs import pack_part
 from serve_warm.artifact.manifest import FORMAT, PROVENANCE, Manifest, utc_now
 from serve_warm.builder import round_trips
 from serve_warm.builder.app import App
-from serve_warm.builder.built import (
-    Built,
-    NothingToBuild,
-    Sizes,
-    collect_warnings,
-    count_bytes,
-    measure_built,
-    name_built,
-    tell_built,
-)
 from serve_warm.builder.cluster import Cluster, Look, Progress
 from serve_warm.builder.portable import find_objdump, prove_portable
 from serve_warm.builder.publishing import Destination, find_manifests, push_all
@@ -39,12 +32,11 @@ from serve_warm.builder.round_trips import RoundTrip
 from serve_warm.builder.signing import BY_USER_KEY, Signing, check_key, check_place, staging
 from serve_warm.errors import BuildFailed
 from serve_warm.fingerprint import PORTABLE_ISA, Cpu, Fingerprint, lacking
-from serve_warm.stores import open_store
+from serve_warm.stores import Store, open_store
 from serve_warm.trust.files import trust_lines
 
 if TYPE_CHECKING:
     from serve_warm.replica.pack import PackedReplica
-    from serve_warm.stores import Store
 
 PACK_LIMIT_S = 3600.0
 """Maximum wall-clock seconds for a replica to make and pack its entries and libraries."""
@@ -102,14 +94,20 @@ def build(
             if decision == "keep"
             else push_all(store, variants, signer, on_taken=decision)
         )
+    cold = [packed["report"] for packed in by_rank]
     return Built(
         published="kept" if keep else "new",
         store=store.uri,
-        **name_built(statements, manifests),
+        statement=statements[0],
+        ranks=tuple(statements) if len(statements) > 1 else (),
+        variant=manifests[0].fingerprint.key,
         portable_libraries=by_rank[-1]["facts"].get("libraries_disassembled"),
         trust="" if keep or signer is None else trust_lines(key.public_key(), name="builder"),
         seconds=work.seconds,
-        **tell_built(by_rank, reports),
+        entries=tuple(entries),
+        warnings=collect_warnings(*cold, *reports),
+        cold=cold[0],
+        round_trip=reports[0],
         **(_sizes_in_use(store, app, used) if keep else measure_built(manifests)),
     )
 
@@ -204,9 +202,10 @@ class _Work:
         return reports
 
 
-def _sizes_in_use(store: Store, app: App, used: Mapping[str, Any]) -> Sizes:
+def _sizes_in_use(store: Store, app: App, used: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sizes of the published artifacts that replicas loaded."""
-    parts = _parts_of(store, app, list(used))
+    found = find_manifests(store, app, list(used))
+    parts = count_bytes([manifest for manifest in found if manifest is not None])
     # If this machine does not trust an artifact, only the replicas know its size.
     stored_bytes = sum(parts.values()) or sum(each["stored_bytes"] for each in used.values())
     raw_bytes = sum(each["raw_bytes"] for each in used.values())
@@ -237,12 +236,6 @@ def _one_each(packed: Sequence[PackedReplica]) -> list[PackedReplica]:
     for each in packed:
         found.setdefault(Fingerprint.from_json(each["fingerprint"]).key, each)
     return list(found.values())
-
-
-def _parts_of(store: Store, app: App, statements: Sequence[str]) -> dict[str, int]:
-    """Return the stored bytes by part, summed over the artifacts that a round trip just loaded."""
-    found = find_manifests(store, app, statements)
-    return count_bytes([manifest for manifest in found if manifest is not None])
 
 
 def _manifest(
@@ -287,3 +280,85 @@ def _portable_facts(packed: PackedReplica) -> dict[str, Any]:
     made = [packed["parts"][name] for name in ("cache", "exported") if name in packed["parts"]]
     libraries = sum(prove_portable(io.BytesIO(raw), objdump=find_objdump()) for raw in made)
     return {"cpu": "portable", "libraries_disassembled": libraries}
+
+
+# The result ---------------------------------------------------------------------------------------
+
+
+@record(frozen=True, kw_only=True)
+class NothingToBuild:
+    """The result of a build if the replica needs no artifact, because it compiles nothing."""
+
+    warnings: tuple[str, ...]
+    """The warnings of the replicas, without duplicates."""
+    cold: Mapping[str, Any]
+    """The report of the replica."""
+    published: Literal["nothing"] = "nothing"
+
+
+@record(frozen=True, kw_only=True)
+class Built:
+    """An artifact that passed its round trip and is published."""
+
+    published: Literal["new", "kept"]
+    """`kept` means that the variant was already published, and the published artifact passed its
+    round trip."""
+    store: str
+    statement: str
+    """The key of the statement. For a gang, `statement`, `variant` and both reports belong to
+    the first rank."""
+    ranks: tuple[str, ...]
+    """The statements for all ranks of a gang; empty for a single replica."""
+    variant: str
+    """The key of the fingerprint."""
+    stored_bytes: int
+    raw_bytes: int
+    parts: Mapping[str, int]
+    """Stored bytes by part. For a kept artifact, these are the bytes of the published artifact."""
+    portable_libraries: int | None
+    """Number of libraries that were disassembled and found to run on every CPU with AVX2. `None`
+    for an artifact that is only for this CPU."""
+    trust: str
+    """Lines to add to a trust.toml, so that machines with this file trust the signer. Empty for a
+    kept or unsigned artifact."""
+    seconds: Mapping[str, float]
+    """Wall-clock seconds that each phase of the build took, in order. `round trips` covers all
+    round trips. Each round trip is also listed by its label. Round trips may have run at the same
+    time."""
+    warnings: tuple[str, ...]
+    """The warnings of the replicas. If warnings differ only in numbers, only the latest is
+    listed."""
+    cold: Mapping[str, Any]
+    """The report of the replica that compiled."""
+    round_trip: Mapping[str, Any]
+    """The report of a fresh replica that loaded the artifact."""
+    entries: tuple[Mapping[str, Any], ...] = ()
+    """The kinds of calls with their levels, and how far each entry is from full precision."""
+
+
+def measure_built(manifests: Sequence[Manifest]) -> dict[str, Any]:
+    """Return the sizes of the artifacts, summed over all ranks."""
+    parts = count_bytes(manifests)
+    raw_bytes = sum(part.raw_bytes for manifest in manifests for part in manifest.parts)
+    return {"stored_bytes": sum(parts.values()), "raw_bytes": raw_bytes, "parts": parts}
+
+
+def collect_warnings(*reports: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the warnings in these reports. Warnings that differ only in numbers count as one.
+
+    >>> collect_warnings({"warnings": ["2 threads", "a"]}, {"warnings": ["3 threads"]})
+    ('3 threads', 'a')
+    """
+    told: dict[str, str] = {}
+    for report in reports:
+        for warning in report["warnings"]:
+            told[re.sub(r"\d+", "", warning)] = warning
+    return tuple(told.values())
+
+
+def count_bytes(manifests: Sequence[Manifest]) -> dict[str, int]:
+    """Return the stored bytes by part, summed over all manifests."""
+    sizes: Counter[str] = Counter()
+    for manifest in manifests:
+        sizes.update({part.name: part.stored_bytes for part in manifest.parts})
+    return dict(sizes)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from typing import Any
 
+from serve_warm._daemon_threads import begin
 from serve_warm._store_address import folder_of, is_relative
 from serve_warm.artifact.statements import STATEMENTS, statement_keys
 from serve_warm.builder.app import (
@@ -219,11 +220,7 @@ def _unread_settings(application: Application) -> Iterator[Problem]:
 
 
 def check_store(
-    application: Application,
-    deployment: str,
-    store: str | None,
-    *,
-    environ: Mapping[str, str],
+    application: Application, deployment: str, store: str | None, *, environ: Mapping[str, str]
 ) -> Checked:
     """Return the findings about a deployment's store, which is also compared with `store`."""
     checked = compare_stores(application, deployment, store, environ=environ)
@@ -320,26 +317,14 @@ def ask_store(uri: str, deployment: str) -> list[str]:
     missing = find_missing_folder(store)
     if missing is not None and missing.is_file:
         raise StoreError(f"{missing}, but a store must be a folder", hint="use a folder")
-    answers: list[list[str] | StoreError] = []
-
-    def ask() -> None:
-        try:
-            answers.append(statement_keys(store, deployment))
-        except StoreError as error:
-            answers.append(error)
-
-    # Use a daemon thread, because a store that never answers must not keep the process alive.
-    asking = threading.Thread(target=ask, name="serve_warm-check", daemon=True)
-    asking.start()
-    asking.join(STORE_LIMIT_S)
-    if not answers:
+    # In a daemon thread, because a store that never answers must not keep the process alive.
+    asking = begin(lambda: statement_keys(store, deployment), name="serve_warm-check")
+    if not wait([asking], timeout=STORE_LIMIT_S).done:
         raise StoreError(
             f"{store.uri} did not answer within {STORE_LIMIT_S:.0f} s",
             hint="check the address, the network and the credentials",
         )
-    if isinstance(answers[0], StoreError):
-        raise answers[0]
-    return answers[0]
+    return asking.result()
 
 
 def to_json(checked: Checked, *, seconds: float) -> dict[str, Any]:

@@ -151,7 +151,7 @@ class Starting:
         if status == "DEPLOY_FAILED":
             # A replica that dies in its constructor writes no state, but Serve has the traceback.
             text = _message(details, deployment)
-            refuse_missing_module(text, deployment, on=self._on)
+            refuse_missing_module(text, deployment)
             raise ReplicaDied(f"{deployment} did not become ready: {text}")
         if time.monotonic() > self._end:
             raise BuildFailed(f"{deployment} was not ready within {START_LIMIT_S:.0f} s")
@@ -201,12 +201,12 @@ class Cluster:
         working_dir: str | None = None,
     ) -> None:
         self.port = port
-        self.working_dir = working_dir
-        """Address of the code that Ray copied for the replicas; None if the nodes already have the
-        code."""
         self.place = place
         """`here` if this process started the cluster on this machine; `address` if the cluster
         already ran at an address."""
+        self.working_dir = working_dir
+        """Address of the code that Ray copied for this job; None if the nodes already have the
+        code."""
 
     @contextlib.contextmanager
     def deployed(self, app: App, settings: Mapping[str, Any]) -> Iterator[str]:
@@ -273,7 +273,7 @@ _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 
 
-def refuse_missing_module(text: str, deployment: str, *, on: Cluster) -> None:
+def refuse_missing_module(text: str, deployment: str) -> None:
     """Raise if replicas died because of a missing module; the hint says how to install it.
 
     Raises:
@@ -282,15 +282,11 @@ def refuse_missing_module(text: str, deployment: str, *, on: Cluster) -> None:
     missing = _NO_MODULE.search(text)
     if missing is None:
         return
-    hint = "install it where the replicas run, or add it to runtime_env: {pip: [...]}"
-    if on.place == "address" and on.working_dir is None:
-        hint = (
-            "pass --working-dir . to make Ray copy the current folder, which has APP's code, to "
-            "the nodes"
-        )
     raise BuildFailed(
         f"{deployment} did not become ready: its replica cannot import the module {missing[1]!r}",
-        hint=hint,
+        hint="install it where the replicas run, or add it to runtime_env: {pip: [...]}. To copy "
+        "APP's code to the nodes of a cluster, build in a job: ray job submit --working-dir . -- "
+        "serve-warm build ... --address auto",
     )
 
 
@@ -317,7 +313,6 @@ def open_cluster(
     *,
     address: str | None = None,
     num_cpus: float = 0.0,
-    working_dir: Path | None = None,
     progress: Callable[[str], None] = lambda _text: None,
 ) -> Iterator[Cluster]:
     """Yield the cluster at `address`, or a local cluster that is shut down when the block exits.
@@ -328,7 +323,6 @@ def open_cluster(
         address: the address for `ray.init`, for example `auto`.
         num_cpus: minimum number of logical CPUs of a local cluster. A local cluster always has at
             least as many logical CPUs as the machine.
-        working_dir: folder that Ray copies to the nodes at `address`. Replicas work in the copy.
         progress: called once, just before Ray is started or contacted. At that time, the SIGTERM
             handler is already set.
 
@@ -343,31 +337,27 @@ def open_cluster(
 
         port = _free_port()
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
-        place = "on this machine" if address is None else f"on the cluster at {address}"
-        with _RayFailure("Ray", place):
-            copied = _connect(address, num_cpus, working_dir)
+        where = "on this machine" if address is None else f"on the cluster at {address}"
+        with _RayFailure("Ray", where):
+            _connect(address, num_cpus)
         take_over()  # called again, because Ray installs a handler that prints a C++ stack
         try:
-            with _RayFailure("Ray Serve", place):
+            with _RayFailure("Ray Serve", where):
                 serve.start(http_options={"host": "127.0.0.1", "port": port})
                 port = _port_of_serve(port)
-            yield Cluster(
-                port,
-                place="here" if address is None else "address",
-                working_dir=copied,
-            )
+            job: Mapping[str, Any] = ray.get_runtime_context().runtime_env
+            place: Literal["here", "address"] = "here" if address is None else "address"
+            yield Cluster(port, place=place, working_dir=job.get("working_dir"))
         finally:
             # This ends a local cluster. On any other cluster, Serve keeps running.
             ray.shutdown()
 
 
-def _connect(address: str | None, num_cpus: float, working_dir: Path | None) -> str | None:
-    """Connect to a cluster or start a local cluster; return where Ray put `working_dir`."""
+def _connect(address: str | None, num_cpus: float = 0.0) -> None:
+    """Connect to a cluster or start a local cluster."""
     import ray
 
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if working_dir is not None:
-        options["runtime_env"] = {"working_dir": str(working_dir)}
     try:
         if address is not None:
             ray.init(address=address, **options)
@@ -379,7 +369,7 @@ def _connect(address: str | None, num_cpus: float, working_dir: Path | None) -> 
     except (ConnectionError, ValueError) as error:
         raise ConfigError(
             f"no Ray cluster at {address or 'this machine'}: {error}",
-            hint="check --address, or leave it out for a local cluster",
+            hint="check --address, or leave it out",
         ) from error
     except OSError as error:
         # Seen in 2.60 if a socket path in the temporary folder is too long, or the disk is full.
@@ -387,8 +377,6 @@ def _connect(address: str | None, num_cpus: float, working_dir: Path | None) -> 
             f"Ray could not start on this machine: {error}",
             hint="set TMPDIR to a short path with free space, for example /tmp",
         ) from error
-    copied = ray.get_runtime_context().runtime_env.get("working_dir")
-    return None if copied is None else str(copied)
 
 
 class _RayFailure(contextlib.AbstractContextManager["_RayFailure"]):
@@ -412,10 +400,8 @@ class _RayFailure(contextlib.AbstractContextManager["_RayFailure"]):
         text = describe_error(error)
         raise ConfigError(
             f"{self._what} could not start {self._place}: {text}",
-            hint=(
-                "read session_latest/logs in Ray's temporary folder (/tmp/ray); the usual "
-                "cause is too little memory or disk space, or too few process ids"
-            ),
+            hint="read session_latest/logs in Ray's temporary folder (/tmp/ray); the usual "
+            "cause is too little memory or disk space, or too few process ids",
         ) from error
 
 
@@ -457,12 +443,7 @@ def ask_replicas(address: str) -> list[dict[str, Any]]:
     import ray
     from ray import serve
 
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError) as error:
-        raise ConfigError(
-            f"no Ray cluster at {address}: {error}", hint="check --address"
-        ) from error
+    _connect(address)
     try:
         return [
             report

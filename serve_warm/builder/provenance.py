@@ -45,8 +45,7 @@ def _of_ci(environ: Mapping[str, str]) -> dict[str, str]:
         workflow = environ.get("GITHUB_WORKFLOW_REF", "")
         server = environ.get("GITHUB_SERVER_URL", "https://github.com")
         return _without_empty(
-            source=environ.get("GITHUB_SHA", ""),
-            builder=workflow and f"{server}/{workflow}",
+            source=environ.get("GITHUB_SHA", ""), builder=workflow and f"{server}/{workflow}"
         )
     if environ.get("GITLAB_CI") == "true":
         return _without_empty(source=environ.get("CI_COMMIT_SHA", ""))

@@ -55,12 +55,7 @@ class Destination:
                 asked.add(fingerprint.key)
                 there = push.find_published(self.store, app.deployment, fingerprint)
                 if there:
-                    raise push.already_published(
-                        self.store,
-                        deployment=app.deployment,
-                        fingerprint=fingerprint,
-                        key=there[-1],
-                    )
+                    raise push.already_published(self.store, app.deployment, fingerprint, there[-1])
 
         return look
 
@@ -84,11 +79,7 @@ class Destination:
         for manifest, before in zip(manifests, there, strict=True):
             if before:
                 raise push.already_published(
-                    self.store,
-                    deployment=manifest.deployment,
-                    fingerprint=manifest.fingerprint,
-                    key=before[-1],
-                    parts=manifest.parts,
+                    self.store, manifest.deployment, manifest.fingerprint, before[-1]
                 )
         return "refuse"
 

@@ -70,7 +70,14 @@ def prove(
     alone, needs = app.replicas > 1, app.resources()
     with contextlib.ExitStack() as all_of_them:
         while waiting or under_way:
-            if waiting and (not under_way or (not alone and _has_room(on, needs, under_way))):
+            if waiting and (
+                not under_way
+                or (
+                    not alone
+                    and all(each.starting.is_placed for each in under_way)
+                    and on.has_room(needs)
+                )
+            ):
                 trip = _UnderWay(waiting.pop(0), app, settings, on=on)
                 all_of_them.callback(trip.close)
                 for other in under_way:
@@ -97,10 +104,6 @@ def prove(
                 )
                 time.sleep(POLL_S)
     return reports[trips[-1].label]
-
-
-def _has_room(on: Cluster, needs: Mapping[str, float], under_way: Sequence[_UnderWay]) -> bool:
-    return all(each.starting.is_placed for each in under_way) and on.has_room(needs)
 
 
 class _UnderWay:
@@ -185,8 +188,6 @@ def accept(report: Mapping[str, Any], *, level: int = 1, without_compiler: bool 
     if problems:
         raise BuildFailed(
             "a fresh replica loaded the artifact, but " + "; ".join(problems),
-            hint=(
-                "nothing was published. The usual cause is a graph that bypasses torch's caches "
-                "(TORCH_LOGS=+inductor names it), or an input that is different at each start"
-            ),
+            hint="nothing was published. The usual cause is a graph that bypasses torch's caches "
+            "(TORCH_LOGS=+inductor names it), or an input that is different at each start",
         )

@@ -118,10 +118,8 @@ def check_key(
     raise ConfigError(
         f"the signing key is trusted only for {entries[0].scope}, so the round trip would refuse "
         f"the artifact of {app.deployment!r} in {store.uri}",
-        hint=(
-            "extend `deployments` or `stores` of the key in the trust file. Write the store as "
-            f"{store.uri}*, because the copy for the round trip is in a folder inside the store"
-        ),
+        hint="extend `deployments` or `stores` of the key in the trust file. Write the store as "
+        f"{store.uri}*, because the copy for the round trip is in a folder inside the store",
     )
 
 

@@ -6,6 +6,8 @@ Torch's public functions save and load the cache. An artifact does not contain i
 of a bench load it, because loading runs code from the bytes. For these replicas, the bench replaces
 the deployment's class by a subclass. The subclass loads the cache in `warmup_inputs`, which is
 called after `__init__`, before the first replay. So loading counts as part of the start.
+
+Replicas import this module, so it imports nothing that would slow down a measured start.
 """
 
 from __future__ import annotations
@@ -13,11 +15,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from serve_warm.builder.app import App
     from serve_warm.builder.cluster import Cluster, Progress, Start
 

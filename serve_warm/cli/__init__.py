@@ -122,18 +122,9 @@ def check_system(name: str) -> None:
 @click.option("-v", "--verbose", is_flag=True, help="Show log lines on stderr.")
 def serve_warm(*, verbose: bool) -> None:
     """Compile-cache artifacts for PyTorch models on Ray Serve: build, publish, verify, measure."""
-    handler = _ScreenHandler()
+    handler = logging.StreamHandler()
     handler.setFormatter(_Harmless("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
-
-
-class _ScreenHandler(logging.Handler):
-    """Writes log lines to stderr, above a progress bar if there is one."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        from serve_warm.cli import screen
-
-        screen.stderr.print(self.format(record), markup=False, emoji=False, soft_wrap=True)
 
 
 class _Harmless(logging.Formatter):

@@ -5,21 +5,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from serve_warm.artifact import catalog
-from serve_warm.artifact.push import copy
+from serve_warm.artifact.manifest import Manifest
+from serve_warm.artifact.push import OnTaken, copy
 from serve_warm.cli import NO, screen
 from serve_warm.errors import did_you_mean
 from serve_warm.stores import Store, open_existing_store, open_store
 from serve_warm.trust.files import load_trust
-
-if TYPE_CHECKING:
-    from serve_warm.artifact.manifest import Manifest
-    from serve_warm.artifact.push import OnTaken
-
 
 # Inspecting and verifying -----------------------------------------------------------------------
 

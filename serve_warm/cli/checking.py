@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import time
 import traceback
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 
 import click
 
@@ -68,18 +68,10 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-class _CannotTell:
+class _CannotTell(AbstractContextManager[None]):
     """Ends the command with exit code 2 for any exception that the user's module raises."""
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        error: BaseException | None,
-        _frames: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         if not isinstance(error, Exception):
             return
         if isinstance(error, ServeWarmError):

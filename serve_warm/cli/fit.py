@@ -33,11 +33,9 @@ text is shown if the app is unknown."""
 @click.option(
     "--against",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help=(
-        "JSON file that describes the machine to compare with: a fingerprint, a replica's "
-        "report, an artifact from inspect --json, or the output of diff --json on that machine. "
-        "Default: this machine."
-    ),
+    help="JSON file that describes the machine to compare with: a fingerprint, a replica's "
+    "report, an artifact from inspect --json, or the output of diff --json on that machine. "
+    "Default: this machine.",
 )
 @click.option("--all", "show_all", is_flag=True, help="Also show the factors that match.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
@@ -53,7 +51,11 @@ def diff(
     The exit code is 3 if a deployment has no artifact that fits, or if no artifact exists.
     """
     opened = open_existing_store(store)
-    here = _this_machine() if against is None else _read_described(against)
+    here = (
+        Fingerprint(machine=read_machine(environment(), on_no_torch="note"), app={})
+        if against is None
+        else _read_described(against)
+    )
     # The module `choose` logs refusals, which the output shows anyway.
     with screen.quiet(choose.__name__):
         considered = pull.explain(
@@ -73,12 +75,7 @@ def diff(
     if as_json:
         artifacts = [c.as_data() for compared in by_deployment.values() for c in compared]
         screen.data(
-            {
-                "store": opened.uri,
-                "here": here.to_json(),
-                "takes": takes,
-                "artifacts": artifacts,
-            }
+            {"store": opened.uri, "here": here.to_json(), "takes": takes, "artifacts": artifacts}
         )
     else:
         where = "this machine" if against is None else f"the machine of {against}"
@@ -146,10 +143,7 @@ def _compare(considered: choose.Considered, here: Fingerprint) -> _Compared:
         here = _as_replica(artifact, here)
         mismatches = artifact.compare(here)
         considered = dataclasses.replace(
-            considered,
-            accepted=not mismatches,
-            reason="fingerprint" if mismatches else "fits",
-            mismatches=mismatches,
+            considered, reason="fingerprint" if mismatches else "fits", mismatches=mismatches
         )
     told = {(m.group, m.factor) for m in (*considered.mismatches, *by_replica)}
     equal = [
@@ -219,7 +213,7 @@ def _show(deployment: str, compared: Sequence[_Compared], *, where: str, show_al
             rows += [(m.factor, m.artifact or "", BY_REPLICA) for m in item.by_replica]
             rows += [(m.factor, "the same", m.here or "") for m in item.equal]
         if rows:
-            screen.words(("factor", "artifact", "here"), rows, indent=4)
+            screen.table(("factor", "artifact", "here"), rows, indent=4)
 
 
 def _name_uncompared(compared: _Compared) -> str:
@@ -243,10 +237,6 @@ def _row(mismatch: Mismatch) -> tuple[str, str, str]:
 
 
 # Reading ----------------------------------------------------------------------------------------
-
-
-def _this_machine() -> Fingerprint:
-    return Fingerprint(machine=read_machine(environment(), on_no_torch="note"), app={})
 
 
 def _read_described(file: Path) -> Fingerprint:

@@ -14,21 +14,18 @@ from serve_warm.artifact import push
 from serve_warm.artifact.unsigned import OfPublished, sign_unsigned
 from serve_warm.cli import screen
 from serve_warm.config import environment
-from serve_warm.stores import open_existing_store, open_store
+from serve_warm.stores import Store, open_existing_store, open_store
 from serve_warm.trust.files import load_trust, trust_lines
 from serve_warm.trust.keys import load_signing_key, write_key_pair
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from serve_warm.stores import Store
-
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
-    "--name",
-    help="Name of the key in trust files; default: the name of FILE without its suffix.",
+    "--name", help="Name of the key in trust files; default: the name of FILE without its suffix."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
@@ -75,18 +72,14 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
     "--deployment",
     "deployments",
     multiple=True,
-    help=(
-        "Sign only the artifacts of this deployment. With --unsigned, this option is required "
-        "and repeatable."
-    ),
+    help="Sign only the artifacts of this deployment. With --unsigned, this option is required "
+    "and repeatable.",
 )
 @click.option(
     "--unsigned",
     is_flag=True,
-    help=(
-        "Sign artifacts that have no signature, such as those from serve-warm build --unsigned. "
-        "Anyone who can write to STORE can create such artifacts."
-    ),
+    help="Sign artifacts that have no signature, such as those from serve-warm build --unsigned. "
+    "Anyone who can write to STORE can create such artifacts.",
 )
 @click.option(
     "--source-commit",
@@ -101,10 +94,8 @@ def keygen(*, file: Path, name: str | None, as_json: bool) -> None:
 @click.option(
     "--builder",
     default="",
-    help=(
-        "With --unsigned: name of the builder, recorded in the signed artifact. The command "
-        "ignores the source, image and builder that the build itself recorded."
-    ),
+    help="With --unsigned: name of the builder, recorded in the signed artifact. The command "
+    "ignores the source, image and builder that the build itself recorded.",
 )
 @click.option(
     "--publish", "target", help="With --unsigned: the store to publish to; default: STORE."

@@ -122,9 +122,7 @@ class Look:
         found = f"; there are replicas of {', '.join(there)}" if there else ""
         troubles = [f"there is no replica of {name}{found}" for name in missing]
         return Look(
-            directory=self.directory,
-            replicas=tuple(kept),
-            troubles=(*self.troubles, *troubles),
+            directory=self.directory, replicas=tuple(kept), troubles=(*self.troubles, *troubles)
         )
 
 

@@ -10,7 +10,6 @@ import click
 
 from serve_warm import node
 from serve_warm.cli import FAILED, screen
-from serve_warm.config import WarmupConfig, resolve
 
 
 def _option(name: str) -> click.Option:
@@ -35,18 +34,7 @@ def _option(name: str) -> click.Option:
 @click.option("--json", "as_json", is_flag=True, help="Print each check and replica as JSON.")
 @click.pass_context
 def probe(
-    context: click.Context,
-    *,
-    state_dir: str,
-    expect: str,
-    deployment: tuple[str, ...],
-    no_latch: bool,
-    stale_s: str,
-    raylet: str,
-    proxy: str,
-    verbose: bool,
-    strict: bool,
-    as_json: bool,
+    context: click.Context, /, *, verbose: bool, strict: bool, as_json: bool, **given: Any
 ) -> None:
     """Report whether this node's replicas are warm and whether its raylet and proxy are healthy.
 
@@ -55,17 +43,8 @@ def probe(
     only a few hundredths of a second: python -I -S .../serve_warm/node.py probe. This faster probe
     has the same options, except --strict and --json.
     """
-    configured = resolve(WarmupConfig()).state_dir
     try:
-        settings = node.settings_of(
-            state_dir=state_dir or configured or "",
-            expect=expect,
-            deployment=deployment,
-            no_latch=no_latch,
-            stale_s=stale_s,
-            raylet=raylet,
-            proxy=proxy,
-        )
+        settings = node.settings_of(**given)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     readiness = node.judge(settings)

@@ -55,10 +55,8 @@ def duration(text: str) -> float:
     "in_use_files",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     multiple=True,
-    help=(
-        "JSON file with artifacts to keep: a replica's report, a list of reports, or a list of "
-        "statements; repeatable."
-    ),
+    help="JSON file with artifacts to keep: a replica's report, a list of reports, or a list of "
+    "statements; repeatable.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, but remove nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
@@ -98,7 +96,7 @@ def prune(
 
 def _show(pruned: pruning.Pruned, did: str) -> None:
     if pruned.removed:
-        screen.words(
+        screen.table(
             ("torch", "created", did),
             [
                 # Show the time only to the minute, so that the statement fits the window.
@@ -108,7 +106,7 @@ def _show(pruned: pruning.Pruned, did: str) -> None:
         )
     for title, kept in (("kept: in use", pruned.in_use), ("kept: unreadable", pruned.unreadable)):
         if kept:
-            screen.words((title,), [(key,) for key in kept])
+            screen.table((title,), [(key,) for key in kept])
     artifacts, parts = len(pruned.removed), len(pruned.blobs)
     click.echo(
         f"{did} {artifacts} artifact{'s' * (artifacts != 1)} and {parts} part{'s' * (parts != 1)}, "

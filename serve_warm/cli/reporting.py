@@ -69,12 +69,7 @@ class Start:
 
 
 @click.command()
-@click.option(
-    "--state-dir",
-    metavar="DIR",
-    default="",
-    help="State directory of the replicas on this node. Default: the directory that replicas use.",
-)
+@screen.state_dir_option
 @click.option(
     "--address",
     help="Address of a running Ray cluster, or 'auto' to find one. The command then reads the "

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Output of the commands: a clock in a terminal, lines in a log, JSON for programs.
+"""Output of the commands: lines for people, JSON for programs.
 
 Anyone could have written an untrusted statement. So use only `show_line` or a table of
 this module to show texts from untrusted statements.
@@ -15,18 +15,12 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import click
-from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
 
 from serve_warm.cli import NO
-
-if TYPE_CHECKING:
-    from serve_warm.errors import ArtifactRefused
+from serve_warm.errors import ArtifactRefused
 
 COUNTERS = re.compile(r" pass \d+(, \d+/\d+ inputs)?")
 """Pattern that matches the counters in a text about a start, such as `pass 2, 3/6 inputs`."""
@@ -35,77 +29,49 @@ ROUNDS = re.compile(r"(?<! of) \d+(/\d+)?$")
 """Pattern that matches the counter at the end of a progress line of `bench`, but not `3 of 6` or
 the port of an address."""
 
-stderr = Console(stderr=True, highlight=False)
-stdout = Console(highlight=False)
+state_dir_option = click.option(
+    "--state-dir",
+    metavar="DIR",
+    default="",
+    help="State directory of the replicas on this node. Default: the directory that replicas use.",
+)
 
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows the current step. The function can be called often.
+    """Yield a function that shows the current step on stderr. The function can be called often.
 
-    In a terminal the function updates one line. Elsewhere it writes no line if only a counter
-    changed, so that a log shows every stage but not every input.
+    The function writes no line if only a counter changed, so a terminal and a log show every stage
+    but not every input.
     """
     start = time.monotonic()
     last = ""
 
-    def elapsed() -> str:
-        return f"{time.monotonic() - start:6.1f} s"
-
-    if not stderr.is_terminal:
-
-        def line(text: str) -> None:
-            nonlocal last
-            stage = ROUNDS.sub("", COUNTERS.sub("", text))
-            if stage != last:
-                last = stage
-                stderr.print(f"[{elapsed()}] {stage}", markup=False, soft_wrap=True)
-
-        yield line
-        return
-
-    with stderr.status("starting", spinner="dots") as status:
-
-        def update(text: str) -> None:
-            nonlocal last
-            stage = text.partition(":")[0]
-            if last and stage != last:
-                stderr.print(f"[green]✓[/] {last} [dim]({elapsed()})[/]")
+    def show(text: str) -> None:
+        nonlocal last
+        stage = ROUNDS.sub("", COUNTERS.sub("", text))
+        if stage != last:
             last = stage
-            status.update(f"{text} [dim]{elapsed()}[/]")
+            click.echo(f"[{time.monotonic() - start:6.1f} s] {stage}", err=True)
 
-        yield update
-    if last:
-        stderr.print(f"[green]✓[/] {last} [dim]({elapsed()})[/]")
+    yield show
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Return a table with text in the first column and numbers in the other columns."""
-    drawn = Table(box=None, pad_edge=False)
-    for index, name in enumerate(header):
-        drawn.add_column(name, justify="left" if index == 0 else "right", no_wrap=True)
-    for row in rows:
-        drawn.add_row(*row)
-    return drawn
-
-
-def words(header: Sequence[str], rows: Sequence[Sequence[str]], *, indent: int = 0) -> None:
-    """Print a table of words. In a terminal, long cells are wrapped to fit the window."""
-    drawn = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    for name in header:
-        drawn.add_column(name, overflow="fold")
-    for row in rows:
-        drawn.add_row(*(Text(show_line(cell)) for cell in row))
-    width = None if stdout.is_terminal else _LOG_WIDTH
-    console = Console(highlight=False, width=width)
-    with console.capture() as captured:
-        console.print(Padding(drawn, (0, 0, 0, indent), expand=False))
-    # A table fills its last column with spaces.
-    for line in captured.get().splitlines():
-        click.echo(line.rstrip())
-
-
-_LOG_WIDTH = 10_000
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    indent: int = 0,
+    of: Literal["words", "numbers"] = "words",
+) -> None:
+    """Print a table. Numbers, in all columns but the first one, are aligned on the right."""
+    cells = [header, *([show_line(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for first, *others in cells:
+        line = [first.ljust(widths[0])]
+        for cell, width in zip(others, widths[1:], strict=True):
+            line.append(cell.rjust(width) if of == "numbers" else cell.ljust(width))
+        click.echo((" " * indent + "   ".join(line)).rstrip())
 
 
 def show_line(text: str) -> str:

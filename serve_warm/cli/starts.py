@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from serve_warm.builder.app import App, Application
-    from serve_warm.builder.built import Built, NothingToBuild
+    from serve_warm.builder.build import Built, NothingToBuild
     from serve_warm.builder.publishing import Destination
     from serve_warm.builder.signing import Signing
     from serve_warm.fingerprint import Cpu
@@ -33,11 +33,6 @@ APP_HELP = "APP is a Serve YAML file with one application, or module:app."
 address_option = click.option(
     "--address",
     help="Address of a running Ray cluster, or 'auto' to find one; default: a new local cluster.",
-)
-working_dir_option = click.option(
-    "--working-dir",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="With --address: the folder with the code of APP; Ray copies it to the nodes.",
 )
 
 
@@ -56,7 +51,6 @@ working_dir_option = click.option(
     help="Build an artifact for each deployment that uses WarmupMixin.",
 )
 @address_option
-@working_dir_option
 @click.option(
     "--key",
     "key_file",
@@ -66,19 +60,15 @@ working_dir_option = click.option(
 @click.option(
     "--unsigned",
     is_flag=True,
-    help=(
-        "Publish an unsigned artifact to a folder. The key signs only a temporary copy, which a "
-        "fresh replica loads for the round trip. Sign the artifact later with serve-warm sign "
-        "--unsigned."
-    ),
+    help="Publish an unsigned artifact to a folder. The key signs only a temporary copy, which a "
+    "fresh replica loads for the round trip. Sign the artifact later with serve-warm sign "
+    "--unsigned.",
 )
 @click.option(
     "--source-commit",
     default="",
-    help=(
-        "Commit of the source code, recorded in the signed artifact. Default: the commit of the "
-        "CI job."
-    ),
+    help="Commit of the source code, recorded in the signed artifact. Default: the commit of the "
+    "CI job.",
 )
 @click.option(
     "--image",
@@ -119,7 +109,6 @@ def build(
     deployment: str | None,
     every: bool,
     address: str | None,
-    working_dir: Path | None,
     key_file: Path | None,
     unsigned: bool,
     source_commit: str,
@@ -139,7 +128,6 @@ def build(
     """
     if every and deployment is not None:
         raise click.UsageError("--all and --deployment cannot be combined: pass only one of them")
-    _check_working_dir(address, working_dir)
     need_ray("build")
     from serve_warm.builder.provenance import read_provenance
     from serve_warm.builder.publishing import Destination
@@ -165,7 +153,6 @@ def build(
         cpu=cpu,
         required_level=int(require_level or 1),
         address=address,
-        working_dir=working_dir,
     )
     if as_json:
         data = [dataclasses.asdict(built) for built in results]
@@ -196,7 +183,6 @@ def _build_each(
     cpu: Cpu | None,
     required_level: int,
     address: str | None,
-    working_dir: Path | None,
 ) -> list[Built | NothingToBuild]:
     """Build the artifact of each deployment in turn, on one cluster; return the results."""
     from serve_warm.builder.build import build
@@ -206,9 +192,7 @@ def _build_each(
     num_cpus = max(app.num_cpus for app in apps)
     with (
         screen.progress() as progress,
-        open_cluster(
-            address=address, num_cpus=num_cpus, working_dir=working_dir, progress=progress
-        ) as cluster,
+        open_cluster(address=address, num_cpus=num_cpus, progress=progress) as cluster,
     ):
         for app in apps:
             if len(apps) > 1:
@@ -232,13 +216,6 @@ def _show_result(app: App, built: Built | NothingToBuild, *, unsigned: bool) -> 
         _show_warnings(built.warnings)
     else:
         _show_built(built, unsigned=unsigned)
-
-
-def _check_working_dir(address: str | None, working_dir: Path | None) -> None:
-    if working_dir is not None and address is None:
-        raise click.UsageError(
-            "--working-dir needs --address: local replicas run in the current folder"
-        )
 
 
 def _check_first(
@@ -366,7 +343,6 @@ def _describe_seconds(report: Mapping[str, Any]) -> str:
 )
 @click.option("--deployment", help="Deployment to measure, if several use WarmupMixin.")
 @address_option
-@working_dir_option
 @click.option(
     "--mode",
     "modes",
@@ -396,13 +372,11 @@ def bench(
     json_file: Path | None,
     deployment: str | None,
     address: str | None,
-    working_dir: Path | None,
     modes: tuple[str, ...],
     repeats: int,
     request_count: int,
 ) -> None:
     """Compare three ways to start a replica: cold, with torch's cache bytes or with an artifact."""
-    _check_working_dir(address, working_dir)
     need_ray("bench")
     from serve_warm.builder import bench as bench_
     from serve_warm.builder.app import load_app
@@ -411,9 +385,7 @@ def bench(
     loaded = load_app(app, deployment=deployment)
     with (
         screen.progress() as progress,
-        open_cluster(
-            address=address, num_cpus=loaded.num_cpus, working_dir=working_dir, progress=progress
-        ) as cluster,
+        open_cluster(address=address, num_cpus=loaded.num_cpus, progress=progress) as cluster,
     ):
         result = bench_.run(
             loaded,
@@ -431,8 +403,7 @@ def bench(
 
 
 def _say(text: str) -> None:
-    # Print above the status line. Escape the text, because it may come from a replica.
-    screen.stderr.print(screen.show_line(text), markup=False, soft_wrap=True)
+    click.echo(screen.show_line(text), err=True)  # it may come from a replica
 
 
 SERVES = ("ray", "starlette", "fastapi", "uvicorn")
@@ -461,11 +432,11 @@ def show(result: dict[str, Any]) -> None:
         f"torch {machine['torch']}, ray {machine['ray']}"
     )
     header, rows = bench_.table(result)
-    screen.stdout.print(title, soft_wrap=True)
-    screen.stdout.print(screen.table(header, rows))
+    click.echo(title)
+    screen.table(header, rows, of="numbers")
     for name, ratio in result["ratios"].items():
         against = {
             "warm_to_cold": "a cold start",
             "warm_to_torch_bytes": "a start with torch's bytes",
         }[name]
-        screen.stdout.print(f"model built → proof: {ratio:.2f} times as long as in {against}")
+        click.echo(f"model built → proof: {ratio:.2f} times as long as in {against}")

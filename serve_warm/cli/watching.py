@@ -12,11 +12,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import click
-from rich.cells import set_cell_size
-from rich.console import Group, RenderableType
-from rich.live import Live
-from rich.padding import Padding
-from rich.text import Text
 
 from serve_warm import node
 from serve_warm.cli import FAILED, observed, screen
@@ -29,12 +24,7 @@ all known replicas."""
 
 
 @click.command()
-@click.option(
-    "--state-dir",
-    metavar="DIR",
-    default="",
-    help="State directory of the replicas on this node. Default: the directory that replicas use.",
-)
+@screen.state_dir_option
 @click.option("--app", "application", default="", help="Show only this application.")
 @click.option(
     "--deployment",
@@ -94,12 +84,9 @@ def status(
 
 
 def show(now: Look, which: Which) -> None:
-    """Print a table in a terminal, or else one line per replica. Troubles go to stderr."""
-    if screen.stdout.is_terminal:
-        screen.stdout.print(draw(now, which))
-    else:
-        for each in choose(now, which):
-            click.echo(line(each))
+    """Print one line per replica. Troubles go to stderr."""
+    for each in choose(now, which):
+        click.echo(line(each))
     for text in troubles(now):
         click.echo(text, err=True)
 
@@ -112,22 +99,15 @@ def _every(period_s: float) -> Iterator[int]:
 
 
 def follow(looks: Iterable[Look], which: Which, *, as_json: bool) -> None:
-    """Show the replicas until Ctrl-C: redraw a table in a terminal, or print a line per change."""
-    if as_json:
-        for now in looks:
+    """Print a line for each change until Ctrl-C, or with `as_json` a document for each look."""
+    before = Look()
+    for now in looks:
+        if as_json:
             click.echo(json.dumps(plain(now)))
-    elif screen.stdout.is_terminal and not screen.stdout.is_dumb_terminal:
-        with Live(console=screen.stdout, auto_refresh=False) as live:
-            for now in looks:
-                clock = Text(time.strftime("%H:%M:%S, press Ctrl-C to stop"), style="dim")
-                said = [Text(trouble, style="red") for trouble in troubles(now)]
-                live.update(Group(draw(now, which), *said, clock), refresh=True)
-    else:
-        before = Look()
-        for now in looks:
-            for text in changes(before, now, which):
-                click.echo(f"{time.strftime('%H:%M:%S')} {text}")
-            before = now
+            continue
+        for text in changes(before, now, which):
+            click.echo(f"{time.strftime('%H:%M:%S')} {text}")
+        before = now
 
 
 # --- texts ---------------------------------------------------------------------------------
@@ -284,76 +264,3 @@ def age(seconds: float | None) -> str:
         if seconds < limit:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds / 86400:.0f} d"
-
-
-# --- the table in a terminal ---------------------------------------------------------------
-
-BAR = 10
-"""Width in characters."""
-NAME = 32
-"""Maximum number of characters of a replica's name in the table. Ray's names have 8."""
-STYLES = {"warm": "green", "warming": "yellow", "dead": "dim"}
-
-
-def draw(now: Look, which: Which) -> RenderableType:
-    """Return one block for each deployment, with a line per replica. Unready blocks come first."""
-    groups: dict[tuple[str, str], list[Observed]] = {}
-    for each in choose(now, which):
-        groups.setdefault((each.application, each.deployment), []).append(each)
-    ordered = sorted(groups.items(), key=lambda item: (_all_warm(item[1]), item[0]))
-    cells = {each.names: _cells(each) for group in groups.values() for each in group}
-    header = ("replica", "stage", "inputs", "verdict", "for", "heartbeat")
-    # The bar is already as wide as the heading above it.
-    widths = [
-        max([0 if name == "inputs" else len(name), *(len(row[column]) for row in cells.values())])
-        for column, name in enumerate(header)
-    ]
-    widths[0], widths[2] = min(widths[0], NAME), BAR + 1 + widths[2]
-    blocks: list[RenderableType] = []
-    if groups:
-        blocks.append(Text("  " + _row(header, widths), style="dim", no_wrap=True))
-    for (application, deployment), group in ordered:
-        living = [each for each in group if not each.ended]
-        ready = sum(each.warm for each in living)
-        blocks.append(
-            Text.assemble(
-                (node.shown(f"{application}#{deployment}"), "bold"),
-                f"  {ready} of {len(living)} ready",
-            )
-        )
-        for each in sorted(group, key=lambda one: (one.ended, one.warm, one.replica)):
-            blocks.append(_draw_row(each, cells[each.names], widths))
-            blocks += [Padding(Text(note, style="dim"), (0, 0, 0, 4)) for note in notes(each)]
-    return Group(*blocks)
-
-
-def _all_warm(group: Iterable[Observed]) -> bool:
-    return all(each.warm for each in group if not each.ended)
-
-
-def _cells(each: Observed) -> tuple[str, ...]:
-    name = node.shown(each.replica)
-    return (name, standing(each), inputs(each), verdict(each), age(each.stage_s), heartbeat(each))
-
-
-def _row(cells: Iterable[str], widths: Iterable[int]) -> str:
-    return "  ".join(set_cell_size(cell, width) for cell, width in zip(cells, widths, strict=True))
-
-
-def _draw_row(each: Observed, cells: tuple[str, ...], widths: list[int]) -> Text:
-    filled = 0
-    if each.inputs_expected and each.inputs_done:
-        filled = min(BAR, BAR * each.inputs_done // each.inputs_expected)
-    style = STYLES.get(each.condition, "red")
-    return Text.assemble(
-        "  ",
-        (_row(cells[:2], widths[:2]), style),
-        "  ",
-        ("━" * filled, style),
-        ("─" * (BAR - filled), "dim"),
-        " ",
-        set_cell_size(cells[2], widths[2] - BAR - 1),
-        "  ",
-        _row(cells[3:], widths[3:]),
-        no_wrap=True,
-    )

@@ -161,9 +161,9 @@ def _hook_trees(
             return result
         captured_by[threading.get_native_id()] = threading.current_thread().name
         note(
-            _event(
-                "capture",
-                attempt.name,
+            CompileEvent(
+                kind="capture",
+                function=attempt.name,
                 signature=attempt.signature,
                 reason=reason,
                 seconds=time.perf_counter() - start,
@@ -185,7 +185,11 @@ def _hook_trees(
         manager.__class__ = without_some
         vars(manager).setdefault("serve_warm_without", set()).add(attempt.function_id)
         reason = f"no graph for [{attempt.signature}], because its capture failed: {why}"
-        note(_event("skip", attempt.name, signature=attempt.signature, reason=reason))
+        note(
+            CompileEvent(
+                kind="skip", function=attempt.name, signature=attempt.signature, reason=reason
+            )
+        )
 
     manager_class.__init__ = __init__
     manager_class.record_function = record_function
@@ -400,7 +404,7 @@ def _hook_sizes(note: Callable[[CompileEvent], None], trees: ModuleType) -> None
             left_out.add(int_key)
             what = "graphs without dynamic sizes are" if int_key is None else f"size {int_key} is"
             reason = f"{what} not in cudagraph_capture_sizes, which the app has set"
-            note(_event("skip", "CUDA graph", reason=reason))
+            note(CompileEvent(kind="skip", function="CUDA graph", reason=reason))
         return is_captured
 
     setattr(trees, name, is_cudagraph_capture_sizes)
@@ -481,7 +485,7 @@ def _hook_graphs(note: Callable[[CompileEvent], None], graphs: ModuleType) -> No
             raise
         if not _elsewhere.counted:
             seconds = time.perf_counter() - self._serve_warm_began_s
-            note(_event("capture", "torch.cuda.CUDAGraph", seconds=seconds))
+            note(CompileEvent(kind="capture", function="torch.cuda.CUDAGraph", seconds=seconds))
 
     graph.capture_begin, graph.capture_end = capture_begin, capture_end
 
@@ -491,7 +495,7 @@ def _hook_skips(note: Callable[[CompileEvent], None], utils: ModuleType) -> None
     original: Callable[[str], None] = getattr(utils, name)
 
     def noting(msg: str) -> None:
-        note(_event("skip", "CUDA graph", reason=" ".join(msg.split())))
+        note(CompileEvent(kind="skip", function="CUDA graph", reason=" ".join(msg.split())))
         original(msg)
 
     # Loaded modules have already imported the name; other modules will import it from `utils`.
@@ -501,20 +505,6 @@ def _hook_skips(note: Callable[[CompileEvent], None], utils: ModuleType) -> None
             setattr(module, name, noting)
 
 
-def _event(
-    kind: str, function: str, *, signature: str = "", reason: str = "", seconds: float = 0.0
-) -> CompileEvent:
-    return CompileEvent(
-        kind=kind,
-        function=function,
-        signature=signature,
-        reason=reason,
-        seconds=seconds,
-        thread=threading.get_native_id(),
-        at_unix=time.time(),
-    )
-
-
 @contextlib.contextmanager
 def capturing(function: str, signature: str, *, reason: str) -> Iterator[None]:
     """Count all captures in the block as one capture of `function`, if the block succeeds."""
@@ -522,12 +512,16 @@ def capturing(function: str, signature: str, *, reason: str) -> Iterator[None]:
     with count_elsewhere():
         yield
     seconds = time.perf_counter() - start
-    _note(_event("capture", function, signature=signature, reason=reason, seconds=seconds))
+    _note(
+        CompileEvent(
+            kind="capture", function=function, signature=signature, reason=reason, seconds=seconds
+        )
+    )
 
 
 def note_skip(reason: str) -> None:
     """Record that a function launches its kernels one by one instead of launching a graph."""
-    _note(_event("skip", "CUDA graph", reason=" ".join(reason.split())))
+    _note(CompileEvent(kind="skip", function="CUDA graph", reason=" ".join(reason.split())))
 
 
 def pool_bytes() -> Mapping[tuple[int, str], int]:

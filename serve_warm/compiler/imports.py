@@ -8,13 +8,11 @@ the module.
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable
 from types import FrameType, ModuleType
-from typing import Any
+
+from serve_warm._after_import import AfterImport
 
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor")
 """The two halves of torch's compiler."""
@@ -40,117 +38,11 @@ HOOKED = (
 
 
 def when_imported(name: str, call: Callable[[ModuleType], object]) -> None:
-    """Call `call(module)` once, as soon as any thread has imported the module `name` of `HOOKED`.
+    """Call `call(module)` after the import of the module `name` of `HOOKED`: see `AfterImport`.
 
-    If the module is loaded, `call` runs at once. Otherwise the thread that imports the module makes
-    the call, before any code can use the module. After a failed import, `call` does not run until
-    an import succeeds. An exception in `call` makes the import fail. If an equal `call` was already
-    passed for the same module, the new `call` does not run.
-
-        when_imported("torch._dynamo", lambda dynamo: print(dynamo.__file__))
+    For example, after `when_imported("torch._dynamo", print)` Python prints Dynamo's module.
     """
     _after_import.make(name, call)
-
-
-class AfterImport:
-    """An import finder that never finds a module itself, but reports what other finders find.
-
-    It wraps the loader of each of its modules, even if no call waits for the module. So no import
-    can slip past a call that another thread adds. The finder has no lock, because a fork could
-    leave a lock locked forever. Each change to its fields is one atomic step.
-    """
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._known: dict[tuple[str, Callable[[ModuleType], object]], object] = {}
-        self._waiting: dict[str, list[Callable[[ModuleType], object]]] = {n: [] for n in names}
-        self._loading: set[str] = set()
-
-    def make(self, name: str, call: Callable[[ModuleType], object]) -> None:
-        """Do what `when_imported` does."""
-        if self not in sys.meta_path:
-            # The finder is never removed, because a thread that iterates over the list could then
-            # miss a finder.
-            sys.meta_path.insert(0, self)
-        first = object()
-        if self._known.setdefault((name, call), first) is not first:
-            return
-        self._waiting[name].append(call)
-        # Look for the module after adding the call. If an import ends in between, one thread takes
-        # the call.
-        if name in sys.modules and name not in self._loading and self._take(name, call):
-            # Waits for an import that another thread began before this finder was added.
-            call(importlib.import_module(name))
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return the spec that another finder finds, with a wrapped loader."""
-        if name not in self._waiting:
-            return None
-        for finder in sys.meta_path:
-            look: Any = getattr(finder, "find_spec", None)
-            if finder is self or look is None:
-                continue
-            found: ModuleSpec | None = look(name, path, target)
-            if found is not None:
-                if found.loader is not None:
-                    loader: Any = _Loader(found, found.loader, self)
-                    found.loader = loader
-                return found
-        return None
-
-    def begin(self, name: str) -> None:
-        """Record that a thread loads the module. Until `end`, that thread makes all calls."""
-        self._loading.add(name)
-
-    def end(self, name: str) -> None:
-        """Record that the thread has loaded the module, or has failed."""
-        self._loading.discard(name)
-
-    def make_waiting(self, name: str) -> None:
-        """Make the waiting calls of a module that is loaded."""
-        waiting = self._waiting[name]
-        with contextlib.ExitStack() as on_error:
-            for call in tuple(waiting):
-                if self._take(name, call):
-                    # After an error, the next import creates a new module.
-                    on_error.callback(waiting.insert, 0, call)
-                    call(sys.modules[name])
-            on_error.pop_all()
-
-    def _take(self, name: str, call: Callable[[ModuleType], object]) -> bool:
-        """Return whether this thread must make the call, because no other thread took it."""
-        try:
-            self._waiting[name].remove(call)
-        except ValueError:
-            return False
-        return True
-
-
-class _Loader:
-    """Wraps the loader of a module, and tells the finder when the module is loaded."""
-
-    def __init__(self, spec: ModuleSpec, loader: Any, finder: AfterImport) -> None:
-        self._spec = spec
-        self._loader = loader
-        self._finder = finder
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        self._finder.begin(spec.name)  # the module is not in sys.modules yet
-        made: ModuleType | None = self._loader.create_module(spec)
-        return made
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._spec.loader = module.__loader__ = self._loader
-        try:
-            self._loader.exec_module(module)
-        finally:
-            self._finder.end(self._spec.name)
-        self._finder.make_waiting(self._spec.name)
-
-    def __getattr__(self, name: str) -> Any:
-        # This serves readers such as pkgutil.get_loader(...).get_source.
-        return getattr(self._loader, name)
 
 
 _after_import = AfterImport(HOOKED)
@@ -187,10 +79,14 @@ def find_importer() -> str:
         name = str(frame.f_globals.get("__name__", ""))
         if name.startswith("importlib"):
             is_import = True
-        elif is_import and not f"{name}.".startswith(("torch.", f"{__name__}.")):
+        elif is_import and not f"{name}.".startswith(HOOKS):
             return f"{name}, line {frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+HOOKS = ("torch.", f"{__name__}.", "serve_warm._after_import.")
+"""Beginnings of modules that import the compiler for others, each with a dot at the end."""
 
 
 def is_imported() -> bool:

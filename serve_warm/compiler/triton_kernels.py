@@ -302,15 +302,7 @@ class _Kept:
 
 
 def _tuning(kernel: str, words: str, seconds: float) -> CompileEvent:
-    return CompileEvent(
-        kind="tuning",
-        function=kernel,
-        signature="",
-        reason=words,
-        seconds=seconds,
-        thread=threading.get_native_id(),
-        at_unix=time.time(),
-    )
+    return CompileEvent(kind="tuning", function=kernel, reason=words, seconds=seconds)
 
 
 def relocate(cache_directory: Path) -> None:

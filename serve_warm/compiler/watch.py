@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType
@@ -60,6 +60,17 @@ ANOTHER = "the object is not the one that was proven: the application replaced o
 """The reason of a compile after READY for an object whose class had compiled before."""
 
 
+COUNTED = {
+    "compile": ("compiles", "compile_s"),
+    "recompile": ("compiles", "recompiles", "compile_s"),
+    "eager": ("eager_falls",),
+    "capture": ("captures", "capture_s"),
+    "skip": ("graph_skips",),
+    "tuning": ("tunings", "tuning_s"),
+    "forbidden": ("forbidden",),
+}
+"""Fields of `Counts` to which an event adds, by its kind."""
+
 FUNCTIONS = "all compiled functions"
 """The name in events that are about no single function."""
 
@@ -74,20 +85,9 @@ class Watch:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._compiles = 0
-        self._recompiles = 0
-        self._eager_falls = 0
-        self._captures = 0
-        self._capture_s = 0.0
-        self._eager_runs = 0
-        self._skips = 0
-        self._tunings = 0
-        self._tuning_s = 0.0
+        self._sums: dict[str, Any] = defaultdict(int)
+        """Fields of `Counts` that are not 0."""
         self._built = triton_kernels.Built()
-        self._forbidden = 0
-        self._compile_s = 0.0
-        self._compiler_processes = 0
-        self._compiler_s = 0.0
         self._owners: dict[CodeType, dict[int, Callable[[], Any]]] = {}
         self._events: deque[CompileEvent] = deque(maxlen=EVENTS_KEPT)
         self.compiling = 0
@@ -160,23 +160,11 @@ class Watch:
         inductor = {} if counters is None else counters["inductor"]
         with self._lock:
             return Counts(
-                compiles=self._compiles,
-                recompiles=self._recompiles,
-                eager_falls=self._eager_falls,
-                captures=self._captures,
-                eager_runs=self._eager_runs,
-                graph_skips=self._skips,
+                **self._sums,
                 kernels=self._built.count(),
-                tunings=self._tunings,
-                forbidden=self._forbidden,
                 fx_hits=inductor.get("fxgraph_cache_hit", 0),
                 fx_misses=inductor.get("fxgraph_cache_miss", 0),
                 fx_bypasses=inductor.get("fxgraph_cache_bypass", 0),
-                compiler_processes=self._compiler_processes,
-                compiler_s=self._compiler_s,
-                compile_s=self._compile_s,
-                capture_s=self._capture_s,
-                tuning_s=self._tuning_s,
             )
 
     def events(self) -> tuple[CompileEvent, ...]:
@@ -206,19 +194,8 @@ class Watch:
         """Count and store an event, and pass the event to `on_event`."""
         with self._lock:
             self._events.append(event)
-            self._compiles += event.kind in {"compile", "recompile"}
-            self._recompiles += event.kind == "recompile"
-            self._eager_falls += event.kind == "eager"
-            self._captures += event.kind == "capture"
-            self._skips += event.kind == "skip"
-            self._tunings += event.kind == "tuning"
-            self._forbidden += event.kind == "forbidden"
-            if event.kind in {"compile", "recompile"}:
-                self._compile_s += event.seconds
-            if event.kind == "capture":
-                self._capture_s += event.seconds
-            if event.kind == "tuning":
-                self._tuning_s += event.seconds
+            for name in COUNTED[event.kind]:
+                self._sums[name] += event.seconds if name.endswith("_s") else 1
         on_event = self.on_event  # an update may take it away
         if on_event is not None:
             on_event(event)
@@ -227,28 +204,18 @@ class Watch:
         """Record, once for each reason, that the application's stance makes calls run eagerly."""
         if why and why not in self.given_up.values():
             self.given_up[FUNCTIONS] = why
-            self.note(
-                CompileEvent(
-                    kind="eager",
-                    function=FUNCTIONS,
-                    signature="",
-                    reason=why,
-                    seconds=0.0,
-                    thread=threading.get_native_id(),
-                    at_unix=time.time(),
-                )
-            )
+            self.note(CompileEvent(kind="eager", function=FUNCTIONS, reason=why))
 
     def note_eager_run(self) -> None:
         """Count a call that torch's graph trees ran eagerly before a capture."""
         with self._lock:
-            self._eager_runs += 1
+            self._sums["eager_runs"] += 1
 
     def note_compiler_run(self, seconds: float) -> None:
         """Count a run of the C++ compiler that wrote an object file."""
         with self._lock:
-            self._compiler_processes += 1
-            self._compiler_s += seconds
+            self._sums["compiler_processes"] += 1
+            self._sums["compiler_s"] += seconds
 
 
 class _Watched:
@@ -497,8 +464,6 @@ def _event(kind: str, frame: Any, *, reason: str = "", seconds: float = 0.0) -> 
         # request. Torch adds a stack trace in lines of its own.
         reason=hide_texts(" ".join(reason.partition("User stack trace")[0].split("\n")).rstrip()),
         seconds=seconds,
-        thread=threading.get_native_id(),
-        at_unix=time.time(),
     )
 
 

@@ -20,10 +20,7 @@ from typing import Any
 
 import torch
 from transformers.cache_utils import Cache
-from transformers.modeling_outputs import (
-    CausalLMOutputWithPast,
-    Seq2SeqLMOutput,
-)
+from transformers.modeling_outputs import CausalLMOutputWithPast, Seq2SeqLMOutput
 from transformers.utils.generic import ModelOutput
 
 from serve_warm._package import PACKAGE
@@ -267,10 +264,7 @@ class CompiledGeneration:
         return _Encoder(encoder, self._serve_warm_decoder)
 
     def _serve_warm_call(
-        self,
-        original: Callable[..., Any],
-        rows: Any,
-        given: dict[str, Any],
+        self, original: Callable[..., Any], rows: Any, given: dict[str, Any]
     ) -> Any:
         """Return the result of a model call. If `generate` makes the call, run a compiled step."""
         if rows is None:
@@ -506,7 +500,7 @@ def _check_given(given: Mapping[str, Any]) -> None:
     """Refuse arguments that affect the answer but are not inputs of the steps."""
     for name, value in given.items():
         if name in ("output_hidden_states", "output_attentions") and value:
-            raise _refused(f"{name}=True", "the compiled steps return only logits")
+            raise _refused(f"{name}=True", ONLY_LOGITS)
         is_known = name in INPUTS or name in pictures.PICTURES
         if isinstance(value, (torch.Tensor, list, tuple, Mapping)) and not is_known:
             raise _refused(
@@ -531,55 +525,32 @@ def _check_positions(
 
 
 def _check_options(config: Any) -> None:
+    """Raise if `generate` would use the cache in a way that the compiled steps do not support."""
     beams = getattr(config, "num_beams", 1) or 1
     guidance = getattr(config, "guidance_scale", None)
     cache = getattr(config, "cache_implementation", None)
-    refusals = (
-        (beams > 1, f"num_beams={beams}", "beam search reorders the cache"),
-        (
-            getattr(config, "prompt_lookup_num_tokens", None),
-            "prompt_lookup_num_tokens",
-            "it checks several tokens in one call",
-        ),
-        (
-            getattr(config, "assistant_early_exit", None),
-            "assistant_early_exit",
-            "it runs only the first layers of the model",
-        ),
-        (
-            getattr(config, "use_cache", True) is False,
-            "use_cache=False",
-            "the compiled steps always use their cache",
-        ),
-        (
-            cache not in (None, "static", "dynamic"),
-            f"cache_implementation={cache!r}",
-            "the compiled steps use a static cache",
-        ),
-        (
-            getattr(config, "prefill_chunk_size", None),
-            "prefill_chunk_size",
-            "a whole prompt is processed at once, padded to a bucket",
-        ),
-        (
-            guidance not in (None, 1, 1.0),
-            f"guidance_scale={guidance}",
-            "it calls the model a second time",
-        ),
-        (
-            getattr(config, "output_hidden_states", False),
-            "output_hidden_states=True",
-            "the compiled steps return only logits",
-        ),
-        (
-            getattr(config, "output_attentions", False),
-            "output_attentions=True",
-            "the compiled steps return only logits",
-        ),
-    )
-    for is_set, option, why in refusals:
-        if is_set:
-            raise _refused(option, why)
+    for name, why in REFUSED_OPTIONS.items():
+        if value := getattr(config, name, None):
+            raise _refused(f"{name}={value}", why)
+    if beams > 1:
+        raise _refused(f"num_beams={beams}", "beam search reorders the cache")
+    if getattr(config, "use_cache", True) is False:
+        raise _refused("use_cache=False", "the compiled steps always use their cache")
+    if cache not in (None, "static", "dynamic"):
+        raise _refused(f"cache_implementation={cache!r}", "the compiled steps use a static cache")
+    if guidance not in (None, 1, 1.0):
+        raise _refused(f"guidance_scale={guidance}", "it calls the model a second time")
+
+
+ONLY_LOGITS = "the compiled steps return only logits"
+REFUSED_OPTIONS = {
+    "prompt_lookup_num_tokens": "it checks several tokens in one call",
+    "assistant_early_exit": "it runs only the first layers of the model",
+    "prefill_chunk_size": "a whole prompt is processed at once, padded to a bucket",
+    "output_hidden_states": ONLY_LOGITS,
+    "output_attentions": ONLY_LOGITS,
+}
+"""Options of `generate` that must not be set, each with the reason."""
 
 
 def _refused(option: str, why: str) -> GenerationRefused:

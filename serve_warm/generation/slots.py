@@ -133,9 +133,7 @@ class Slots:
         return self._decoder.check_token(choose(logits.clone()))
 
     def _decode(
-        self,
-        newest: Mapping[int, tuple[int, int]],
-        choosers: Mapping[int, ChooseToken | None],
+        self, newest: Mapping[int, tuple[int, int]], choosers: Mapping[int, ChooseToken | None]
     ) -> dict[int, int | Exception]:
         # Only these sequences raise the error. Sequences that began later continue.
         refused: dict[int, int | Exception] = {**self._decoder.find_changed(newest)}

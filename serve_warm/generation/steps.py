@@ -164,8 +164,6 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def get_max_length(self) -> int:
         return int(self.cache.window)
 
-    get_max_cache_shape = get_max_length  # its name before 5.20
-
 
 class _Step(nn.Module):
     """One kind of call: the model, the cache, and the form of the model's arguments."""

@@ -122,23 +122,26 @@ def capture(
 
     Does not convert torch's exceptions, so call this function inside `as_reasons()`.
     """
+
+    def trace(settings: Mapping[str, Any], into: set_orders.Orders) -> tuple[Captured, bool]:
+        return _restarting(lambda: _capture(function, callee, tensors, settings, into, has_plan))
+
     orders = set_orders.Orders()
-    captured, is_complete = _restarting(function, callee, tensors, arguments, orders, has_plan)
+    captured, is_complete = trace(arguments, orders)
     if not is_complete:
         # torch took the graph from its cache, so the code of its tensor subclasses did not run.
         # Compile again with a new cache key, which causes a miss. Do not turn the cache off,
         # because torch would then have nothing to write to a file.
         config: Any = torch.compiler.config
         with config.patch(cache_key_tag=f"{config.cache_key_tag}{uuid.uuid4()}"):
-            captured, _ = _restarting(function, callee, tensors, arguments, orders, has_plan)
+            captured, _ = trace(arguments, orders)
     if not orders.sets:
         return captured
 
-    def trace(backend: Any, others: set_orders.Orders) -> Captured:
-        settings = {"backend": backend, "dynamic": arguments.get("dynamic")}
-        return _restarting(function, callee, tensors, settings, others, has_plan)[0]
+    def trace_again(backend: Any, others: set_orders.Orders) -> Captured:
+        return trace({"backend": backend, "dynamic": arguments.get("dynamic")}, others)[0]
 
-    return set_orders.join_orders(captured, orders, trace, callee, tensors)
+    return set_orders.join_orders(captured, orders, trace_again, callee, tensors)
 
 
 RESTARTS = 20
@@ -146,15 +149,8 @@ RESTARTS = 20
 before it, such as a size that must be a constant."""
 
 
-def _restarting(  # noqa: PLR0917 - as `_capture`
-    function: Callable[..., Any],
-    callee: Any,
-    tensors: Sequence[Any],
-    arguments: Mapping[str, Any],
-    orders: set_orders.Orders,
-    has_plan: bool,  # noqa: FBT001 - passed on by three functions in a row
-) -> tuple[Captured, bool]:
-    """Return the result of `_capture`; capture again if torch requests a new trace.
+def _restarting(ask: Callable[[], tuple[Captured, bool]]) -> tuple[Captured, bool]:
+    """Return the result of a capture; capture again if torch requests a new trace.
 
     torch can request a new trace while it compiles the graph. torch.compile then makes a new trace.
     In torch 2.11 to 2.13, ahead-of-time compilation ignores such requests, because it compiles the
@@ -164,7 +160,7 @@ def _restarting(  # noqa: PLR0917 - as `_capture`
 
     for _ in range(RESTARTS):
         try:
-            return _capture(function, callee, tensors, arguments, orders, has_plan)
+            return ask()
         except RestartAnalysis as restart:
             why = restart.restart_reason or type(restart).__name__
     raise RuntimeError(f"the trace restarted {RESTARTS} times: {why}")
@@ -176,7 +172,7 @@ def _capture(  # noqa: PLR0917 - each is a part of one call
     tensors: Sequence[Any],
     arguments: Mapping[str, Any],
     orders: set_orders.Orders,
-    has_plan: bool,  # noqa: FBT001 - passed on by three functions in a row
+    has_plan: bool,  # noqa: FBT001 - passed on by `capture`
 ) -> tuple[Captured, bool]:
     """Return the graph, and whether all code of its tensor subclasses is known."""
     guards: list[Guard] = []

@@ -55,15 +55,6 @@ def load(data: bytes, references: Mapping[str, tuple[str, str]], plan: Plan) -> 
         return with_checks(entry, plan)
 
 
-def can_precompile() -> str:
-    """Return why this torch version cannot compile ahead of time, or an empty string if it can."""
-    try:
-        from torch._dynamo.aot_compile import AOTCompiledFunction  # noqa: F401
-    except ImportError:
-        return f"torch {torch.__version__} has no torch._dynamo.aot_compile"
-    return ""
-
-
 def find_changed_sources(sources: Mapping[str, str]) -> list[str]:
     """Return the Python modules whose files have changed since an entry was compiled."""
     return [name for name, digest in sources.items() if file_digest(name) != digest]

@@ -53,10 +53,7 @@ from serve_warm.precompile.plain_state import putting_back
 from serve_warm.precompile.tensor_parts import plain_parts
 from serve_warm.precompile.trace_notes import callable_once, side_effects, source_of
 
-SMALL = {
-    "aot_inductor.enable_line_tables": False,
-    "aot_inductor.enable_frame_pointer": False,
-}
+SMALL = {"aot_inductor.enable_line_tables": False, "aot_inductor.enable_frame_pointer": False}
 """Settings that keep a library small: 0.3 MB without tables for profilers, 1.5 MB with them.
 A setting that the installed torch lacks is skipped; torch 2.11 lacks all settings of this dict."""
 

@@ -108,14 +108,7 @@ class Graphed:
     module's weights.
     """
 
-    def __init__(
-        self,
-        code: Code,
-        *,
-        device: str,
-        brought: Sequence[int],
-        inputs: int,
-    ) -> None:
+    def __init__(self, code: Code, *, device: str, brought: Sequence[int], inputs: int) -> None:
         """`brought` lists the inputs that come from the call. The other inputs are weights."""
         self._code = code
         self._device = device

@@ -106,21 +106,17 @@ def compile_regions(
     if level != 2:
         raise ConfigError(
             f"serve_warm.compile_regions got level={level!r}",
-            hint=(
-                "single blocks support levels 1 and 2 only; for a library, compile the whole "
-                "model: serve_warm.compile(model, level=3)"
-            ),
+            hint="single blocks support levels 1 and 2 only; for a library, compile the whole "
+            "model: serve_warm.compile(model, level=3)",
         )
     # Without a GPU torch captures nothing, and the mode's other options are fine.
     if torch.cuda.is_available() and _captures(arguments):
         raise ConfigError(
             "serve_warm.compile_regions does not support CUDA graphs, but the mode, the options "
             "or a torch setting enables them",
-            hint=(
-                "torch invalidates the output of a compiled call when the next call begins, but "
-                "each block needs the output of the previous block; turn CUDA graphs off, or "
-                "compile the whole model: serve_warm.compile(model, mode=...)"
-            ),
+            hint="torch invalidates the output of a compiled call when the next call begins, but "
+            "each block needs the output of the previous block; turn CUDA graphs off, or "
+            "compile the whole model: serve_warm.compile(model, mode=...)",
         )
     found = _find_repeated(model) if blocks is None else _find_named(model, blocks)
     if returns_unchanged("serve_warm.compile_regions", arguments):
@@ -175,22 +171,20 @@ def _find_repeated(model: torch.nn.Module) -> list[torch.nn.Module]:
         if isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ModuleDict)):
             for child in children:
                 kinds.setdefault(type(child), []).append(child)
-        blocks = [b for same in kinds.values() if len(same) > 1 for b in same if _has_work(b)]
+        blocks = [b for same in kinds.values() if len(same) > 1 for b in same if has_work(b)]
         found += blocks
         queue += [child for child in children if not any(child is block for block in blocks)]
     if not found:
         raise ConfigError(
             f"compile_regions found no repeated block in {type(model).__name__}",
-            hint=(
-                "pass the names of the classes to compile, as in compile_regions(model, "
-                "['DecoderLayer']), or compile the whole model with serve_warm.compile"
-            ),
+            hint="pass the names of the classes to compile, as in compile_regions(model, "
+            "['DecoderLayer']), or compile the whole model with serve_warm.compile",
         )
     return found
 
 
-def _has_work(module: torch.nn.Module) -> bool:
-    # For single Linear layers, a compiled call for each layer does not pay off.
+def has_work(module: torch.nn.Module) -> bool:
+    """Return whether compiling a module by itself pays off, unlike for a single Linear layer."""
     return len(list(module.children())) > 0 or len(list(module.parameters(recurse=False))) > 2
 
 

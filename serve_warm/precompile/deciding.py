@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from serve_warm._records import record
 from serve_warm.precompile.eager_check import Different, spacing
+from serve_warm.precompile.tensor_parts import OperatorMode
 
 MULTIPLE = 6.0
 """Largest distance of two candidates in a near-tie, in units of eager's RMSE there. Two candidates
@@ -68,27 +68,16 @@ class Choice:
 Choices = Sequence[Choice]
 
 
-class RecordChoices(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class RecordChoices(OperatorMode):  # type: ignore[no-untyped-call]
     """Records the decisions of a run, in order."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.choices: list[Choice] = []
         self._bytes = 0
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Return True, as `FullPrecision` does."""
-        return True
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, and record its decisions."""
         out = func(*args, **kwargs)
         if getattr(func, "namespace", "") == "aten":
             self._note(func._schema, args, kwargs, out)

@@ -402,9 +402,7 @@ class EntryTable:
 
 
 def read_parts(
-    folders: Sequence[Path],
-    *,
-    already: Mapping[Path, EntryTable] = MappingProxyType({}),
+    folders: Sequence[Path], *, already: Mapping[Path, EntryTable] = MappingProxyType({})
 ) -> tuple[EntryTable, list[str]]:
     """Return the entries in the folders of an artifact's parts, and why some parts were not read.
 
@@ -413,15 +411,9 @@ def read_parts(
     table, problems = EntryTable({}, {}), []
     for folder in folders:
         try:
-            part = already.get(folder) or EntryTable.read(folder)
-            # Only for level 2, because the check imports Dynamo, which libraries do not need.
-            why = aot_load.can_precompile() if part.has_entries(2) else ""
+            table.take(already.get(folder) or EntryTable.read(folder))
         except NoEntry as error:
-            why = str(error)
-        if why:
-            problems.append(why)
-        else:
-            table.take(part)
+            problems.append(str(error))
     table.why_empty = "; ".join(problems)
     return table, problems
 

@@ -21,13 +21,7 @@ import torch
 
 from serve_warm.precompile.call_checks import dict_version, dict_versions
 from serve_warm.precompile.facts import ANY_ERROR, CALL, HOOKS, decode_key
-from serve_warm.precompile.names import (
-    describe_tensor,
-    functions_of,
-    literal,
-    name_of_class,
-    under,
-)
+from serve_warm.precompile.names import describe_tensor, functions_of, literal, name_of_class, under
 from serve_warm.precompile.tensor_parts import classes_of, is_equal, read_metadata, read_parts
 
 HEAP_TYPE = 1 << 9

@@ -19,11 +19,10 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from serve_warm._records import record
 from serve_warm._redaction import describe_error
-from serve_warm.precompile.eager_check import Kept
+from serve_warm.precompile.eager_check import Kept, Outcome
 from serve_warm.precompile.eager_dtypes import (
     ShowEagerDtypes,
     asked_dtype,
@@ -34,7 +33,7 @@ from serve_warm.precompile.eager_dtypes import (
     tensors_in,
 )
 from serve_warm.precompile.settling_calls import eagerly
-from serve_warm.precompile.tensor_parts import READ_FAILURES, has_parts
+from serve_warm.precompile.tensor_parts import READ_FAILURES, OperatorMode, has_parts
 
 HALF = (torch.bfloat16, torch.float16)
 TO_FLOAT = {
@@ -111,23 +110,11 @@ def choose_precision(*, half: bool, device_types: Iterable[str]) -> Precision:
 
 
 @record(frozen=True, kw_only=True)
-class FullRun:
+class FullRun(Outcome):
     """The result of one run in full precision."""
 
-    said: str
-    """The result without its tensors, as text."""
-    outputs: Sequence[Any]
-    inputs: Sequence[Any]
-    """The call's tensors after the run."""
-    buffers: Sequence[Any]
-    """The module's buffers after the run."""
     eager_operators: Sequence[str]
     """Names of operators that ran in their eager dtypes, because they accept no others."""
-
-    @property
-    def tensors(self) -> list[Any]:
-        """All tensors, in the order in which they are compared."""
-        return [*self.outputs, *self.inputs, *self.buffers]
 
 
 NOTHING = contextlib.nullcontext()
@@ -164,16 +151,10 @@ def run_in_full_precision(
         # Any error may come from a kernel or from code that expects another dtype.
         cause = describe_error(error)
         raise NoFullPrecision(f"it cannot run in full precision: {cause}") from error
-    return FullRun(
-        said=outcome.said,
-        outputs=outcome.outputs,
-        inputs=outcome.inputs,
-        buffers=outcome.buffers,
-        eager_operators=tuple(sorted(mode.eager_operators)),
-    )
+    return FullRun(**vars(outcome), eager_operators=tuple(sorted(mode.eager_operators)))
 
 
-class FullPrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class FullPrecision(OperatorMode):  # type: ignore[no-untyped-call]
     """Runs each operator in full precision.
 
     A tensor from outside the run, such as a parameter, keeps its values. The run uses a cast copy
@@ -183,7 +164,7 @@ class FullPrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, precision: Precision) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.eager_operators: set[str] = set()
         """Names of operators that ran in their eager dtypes."""
         self._precision = precision
@@ -191,15 +172,6 @@ class FullPrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._shadows: dict[tuple[int, int, int], _Shadow] = {}
         self._by_shadow: dict[int, _Shadow] = {}
         self._desugared: Any = None
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Return True, so that torch.compile goes on in all threads while this mode is active.
-
-        Otherwise Dynamo marks the code that it meets as never to be compiled, also the code of
-        other threads and of operators that compile themselves in eager execution (`torch.cond`).
-        """
-        return True
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -256,14 +228,8 @@ class FullPrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise NoFullPrecision("it reads the same memory as two dtypes")
         return shadow
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator in full precision."""
         given = list(tensors_in((args, kwargs)))
         if any(has_parts(each) for each in given):
             return self._run_on_parts(func, args, kwargs)

@@ -57,11 +57,7 @@ class KeptCalls:
         """Protects the checks, which any thread may use."""
 
     def keep(
-        self,
-        dispatcher: Dispatcher,
-        check: Check,
-        fn: Callable[..., Any],
-        tensors: Sequence[Any],
+        self, dispatcher: Dispatcher, check: Check, fn: Callable[..., Any], tensors: Sequence[Any]
     ) -> None:
         """Copy the inputs of a call, if memory allows, to check the call's entry later."""
         if check.kept is not None or check.result is not None or not check.may_repeat:

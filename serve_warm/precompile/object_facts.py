@@ -61,10 +61,7 @@ class ObjectFacts:
     """
 
     def __init__(
-        self,
-        callee: types.MethodType,
-        facts: Facts,
-        of_entries: Sequence[Sequence[int]],
+        self, callee: types.MethodType, facts: Facts, of_entries: Sequence[Sequence[int]]
     ) -> None:
         self._kind, self._function = type(callee.__self__), callee.__func__
         self._facts = facts

@@ -23,10 +23,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from serve_warm._package import PACKAGE
-from serve_warm.precompile.tensor_parts import has_parts, plain_parts
+from serve_warm.precompile.tensor_parts import OperatorMode, has_parts, plain_parts
 
 DEPTH = 6
 """Maximum number of steps from a registered module, or from the callable, to a tensor."""
@@ -159,29 +158,17 @@ def write(tensor: Any, value: Any) -> None:
         tensor.copy_(value)
 
 
-class _CopyBeforeWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _CopyBeforeWrite(OperatorMode):  # type: ignore[no-untyped-call]
     """Copies tensors before an operator writes into their memory."""
 
     def __init__(self, tensors: Sequence[_Kept]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._tensors: dict[int, list[_Kept]] = {}
         for kept in tensors:
             for part in plain_parts(kept.tensor):
                 self._tensors.setdefault(_memory(part), []).append(kept)
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Return True, so that torch.compile goes on in all threads while this mode is active."""
-        return True
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for number, argument in enumerate(func._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue

@@ -141,11 +141,7 @@ class Session:
         self.checks = None
 
     def begin_checks(
-        self,
-        *,
-        one_in: int,
-        can_compile: Callable[[], bool],
-        on_failure: Callable[[str], None],
+        self, *, one_in: int, can_compile: Callable[[], bool], on_failure: Callable[[str], None]
     ) -> Checks | None:
         """Return checks of all loaded entries; None if no entries are loaded.
 

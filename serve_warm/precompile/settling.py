@@ -66,11 +66,7 @@ def settle(
 
 
 def _settles(
-    kept: Kept,
-    callee: Any,
-    function: Callable[..., Any],
-    tensors: Sequence[Any],
-    failure: NoEntry,
+    kept: Kept, callee: Any, function: Callable[..., Any], tensors: Sequence[Any], failure: NoEntry
 ) -> bool:
     facts = failure.facts if isinstance(failure, ChangedByCall) else Facts()
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from serve_warm.precompile.names import describe_tensor, identity, literal, name_of, name_of_class
 
@@ -232,3 +232,28 @@ def _steady_object(value: Any, depth: int) -> str:
     plain = [list(each) if isinstance(each, Iterator) else each for each in state]
     how = identity(make) or name_of(make)
     return f"{name_of_class(type(value))} {how} {steady([arguments, plain], depth + 1)}"
+
+
+class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Calls `run` for each operator while this mode is active."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return True, so that torch.compile goes on in all threads while this mode is active.
+
+        Otherwise Dynamo marks the code that it meets as never to be compiled, also the code of
+        other threads and of operators that compile themselves in eager execution (`torch.cond`).
+        """
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return self.run(func, args, kwargs or {})
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator; subclasses define how."""
+        raise NotImplementedError

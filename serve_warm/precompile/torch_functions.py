@@ -59,10 +59,7 @@ class TorchFunctions:
 def noting_torch_functions(found: TorchFunctions) -> Iterator[tuple[Any, str, Any]]:
     """Record the functions that a trace runs, and those that it puts into its graph."""
     from torch._dynamo.output_graph import SubgraphTracer
-    from torch._dynamo.variables.torch import (
-        TorchInGraphFunctionVariable,
-        tracing_state_functions,
-    )
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable, tracing_state_functions
 
     of_torch: Any = TorchInGraphFunctionVariable
     of_graphs: Any = SubgraphTracer

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 
 from serve_warm.precompile.aot_load import OF_TORCH
-from serve_warm.precompile.class_names import reading_names
 from serve_warm.precompile.constant_reads import noting_constants
 from serve_warm.precompile.dict_lookups import Lookups, noting_lookups
 from serve_warm.precompile.dispatch_notes import Dispatched, noting_dispatch
@@ -703,3 +702,36 @@ def callable_once(run: Callable[..., Any]) -> Any:
             raise NoEntry(f"torch tried to load a graph that was only traced: {len(data)} bytes")
 
     return Once()
+
+
+# Names of classes ---------------------------------------------------------------------------------
+
+
+NAMES = ("__module__", "__name__", "__qualname__")
+"""Attributes of a torch class that do not change while a process runs."""
+
+
+def reading_names() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+    """Turn the names of torch's classes into constants, as Dynamo does for other classes.
+
+    Packages use these names to recognize a class without importing it: peft's DoRA reads
+    `type(weight).__module__.startswith("torchao.")`.
+    The class itself has a guard. Yields a Dynamo class, the name of one of its methods, and the
+    method's replacement for torch 2.13.
+    """
+    from torch._dynamo.variables import builtin, constant, torch
+
+    of_torch: Any = torch.TorchInGraphFunctionVariable
+    of_getattr: Any = getattr(builtin, "GetAttrBuiltinVariable", None)
+    if of_getattr is None:
+        return
+    read = of_getattr.call_function
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if len(args) > 1 and isinstance(args[0], of_torch) and isinstance(args[0].value, type):
+            name = args[1].as_python_constant()
+            if name in NAMES:
+                return constant.ConstantVariable.create(getattr(args[0].value, name))
+        return read(self, tx, args, kwargs)
+
+    yield of_getattr, "call_function", call_function

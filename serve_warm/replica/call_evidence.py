@@ -16,10 +16,8 @@ from collections.abc import Callable, Sequence
 from serve_warm.compiler import evidence
 from serve_warm.compiler.evidence import Replayed
 from serve_warm.compiler.switches import find_switch
-from serve_warm.compiler.watch import Watch
 from serve_warm.inputs import Input
 from serve_warm.replica.input_calls import InputCalls
-from serve_warm.replica.timed_calls import Deadline, Progress
 
 IDLE_S = (0.25, 5.0)
 """Minimum and maximum idle time, in seconds. Between these limits, the idle time is the duration of
@@ -37,23 +35,11 @@ MOST_NAMED = 3
 class CallEvidence:
     """The compiled calls of each input, and the inputs that these calls prove."""
 
-    def __init__(
-        self,
-        calls: InputCalls,
-        progress: Progress,
-        *,
-        seen: Watch,
-        deadline: Deadline,
-        has_compiled: Callable[[], bool],
-        in_traffic: bool = False,
-    ) -> None:
+    def __init__(self, calls: InputCalls, *, has_compiled: Callable[[], bool]) -> None:
         # If no compiled call was made, `has_compiled` shows whether the app has compiled code.
         self._calls = calls
-        self._progress = progress
-        self._seen = seen
-        self._deadline = deadline
+        self._progress = calls.progress
         self._has_compiled = has_compiled
-        self._in_traffic = in_traffic
         self.any_seen = False
         """Whether any compiled function was called."""
         self.called_before: set[str] = set()
@@ -89,7 +75,7 @@ class CallEvidence:
             return
         called = {name for theirs in said for name in theirs["own"]}
         beside = {name for theirs in said for name in theirs["beside"]} - called
-        if self._in_traffic:
+        if self._calls.in_traffic:
             # Requests make such calls all the time. The start has shown that they belong to inputs.
             called, beside = called | beside, set()
         beside -= (confirmed_before := self._find_confirmed(beside))
@@ -142,7 +128,7 @@ class CallEvidence:
         )
 
     def _why_eager(self) -> str:
-        given_up = self._seen.given_up
+        given_up = self._calls.seen.given_up
         if not given_up:
             return (
                 "it finds nothing to compile there, for example because the function is marked "
@@ -167,7 +153,7 @@ class CallEvidence:
             if (found.own and self.began_a_task) or (found.beside and not found.own)
         ]
         # All ranks would have to be idle together, and traffic is never idle.
-        if not doubtful or not self._calls.is_alone or self._in_traffic:
+        if not doubtful or not self._calls.is_alone or self._calls.in_traffic:
             return
         slowest_s = max(self._progress.steady_s.get(name, 0.0) for name in doubtful)
         with evidence.note_calls() as calls, calls.of_replay() as idle:
@@ -175,7 +161,7 @@ class CallEvidence:
         self._idle = [idle.beside]
 
     def _idle_s(self, slowest_s: float) -> float:
-        return min(max(slowest_s, IDLE_S[0]), IDLE_S[1], max(0.0, self._deadline.left()))
+        return min(max(slowest_s, IDLE_S[0]), IDLE_S[1], max(0.0, self._calls.deadline.left()))
 
     def _find_confirmed(self, beside: set[str]) -> set[str]:
         """Return the inputs in `beside` whose calls stopped in the idle time and then resumed."""

@@ -166,10 +166,8 @@ def warmup(cls: Class | None = None, *, trust: Trust | None = None, **settings: 
         # Keep the module, qualified name and doc of the user's class: FastAPI routes are found by
         # the qualified name.
         body = {
+            **{name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")},
             "__new__": new,
-            "__module__": cls.__module__,
-            "__qualname__": cls.__qualname__,
-            "__doc__": cls.__doc__,
             "warmup_config": config,
             "warmup_trust": getattr(cls, "warmup_trust", None) if trust is None else trust,
         }

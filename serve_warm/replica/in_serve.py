@@ -398,10 +398,7 @@ class ServeReplica(ServeCalls):
             raise WarmupFailed("there is nothing to pack: this replica has not warmed up")
         parts, facts = await warmup.pack()
         return PackedReplica(
-            fingerprint=report.fingerprint,
-            parts=parts,
-            facts=dict(facts),
-            report=report.to_json(),
+            fingerprint=report.fingerprint, parts=parts, facts=dict(facts), report=report.to_json()
         )
 
     # The rest of the `Replica` protocol ---------------------------------------------------------

@@ -21,7 +21,7 @@ from serve_warm.compiler.watch import Watch
 from serve_warm.errors import ReplayFailed
 from serve_warm.inputs import Input
 from serve_warm.replica.ranks import Ranks
-from serve_warm.replica.timed_calls import Deadline, Progress, TimedCalls
+from serve_warm.replica.timed_calls import TimedCalls
 from serve_warm.report import Counts, Stage
 
 logger = logging.getLogger(__name__)
@@ -33,28 +33,18 @@ class InputCalls:
     If there are several ranks, all ranks must answer before `deadline`.
     """
 
-    def __init__(
-        self,
-        timed: TimedCalls,
-        progress: Progress,
-        *,
-        seen: Watch,
-        ranks: Ranks,
-        deadline: Deadline,
-        in_traffic: bool = False,
-    ) -> None:
+    def __init__(self, timed: TimedCalls, ranks: Ranks, *, in_traffic: bool) -> None:
         self._timed = timed
-        self._progress = progress
-        self._seen = seen
         self._ranks = ranks
-        self._deadline = deadline
+        self.progress, self.seen, self.deadline = timed.progress, timed.seen, timed.deadline
+        self.in_traffic = in_traffic
         self.is_alone = ranks.size == 1
         """Whether this rank is the only one."""
         self._forbids = self.is_alone and not in_traffic
 
     async def agree(self, what: str, mine: Any) -> list[Any]:
         """Return the answers of all ranks; see `Ranks.agree`."""
-        return await self._ranks.agree(what, mine, timeout_s=max(0.1, self._deadline.left()))
+        return await self._ranks.agree(what, mine, timeout_s=max(0.1, self.deadline.left()))
 
     def forbidding(self) -> contextlib.AbstractContextManager[None]:
         """Forbid compiling in the block if this rank is the only one and there is no traffic."""
@@ -70,7 +60,7 @@ class InputCalls:
         An input is skipped if two attempts run out of memory. Cached memory is freed before the
         second attempt.
         """
-        if item.name in self._progress.left_out:
+        if item.name in self.progress.left_out:
             return None
         why = ""
         for _ in range(2):
@@ -89,17 +79,17 @@ class InputCalls:
 
     async def prove(self, item: Input, calls: CompiledCalls) -> Replayed:
         """Replay an input with compiling forbidden. Record the result, and return the calls."""
-        progress = self._progress
-        before = self._seen.counts()
+        progress = self.progress
+        before = self.seen.counts()
         falls = contextlib.nullcontext() if self._forbids else falls_counted()
         with calls.of_replay() as replayed, falls:
             seconds, error = await self._timed.make(item)
-        change = self._seen.counts() - before
+        change = self.seen.counts() - before
         why = ""
         if change.eager_falls:
             why = self.describe_eager()
         elif change.forbidden:
-            why = f"would compile: {describe_last(self._seen)}"
+            why = f"would compile: {describe_last(self.seen)}"
         elif error is not None and self.may_be_left_out(error):
             # The passes after a failed proof show whether the input must be skipped.
             why = f"ran out of memory: {describe_error(error.__cause__ or error)}"
@@ -110,7 +100,7 @@ class InputCalls:
         elif not change.quiet:
             why = f"still needed compile work: {describe_counts(change)}"
             if change.compiles:  # compiles by any thread; the name shows which function compiled
-                why += f"; {describe_last(self._seen)}"
+                why += f"; {describe_last(self.seen)}"
         if why:
             progress.proven.discard(item.name)
             progress.unproven[item.name] = why
@@ -123,7 +113,7 @@ class InputCalls:
 
     def describe_eager(self) -> str:
         """Return the reason to report for an input that runs eagerly due to the recompile limit."""
-        needed = len(self._progress.inputs)
+        needed = len(self.progress.inputs)
         return (
             "runs eagerly without a message from torch: a function has more compiled variants than "
             f"the recompile limit allows; {how_to_raise_the_limit(max(16, needed))} "
@@ -138,14 +128,13 @@ class InputCalls:
 
     def _leave_out(self, item: Input, why: str) -> None:
         """Record that an input ran out of memory; raise an error if all inputs did."""
-        progress = self._progress
+        progress = self.progress
         progress.left_out[item.name] = f"left out because memory ran out: {why}"
         if len(progress.left_out) == len(progress.inputs):
             raise ReplayFailed(
                 f"all {len(progress.inputs)} inputs ran out of memory; the last error was {why}",
                 hint="declare smaller inputs, or give the replica a whole GPU",
                 stage=Stage.REPLAYING.value,
-                input=item.name,
             )
         logger.warning("skipped input=%r because memory ran out: %s", item.name, why)
 

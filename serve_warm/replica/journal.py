@@ -97,9 +97,9 @@ class Journal:
         self.inputs: Sequence[Input] = ()
         """The inputs to replay, in order; known once the start has begun."""
         self.narrow: tuple[str, ...] = ()
+        """What the inputs do not cover: axes of one size, and branches that no input takes."""
         self.varied = ""
         """Digest of the code and inputs to which the lines of an artifact apply."""
-        """What the inputs do not cover: axes of one size, and branches that no input takes."""
         self.unvaried: tuple[str, ...] = ()
         """What of the inputs could not be varied."""
         self.progress = Progress()

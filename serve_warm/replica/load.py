@@ -18,13 +18,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from serve_warm._daemon_threads import begin
 from serve_warm._records import record
 from serve_warm._redaction import join_lines, redact
 from serve_warm._store_address import is_relative
-from serve_warm.artifact.choose import Considered
+from serve_warm.artifact.choose import Considered, with_trace
+from serve_warm.artifact.newest_seen import NewestSeen, Variant
 from serve_warm.artifact.pull import Pulled, pull
 from serve_warm.compiler.caches import forget_compiled
 from serve_warm.compiler.cpu_target import isa_checks, require_compiler
@@ -42,19 +43,16 @@ from serve_warm.errors import (
 from serve_warm.fingerprint import Fingerprint
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica import prefetch
-from serve_warm.replica.artifact_time import check_time
 from serve_warm.replica.journal import Journal
 from serve_warm.replica.pack import NARROW, UNVARIED, VARIED
 from serve_warm.replica.placement import put_in_place
-from serve_warm.replica.prepare import prepare_compiler
+from serve_warm.replica.prepare import CompilesWith, Prepared, prepare_compiler
+from serve_warm.replica.ranks import Ranks
+from serve_warm.replica.start import Step
 from serve_warm.replica.timed_calls import Deadline
 from serve_warm.report import ArtifactUse, Stage, Verdict
 from serve_warm.stores import kind_of, open_store
-
-if TYPE_CHECKING:
-    from serve_warm.replica.prepare import CompilesWith, Prepared
-    from serve_warm.replica.ranks import Ranks
-    from serve_warm.replica.start import Start
+from serve_warm.trust.verify import describe_end
 
 logger = logging.getLogger(__name__)
 
@@ -94,16 +92,8 @@ class Loaded:
         return compiles_with == "libraries" or (self.artifact is not None and self.artifact.in_use)
 
 
-class Loading:
+class Loading(Step):
     """The stages in which one start loads its artifact; call `load`."""
-
-    def __init__(self, start: Start) -> None:
-        self._start = start
-        self._replica = start.replica
-        self._config = start.config
-        self._journal = start.journal
-        self._caches = start.caches
-        self._prefetched = start.prefetched
 
     async def load(self, prepared: Prepared, ranks: Ranks, deadline: Deadline) -> Loaded:
         """Load the configured artifact, on all ranks or on none.
@@ -283,13 +273,15 @@ class Loading:
         self, wanted: prefetch.Wanted, fingerprint: Fingerprint, limit: Deadline
     ) -> prefetch.Taken | None:
         """Return the artifact that was pulled during `__init__`, if it is still wanted."""
-        if self._prefetched is None:
+        if self._start.prefetched is None:
             return None
-        taken = await self._prefetched.taken(wanted, fingerprint, timeout_s=max(0.1, limit.left()))
+        taken = await self._start.prefetched.taken(
+            wanted, fingerprint, timeout_s=max(0.1, limit.left())
+        )
         if taken is None:
             # Do this before the next pull, because the prefetch may hold the node's lock on the
             # same artifact.
-            self._prefetched.drop()
+            self._start.prefetched.drop()
         return taken
 
     # Loading --------------------------------------------------------------------------------------
@@ -471,3 +463,69 @@ async def _run_in_own_thread(pull_once: Callable[[], Pulled], *, timeout_s: floa
 def _close_what_came_late(pulling: Future[Pulled]) -> None:
     if not pulling.cancelled() and pulling.exception() is None:
         pulling.result().close()
+
+
+# The time of an artifact --------------------------------------------------------------------------
+
+
+def check_time(
+    pulled: Pulled, wanted: prefetch.Wanted, warn: Callable[[str], object]
+) -> Callable[[], None]:
+    """Warn if this node has used a newer artifact, or if the artifact will soon be too old.
+
+    Returns a function that records the artifact's creation time. Call the returned function after
+    the start has accepted the artifact.
+
+    Raises:
+        ArtifactRefused: `rollback`: the policy refuses rollbacks, and this node has used a newer
+            artifact or has no usable record of newer artifacts. The artifact is closed.
+    """
+    manifest = pulled.chosen.manifest
+    seen = NewestSeen.beside(wanted.node_cache_dir)
+    variant = Variant(
+        store=pulled.store, deployment=manifest.deployment, fingerprint=manifest.fingerprint.key
+    )
+    newest = seen.find_created(variant)
+    if newest is None:
+        refusal = _refuse_without_mark(seen, variant)
+        if wanted.trust.rollback == "refuse":
+            pulled.close()
+            raise with_trace(refusal, pulled.chosen.key, pulled.chosen.trace)
+        warn(f"rollback: {refusal.message}")
+    if newest is not None and manifest.created < newest:
+        found = (
+            f"the artifact was created at {manifest.created}, but this node has already loaded a "
+            f"newer artifact, created at {newest}. Either the newer artifact is no longer in "
+            f"{redact(pulled.store)}, or it came from another store"
+        )
+        if wanted.trust.rollback == "refuse":
+            pulled.close()
+            refusal = ArtifactRefused(
+                found,
+                reason="rollback",
+                hint="build and push the artifact again. To roll back on purpose, remove "
+                f"{seen.folder / variant.file_name} and "
+                f'{seen.node_cache / variant.record_name}, or set rollback = "warn" in the '
+                "trust file",
+            )
+            raise with_trace(refusal, pulled.chosen.key, pulled.chosen.trace)
+        warn(f"rollback: {found}")
+    if ending := describe_end(wanted.trust, created=manifest.created):
+        warn(ending)
+    return functools.partial(seen.note, variant, manifest.created)
+
+
+def _refuse_without_mark(seen: NewestSeen, variant: Variant) -> ArtifactRefused:
+    if seen.was_removed(variant):
+        return ArtifactRefused(
+            f"this node's record of newer artifacts was removed: {seen.folder}",
+            reason="rollback",
+            hint="keep this folder on the volume of the node cache. If you removed this folder "
+            f"on purpose, remove {seen.node_cache / variant.record_name} too",
+        )
+    return ArtifactRefused(
+        f"this node's record of newer artifacts cannot be read or trusted: {seen.folder}",
+        reason="rollback",
+        hint=f"make that folder private to this user. If the folder's file {variant.file_name} is "
+        f"damaged, remove the file and {seen.node_cache / variant.record_name}",
+    )

@@ -41,13 +41,7 @@ from serve_warm.compiler import triton_kernels
 from serve_warm.compiler.caches import private_directory
 from serve_warm.config import WarmupConfig, environment
 from serve_warm.errors import ArtifactRefused, ConfigError, ServeWarmError, StoreError
-from serve_warm.fingerprint import (
-    NVIDIA,
-    Fingerprint,
-    rank_factor,
-    read_app,
-    read_machine,
-)
+from serve_warm.fingerprint import NVIDIA, Fingerprint, rank_factor, read_app, read_machine
 from serve_warm.replica.timeline import Timeline
 from serve_warm.stores import Store, open_store
 from serve_warm.trust import Trust
@@ -112,10 +106,7 @@ class Wanted:
         Raises:
             ArtifactRefused: `unsafe_directory`.
         """
-        return NodeCache.open(
-            self.node_cache_dir,
-            max_bytes=self.node_cache_max_bytes,
-        )
+        return NodeCache.open(self.node_cache_dir, max_bytes=self.node_cache_max_bytes)
 
 
 ENTRY_PARTS = (PRECOMPILED, EXPORTED)

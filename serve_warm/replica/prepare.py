@@ -17,7 +17,7 @@ from serve_warm.compiler.compiled_objects import compile_arguments, reaches_comp
 from serve_warm.compiler.cpu_target import isa_checks, pin_portable_cpu, require_compiler
 from serve_warm.compiler.imports import import_compiler
 from serve_warm.compiler.watch import unwatched_compiles
-from serve_warm.config import environment
+from serve_warm.config import WarmupConfig, environment
 from serve_warm.errors import CompilerMissing, ConfigError, WarmupTimeout
 from serve_warm.fingerprint import (
     NOT_NEEDED,
@@ -30,13 +30,12 @@ from serve_warm.fingerprint import (
 )
 from serve_warm.inputs import Input, sort_by_size
 from serve_warm.precompile.session import SESSION
+from serve_warm.replica.start import Start, Step
 from serve_warm.replica.timed_calls import Deadline
 from serve_warm.report import Stage
 
 if TYPE_CHECKING:
-    from serve_warm.config import WarmupConfig
     from serve_warm.replica.ranks import Ranks
-    from serve_warm.replica.start import Start
 
 REMOTE_CACHES = (
     "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE",
@@ -78,15 +77,12 @@ def makes_artifact(application: str, config: WarmupConfig) -> bool:
     return is_cold_build and application.startswith("serve_warm-")
 
 
-class Preparation:
+class Preparation(Step):
     """The PENDING stage of one start. Call `prepare` to run it."""
 
-    def __init__(self, start: Start) -> None:
-        self._start = start
-        self._replica = start.replica
-        self._config = start.config
-        self._makes_artifact = makes_artifact(start.replica.application, start.config)
-        self._journal = start.journal
+    @property
+    def _makes_artifact(self) -> bool:
+        return makes_artifact(self._replica.application, self._config)
 
     async def prepare(self, ranks: Ranks, deadline: Deadline) -> Prepared:
         """Return the inputs to replay, the fingerprint, and the kind of compiled code.
@@ -99,7 +95,7 @@ class Preparation:
         journal = self._journal
         journal.enter(Stage.PENDING)
         with journal.timed(Stage.PENDING):
-            self._start.caches.begin()
+            self._caches.begin()
             keep_headers_private("own" if self._makes_artifact else "shared")
             self._refuse_shared_code()
             self._choose_cpu()
@@ -171,7 +167,7 @@ class Preparation:
         if not self._makes_artifact:
             return
         what = "the folder that a build compiles in"
-        _private_folders.check_private(self._start.caches.directory, what)
+        _private_folders.check_private(self._caches.directory, what)
         if count := self._replica.unwatched_compiles_before:
             raise ConfigError(
                 f"the app compiled {count} frames while it was imported, and used headers from a "
@@ -223,10 +219,7 @@ class Preparation:
                 "refuses a request, the other ranks wait for that rank",
                 hint="use `after_ready: count`, which counts compiles after READY",
             )
-        plan = {
-            "inputs": [item.name for item in inputs],
-            "on_unproven": self._config.on_unproven,
-        }
+        plan = {"inputs": [item.name for item in inputs], "on_unproven": self._config.on_unproven}
         with self._journal.timeline.span("the other ranks"):
             plans = await ranks.agree("its inputs", plan, timeout_s=deadline.left())
         for rank, theirs in enumerate(plans):
@@ -236,10 +229,8 @@ class Preparation:
                 raise ConfigError(
                     f"rank {ranks.rank} has {name} {plan[name]}, but rank {rank} has "
                     f"{theirs[name]}",
-                    hint=(
-                        "give all ranks the same inputs and settings, because each rank waits for "
-                        "the others in every collective"
-                    ),
+                    hint="give all ranks the same inputs and settings, because each rank waits for "
+                    "the others in every collective",
                 )
 
 

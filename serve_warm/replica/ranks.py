@@ -89,10 +89,8 @@ class Ranks:
                     raise RankFailed(
                         f"rank {missing[0]} of {self.size} did not answer at step {what!r} within "
                         f"{timeout_s:.0f} s",
-                        hint=(
-                            "see the log or report of that rank; raise deadline_s if that rank "
-                            "needs more time"
-                        ),
+                        hint="see the log or report of that rank; raise deadline_s if that rank "
+                        "needs more time",
                     )
                 if ended.wait(pause_s):
                     return []  # cancelled: nobody waits for the answers
@@ -206,8 +204,6 @@ def _translate() -> Iterator[None]:
     except RuntimeError as error:  # torch.distributed.DistError and its predecessor
         raise RankFailed(
             f"torch's store for the process group does not answer: {first_line(str(error), 200)}",
-            hint=(
-                "the process that hosts this store, usually rank 0, has ended: see the log of "
-                "that process"
-            ),
+            hint="the process that hosts this store, usually rank 0, has ended: see the log of "
+            "that process",
         ) from error

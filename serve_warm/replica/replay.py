@@ -86,22 +86,8 @@ class Replay:
         self.overdue = self._timed.overdue
         """Function that returns an error if the current replay is late, else None. Any thread may
         call it."""
-        self._calls = InputCalls(
-            self._timed,
-            progress,
-            seen=seen,
-            ranks=ranks or Ranks(),
-            deadline=limits.deadline,
-            in_traffic=in_traffic,
-        )
-        self._evidence = CallEvidence(
-            self._calls,
-            progress,
-            seen=seen,
-            deadline=limits.deadline,
-            has_compiled=has_compiled,
-            in_traffic=in_traffic,
-        )
+        self._calls = InputCalls(self._timed, ranks or Ranks(), in_traffic=in_traffic)
+        self._evidence = CallEvidence(self._calls, has_compiled=has_compiled)
 
     async def until_quiet(self) -> None:
         """Replay all inputs until a whole pass has no compile, no capture and no settling call.

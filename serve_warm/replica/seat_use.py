@@ -89,15 +89,12 @@ def take(environ: Mapping[str, str]) -> SeatUse:
         return replace(use, miss="environment", note=note)
     slow = early.slow_threads
     notes = [f"number of threads that still have a low priority: {slow}"] if slow else []
-    if early.omp_threads != environ.get(OMP) and _has_openblas():
+    if early.omp_threads != environ.get(OMP) and "openblas" in Path("/proc/self/maps").read_text():
         notes.append(f"OpenBLAS keeps the thread count from {OMP}={early.omp_threads or ''}")
     return replace(use, hit=True, note="; ".join(notes))
 
 
-_NOTES = {
-    True: "no seat was free",
-    False: f"the runtime_env does not have {HOOK_VARIABLE}: {HOOK}",
-}
+_NOTES = {True: "no seat was free", False: f"the runtime_env does not have {HOOK_VARIABLE}: {HOOK}"}
 
 
 def is_on_wrong_gpu(environ: Mapping[str, str]) -> bool:
@@ -190,11 +187,6 @@ def _set_threads(early: EarlyImports, environ: Mapping[str, str]) -> str:
         return f"{OMP} is {now!r}, not a number of threads"
     torch.set_num_threads(min(int(first), _physical_cores()))
     return ""
-
-
-def _has_openblas() -> bool:
-    """Return whether OpenBLAS, which numpy uses, is loaded. torch cannot set OpenBLAS's threads."""
-    return "openblas" in Path("/proc/self/maps").read_text()
 
 
 def _physical_cores() -> int:

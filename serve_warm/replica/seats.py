@@ -31,7 +31,6 @@ from typing import Any, Protocol
 import ray
 
 from serve_warm import preload
-from serve_warm._records import record
 from serve_warm._seats import (
     TICKET_S,
     KeeperLock,
@@ -261,14 +260,6 @@ def imports_of_seat(settings: Seats, loaded: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(wanted))
 
 
-@record(kw_only=True)
-class _Asked:
-    """A worker that was requested but has not arrived yet."""
-
-    ticket: str
-    at_s: float
-
-
 class SeatKeeper:
     """Keeps `count` seats for one deployment on this node, until a problem occurs.
 
@@ -302,7 +293,8 @@ class SeatKeeper:
         self._since_s = boot_s()
         self._seat_bytes = SEAT_BYTES
         self._errors_until_s = 0.0
-        self._asked: list[_Asked] = []
+        self._asked: dict[str, float] = {}
+        """Tickets of the workers that have not arrived yet, with the times of the requests."""
         self._known: dict[int, Seat] = {}
         self._losses = 0
         self._has_lost = False
@@ -397,10 +389,10 @@ class SeatKeeper:
 
     def _withdraw(self) -> None:
         """Take open tickets back, because this keeper no longer counts their seats."""
-        for each in self._asked:
+        for ticket in self._asked:
             with contextlib.suppress(OSError):
-                self._folder.withdraw(each.ticket)
-        self._asked = []
+                self._folder.withdraw(ticket)
+        self._asked = {}
 
     def _count(self) -> list[Seat]:
         """Return the live usable seats, and record which have arrived, were taken or were lost."""
@@ -438,16 +430,16 @@ class SeatKeeper:
 
     def _settle_tickets(self, claimed: set[str]) -> None:
         """Forget requests that a seat has answered, and requests that are too old."""
-        came = [each for each in self._asked if each.ticket in claimed]
-        late = [each for each in self._asked if boot_s() - each.at_s > TICKET_S]
-        for each in late:
-            if each in came:
+        for ticket in claimed:
+            self._asked.pop(ticket, None)
+        for ticket, at_s in [*self._asked.items()]:
+            if boot_s() - at_s <= TICKET_S:
                 continue
-            if self._folder.withdraw(each.ticket):
+            del self._asked[ticket]
+            if self._folder.withdraw(ticket):
                 self._lose(f"Ray started no worker for the seat within {TICKET_S:.0f} s")
             else:
                 self._lose("a worker took the ticket of a seat, but wrote no state file")
-        self._asked = [each for each in self._asked if each not in came and each not in late]
 
     def _missing(self, living: Sequence[Seat]) -> int:
         count = self._settings.count
@@ -514,7 +506,7 @@ class SeatKeeper:
                 self._lose(str(error))
                 return
             offered.pop_all()
-        self._asked += [_Asked(ticket=ticket, at_s=at_s) for ticket in tickets]
+        self._asked.update(dict.fromkeys(tickets, at_s))
 
     def _lose(self, why: str) -> None:
         """Count a loss. Several losses in one look count as one, because they have one cause."""

@@ -111,3 +111,14 @@ class Start:
     caches: CompileCaches
     prefetched: Prefetch | None
     """The work that was begun during `__init__`, if any."""
+
+
+class Step:
+    """A part of one start, which works with the data of the start."""
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self._replica = start.replica
+        self._config = start.config
+        self._journal = start.journal
+        self._caches = start.caches

@@ -6,9 +6,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
 
 from serve_warm._records import record
 from serve_warm._redaction import describe_error
@@ -17,7 +22,6 @@ from serve_warm.errors import ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
 from serve_warm.replica.failed_compile import find_reason
 from serve_warm.replica.raised_at import find_line
-from serve_warm.replica.signals import SignalsSeen
 from serve_warm.replica.waits import LOOK_S, Waits
 from serve_warm.report import InputResult, Stage
 
@@ -54,18 +58,6 @@ class Limits:
     """The time by which the whole start must end."""
     input_s: float
     """Maximum seconds for one call of one input."""
-
-
-@record(frozen=True, kw_only=True)
-class _UnderWay:
-    """A replay that has begun but not ended."""
-
-    item: Input
-    limit_s: float
-    limit: Deadline
-
-    def is_late(self) -> bool:
-        return self.limit.left() <= 0
 
 
 @dataclass
@@ -117,35 +109,29 @@ class TimedCalls:
     """Makes one call at a time, and reports whether the current call is late."""
 
     def __init__(
-        self,
-        call: Call,
-        progress: Progress,
-        *,
-        limits: Limits,
-        waits: Waits | None = None,
-        seen: Watch | None = None,
+        self, call: Call, progress: Progress, *, limits: Limits, waits: Waits | None, seen: Watch
     ) -> None:
         self._call = call
-        self._seen = seen
+        self.seen = seen
         self._compiles_before = 0
-        self._progress = progress
-        self._deadline = limits.deadline
+        self.progress = progress
+        self.deadline = limits.deadline
         self._input_limit_s = limits.input_s
         self._waits = waits if waits is not None and waits.names else None
-        self._under_way: tuple[_UnderWay, ...] = ()
-        """The call that has begun and not ended, if any."""
+        self._under_way: tuple[tuple[Input, Deadline], ...] = ()
+        """The call that has begun and not ended, if any, with its limit."""
 
     def overdue(self) -> WarmupTimeout | None:
         """Return an error if the current replay is late, else None. Any thread may call this."""
-        late = (self._timeout(now.item, now.limit_s) for now in self._under_way if now.is_late())
-        return next(late, None)
+        late = [each for each in self._under_way if each[1].left() <= 0]
+        return next((self._timeout(item, limit.seconds) for item, limit in late), None)
 
     def require_time(self, item: Input, seconds: float) -> None:
         """Raise `WarmupTimeout` if a late replay blocked the loop and so could not be cancelled."""
         if seconds > self._input_limit_s:
             raise self._timeout(item, self._input_limit_s)
-        if self._deadline.left() < 0:
-            raise self._timeout(item, self._deadline.seconds)
+        if self.deadline.left() < 0:
+            raise self._timeout(item, self.deadline.seconds)
 
     async def try_out(self, item: Input, limit_s: float) -> ReplayFailed | None:
         """Make an undeclared call, and return its error, if any.
@@ -156,9 +142,9 @@ class TimedCalls:
         Raises:
             WarmupTimeout: the deadline of the start passed.
         """
-        limit_s = min(limit_s, self._deadline.left())
+        limit_s = min(limit_s, self.deadline.left())
         if limit_s <= 0:
-            raise self._timeout(item, self._deadline.seconds)
+            raise self._timeout(item, self.deadline.seconds)
         task = asyncio.ensure_future(self._call_without_exit(item))
         try:
             await asyncio.wait({task}, timeout=limit_s)
@@ -171,15 +157,12 @@ class TimedCalls:
             return GivenUp(
                 f"{item.name} took more than {limit_s:.1f} s, and was given up",
                 stage=Stage.REPLAYING.value,
-                input=item.name,
             )
         error = None if task.cancelled() else task.exception()
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
             raise error  # from a signal
         if task.cancelled() or error is not None:
-            return ReplayFailed(
-                f"{item.name} is not accepted", stage=Stage.REPLAYING.value, input=item.name
-            )
+            return ReplayFailed(f"{item.name} is not accepted", stage=Stage.REPLAYING.value)
         return None
 
     async def make(self, item: Input) -> tuple[float, ReplayFailed | None]:
@@ -188,12 +171,12 @@ class TimedCalls:
         Raises:
             WarmupTimeout: the deadline of the call passed.
         """
-        limit_s = min(self._input_limit_s, self._deadline.left())
+        limit_s = min(self._input_limit_s, self.deadline.left())
         if limit_s <= 0:
-            raise self._timeout(item, self._deadline.seconds)
+            raise self._timeout(item, self.deadline.seconds)
         start = time.perf_counter()
         self._compiles_before = self._count_compiles()
-        self._under_way = (_UnderWay(item=item, limit_s=limit_s, limit=Deadline(limit_s)),)
+        self._under_way = ((item, Deadline(limit_s)),)
         # Unlike wait_for, a task returns the exception as a value, so every error is reported with
         # its input.
         task = asyncio.ensure_future(self._call_without_exit(item))
@@ -257,7 +240,7 @@ class TimedCalls:
                 raise RuntimeError(f"the call tried to end the process: {raised!r}") from raised
 
     def _timeout(self, item: Input, limit_s: float) -> WarmupTimeout:
-        progress = self._progress
+        progress = self.progress
         covered = f"{len(progress.first_s)} of {len(progress.inputs)} inputs were replayed"
         return WarmupTimeout(
             f"input {item.name!r} did not finish within {limit_s:.0f} s; {covered}, "
@@ -268,12 +251,11 @@ class TimedCalls:
             else "the call compiled nothing so far: look at what it waits for, such as a lock, a "
             "download or another service; or raise input_deadline_s, or set on_deadline: serve",
             stage=Stage.REPLAYING.value,
-            covered=covered,
         )
 
     def _count_compiles(self) -> int:
         """Return the number of compiles that have begun."""
-        return self._seen.counts().compiles + self._seen.compiling if self._seen else 0
+        return self.seen.counts().compiles + self.seen.compiling
 
     def _waiting_text(self) -> str:
         if self._waits is None:
@@ -284,3 +266,51 @@ class TimedCalls:
 def _at(error: BaseException) -> str:
     where = find_line(error)
     return f" ({where})" if where else ""
+
+
+# Signals ------------------------------------------------------------------------------------------
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+Handler = Callable[[int, "FrameType | None"], Any]
+
+
+class SignalsSeen(AbstractContextManager["SignalsSeen"]):
+    """Records whether a signal was handled in the block. The app's handler still runs.
+
+    If a signal handler raises an exception, the call itself has not failed. Code from an artifact
+    can also raise KeyboardInterrupt and SystemExit, but these must not end a replica. Python runs
+    handlers only on the main thread, and what a handler raises looks as if the interrupted code had
+    raised it. So on the main thread, each handler is wrapped to record that the handler ran.
+    """
+
+    def __init__(self) -> None:
+        self.any = False
+        self._before: dict[signal.Signals, tuple[Handler, Handler]] = {}
+        """For each signal, the installed handler and the previous handler, which the installed
+        handler calls."""
+
+    def __enter__(self) -> SignalsSeen:  # noqa: PYI034 - Self is not in Python 3.10
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                handler = signal.getsignal(number)
+                # With other settings, no exception is raised: the process ends or ignores the
+                # signal.
+                if callable(handler):
+                    noting = self._note(handler)
+                    signal.signal(number, noting)
+                    self._before[number] = noting, handler
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, (noting, handler) in self._before.items():
+            if signal.getsignal(number) is noting:  # unless the app has installed its own
+                signal.signal(number, handler)
+
+    def _note(self, handler: Handler) -> Handler:
+        def noting(number: int, frame: FrameType | None) -> Any:
+            self.any = True
+            return handler(number, frame)
+
+        return noting

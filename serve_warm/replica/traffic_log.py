@@ -23,6 +23,9 @@ PERIOD_S = 10.0
 """Minimum seconds between two log lines. A line includes the number of compiles since the previous
 line."""
 
+LOGGED = ("kind", "function", "signature", "seconds", "reason")
+"""Facts of an event that are fields of its log record."""
+
 KEEP_ON_ONE_THREAD = (
     "make the handler `async def`, or call the model with "
     "`await self.on_model_thread(self.model, ...)`, which keeps the model on one thread"
@@ -116,13 +119,7 @@ class TrafficLog:
             self._unlogged,
             self._advise(event, proven_on, suggest),
             extra=fields(
-                "compile",
-                kind=event.kind,
-                function=event.function,
-                signature=event.signature,
-                seconds=event.seconds,
-                reason=event.reason,
-                events=self._unlogged,
+                "compile", **{name: getattr(event, name) for name in LOGGED}, events=self._unlogged
             ),
         )
         self._unlogged = 0

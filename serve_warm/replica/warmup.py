@@ -56,7 +56,7 @@ from serve_warm.replica.placement import refuse_broken
 from serve_warm.replica.prepare import Preparation, Prepared, makes_artifact
 from serve_warm.replica.raised_at import is_users
 from serve_warm.replica.replay import PROOF_ATTEMPTS, Replay
-from serve_warm.replica.start import CompileCaches, Replica, Start
+from serve_warm.replica.start import CompileCaches, Replica, Start, Step
 from serve_warm.replica.timed_calls import Deadline, Limits, Progress
 from serve_warm.replica.timeline import Timeline
 from serve_warm.replica.traffic_log import KEEP_ON_ONE_THREAD
@@ -221,11 +221,7 @@ class Warmup:
 
     async def _reach_proof(self, deadline: Deadline) -> None:
         loading, proof = Loading(self._start), self._proof
-        with (
-            self._watch_deadline(deadline),
-            self._join() as proof.ranks,
-            _startup_objects_frozen(),
-        ):
+        with self._watch_deadline(deadline), self._join() as proof.ranks, _startup_objects_frozen():
             prepared = await Preparation(self._start).prepare(proof.ranks, deadline)
             self._prepared = prepared
             loaded = await loading.load(prepared, proof.ranks, deadline)
@@ -444,14 +440,11 @@ class Warmup:
             self._end_process()
 
 
-class Proof:
+class Proof(Step):
     """The stages REPLAYING, PROVING and PARITY of one start, and the verdict on their results."""
 
     def __init__(self, start: Start) -> None:
-        self._replica = start.replica
-        self._config = start.config
-        self._journal = start.journal
-        self._caches = start.caches
+        super().__init__(start)
         self._replays: list[Replay] = []
         """The replays so far. The last replay can still be running. The verdict uses the results
         of the last replay."""
@@ -475,10 +468,7 @@ class Proof:
             prepared.inputs,
             self._replica.call,
             seen=watch_process(),
-            limits=Limits(
-                deadline=deadline,
-                input_s=self._config.input_deadline_s,
-            ),
+            limits=Limits(deadline=deadline, input_s=self._config.input_deadline_s),
             ranks=self.ranks,
             waits=Waits(
                 self._replica.waits_for(),
@@ -531,12 +521,11 @@ class Proof:
         because then the input is wrong. Also returns None with several ranks, because the other
         ranks are in the middle of the same call.
         """
-        used, cause = loaded.artifact, failed.__cause__
+        used, cause, name = loaded.artifact, failed.__cause__, failed.input
         if loaded.verdict is not Verdict.FULL_HIT or used is None or self.ranks.size > 1:
             return None
         if cause is None or cuda_graphs.ran_out_of_memory(failed):
             return None
-        name = str(getattr(failed, "input", ""))
         SESSION.unload()
         with run_eagerly():
             if await self._replays[-1].try_again(name) is not None:

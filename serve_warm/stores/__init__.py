@@ -281,7 +281,7 @@ def pieces_of(source: bytes | BinaryIO) -> Iterator[bytes]:
 
 def explain_change(store: str, key: str) -> StoreError:
     """Return the error for an object that another process changed during a read."""
-    return StoreError(f"{store}: {key!r} was changed while it was being read", key=key)
+    return StoreError(f"{store}: {key!r} was changed while it was being read")
 
 
 def check_key(key: str) -> None:
@@ -295,7 +295,7 @@ def check_key(key: str) -> None:
         StoreError: the key is invalid.
     """
     if not is_key(key):
-        raise StoreError(f"not a key: {excerpt(key, 80)!r}", key=key)
+        raise StoreError(f"not a key: {excerpt(key, 80)!r}")
 
 
 def check_prefix(prefix: str) -> None:

@@ -246,8 +246,7 @@ class HubStore:
         check_key(found.key)
         if not _COMMIT.fullmatch(found.version):
             raise StoreError(
-                f"{self.uri}: the version is not a commit: {excerpt(found.version, 80)!r}",
-                key=found.key,
+                f"{self.uri}: the version is not a commit: {excerpt(found.version, 80)!r}"
             )
         if self._size(found.key, found.version) != found.size_bytes:
             raise explain_change(self.uri, found.key)
@@ -334,7 +333,6 @@ class HubStore:
                 f"{self.uri}: cannot {verb} {key!r}: the address names a commit, "
                 "and a commit never changes",
                 hint="use a branch instead, as in hf://owner/repo@main",
-                key=key,
             )
 
     def _try_commit(
@@ -366,9 +364,7 @@ class HubStore:
             time.sleep(random.SystemRandom().uniform(0, min(2.0, 0.05 * 2**tries)))
             return None
         if not _COMMIT.fullmatch(made):
-            raise StoreError(
-                f"{self.uri}: the Hub returned no commit after writing {key!r}", key=key
-            )
+            raise StoreError(f"{self.uri}: the Hub returned no commit after writing {key!r}")
         return made
 
     def _upload(self, key: str, source: bytes | BinaryIO, folder: Path) -> CommitOperationAdd:
@@ -405,7 +401,6 @@ class HubStore:
                 f"{self.uri}: the Hub accepted a commit with {key!r}, but the commit does not "
                 "contain the object",
                 hint="check whether the .gitignore of the repository excludes the object",
-                key=key,
             )
 
     def _holds(self, found: RepoFile, key: str, commit: str, source: bytes | BinaryIO) -> bool:
@@ -447,7 +442,7 @@ class HubStore:
                 raise ObjectExists(entry.path, store=f"hf://{self.repository}")
         files = [entry for entry in entries if isinstance(entry, RepoFile) and entry.path == path]
         if any(not isinstance(file.size, int) or file.size < 0 for file in files):
-            raise StoreError(f"{self.uri}: the Hub reports no size for {key!r}", key=key)
+            raise StoreError(f"{self.uri}: the Hub reports no size for {key!r}")
         return files[0] if files else None
 
     def _size(self, key: str, commit: str) -> int:
@@ -464,10 +459,9 @@ class HubStore:
                 f"{self.uri}: requested {key!r} at commit {commit}, but the answer is for "
                 f"{excerpt(str(answered), 40)!r}",
                 hint="" if answered else "check that HF_ENDPOINT or the proxy points to a Hub",
-                key=key,
             )
         if size_bytes is None:
-            raise StoreError(f"{self.uri}: the Hub reports no size for {key!r}", key=key)
+            raise StoreError(f"{self.uri}: the Hub reports no size for {key!r}")
         return size_bytes
 
     @contextmanager
@@ -510,7 +504,6 @@ class HubStore:
             raise StoreError(
                 f"{self.uri}: cannot write a temporary copy of {key!r}: {error.strerror}",
                 hint="set TMPDIR to a folder with enough space",
-                key=key,
             ) from error
 
     # --- calls of huggingface_hub -------------------------------------------------------
@@ -532,8 +525,7 @@ class HubStore:
                 if left_s <= 0:
                     raise StoreError(
                         f"{self.uri}: cannot {verb} {key!r}: no answer from the Hub for "
-                        f"{silence_s:.0f} s",
-                        key=key,
+                        f"{silence_s:.0f} s"
                     )
                 wait([future], timeout=left_s)
         finally:
@@ -556,7 +548,7 @@ class HubStore:
         if answers and isinstance(answers[0], errors.RemoteEntryNotFoundError):
             return ObjectNotFound(key, store=self.uri)
         kind, what, hint = self._answer(answers[0]) if answers else explain_failure(causes[-1])
-        return kind(f"{self.uri}: cannot {verb} {key!r}: {what}", hint=hint, key=key)
+        return kind(f"{self.uri}: cannot {verb} {key!r}: {what}", hint=hint)
 
     def _answer(self, error: HfHubHTTPError) -> tuple[type[StoreError], str, str]:
         from huggingface_hub import errors

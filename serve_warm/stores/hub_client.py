@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from serve_warm._records import record
 from serve_warm._redaction import excerpt, redact
-from serve_warm.errors import (
-    MissingPackage,
-    StoreDenied,
-    StoreError,
-)
+from serve_warm.errors import MissingPackage, StoreDenied, StoreError
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

@@ -20,13 +20,7 @@ from typing import BinaryIO, Literal
 
 from serve_warm._private_folders import open_at_once
 from serve_warm._records import record
-from serve_warm.errors import (
-    ObjectExists,
-    ObjectNotFound,
-    ObjectTooLarge,
-    StoreDenied,
-    StoreError,
-)
+from serve_warm.errors import ObjectExists, ObjectNotFound, ObjectTooLarge, StoreDenied, StoreError
 from serve_warm.stores import (
     PIECE_BYTES,
     Listed,
@@ -88,10 +82,7 @@ class LocalStore:
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """Return an object of at most `max_bytes`."""
         path = self._path(key)
-        with (
-            self._border("read", key),
-            open(path, "rb", opener=open_at_once) as file,
-        ):
+        with self._border("read", key), open(path, "rb", opener=open_at_once) as file:
             status = os.fstat(file.fileno())
             self._check_regular(status, key)
             # Read one byte more than expected, because the file may be growing.
@@ -113,10 +104,7 @@ class LocalStore:
     def _pieces(self, found: Object) -> Generator[bytes, None, None]:
         # Use a generator, so that `_border` does not translate exceptions of the sink.
         path, left = self._path(found.key), found.size_bytes
-        with (
-            self._border("read", found.key),
-            open(path, "rb", opener=open_at_once) as file,
-        ):
+        with self._border("read", found.key), open(path, "rb", opener=open_at_once) as file:
             if _object(found.key, os.fstat(file.fileno())).version != found.version:
                 raise explain_change(self.uri, found.key)
             while left and (piece := file.read(min(left, PIECE_BYTES))):
@@ -170,7 +158,7 @@ class LocalStore:
         if stat.S_ISDIR(status.st_mode):
             raise ObjectNotFound(key, store=self.uri)
         if not stat.S_ISREG(status.st_mode):
-            raise StoreError(f"{self.uri}: {key!r} is not a regular file", key=key)
+            raise StoreError(f"{self.uri}: {key!r} is not a regular file")
 
     @contextmanager
     def _border(self, verb: str, key: str) -> Iterator[None]:
@@ -181,9 +169,7 @@ class LocalStore:
                 raise ObjectNotFound(key, store=self.uri) from error
             kind = StoreDenied if error.errno in _DENIED else StoreError
             raise kind(
-                f"{self.uri}: cannot {verb} {key!r}: {error.strerror}",
-                hint=_hint(verb, error),
-                key=key,
+                f"{self.uri}: cannot {verb} {key!r}: {error.strerror}", hint=_hint(verb, error)
             ) from error
 
 

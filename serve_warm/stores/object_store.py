@@ -13,7 +13,8 @@ import io
 import re
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+import urllib.parse
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, closing, suppress
 from datetime import timedelta
@@ -21,7 +22,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from serve_warm._records import record
-from serve_warm._redaction import tainted
+from serve_warm._redaction import first_line, tainted
 from serve_warm._store_address import BucketScheme
 from serve_warm.config import environment
 from serve_warm.errors import (
@@ -43,18 +44,6 @@ from serve_warm.stores import (
     explain_change,
     is_key,
     pieces_of,
-)
-from serve_warm.stores.bucket_failures import (
-    CREDENTIAL_SOURCES,
-    CREDENTIALS,
-    DENIED,
-    NO_BUCKET,
-    TOKEN_FILE,
-    TRANSIENT,
-    VARIABLES,
-    boil_down,
-    describe_endpoint,
-    status_and_code,
 )
 
 if TYPE_CHECKING:
@@ -305,7 +294,7 @@ class ObjectStore:
             )
             there = self._find(key)
             if there is None:
-                raise StoreError(f"{self.uri}: {key!r} is missing after it was written", key=key)
+                raise StoreError(f"{self.uri}: {key!r} is missing after it was written")
             # An unchanged ETag proves that the bytes of this upload are still stored.
             if written and (there.size_bytes, there.version) == (size, written):
                 return
@@ -345,9 +334,7 @@ class ObjectStore:
             if self._find(key):
                 return ""
             time.sleep(0.1 * 2**attempt)
-        raise StoreError(
-            f"{self.uri}: cannot write {key!r}: other processes are also writing it", key=key
-        )
+        raise StoreError(f"{self.uri}: cannot write {key!r}: other processes are also writing it")
 
     def _upload(self, key: str, source: bytes | BinaryIO) -> str:
         path, writer = self._path(key), self._writer(UPLOAD_PART_BYTES * UPLOADS_AT_ONCE)
@@ -390,9 +377,7 @@ class ObjectStore:
         return f"{self.prefix}/{key}" if self.prefix else key
 
     def _explain_early_end(self, key: str, count: int, expected: int) -> StoreError:
-        return StoreError(
-            f"{self.uri}: {key!r} ended early: received {count} of {expected} bytes", key=key
-        )
+        return StoreError(f"{self.uri}: {key!r} ended early: received {count} of {expected} bytes")
 
     @cached_property
     def _reader(self) -> S3Store | GCSStore | AzureStore:
@@ -457,7 +442,7 @@ class ObjectStore:
         asked_in_vain = CREDENTIAL_SOURCES.search(text) and status not in TRANSIENT
         if asked_in_vain or (not status and TOKEN_FILE.search(text)):
             return StoreDenied(
-                f"{attempt}: no credentials: {reason}", hint=CREDENTIALS[self.scheme], key=key
+                f"{attempt}: no credentials: {reason}", hint=CREDENTIALS[self.scheme]
             )
         if _is_panic(error) or (not status and ("builder error" in text or "BadScheme" in text)):
             variables = VARIABLES[self.scheme]
@@ -465,28 +450,25 @@ class ObjectStore:
                 f"{attempt}: no valid request is possible with these settings: {reason}",
                 hint=f"check the variables {variables}_* for spaces, line breaks or an endpoint "
                 f"without a scheme; {variables}_ALLOW_HTTP=true allows an endpoint with http://",
-                key=key,
             )
         if code in NO_BUCKET or (status == 404 and verb == "list"):
             return StoreDenied(
                 f"{attempt}: there is no such bucket ({reason})",
                 hint="create the bucket, or correct the address, the region or the endpoint",
-                key=key,
             )
         if status in (401, 403) or code in DENIED or (status == 400 and not code):
-            return StoreDenied(f"{attempt}: {reason}", hint=CREDENTIALS[self.scheme], key=key)
+            return StoreDenied(f"{attempt}: {reason}", hint=CREDENTIALS[self.scheme])
         if "Received redirect" in text:
             return StoreDenied(
                 f"{attempt}: the store says that the bucket is in another region",
                 hint="set AWS_REGION to the region of the bucket",
-                key=key,
             )
         if verb != "write" and (status == 404 or isinstance(error, FileNotFoundError)):
             return ObjectNotFound(key, store=self.uri)
         if verb == "read" and status == 412:
             return explain_change(self.uri, key)
         unreached = "" if status else "check that the store is up and can be reached from here"
-        return StoreError(f"{attempt}: {reason}", hint=unreached, key=key)
+        return StoreError(f"{attempt}: {reason}", hint=unreached)
 
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
@@ -542,3 +524,103 @@ def _object(key: str, meta: ObjectMeta) -> Object:
 
 def _size_of(source: bytes | BinaryIO) -> int:
     return len(source) if isinstance(source, bytes) else source.seek(0, io.SEEK_END)
+
+
+# Failures -----------------------------------------------------------------------------------------
+
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w{1,60})</Code>")
+
+NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
+
+DENIED = (
+    *("ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired"),
+    *("InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthorizationHeaderMalformed"),
+    *("AuthenticationFailed", "InvalidAuthenticationInfo", "InvalidIdentityToken"),
+)
+"""Error codes that mean that permission is missing. Some of these codes come with status 400."""
+
+TRANSIENT = (408, 429, 500, 502, 503, 504)
+
+CREDENTIAL_SOURCES = re.compile(
+    r"performing \w+ (https?://(?:169\.254\.[\d.]+|\[fd00:ec2:[^\]]+\]|sts\.[\w.-]+"
+    r"|login\.microsoftonline\.com|oauth2\.googleapis\.com)"
+    r"|https?://[^/\s]+(?=/latest/(?:api|meta-data)/|/computeMetadata/|/metadata/identity/))"
+)
+"""Pattern that matches the address of a credential endpoint in the error text of a failed request
+for credentials."""
+
+TOKEN_FILE = re.compile(r"(?:Failed to read|Error reading) [\w ]{0,40}token file")
+"""Pattern that matches the error text if the token file of a web identity or pod identity is
+missing."""
+
+CREDENTIALS: dict[BucketScheme, str] = {
+    "s3": "give the process AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role (web "
+    "identity, pod identity, instance); renew expired credentials",
+    "gs": "give the process GOOGLE_APPLICATION_CREDENTIALS, or an attached service account",
+    "az": "give the process AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or a "
+    "managed identity",
+}
+
+VARIABLES: dict[BucketScheme, str] = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
+
+_REASONS = (
+    # The first match in obstore's text wins. The text shows the cause below the message.
+    ("ConnectionRefused", "connection refused"),
+    ("ConnectionReset", "the connection was reset"),
+    ("dns error", "the host name cannot be resolved"),
+    ("certificate", "the server's certificate is not accepted"),
+    ("TimedOut", "timeout: no complete answer in time"),
+    ("IncompleteMessage", "the connection ended before the answer was complete"),
+    ("IncompleteBody", "the answer ended early"),
+    ("UnexpectedEof", "the answer ended early"),
+    ("BadScheme", "an endpoint with http://"),
+)
+
+
+def status_and_code(text: str) -> tuple[int, str]:
+    """Return the HTTP status and the store's error code from an error text; 0 and "" if missing."""
+    status, code = _STATUS.search(text), _CODE.search(text)
+    return int(status.group(1)) if status else 0, code.group(1) if code else ""
+
+
+def boil_down(error: BaseException) -> str:
+    """Return a short description of an obstore error, whose own text has several lines."""
+    text = str(error)
+    status, code = status_and_code(text)
+    if status:
+        return f"HTTP {status} {code}".rstrip()
+    for sign, reason in _REASONS:
+        if sign in text:
+            return reason
+    return first_line(text, 200)
+
+
+_ENDPOINTS: dict[BucketScheme, tuple[str, ...]] = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": (),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+"""Environment variables that select a server other than the provider's. The first variable that is
+set wins."""
+
+
+def describe_endpoint(scheme: BucketScheme, environ: Mapping[str, str]) -> str:
+    """Return ` at SERVER (VARIABLE)` if an environment variable sets a server, else "".
+
+    The text has only scheme, host and port, because a user name, path or query could contain a
+    credential.
+
+    >>> describe_endpoint("s3", {"AWS_ENDPOINT_URL": "http://me:secret@127.0.0.1:9/x?y"})
+    ' at http://127.0.0.1:9 (AWS_ENDPOINT_URL)'
+    """
+    name = next((each for each in _ENDPOINTS[scheme] if environ.get(each)), None)
+    if name is None:
+        return ""
+    try:
+        parts = urllib.parse.urlsplit(environ[name].strip())
+    except ValueError:
+        return f" ({name} is not a server URL)"
+    host = parts.netloc.rpartition("@")[2]
+    return f" at {parts.scheme}://{host} ({name})" if host else f" ({name} is not a server URL)"

@@ -20,15 +20,12 @@ import io
 import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import pytest
 
 from serve_warm.errors import ObjectExists, ObjectNotFound, ObjectTooLarge, StoreError
-from serve_warm.stores import list_keys, open_store
-
-if TYPE_CHECKING:
-    from serve_warm.stores import Store
+from serve_warm.stores import Store, list_keys, open_store
 
 KEY = "blobs/sha256/00ff"
 """The key of the object that most tests use."""

@@ -107,12 +107,7 @@ def _base64(text: Any, *, what: str) -> bytes:
 
 def _pae(payload: bytes) -> bytes:
     """Return DSSE's pre-authentication encoding: the type and the payload, as the bytes to sign."""
-    return b"DSSEv1 %d %s %d %s" % (
-        len(PAYLOAD_TYPE),
-        PAYLOAD_TYPE.encode(),
-        len(payload),
-        payload,
-    )
+    return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(payload), payload)
 
 
 def parse_json(data: bytes) -> Any:

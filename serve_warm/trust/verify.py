@@ -135,11 +135,7 @@ def _refusal(opened: Envelope, trust: Trust) -> ArtifactRefused:
 
 
 def check_age_and_denied(
-    trust: Trust,
-    *,
-    payload_digest: str,
-    part_digests: Iterable[str],
-    created: str,
+    trust: Trust, *, payload_digest: str, part_digests: Iterable[str], created: str
 ) -> None:
     """Refuse a verified payload that is denied, too old, or dated in the future.
 
@@ -159,10 +155,8 @@ def check_age_and_denied(
             raise ArtifactRefused(
                 f"{what} (sha256 {digest}) is on the deny-list",
                 reason="denied",
-                hint=(
-                    "a trust file or code lists this digest under `denied`; build and push a new "
-                    "artifact"
-                ),
+                hint="a trust file or code lists this digest under `denied`; build and push a new "
+                "artifact",
             )
     age_s = _age_s(created)
     if age_s < -MAX_CLOCK_SKEW_S:

@@ -158,25 +158,25 @@ def test_the_same_artifact_of_another_signer_is_one_more_statement(store: Memory
 
 
 @pytest.mark.parametrize(
-    ("fields", "difference"),
+    "fields",
     [
-        ({"raw": {"cache": b"x", "extra": b"1"}}, "different contents in cache"),
-        ({"raw": {"cache": b"kernels"}}, "different contents in extra"),
-        ({"raw": {"cache": b"kernels", "extra": b"1"}, "created": NEWEST}, "the same parts"),
+        {"raw": {"cache": b"x", "extra": b"1"}},
+        {"raw": {"cache": b"kernels"}},
+        {"raw": {"cache": b"kernels", "extra": b"1"}, "created": NEWEST},
     ],
     ids=["changed", "missing", "later"],
 )
 def test_another_artifact_for_a_published_variant_is_refused(
-    store: MemoryStore, fields: dict[str, Any], difference: str
+    store: MemoryStore, fields: dict[str, Any]
 ):
-    """The error describes the published artifact and the differences."""
+    """The error describes the published artifact."""
     there, _ = publish(store, raw={"cache": b"kernels", "extra": b"1"}, created=OLDER)
     before, _ = dict(store.objects), store.written.clear()
 
     with pytest.raises(AlreadyPublished) as caught:
         publish(store, **fields)
 
-    assert f"as {there} (created {OLDER}, {difference})" in caught.value.message
+    assert f"as {there} (created {OLDER})" in caught.value.message
     assert caught.value.statement == there
     assert "--if-published supersede" in caught.value.hint
     assert (store.objects, store.written) == (before, [])

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from serve_warm.compiler.imports import AfterImport, find_importer
+from serve_warm._after_import import AfterImport
+from serve_warm.compiler.imports import find_importer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -63,17 +64,20 @@ def start_build(
     key = (folder / "ci.key.pub").read_text()
     (folder / "brought_with_the_build.py").write_text(COMPOSITION.replace("{key!r}", repr(key)))
     there: tuple[str, ...] = ()
+    environ = dict(os.environ)
     if place == "address":
         address = ray.get_runtime_context().gcs_address
         there = ("--address", address)
-    if place == "address" and brings_code:
-        there = (*there, "--working-dir", str(folder))
+    if place == "address" and brings_code:  # as in `ray job submit --working-dir`
+        job = {"runtime_env": {"working_dir": str(folder)}, "metadata": {}}
+        environ["RAY_JOB_CONFIG_JSON_ENV_VAR"] = json.dumps(job)
     return subprocess.Popen(
         [
             *(sys.executable, "-m", "serve_warm.cli", "build", "brought_with_the_build:app"),
             *("--store", str(folder / "artifacts"), "--key", "ci.key", *there, *options),
         ],
         cwd=folder,
+        env=environ,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -83,7 +87,7 @@ def start_build(
 @pytest.mark.stress
 @pytest.mark.usefixtures("cluster")
 def test_each_deployment_of_a_composition_is_built(tmp_path: Path):
-    """`--all` builds one after the other, and the nodes get the code from `--working-dir`."""
+    """`--all` builds one after the other, and the job brings the code to the nodes."""
     with start_build(tmp_path, "--all", "--json") as process:
         out, err = process.communicate(timeout=500)
 
@@ -96,7 +100,7 @@ def test_each_deployment_of_a_composition_is_built(tmp_path: Path):
 @pytest.mark.long
 @pytest.mark.usefixtures("cluster")
 def test_a_build_on_a_cluster_that_lacks_the_code_says_how_to_bring_it(tmp_path: Path):
-    """Its replicas die of a missing module: one sentence and the option, no coloured traceback."""
+    """Its replicas die of a missing module: one sentence and the command, no coloured traceback."""
     with start_build(tmp_path, "--deployment", "Retriever", brings_code=False) as process:
         _, err = process.communicate(timeout=300)
 

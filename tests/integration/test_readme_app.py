@@ -21,8 +21,7 @@ from integration.apps import Embedder
 from serve_warm.artifact import catalog
 from serve_warm.builder import bench
 from serve_warm.builder.app import App, load_app
-from serve_warm.builder.build import build
-from serve_warm.builder.built import Built
+from serve_warm.builder.build import Built, build
 from serve_warm.builder.cluster import Cluster
 from serve_warm.builder.publishing import Destination
 from serve_warm.stores import open_store

@@ -19,11 +19,10 @@ from serve_warm.precompile.distance import (
     Verdict,
     judge,
 )
-from serve_warm.precompile.distance_check import Comparison, compare
+from serve_warm.precompile.distance_check import Comparison, compare, vary_tensors
 from serve_warm.precompile.eager_check import NEVER_REFUSED, PIECE, spacing, tolerance
 from serve_warm.precompile.entries import Distance
 from serve_warm.precompile.facts import NoEntry
-from serve_warm.precompile.varied_inputs import vary_tensors
 
 HALF = [torch.bfloat16, torch.float16]
 half = pytest.mark.parametrize("dtype", HALF, ids=["bfloat16", "float16"])

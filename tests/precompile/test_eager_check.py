@@ -19,8 +19,8 @@ from serve_warm.precompile.eager_check import (
     NotComparable,
     why_not_twice,
 )
+from serve_warm.precompile.entry_checks import compare_in_service
 from serve_warm.precompile.facts import NoEntry
-from serve_warm.precompile.service_check import compare_in_service
 
 Named = namedtuple("Named", "a b")  # noqa: PYI024
 

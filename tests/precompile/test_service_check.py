@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from serve_warm.precompile.eager_check import NotComparable, TooFar
-from serve_warm.precompile.service_check import compare_in_service
+from serve_warm.precompile.entry_checks import compare_in_service
 
 pytestmark = pytest.mark.slow
 

@@ -735,7 +735,6 @@ def test_a_deadline_in_the_middle_says_what_was_covered():
     assert cancelled == ["stuck"]
     assert "input 'stuck' did not finish within 1 s; 1 of 3 inputs were replayed" in error.message
     assert "it might be waiting for other deployments: Ranker, Reader" in error.message
-    assert error.covered == "1 of 3 inputs were replayed"
     assert "raise input_deadline_s" in error.hint
 
 
@@ -772,7 +771,7 @@ def test_a_deadline_that_passed_in_a_blocking_call_is_seen_after_it():
     error = failure(WarmupTimeout, replay([shape(2), shape(1)], call, deadline_s=1.0))
 
     assert begun == ["size 2"]
-    assert error.covered == "1 of 2 inputs were replayed"
+    assert "1 of 2 inputs were replayed" in error.message
 
 
 def test_one_input_has_a_deadline_of_its_own():

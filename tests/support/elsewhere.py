@@ -32,7 +32,7 @@ OTHERS = (
     *("http.client", "ssl", "urllib.request"),
     *("platform", "runpy", "shutil", "socketserver", "subprocess", "tempfile", "tomllib", "uuid"),
     *("anyio", "click", "huggingface_hub", "obstore.store", "packaging", "prometheus_client"),
-    *("pydantic", "rich.console", "rich.progress", "rich.table", "yaml", "cryptography.x509"),
+    *("pydantic", "yaml", "cryptography.x509"),
     *("cryptography.hazmat.primitives.asymmetric.ed25519",),
     *("cryptography.hazmat.primitives.serialization",),
 )

@@ -97,7 +97,7 @@ class Replica:
         is_ready = self.ready is not None and self.ready <= minute
         last = {"stage": "ready" if is_ready else self.stage}
         told = value or row.kind == "counter" or not labels or (name, labels) == ("stage", last)
-        return bool(told) and not row.absent_after
+        return bool(told) and row.at_end != "absent"
 
     def hangs(self, minute: int) -> bool:
         return self.hung is not None and self.hung <= minute

@@ -29,7 +29,7 @@ PACKAGE = Path(serve_warm.__file__).parent
 # Modules directly under `serve_warm`, from the bottom up. Each may import only itself and earlier
 # rows, and every package may import all of them.
 ROOT = (
-    ("_package", "_redaction", "_daemon_threads", "_records", "node"),
+    ("_package", "_redaction", "_after_import", "_daemon_threads", "_records", "node"),
     ("_spans", "errors"),
     ("_private_folders", "_store_address"),
     ("_state_file",),
@@ -66,7 +66,7 @@ OWNED = {
 # Modules that `import serve_warm` and the commands inspect, verify and probe can load. They must
 # not import torch at the top.
 LIGHT = {
-    *("_package", "_records", "_spans", "_store_address"),
+    *("_package", "_after_import", "_records", "_spans", "_store_address"),
     *(
         "_redaction",
         "_daemon_threads",
