@@ -9,6 +9,7 @@ Where the library itself is not the property, `exported.make` is replaced by a s
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 import pickle
 import subprocess
@@ -74,14 +75,12 @@ class EagerLibraries:
 
     def make(self, function: Any, callee: Any, tensors: Any, arguments: Any) -> aot_compile.Made:
         made = aot_compile.make(function, callee, tensors, arguments)
-        return aot_compile.Made(
-            fn=function,
-            data=b"library of " + str(tensors[0].shape).encode(),
-            plan={"said": "plan"},
-            facts=made.facts,
-            conditions=made.conditions,
-            sources=made.sources,
-        )
+        data = b"library of " + str(tensors[0].shape).encode()
+        plan = self.plan(callee)
+        return dataclasses.replace(made, fn=function, data=data, plan=plan, references={})
+
+    def plan(self, callee: Any) -> dict[str, Any]:
+        return {"said": "plan"}
 
     def load(self, path: Path, plan: Any) -> Any:
         assert plan["said"] == "plan"
@@ -92,6 +91,20 @@ class EagerLibraries:
 @pytest.fixture
 def stand_in() -> EagerLibraries:
     return EagerLibraries()
+
+
+@pytest.fixture
+def written(stand_in: EagerLibraries, tmp_path: Path) -> tuple[Path, Any]:
+    """The files of one library, and its call."""
+    model = serve_warm.compile(Net().eval(), level=3)
+    build(tmp_path / "entries", lambda: model(x()), level=3, make_library=stand_in.make)
+    return tmp_path / "entries", model
+
+
+def run_python(program: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
 # --- a module as torch.compile gives it, without torch's compiler -----------------------------
@@ -186,15 +199,15 @@ def test_the_class_of_a_module_imports_no_compiler():
         assert type(copy.deepcopy(model)) is type(model)
         """
 
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    subprocess.run([sys.executable, "-c", program], env=env, check=True)
+    ran = run_python(program)
+
+    assert ran.returncode == 0, ran.stderr
 
 
-def test_hooks_of_the_wrapper_fire(stand_in: EagerLibraries, tmp_path: Path):
+def test_hooks_of_the_wrapper_fire(stand_in: EagerLibraries, written: tuple[Path, Any]):
     """The wrapper is a module with its own hooks, and its calls keep their level."""
-    model = serve_warm.compile(Net().eval(), level=3)
-    build(tmp_path, lambda: model(x()), level=3, make_library=stand_in.make)
-    with started(tmp_path, load_library=stand_in.load), torch.inference_mode():
+    folder, model = written
+    with started(folder, load_library=stand_in.load), torch.inference_mode():
         handle = model.register_forward_hook(lambda module, args, out: out + 1)
         hooked = served(lambda: model(x()))
         handle.remove()
@@ -235,31 +248,25 @@ class Towers(nn.Module):
         return x @ self.d.weight
 
 
-def test_the_same_machine_code_with_other_weights_is_another_function(tmp_path: Path):
-    """A library holds no names: whose weights go in stands in the plan, one for each entry."""
+class OfMethods(EagerLibraries):
+    def plan(self, callee: Any) -> dict[str, Any]:
+        return {"name": callee.__name__}
 
-    def make(function: Any, callee: Any, tensors: Any, arguments: Any) -> aot_compile.Made:
-        made = aot_compile.make(function, callee, tensors, arguments)
-        return aot_compile.Made(
-            fn=function,
-            data=b"machine code",
-            plan={"name": callee.__name__},
-            facts=made.facts,
-            conditions=made.conditions,
-            sources=made.sources,
-        )
-
-    def load(path: Path, plan: Any) -> Any:
+    def load(self, path: Path, plan: Any) -> Any:
         return lambda callee, *tensors: getattr(callee.__self__, plan["name"])(*tensors)
 
-    towers = Towers().eval()
+
+def test_the_same_machine_code_with_other_weights_is_another_function(tmp_path: Path):
+    """A library holds no names: whose weights go in stands in the plan, one for each entry."""
+    towers, stand_in = Towers().eval(), OfMethods()
     query, document = (
         serve_warm.compile(method, level=3) for method in (towers.query, towers.document)
     )
-    library = build(tmp_path, lambda: query(x()), lambda: document(x()), level=3, make_library=make)
+    calls = [lambda: query(x()), lambda: document(x())]
+    library = build(tmp_path, *calls, level=3, make_library=stand_in.make)
 
-    with started(tmp_path, load_library=load), torch.inference_mode(), eager_below():
-        first, second = served(lambda: query(x())), served(lambda: document(x()))
+    with started(tmp_path, load_library=stand_in.load), torch.inference_mode(), eager_below():
+        first, second = map(served, calls)
 
     assert len(library.files) == 1
     assert (first.level, second.level) == (3, 3)
@@ -309,12 +316,10 @@ def test_what_no_library_can_be_made_of_is_level_2(tmp_path: Path):
     assert not library.has_entries(3)
 
 
-def test_a_library_is_not_an_entry_of_level_2(stand_in: EagerLibraries, tmp_path: Path):
+def test_a_library_is_not_an_entry_of_level_2(stand_in: EagerLibraries, written: tuple[Path, Any]):
     """The same model passed at level 2 does not use what was made for level 3."""
-    light = serve_warm.compile(Net().eval(), level=3)
-    build(tmp_path, lambda: light(x()), level=3, make_library=stand_in.make)
     model = serve_warm.compile(Net().eval())
-    with started(tmp_path, load_library=stand_in.load), torch.inference_mode(), eager_below():
+    with started(written[0], load_library=stand_in.load), torch.inference_mode(), eager_below():
         other = served(lambda: model(x()))
 
     assert (other.level, "level=3" in other.reason) == (1, True)
@@ -328,22 +333,23 @@ def test_another_level_is_refused(level: Any):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "settings"),
+    ("arguments", "settings", "says"),
     [
-        ({"mode": "reduce-overhead"}, {}),
-        ({"options": {"triton.cudagraphs": True}}, {}),
-        ({}, {"triton.cudagraphs": True}),
+        # With torch, the result of a block becomes invalid when the next block reads it.
+        ({"mode": "reduce-overhead"}, {}, "CUDA graphs"),
+        ({"options": {"triton.cudagraphs": True}}, {}, "CUDA graphs"),
+        ({}, {"triton.cudagraphs": True}, "CUDA graphs"),
+        ({"level": 3}, {}, "compile the whole model"),
     ],
 )
-def test_regions_have_no_graphs(arguments: Any, settings: Any, monkeypatch: pytest.MonkeyPatch):
-    """With torch, the result of a block becomes invalid when the next block reads it."""
+def test_regions_have_no_graphs_or_libraries(
+    arguments: Any, settings: Any, says: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The sentence says what to do instead."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    blocks = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(2)))
+    blocks = nn.Sequential(Net(), Net())
 
-    with (
-        torch._inductor.config.patch(settings),
-        pytest.raises(ConfigError, match="CUDA graphs"),
-    ):
+    with torch._inductor.config.patch(settings), pytest.raises(ConfigError, match=says):
         serve_warm.compile_regions(blocks, **arguments)
 
 
@@ -352,26 +358,10 @@ def test_regions_have_every_mode_without_a_gpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     blocks = torch.nn.Sequential(*(Net() for _ in range(2)))
 
-    regions = serve_warm.compile_regions(blocks, mode="max-autotune")
-
-    assert regions is blocks
-
-
-def test_regions_have_no_libraries():
-    """The sentence says what to do instead."""
-    with pytest.raises(ConfigError, match="compile the whole model"):
-        serve_warm.compile_regions(nn.Sequential(Net(), Net()), level=3)
+    assert serve_warm.compile_regions(blocks, mode="max-autotune") is blocks
 
 
 # --- files ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def written(stand_in: EagerLibraries, tmp_path: Path) -> tuple[Path, Any]:
-    """The files of one library, and its call."""
-    model = serve_warm.compile(Net().eval(), level=3)
-    build(tmp_path / "entries", lambda: model(x()), level=3, make_library=stand_in.make)
-    return tmp_path / "entries", model
 
 
 def test_what_was_written_is_read(written: tuple[Path, Any]):
@@ -623,13 +613,7 @@ print("compiles", (watch.counts() - before).compiles)
 @pytest.mark.slow
 def test_a_proof_holds_for_a_compiler_that_is_imported_in_it():
     """A compiler that is imported during a proof compiles nothing before its end."""
-    process = subprocess.run(
-        [sys.executable, "-c", FORBIDDEN],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    process = run_python(FORBIDDEN)
 
     assert process.stdout.splitlines() == ["forbidden True", "compiles 1"], process.stderr[-2000:]
 
