@@ -208,10 +208,8 @@ def test_a_capture_in_another_thread_names_both():
     """Its graphs are that thread's own: captured again, in memory of their own."""
     manager, events, _ = hooked(trees(""))
     manager.record_function([WEIGHT, X], 7)
-    module: Any = SimpleNamespace(CUDAGraphTreeManager=type(manager))
 
-    another: Any = SimpleNamespace(CUDAGraphTreeManager=type(manager)).CUDAGraphTreeManager
-    in_a_thread(lambda: another().record_function([WEIGHT, X], 7), "my-pool_0")
+    in_a_thread(lambda: type(manager)().record_function([WEIGHT, X], 7), "my-pool_0")
 
     assert events[0].reason == ""
     assert events[1].reason == (
