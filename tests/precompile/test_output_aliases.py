@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import serve_warm
-from levels import build, eager_below, served, started
+from levels import build, eager_below, entries_of, served, started
 from models import close, one_watch, x  # noqa: F401 - a fixture
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def test_a_write_into_an_output_changes_what_it_changes_in_eager(
         found = served(lambda: fresh(given))
         again = served(lambda: fresh(given))
 
-    (entry,) = (entry for unit in table.units.values() for entry in unit.entries)
+    (entry,) = entries_of(table)
     assert (entry.level, found.level, found.compiles) == (level, level, 0)
     assert entry.plan.get("copies", []) == ([1] if kind is Twice else [])
     expected = overwrite(kind()(given))

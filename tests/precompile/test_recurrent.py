@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import serve_warm
-from levels import build, eager_below, served, started
+from levels import build, eager_below, rebuilt, refusal, served, started
 from models import one_watch  # noqa: F401 - a fixture
 from serve_warm.precompile.trace_notes import STEPS
 
@@ -102,10 +102,8 @@ def test_a_change_of_a_recurrent_layer_is_seen_by_the_next_call(name: str, folde
 @torch.inference_mode()
 def test_a_recurrent_layer_is_a_library(kind: type, tmp_path: Path):
     """A library takes the weights from the module, not from the build's."""
-    model = serve_warm.compile(Output(kind).eval(), dynamic=False, level=3)
-    build(tmp_path, lambda: model(x()), level=3)
-    fresh = Output(kind, seed=1).eval()
-    compiled = serve_warm.compile(fresh, dynamic=False, level=3)
+    fresh, compiled = rebuilt(lambda: Output(kind), tmp_path, lambda m: m(x()), level=3)
+    fresh.load_state_dict(Output(kind, seed=1).state_dict())
 
     with started(tmp_path), eager_below():
         found = served(lambda: compiled(x()))
@@ -121,8 +119,7 @@ def test_a_recurrent_layer_with_many_steps_says_what_to_do(tmp_path: Path):
     model = serve_warm.compile(Recurrent(nn.GRU).eval(), dynamic=False)
 
     with eager_below():
-        table = build(tmp_path, lambda: model(x(STEPS + 1)))
+        reason = refusal(tmp_path, lambda: model(x(STEPS + 1)))
 
-    reason = next(iter(table.refused.values()))
     assert f"with {STEPS + 1} steps" in reason
     assert "compile the parts before and after it" in reason
