@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import serve_warm
-from levels import build, eager_below, in_a_process, served, started
+from levels import build, eager_below, entries_of, in_a_process, rebuilt, served, started
 from models import one_watch  # noqa: F401 - a fixture
 from serve_warm.precompile.session import SESSION
 from serve_warm.precompile.settling import CALLS, SETTLES, state_of
@@ -156,9 +156,7 @@ class InModule(Base):
         return torch.addmm(self.linear(given), given, given.T @ given, alpha=_LENGTHS["length"])
 
 
-MODELS = [
-    *(Table, Buffer, Locked, Rescaled, Noise, OtherAnswer, TwoCalls, InModule),
-]
+MODELS = [Table, Buffer, Locked, Rescaled, Noise, OtherAnswer, TwoCalls, InModule]
 
 
 def answers(model: Any, times: int = CALLS + 3) -> list[Any]:
@@ -214,6 +212,11 @@ def test_a_model_whose_parts_change_their_class_has_an_entry(tmp_path: Path):
     torch.testing.assert_close(found[-2], fresh._orig_mod(x()))
 
 
+class Base2(Base):
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return self.linear(given) @ given.T
+
+
 @pytest.mark.slow
 @torch.inference_mode()
 def test_only_entries_of_models_that_make_state_are_marked(tmp_path: Path):
@@ -224,27 +227,15 @@ def test_only_entries_of_models_that_make_state_are_marked(tmp_path: Path):
         answers(table)
     library = build(tmp_path, lambda: plain(x()), lambda: table(x()))
 
-    marks = {
-        unit.name: e.plan.get(SETTLES) for unit in library.units.values() for e in unit.entries
-    }
-
-    assert marks == {"test_settling.Base2": None, "test_settling.Table": True}
-
-
-class Base2(Base):
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        return self.linear(given) @ given.T
+    assert [entry.plan.get(SETTLES) for entry in entries_of(library)] == [None, True]
 
 
 @pytest.mark.slow
 @torch.inference_mode()
 def test_a_model_that_differs_in_another_way_is_not_called_for_ever(tmp_path: Path):
     """After a few calls, level 1 answers, with the reason."""
-    model = serve_warm.compile(Table().eval(), dynamic=False)
-    build(tmp_path, lambda: model(x()))
-    other = Table().eval()
+    other, fresh = rebuilt(Table, tmp_path, lambda model: model(x()))
     other.linear.register_forward_hook(lambda _module, _given, out: out * 2)
-    fresh = serve_warm.compile(other, dynamic=False)
     before = SESSION.settling_calls
 
     with started(tmp_path), eager_below():
@@ -273,11 +264,8 @@ class Fails(Table):
 @torch.inference_mode()
 def test_an_error_of_a_settling_call_is_the_answer(tmp_path: Path):
     """The call is not run again."""
-    model = serve_warm.compile(Fails().eval(), dynamic=False)
-    build(tmp_path, lambda: model(x()))
-    eager = Fails().eval()
+    eager, fresh = rebuilt(Fails, tmp_path, lambda model: model(x()))
     eager.is_bad = True
-    fresh = serve_warm.compile(eager, dynamic=False)
     calls = []
     eager.register_forward_pre_hook(lambda _module, _given: calls.append(1))
 
