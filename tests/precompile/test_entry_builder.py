@@ -16,13 +16,8 @@ from packaging.version import Version
 from torch import nn
 
 import serve_warm
-from levels import build, eager_below, served, started
-from models import (  # noqa: F401 - fixtures
-    Block,
-    close,
-    one_watch,
-    x,
-)
+from levels import build, eager_below, entries_of, served, started
+from models import Block, close, one_watch, x  # noqa: F401 - a fixture
 from serve_warm.compiler.proof import forbid
 from serve_warm.precompile.session import SESSION
 
@@ -76,7 +71,6 @@ class Raises(nn.Module):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "why"),
     [
@@ -180,10 +174,7 @@ CHANGING: dict[str, tuple[Callable[..., Any], str]] = {
     "global": (a_global, ".STEPS is int 1, but was int 0"),
     "closure": (a_cell, "cell_contents is int 1, but was int 0"),
     # 2.11 does not trace what it is made of.
-    "iterator": (
-        a_ticket,
-        "Unsupported" if BEFORE_2_12 else "a count, not a plain value",
-    ),
+    "iterator": (a_ticket, "Unsupported" if BEFORE_2_12 else "a count, not a plain value"),
 }
 
 
@@ -303,22 +294,19 @@ class Phases(nn.Module):
 def test_what_another_call_changes_is_withdrawn_at_the_end_of_a_build(tmp_path: Path):
     """The entry fitted when it was made, but no longer fits. The other entry is kept."""
     model = serve_warm.compile(Phases(), dynamic=False)
-    library = build(
-        tmp_path, lambda: model(x(3, 3), first=False), lambda: model(x(5, 3), first=True)
-    )
+    calls = [lambda: model(x(3, 3), first=False), lambda: model(x(5, 3), first=True)]
+    library = build(tmp_path, *calls)
     model._orig_mod.length = 1
 
     with started(tmp_path), eager_below():
-        first = served(lambda: model(x(5, 3), first=True))
-        second = served(lambda: model(x(3, 3), first=False))
+        second, first = (served(call) for call in calls)
 
     (why,) = library.refused.values()
     assert "between calls: callee.length is int 5, but was int 1" in why
     assert (first.level, second.level, second.reason) == (2, 1, why)
     assert torch.equal(second.value, torch.addmm(x(3, 3), x(3, 3), x(3, 3), alpha=5))
-    assert [name for name in library.to_files() if name.startswith("entry")] == [
-        entry.file for unit in library.units.values() for entry in unit.entries
-    ]
+    files = [name for name in library.to_files() if name.startswith("entry")]
+    assert files == [entry.file for entry in entries_of(library)]
 
 
 @torch.inference_mode()

@@ -61,6 +61,8 @@ def value_at(path: str, value: Any) -> Guard:
         (torch.float32, "torch.float32"),
         (Colour.RED, Colour.BLUE),
         (Side.LEFT | Side.TOP, Side.RIGHT | Side.TOP),
+        (enum.IntEnum("Scale", {"OUT": 2}).OUT, enum.IntEnum("Scale", {"OUT": 3}).OUT),
+        (enum.IntFlag("Scale", {"OUT": 2}).OUT, enum.IntFlag("Scale", {"OUT": 3}).OUT),
         (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION),
         (SDPBackend.MATH, int(SDPBackend.MATH)),
         ({"a": 1}, {"a": True}),
