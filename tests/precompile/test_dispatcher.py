@@ -156,12 +156,6 @@ def test_another_call_is_level_1_with_the_right_numbers(scaled: tuple[Path, Any]
 
 
 @contextlib.contextmanager
-def inside(context: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
-    with torch.inference_mode(), context:
-        yield
-
-
-@contextlib.contextmanager
 def setting(put: Any, value: Any, before: Any) -> Iterator[None]:
     put(value)
     try:
@@ -172,52 +166,44 @@ def setting(put: Any, value: Any, before: Any) -> Iterator[None]:
 
 THREADS = torch.get_num_threads()
 
+STATES: dict[str, tuple[Any, str]] = {
+    "no_grad": (torch.no_grad, "inference_mode is off, but was on"),
+    "grad": (torch.enable_grad, "grad mode on"),
+    "nothing": (lambda: torch.inference_mode(False), "grad mode on"),
+}
+IN_INFERENCE_MODE: dict[str, tuple[Any, str]] = {
+    "autocast": (lambda: torch.autocast("cpu", dtype=torch.bfloat16), "autocast is"),
+    "threads": (lambda: setting(torch.set_num_threads, 7, THREADS), "threads is 7"),
+    "default dtype": (
+        lambda: setting(torch.set_default_dtype, torch.float64, torch.float32),
+        "default_dtype is float64, but was float32",
+    ),
+    "deterministic": (
+        lambda: setting(torch.use_deterministic_algorithms, True, False),
+        "deterministic is",
+    ),
+    "default device": (
+        lambda: setting(torch.set_default_device, "cpu", None),
+        "intercepts the call",
+    ),
+    "function mode": (Under, "intercepts the call"),
+}
 
-@pytest.mark.parametrize(
-    ("context", "why"),
-    [
-        pytest.param(torch.no_grad, "inference_mode is off, but was on", id="no_grad"),
-        pytest.param(torch.enable_grad, "grad mode on", id="grad"),
-        pytest.param(lambda: torch.inference_mode(False), "grad mode on", id="nothing"),
-        pytest.param(
-            lambda: inside(torch.autocast("cpu", dtype=torch.bfloat16)),
-            "autocast is",
-            id="autocast",
-        ),
-        pytest.param(
-            lambda: inside(setting(torch.set_num_threads, 7, THREADS)),
-            "threads is 7",
-            id="threads",
-        ),
-        pytest.param(
-            lambda: inside(setting(torch.set_default_dtype, torch.float64, torch.float32)),
-            "default_dtype is float64, but was float32",
-            id="default dtype",
-        ),
-        pytest.param(
-            lambda: inside(setting(torch.use_deterministic_algorithms, True, False)),
-            "deterministic is",
-            id="deterministic",
-        ),
-        pytest.param(
-            lambda: inside(setting(torch.set_default_device, "cpu", None)),
-            "intercepts the call",
-            id="default device",
-        ),
-        pytest.param(lambda: inside(Under()), "intercepts the call", id="function mode"),
-    ],
-)
+
+@pytest.mark.parametrize("name", STATES | IN_INFERENCE_MODE)
 @pytest.mark.parametrize("known", [False, True], ids=["first call", "known call"])
-def test_another_state_is_level_1(scaled: tuple[Path, Any], context: Any, why: str, known: bool):
+def test_another_state_is_level_1(scaled: tuple[Path, Any], name: str, known: bool):
     """State outside the arguments is checked at each call, and the reason names the difference."""
     folder, model = scaled
     given = x()
+    context, why = (STATES | IN_INFERENCE_MODE)[name]
 
     with started(folder), eager_below():
         if known:
             with torch.inference_mode():
                 model(given, 1.0)
-        with context():
+        mode = torch.inference_mode() if name in IN_INFERENCE_MODE else contextlib.nullcontext()
+        with mode, context():
             result = served(lambda: model(given, 1.0))
         with torch.inference_mode():
             back = served(lambda: model(given, 1.0))
@@ -232,8 +218,7 @@ def test_under_a_transform_a_call_is_level_1(scaled: tuple[Path, Any]):
     """A tensor inside vmap looks like one tensor, but stands for many inputs or weights."""
     folder, model = scaled
     many = x(5, 3, 4)
-    weights = {"linear.weight": torch.stack([torch.eye(4), 2 * torch.eye(4)])}
-
+    weights = torch.stack([torch.eye(4), 2 * torch.eye(4)])
     one = x()
 
     def with_weight(given: Any) -> Any:
@@ -243,14 +228,12 @@ def test_under_a_transform_a_call_is_level_1(scaled: tuple[Path, Any]):
         with torch.inference_mode():
             model(x(), 1.0)
         inputs = served(lambda: torch.vmap(lambda given: model(given, 1.0))(many))
-        ensemble = served(lambda: torch.vmap(with_weight)(weights["linear.weight"]))
+        ensemble = served(lambda: torch.vmap(with_weight)(weights))
 
     assert inputs.level == ensemble.level == 1
     close(inputs.value, model._orig_mod(many.reshape(15, 4)).reshape(5, 3, 4))
-    close(
-        ensemble.value[1] - model._orig_mod.linear.bias,
-        2 * (ensemble.value[0] - model._orig_mod.linear.bias),
-    )
+    once, twice = (value - model._orig_mod.linear.bias for value in ensemble.value)
+    close(twice, 2 * once)
 
 
 @torch.inference_mode()
@@ -395,9 +378,7 @@ class Marked(nn.Module):
 @pytest.mark.slow
 @torch.inference_mode()
 @pytest.mark.parametrize("level", [2, 3])
-def test_an_attribute_that_the_forward_asks_for_decides_which_entry_fits(
-    tmp_path: Path, level: int
-):
+def test_an_attribute_that_the_forward_asks_for_decides_which_entry_fits(tmp_path, level: int):
     """An argument that has the attribute needs another graph."""
     model = serve_warm.compile(Marked().eval(), level=level)
     build(tmp_path, lambda: model(x(3, 4)), level=level)

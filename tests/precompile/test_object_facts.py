@@ -16,7 +16,7 @@ from torch import nn
 
 import serve_warm
 from calls_counted import calls_of
-from levels import build, eager_below, served, started
+from levels import build, eager_below, entries_of, served, started
 from models import one_watch  # noqa: F401 - a fixture
 from serve_warm._redaction import redact
 from serve_warm.precompile import call_signature, names
@@ -177,50 +177,32 @@ def changed_helper(_: Any, given: torch.Tensor) -> torch.Tensor:
     return given @ given
 
 
+CLASS_CHANGES: dict[str, Callable[[Any, pytest.MonkeyPatch], None]] = {
+    "method": lambda kind, patch: patch.setattr(kind, "helped", changed_helper),
+    "value": lambda kind, patch: patch.setattr(kind, "factor", 3.0),
+    "global": lambda kind, patch: patch.setitem(globals(), "OFFSET", 5.0),
+}
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "change",
-    [
-        pytest.param(("helped", changed_helper), id="method"),
-        pytest.param(("factor", 3.0), id="value"),
-    ],
-)
+@pytest.mark.parametrize("name", CLASS_CHANGES)
 @torch.inference_mode()
 def test_a_class_that_changes_between_two_objects_is_noticed(
-    kind: Any,
-    change: tuple[str, Any],
-    layer: nn.Module,
-    started_with: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
+    kind: Any, name: str, layer: nn.Module, started_with: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """The next object runs at level 1. If the class is restored, entries answer again."""
     with started_with(kind), eager_below():
         serve(kind, layer)
         with monkeypatch.context() as patch:
-            patch.setattr(kind, *change)
+            CLASS_CHANGES[name](kind, patch)
             changed = served(lambda: kind(layer).run(rows()))
             expected = eager(kind(layer))
         restored = served(lambda: kind(layer).run(rows()))
 
     assert (changed.level, restored.level) == (1, 2)
+    assert name != "global" or "OFFSET is float 5.0, but was float 1.0" in changed.reason
     torch.testing.assert_close(changed.value, expected)
     torch.testing.assert_close(restored.value, eager(kind(layer)))
-
-
-@torch.inference_mode()
-def test_a_global_that_changes_between_two_objects_is_noticed(
-    layer: nn.Module, started_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-):
-    """The reason names the global."""
-    with started_with(Plain), eager_below():
-        serve(Plain, layer)
-        monkeypatch.setitem(globals(), "OFFSET", 5.0)
-        changed = served(lambda: Plain(layer).run(rows()))
-        expected = eager(Plain(layer))
-
-    assert changed.level == 1
-    assert "OFFSET is float 5.0, but was float 1.0" in changed.reason
-    torch.testing.assert_close(changed.value, expected)
 
 
 @torch.inference_mode()
@@ -262,10 +244,7 @@ def _widen(each: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "change",
-    [_replace_layer, _replace_scale, _add_hook, _widen],
-)
+@pytest.mark.parametrize("change", [_replace_layer, _replace_scale, _add_hook, _widen])
 @torch.inference_mode()
 def test_an_object_that_differs_is_noticed(
     kind: Any, change: Any, layer: nn.Module, started_with: Callable[..., Any]
@@ -315,7 +294,7 @@ def test_a_withdrawn_entry_answers_no_later_object(
         before = kind(layer)
         before.run(rows())
         assert SESSION.loaded is not None
-        (entry,) = (e for unit in SESSION.loaded.units.values() for e in unit.entries)
+        (entry,) = entries_of(SESSION.loaded)
         SESSION.withdraw(entry, "withdrawn: it is wrong", eagerly=False)
         found = [served(lambda e=e: e.run(rows())) for e in (before, kind(layer))]
 
@@ -416,12 +395,11 @@ def test_each_object_that_differs_has_its_own_reason(
     """The text of a reason is made once for each value, not for each object."""
     with started_with(kind), eager_below():
         serve(kind, layer)
-        reasons = [
-            served(lambda s=scale: kind(layer, s).run(rows())).reason for scale in (3.0, 4.0, 3.0)
-        ]
+        calls = [lambda s=scale: kind(layer, s).run(rows()) for scale in (3.0, 4.0, 3.0)]
+        reasons = [served(call).reason for call in calls]
         with calls_of(redact) as found:
-            kind(layer, 3.0).run(rows())
-            kind(layer, 4.0).run(rows())
+            for call in calls:
+                call()
 
     assert ["scale is float 3.0" in each for each in reasons] == [True, False, True]
     assert "scale is float 4.0" in reasons[1]

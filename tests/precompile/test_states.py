@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook
 
 import serve_warm
-from levels import build, eager_below, served, started
+from levels import build, eager_below, entries_of, rebuilt, refusal, served, started
 from models import one_watch  # noqa: F401 - a fixture
 from searched_environment import Searched
 from serve_warm.compiler.proof import forbid
@@ -107,7 +105,7 @@ def test_a_state_that_can_have_no_entry_costs_the_next_one_nothing(part: nn.Modu
         fresh._orig_mod.ready()
         found = served(lambda: fresh(x()))
 
-    assert [len(unit.entries) for unit in library.units.values() if unit.entries] == [1]
+    assert len(entries_of(library)) == 1
     assert (found.level, found.compiles) == (2, 0)
     torch.testing.assert_close(found.value, fresh._orig_mod(x()))
 
@@ -152,7 +150,7 @@ def test_each_declared_adapter_has_an_entry(
 
     assert library.refused == {}
     assert texts == 0
-    assert sum(len(unit.entries) for unit in library.units.values()) == 2
+    assert len(entries_of(library)) == 2
     assert not torch.allclose(expected["one"], expected["two"])
     assert wrong == []
     assert (counts.compiles, counts.forbidden) == (0, 0)
@@ -236,8 +234,7 @@ def test_a_structure_that_comes_back_is_level_2_again(
             call()
 
     assert [r.level for r in results] == [2, 1, 2, 1, 2][at_the_start:]
-    for result, wanted in zip(results, expected, strict=True):
-        torch.testing.assert_close(result.value, wanted)
+    torch.testing.assert_close([result.value for result in results], expected)
 
 
 @contextlib.contextmanager
@@ -257,8 +254,7 @@ def test_no_call_compiles_after_a_withdrawal_without_a_compiler(
     layered = Layered()
     layered.layers[0] = Doubled()
     model = serve_warm.compile(layered.eval(), dynamic=False)
-    table = build(tmp_path, lambda: model(x()))
-    (entry,) = (entry for unit in table.units.values() for entry in unit.entries)
+    (entry,) = entries_of(build(tmp_path, lambda: model(x())))
 
     with started(tmp_path):
         warm = served(lambda: model(x()))
@@ -336,8 +332,7 @@ def test_a_compile_in_another_thread_switches_no_entry_off(doubled: Path):
     assert under_way
     assert [r.level for r in results] == [2, 2, 1, 2]
     assert "training is bool True" in results[2].reason
-    for result, wanted in zip(results, expected, strict=True):
-        torch.testing.assert_close(result.value, wanted)
+    torch.testing.assert_close([result.value for result in results], expected)
 
 
 def in_threads(*calls: Callable[[], Any]) -> list[Any]:
@@ -373,10 +368,9 @@ def test_one_callable_is_built_from_two_threads(tmp_path: Path):
     (unit,) = library.units.values()
     assert library.refused == {}
     assert len(unit.entries) == 3
-    for rows, result, first in zip((2, 3, 4), after, answers[0], strict=True):
-        torch.testing.assert_close(result, model._orig_mod(x(rows)))
-        torch.testing.assert_close(first, result)
-    torch.testing.assert_close(answers[1], [after[0], after[2], after[1]])
+    expected = [model._orig_mod(x(rows)) for rows in (2, 3, 4)]
+    torch.testing.assert_close(after, expected)
+    torch.testing.assert_close(answers, [expected, [expected[n] for n in (0, 2, 1)]])
 
 
 # --- whether a weight requires grad -----------------------------------------------------------
@@ -398,19 +392,17 @@ class Asking(nn.Module):
 @torch.inference_mode()
 def test_a_forward_that_asks_whether_a_weight_is_frozen_is_told(tmp_path: Path):
     """The entry is for one answer. A call with the other answer runs at level 1."""
-    model = serve_warm.compile(Asking().eval(), dynamic=False)
-    library = build(tmp_path, lambda: model(x()))
-    eager, states = Asking().eval(), (True, False, True)
+    model, compiled = rebuilt(Asking, tmp_path, lambda model: model(x()))
+    results, expected = [], []
 
     with started(tmp_path), eager_below():
-        results = [served(lambda on=on: model.requires_grad_(on)(x())) for on in states]
-    expected = [eager.requires_grad_(on)(x()) for on in states]
+        for on in (True, False, True):
+            results.append(served(lambda on=on: compiled.requires_grad_(on)(x())))
+            expected.append(model(x()))
 
-    assert library.refused == {}
     assert [r.level for r in results] == [2, 1, 2]
     assert "requires_grad" in results[1].reason
-    for result, wanted in zip(results, expected, strict=True):
-        torch.testing.assert_close(result.value, wanted)
+    torch.testing.assert_close([r.value for r in results], expected)
 
 
 # --- what has no entry ------------------------------------------------------------------------
@@ -421,8 +413,7 @@ def test_a_forward_that_asks_whether_a_weight_is_frozen_is_told(tmp_path: Path):
 @torch.inference_mode()
 def test_a_hook_of_all_modules_runs_once_for_each(tmp_path: Path, level: int):
     """At level 1, torch's own module around the model would run the hook twice."""
-    model = serve_warm.compile(Layered().eval(), level=level, dynamic=False)
-    build(tmp_path, lambda: model(x()), level=level)
+    _, model = rebuilt(Layered, tmp_path, lambda model: model(x()), level=level)
 
     with started(tmp_path), eager_below():
         before = served(lambda: model(x()))
@@ -471,17 +462,13 @@ def by_an_id(given: torch.Tensor) -> torch.Tensor:
     ],
 )
 @torch.inference_mode()
-def test_what_no_check_can_hold_refuses_the_entry(
-    function: Callable[..., Any], why: str, tmp_path: Path
-):
+def test_what_no_check_can_hold_refuses_the_entry(function: Any, why: str, tmp_path: Path):
     """Orders of sets, hashes and ids differ by process; a tensor may be part of a larger one."""
     if torch.__version__.startswith("2.11.") and function in (by_a_hash, by_mapped_hashes):
         why = "Unsupported: Failed to trace builtin operator"  # its Dynamo has no hash()
     compiled = serve_warm.compile(function, dynamic=False)
 
-    library = build(tmp_path, lambda: compiled(x(4)))
-
-    assert [reason[: len(why)] for reason in library.refused.values()] == [why]
+    assert refusal(tmp_path, lambda: compiled(x(4))).startswith(why)
 
 
 # --- flags of the process ---------------------------------------------------------------------
@@ -537,5 +524,4 @@ def test_a_flag_that_is_set_after_the_start_is_seen_within_a_second(doubled: Pat
 
     assert before != other
     assert [r.level for r in results] == [1, 2] * 2
-    for result in results:
-        torch.testing.assert_close(result.value, expected)
+    torch.testing.assert_close([result.value for result in results], [expected] * 4)
