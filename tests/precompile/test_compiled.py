@@ -92,9 +92,7 @@ def test_named_blocks_are_compiled_and_no_others():
     """With names, the caller decides, also about single modules."""
     model = serve_warm.compile_regions(Stack(Block(), Block(), Indexed(0)), ["Indexed"])
 
-    compiled_ = [m for m in model.modules() if m._compiled_call_impl is not None]
-
-    assert [type(m) for m in compiled_] == [Indexed]
+    assert [type(m) for m in model.modules() if m._compiled_call_impl is not None] == [Indexed]
 
 
 @pytest.mark.parametrize(
@@ -258,11 +256,8 @@ def test_each_instance_has_its_own_method(tmp_path: Path):
 
     assert [r.level for r in results] == [2, 2, 1]
     assert "scale is float 3.0" in results[2].reason
-    for result, method in zip(results, (one, same, other), strict=True):
-        close(
-            result.value,
-            torch.addmm(method.linear.bias, x(), method.linear.weight, alpha=method.scale),
-        )
+    for result, own in zip(results, (one, same, other), strict=True):
+        close(result.value, torch.addmm(own.linear.bias, x(), own.linear.weight, alpha=own.scale))
 
 
 @dataclasses.dataclass
@@ -327,11 +322,8 @@ class Doubling:
 
 @pytest.mark.parametrize(
     "target",
-    [
-        pytest.param(Doubling(2.0), id="object"),
-        pytest.param(functools.partial(torch.mul, other=2.0), id="partial"),
-        pytest.param(lambda given: given * 2, id="lambda"),
-    ],
+    [Doubling(2.0), functools.partial(torch.mul, other=2.0), lambda given: given * 2],
+    ids=["object", "partial", "lambda"],
 )
 def test_what_has_no_name_can_be_compiled_too(target: Any):
     """As with torch.compile: a partial, or an object with `__call__`."""
@@ -359,17 +351,14 @@ def test_weights_tied_in_a_closure_must_stay_tied(tmp_path: Path):
 # --- as torch.compile's result ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "again",
-    [
-        pytest.param(copy.deepcopy, id="deepcopy"),
-        pytest.param(lambda m: pickle.loads(pickle.dumps(m)), id="pickle"),
-        pytest.param(
-            lambda m: torch.load(saved(m), weights_only=False),
-            id="torch.save",
-        ),
-    ],
-)
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda each: pickle.loads(pickle.dumps(each)),
+    "torch.save": lambda each: torch.load(saved(each), weights_only=False),
+}
+
+
+@pytest.mark.parametrize("again", COPIES.values(), ids=COPIES)
 def test_a_copy_is_compiled_too(again: Any):
     """The copy is the same kind of object, with its own weights."""
     model = serve_warm.compile(Scaled(), backend="eager", dynamic=False)
@@ -442,7 +431,6 @@ def test_forward_is_served_like_the_call(scaled: tuple[Path, Any]):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.parametrize("level", [2, 3])
 @torch.inference_mode()
 def test_a_forward_that_the_user_sets_on_the_compiled_module_runs(level: int, tmp_path: Path):
@@ -520,13 +508,7 @@ class Holder:
         return given * self.scale
 
 
-@pytest.mark.parametrize(
-    "again",
-    [
-        pytest.param(copy.deepcopy, id="deepcopy"),
-        pytest.param(lambda each: pickle.loads(pickle.dumps(each)), id="pickle"),
-    ],
-)
+@pytest.mark.parametrize("again", COPIES.values(), ids=COPIES)
 def test_an_object_with_compiled_functions_can_be_copied(again: Any):
     """The copy's methods run on the copy, as the methods of a copy without compiled code do."""
     first = Holder()

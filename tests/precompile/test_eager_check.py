@@ -113,6 +113,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "not a number": (lambda x: x + 3, lambda out: out * float("nan"), "finite"),
     "the other infinity": (lambda x: INFINITE, lambda out: -out, "infinite or NaN"),
     "not infinite": (lambda x: INFINITE, lambda out: out - out, "infinite or NaN"),
+    "a number": (lambda x: INFINITE * 0, lambda out: out.nan_to_num(), "infinite or NaN"),
     "the imaginary part": (lambda x: COMPLEX, lambda out: out + 0.1j, "differs"),
     "a plain value": (lambda x: (x, 1), lambda out: (out[0], True), "it returns"),
     "integers": (lambda x: torch.ones(2, dtype=torch.int64), lambda out: out ^ True, "values"),
@@ -148,7 +149,9 @@ def test_what_differs_is_refused_with_its_reason(name: str):
         difference(callee, change, X)
 
 
-@pytest.mark.parametrize("value", [INFINITE, COMPLEX], ids=["infinite", "complex"])
+@pytest.mark.parametrize(
+    "value", [INFINITE, INFINITE * 0, COMPLEX], ids=["infinite", "not a number", "complex"]
+)
 def test_equal_numbers_of_any_kind_pass(value: torch.Tensor):
     assert difference(lambda x: value, lambda out: out * 1, X) == 0.0
 

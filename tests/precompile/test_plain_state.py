@@ -139,15 +139,17 @@ def eager(callee: Any, *tensors: torch.Tensor) -> Any:
     return callee(*tensors)
 
 
+def difference(callee: Any, code: Callable[..., Any], *tensors: torch.Tensor) -> float:
+    """Return the difference of some code from itself."""
+    return compare_in_build(callee, code, code, list(tensors or (x(),))).difference
+
+
 def check_unchanged(callee: Any, state: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Compare a call with itself, and check that the state is as before."""
     before = state()
 
-    error = compare_in_build(callee, eager, eager, [x()]).difference
-    why = why_not_twice(callee, [eager], [x()])
-
-    assert error == 0.0
-    assert why == "it writes into buffers"
+    assert difference(callee, eager) == 0.0
+    assert why_not_twice(callee, [eager], [x()]) == "it writes into buffers"
     assert all(now is old for now, old in zip(state(), before, strict=True))
     assert state()[0].tolist() == [0]
     assert not state()[1].any()
@@ -200,7 +202,7 @@ def test_inference_tensors_that_are_only_read_need_no_inference_mode():
     def read(callee: Any, given: torch.Tensor) -> torch.Tensor:
         return given * callee.table * callee.plain
 
-    assert compare_in_build(module, read, read, [x()]).difference == 0.0
+    assert difference(module, read) == 0.0
 
 
 SHARED = Cache()
@@ -261,7 +263,7 @@ def test_a_first_input_that_writes_equal_values_hides_no_write():
         callee.rows.add_(given)
         return callee.rows.bfloat16()
 
-    compare_in_build(module, add, add, [torch.zeros(2, 4)])
+    difference(module, add, torch.zeros(2, 4))
 
     assert not module.rows.any()
 
@@ -291,7 +293,7 @@ def test_state_in_python_objects_is_named_as_a_cause():
         return given * callee.calls[0]
 
     with pytest.raises(NoEntry, match=r"two eager runs .* keep the state in a buffer"):
-        compare_in_build(module, count, count, [x()])
+        difference(module, count)
 
 
 @pytest.mark.slow
@@ -302,16 +304,14 @@ def test_state_in_python_objects_is_named_as_a_cause():
         *((kind, 3) for kind in (Stateful, InObject, Assigned)),
     ],
 )
-def test_a_call_in_a_build_advances_plain_state_once(
-    kind: type[Stateful], level: int, tmp_path: Path
-):
+def test_a_call_in_a_build_advances_plain_state_once(kind: Any, level: int, tmp_path: Path):
     """The call has an entry, and the state afterwards is that after one eager call."""
     model, other = kind().eval(), kind().eval()
     compiled = serve_warm.compile(model, dynamic=False, level=level)
-
     table = build(tmp_path, lambda: compiled(x()), level=level)
     fresh = kind().eval()
     again = serve_warm.compile(fresh, dynamic=False, level=level)
+
     with torch.inference_mode(), started(tmp_path):
         result = served(lambda: again(x()))
         expected = other(x())
