@@ -9,10 +9,7 @@ import hashlib
 import json
 
 import pytest
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from artifacts import edited, new_key, trusting
 from believing import PAYLOAD, refusal
@@ -99,10 +96,7 @@ def test_an_unsigned_envelope_can_be_read_and_signed_and_is_untrusted():
 
     refused = refusal(unsigned, trusting(KEY))
     assert Envelope.parse(unsigned) == Envelope(payload=PAYLOAD, signatures=())
-    assert (refused.reason, refused.message) == (
-        "untrusted",
-        "the statement has no signature",
-    )
+    assert (refused.reason, refused.message) == ("untrusted", "the statement has no signature")
     assert add_signatures(unsigned, KEY) == sign(PAYLOAD, KEY)
 
 
@@ -137,12 +131,8 @@ def test_signatures_that_are_there_are_kept():
 
     signatures = json.loads(add_signatures(envelope, OTHER))["signatures"]
 
-    assert signatures == [
-        foreign,
-        ours,
-        {"keyid": "", "sig": "AAAA"},
-        *json.loads(sign(PAYLOAD, OTHER))["signatures"],
-    ]
+    theirs = json.loads(sign(PAYLOAD, OTHER))["signatures"]
+    assert signatures == [foreign, ours, {"keyid": "", "sig": "AAAA"}, *theirs]
 
 
 def test_no_more_signatures_are_written_than_read():

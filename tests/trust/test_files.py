@@ -13,11 +13,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from artifacts import new_key
 from believing import PAYLOAD, STORE, public_pem, refusal, trust_in, write_trust
@@ -31,17 +27,15 @@ from serve_warm.trust.policy import Trust, signed_by, unsigned_ok
 KEY = new_key()
 OTHER = new_key()
 PEM = public_pem(KEY)
+LINES = trust_lines(KEY.public_key(), name="x")
 
 
 def test_keys_of_all_files_are_merged(tmp_path: Path):
     """The files of machine and user are combined; a key in both counts once, as first named."""
     system = write_trust(tmp_path / "etc", trust_lines(KEY.public_key(), name="ci"))
-    user = write_trust(
-        tmp_path / "home",
-        f'pinned = ["sha256:{"ab" * 32}"]\n'
-        + trust_lines(KEY.public_key(), name="copy")
-        + trust_lines(OTHER.public_key(), name="me"),
-    )
+    keys = (trust_lines(k.public_key(), name=n) for k, n in ((KEY, "copy"), (OTHER, "me")))
+    text = f'pinned = ["sha256:{"ab" * 32}"]\n' + "".join(keys)
+    user = write_trust(tmp_path / "home", text)
 
     loaded = trust_in(system, user, tmp_path / "absent" / "trust.toml")
 
@@ -75,14 +69,12 @@ def test_a_trust_file_says_all_that_code_can(tmp_path: Path):
 
 def test_a_trust_file_gives_keys_a_scope_and_says_what_is_required(tmp_path: Path):
     """Scopes are set for each key; `require` and `rollback` apply to everything in the file."""
-    loaded = trust_in(
-        write_trust(
-            tmp_path,
-            'rollback = "refuse"\nrequire = {builder = "https://ci/*", source = "*"}\n'
-            + trust_lines(KEY.public_key(), name="ci")
-            + 'deployments = ["Embedder", "text/*"]\nstores = ["s3://prod/*"]\n',
-        )
+    text = (
+        'rollback = "refuse"\nrequire = {builder = "https://ci/*", source = "*"}\n'
+        f"{trust_lines(KEY.public_key(), name='ci')}"
+        'deployments = ["Embedder", "text/*"]\nstores = ["s3://prod/*"]\n'
     )
+    loaded = trust_in(write_trust(tmp_path, text))
 
     [key] = loaded.keys
     assert (key.deployments, key.stores) == (("Embedder", "text/*"), ("s3://prod/*",))
@@ -154,7 +146,7 @@ def test_the_home_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatc
     assert not any(path.is_relative_to(tmp_path) for path in files)
 
 
-PEM_LINE = trust_lines(KEY.public_key(), name="x").splitlines()[2]
+PEM_LINE = LINES.splitlines()[2]
 BROKEN = {
     "not_toml": "keys = [",
     "unknown_setting": "key = []",
@@ -243,7 +235,7 @@ def test_what_others_can_write_is_not_trusted(tmp_path: Path, what: str, mode: i
 
 def test_a_link_out_of_an_unsafe_folder_is_not_trusted(tmp_path: Path):
     """The target of a link must be as safe as the link."""
-    real = write_trust(tmp_path / "shared", trust_lines(KEY.public_key(), name="x"))
+    real = write_trust(tmp_path / "shared", LINES)
     (tmp_path / "etc").mkdir()
     link = tmp_path / "etc" / "trust.toml"
     link.symlink_to(real)
@@ -260,7 +252,7 @@ def test_what_others_can_exchange_is_not_trusted(tmp_path: Path, above: str, mod
     """Other users with write access to a parent folder could replace the trust folder."""
     path = tmp_path / "home" / ".config" / "serve_warm" / "trust.toml"
     path.parent.mkdir(parents=True, mode=0o700)
-    write_trust(path.parent, trust_lines(KEY.public_key(), name="x"))
+    write_trust(path.parent, LINES)
     assert trust_in(path).keys
     (tmp_path / above).chmod(mode)
 
@@ -272,7 +264,7 @@ def test_what_others_can_exchange_is_not_trusted(tmp_path: Path, above: str, mod
 
 def test_a_folder_that_is_a_link_in_an_unsafe_place_is_not_trusted(tmp_path: Path):
     """The unsafe folder is that of the link, not that of the name or of the file."""
-    real = write_trust(tmp_path / "elsewhere", trust_lines(KEY.public_key(), name="x"))
+    real = write_trust(tmp_path / "elsewhere", LINES)
     (tmp_path / "middle").mkdir()
     (tmp_path / "middle" / "link").symlink_to(real.parent)
     (tmp_path / "config").mkdir()
@@ -289,7 +281,7 @@ def test_a_folder_that_is_a_link_in_an_unsafe_place_is_not_trusted(tmp_path: Pat
 @pytest.mark.parametrize("what", ["file", "directory"])
 def test_what_belongs_to_somebody_else_is_not_trusted(tmp_path: Path, what: str):
     """Only root and this user may decide whom to believe."""
-    path = write_trust(tmp_path / "etc", trust_lines(KEY.public_key(), name="x"))
+    path = write_trust(tmp_path / "etc", LINES)
     target = path if what == "file" else path.parent
     os.chown(target, 12345, -1)
 
@@ -322,25 +314,18 @@ print(len(files.load_trust().keys))" "$1"
 
 
 @pytest.mark.parametrize(("mount", "trusted"), [("ro", True), ("rw", False)])
-def test_a_read_only_mount_cannot_be_written_whatever_its_mode(
-    tmp_path: Path, mount: str, *, trusted: bool
-):
+def test_a_read_only_mount_cannot_be_written_whatever_its_mode(tmp_path, mount: str, trusted: bool):
     """A ConfigMap, which Kubernetes mounts read-only with mode 0777, is safe."""
     namespace = [shutil.which("unshare") or "unshare", "--user", "--map-root-user", "--mount"]
     # Where root is not mapped the folders above the mount seem to be somebody else's.
     roots = ["sh", "-c", 'test "$(stat -c %u /)" = 0']
     if subprocess.run([*namespace, *roots], check=False, capture_output=True).returncode:
         pytest.skip("this machine does not let us mount anything as root")
-    source = write_trust(tmp_path / "source", trust_lines(KEY.public_key(), name="x"))
-    (tmp_path / "mount").mkdir()
+    source, folder = write_trust(tmp_path / "source", LINES), tmp_path / "mount"
+    folder.mkdir()
+    command = [*namespace, "sh", "-c", MOUNTED, "-", folder, source, mount, sys.executable]
 
-    result = subprocess.run(
-        [*namespace, "sh", "-c", MOUNTED, "-", tmp_path / "mount", source, mount, sys.executable],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
 
     assert (result.stdout == "1\n") == trusted
     assert ("can be written by group or others" in result.stderr) != trusted

@@ -123,10 +123,8 @@ def test_only_the_public_half_can_be_read_by_others(tmp_path: Path, umask: int):
     finally:
         os.umask(old)
 
-    assert {path.name: mode_of(path) for path in tmp_path.iterdir()} == {
-        "ci.key": 0o600,
-        "ci.key.pub": 0o644,
-    }
+    modes = {path.name: mode_of(path) for path in tmp_path.iterdir()}
+    assert modes == {"ci.key": 0o600, "ci.key.pub": 0o644}
 
 
 @pytest.mark.parametrize("taken", ["ci.key", "ci.key.pub"])
