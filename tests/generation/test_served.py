@@ -56,6 +56,11 @@ def streamed(stream: Any) -> list[list[int]]:
     return [list(row) for row in zip(*(tokens.tolist() for tokens in stream), strict=True)]
 
 
+def rest_of(stream: Any) -> list[int]:
+    """Return the further tokens of a stream with one row."""
+    return [token for tokens in stream for token in tokens.tolist()]
+
+
 # Batches and streams --------------------------------------------------------------------------
 
 
@@ -127,8 +132,8 @@ def test_a_client_that_leaves_frees_its_slots(model: Any):
     leaves.close()
 
     assert free(model) == 2
-    rest = [token for tokens in stays for token in tokens.tolist()]
-    assert [begun + rest] == best(load("llama"), batch_of("llama", (7,)), max_new_tokens=8)
+    expected = best(load("llama"), batch_of("llama", (7,)), max_new_tokens=8)
+    assert [begun + rest_of(stays)] == expected
 
 
 def test_a_streamer_that_raises_frees_the_slots(model: Any):
@@ -176,18 +181,13 @@ def test_several_answers_for_one_prompt_take_a_slot_each(name: str):
 
 @pytest.mark.parametrize("pads", ["right", "left"])
 def test_states_of_the_encoder_may_be_handed_over(pads: str):
-    """States without padding or with padding on the right are accepted.
-
-    Other padding is refused.
-    """
+    """States without padding or with padding on the right are accepted, and others refused."""
     model, eager, batch = load_compiled("bart"), load("bart"), batch_of("bart")
     if pads == "left":
         batch = {name: rows.flip(1) for name, rows in batch.items()}
     with torch.no_grad():
-        given = {
-            "encoder_outputs": eager.get_encoder()(**batch),
-            "attention_mask": batch["attention_mask"],
-        }
+        states = eager.get_encoder()(**batch)
+    given = {"encoder_outputs": states, "attention_mask": batch["attention_mask"]}
 
     if pads == "left":
         with pytest.raises(GenerationRefused, match="these outputs must be padded on the right"):
@@ -223,9 +223,7 @@ def test_a_hook_of_the_model_runs_once_a_token(whose: str):
     eager.register_forward_hook(add_bias)
     if whose == "original":
         original.register_forward_hook(add_bias)
-    model = serve_warm.compile_generation(
-        original, batch=BATCH, max_length=MAX_LENGTH, prompt_lengths=(4, 16)
-    )
+    model = served_with(original, batch=BATCH, prompt_lengths=(4, 16))
     if whose == "served":
         model.register_forward_hook(add_bias)
     asked = batch_of("llama")
@@ -235,13 +233,7 @@ def test_a_hook_of_the_model_runs_once_a_token(whose: str):
     torch.testing.assert_close(model(input_ids=ids).logits, eager(input_ids=ids).logits)
 
 
-@pytest.mark.parametrize(
-    "again",
-    [
-        pytest.param(copy.deepcopy, id="deepcopy"),
-        pytest.param(lambda model: pickle.loads(pickle.dumps(model)), id="pickle"),
-    ],
-)
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 @pytest.mark.parametrize("name", ["llama", "t5", "whisper"])
 def test_a_copy_has_its_own_weights_and_cache(name: str, again: Any):
     """The copy decodes with its own weights, and has the settings of the served model."""
@@ -301,6 +293,12 @@ def test_padding_leaves_nothing_that_depends_on_the_order_of_writes(model: Any):
 # Refusals -------------------------------------------------------------------------------------
 
 
+def served_with(model: Any, batch: int = 2, prompt_lengths: Any = (16,)) -> Any:
+    return serve_warm.compile_generation(
+        model, batch=batch, max_length=MAX_LENGTH, prompt_lengths=prompt_lengths
+    )
+
+
 def prompt(length: int, rows: int = 1) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.full((rows, length), 5)}
 
@@ -325,46 +323,42 @@ def ended_cache(model: Any) -> Any:
     return model(input_ids=prompt(1)["input_ids"], past_key_values=cache)
 
 
-def stream(*given: Any, **options: Any) -> Callable[[Any], Any]:
-    return lambda model: list(model.stream(prompt(*given)["input_ids"], **options))
+def stream(given: Any, **options: Any) -> Callable[[Any], Any]:
+    ids = prompt(given)["input_ids"] if isinstance(given, int) else torch.tensor([given])
+    return lambda model: list(model.stream(ids, **options))
 
 
-def options(**given: Any) -> Callable[[Any], Any]:
-    return lambda model: draw(model, prompt(4), **given)
+def options(length: int = 4, rows: int = 1, **given: Any) -> Callable[[Any], Any]:
+    return lambda model: draw(model, prompt(length, rows), **given)
+
+
+def tokens(*given: Any) -> Callable[[Any], Any]:
+    return lambda model: best(model, {"input_ids": torch.tensor([given])})
+
+
+def no_token(logits: torch.Tensor) -> torch.Tensor:
+    return logits.new_full((1,), 64)
 
 
 REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
+    (options(17, max_new_tokens=2), "The prompt has 17 tokens, but the longest bucket has 16."),
+    (options(rows=4), "A batch of 4 sequences does not fit into the 3 slots of this model."),
     (
-        lambda model: draw(model, prompt(17), max_new_tokens=2),
-        "The prompt has 17 tokens, but the longest bucket has 16.",
-    ),
-    (
-        lambda model: draw(model, prompt(4, rows=4)),
-        "A batch of 4 sequences does not fit into the 3 slots of this model.",
-    ),
-    (
-        lambda model: draw(model, prompt(4, rows=3)),
+        options(rows=3),
         "The batch needs 3 slots, but other sequences still use 1 of the 3 slots.",
     ),
     (
-        lambda model: draw(model, prompt(16), max_new_tokens=45),
-        (
-            "A sequence of 61 tokens, including the prompt, does not fit into a cache of "
-            f"{MAX_LENGTH}."
-        ),
+        options(16, max_new_tokens=45),
+        "A sequence of 61 tokens, including the prompt, does not fit into a cache of 60.",
     ),
     (stream(16, max_new_tokens=45), "A sequence of 61 tokens, including the prompt, does not fit"),
     (stream(17, max_new_tokens=2), "The prompt has 17 tokens, but the longest bucket"),
     (
-        lambda model: draw(
-            model, {**prompt(4), "attention_mask": torch.zeros(1, 4, dtype=torch.int64)}
-        ),
+        options(attention_mask=torch.zeros(1, 4, dtype=torch.int64)),
         "A prompt needs at least one token, but this one is empty.",
     ),
     (
-        lambda model: list(
-            model.stream(**prompt(4), attention_mask=torch.ones(1, 5), max_new_tokens=2)
-        ),
+        stream(4, attention_mask=torch.ones(1, 5), max_new_tokens=2),
         r"An attention_mask of shape \(1, 5\) does not match tokens of shape \(1, 4\).",
     ),
     (options(num_beams=2, do_sample=False, top_k=None), "do not support num_beams=2: "),
@@ -382,26 +376,10 @@ REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
     (own_cache, "past_key_values is a DynamicCache, but the compiled steps have their own cache"),
     (cache_of_another, "past_key_values is the cache of another model, but the compiled"),
     (ended_cache, "This cache belongs to a generation that has ended, so the cache cannot"),
-    (
-        lambda model: best(model, {"input_ids": torch.tensor([[5, 64]])}),
-        "Token 64 is not in the vocabulary of 64 tokens.",
-    ),
-    (
-        lambda model: list(model.stream(torch.tensor([[5, -1]]), max_new_tokens=2)),
-        "Token -1 is not in the vocabulary of 64 tokens.",
-    ),
-    (
-        lambda model: list(
-            model.stream(
-                **prompt(4), max_new_tokens=3, choose=lambda logits: logits.new_full((1,), 64)
-            )
-        ),
-        "A token must be a whole number, not 64.0.",
-    ),
-    (
-        lambda model: best(model, {"input_ids": torch.tensor([[1.5, 2.0]])}),
-        "Token ids must be whole numbers, not torch.float32.",
-    ),
+    (tokens(5, 64), "Token 64 is not in the vocabulary of 64 tokens."),
+    (stream([5, -1], max_new_tokens=2), "Token -1 is not in the vocabulary of 64 tokens."),
+    (stream(4, max_new_tokens=3, choose=no_token), "A token must be a whole number, not 64.0."),
+    (tokens(1.5, 2.0), "Token ids must be whole numbers, not torch.float32."),
     (
         lambda model: model.stream(**prompt(4), max_new_tokens=0),
         "A stream needs at least one new token, not max_new_tokens=0.",
@@ -423,23 +401,18 @@ def test_a_request_that_steps_cannot_have_is_refused_in_one_sentence(
     assert str(refused.value).endswith(".")
     assert "\n" not in str(refused.value)
     assert free(model) == BATCH - 1
-    made += [token for tokens in beside for token in tokens.tolist()]
+    made += rest_of(beside)
     assert [made] == best(load("llama"), batch_of("llama", (7,)), max_new_tokens=8)
+
+
+TYPES = {"token_type_ids": torch.ones(2, 12, dtype=torch.int64)}
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        (
-            "gpt2",
-            {"token_type_ids": torch.ones(2, 12, dtype=torch.int64)},
-            "do not support token_type_ids=: ",
-        ),
-        (
-            "bart",
-            {"decoder_attention_mask": torch.zeros(2, 1)},
-            "do not support decoder_attention_mask=: ",
-        ),
+        ("gpt2", TYPES, "do not support token_type_ids=: "),
+        ("bart", {"decoder_attention_mask": torch.zeros(2, 1)}, "decoder_attention_mask=: "),
         ("t5", {"max_new_tokens": 61}, "does not fit into a cache of 60"),
     ],
 )
@@ -462,16 +435,10 @@ def test_a_prompt_of_an_encoder_beyond_every_bucket_is_refused():
 def qwen2_vl() -> Any:
     transformers = require_module("transformers", "pip install 'serve-warm[generation]'")
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    vision = {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "patch_size": 8}
     config = transformers.Qwen2VLConfig(
         text_config={**TEXT, "rope_parameters": rope},
-        vision_config={
-            "depth": 1,
-            "embed_dim": 32,
-            "hidden_size": 32,
-            "num_heads": 2,
-            "patch_size": 8,
-            "mlp_ratio": 2,
-        },
+        vision_config={**vision, "mlp_ratio": 2},
         image_token_id=IMAGE,
         vision_start_token_id=62,
     )
@@ -493,12 +460,11 @@ def grid() -> dict[str, Any]:
 def test_images_whose_tokens_have_other_positions_are_refused():
     """Qwen2-VL counts the rows and columns of an image; its prompts of text are served."""
     eager = qwen2_vl()
-    model = serve_warm.compile_generation(eager, batch=2, max_length=60, prompt_lengths=[16])
+    model = served_with(eager)
     asked = grid()
 
-    with pytest.raises(
-        GenerationRefused, match=r"mm_token_type_ids=: this model gives image tokens"
-    ):
+    says = r"mm_token_type_ids=: this model gives image tokens"
+    with pytest.raises(GenerationRefused, match=says):
         draw(model, asked)
 
     assert best(model, prompt(7), max_new_tokens=8) == best(eager, prompt(7), max_new_tokens=8)
@@ -523,7 +489,7 @@ def test_a_decoder_that_takes_more_than_embeddings_is_refused():
             return out
 
     inner.__class__ = Deeper
-    model = serve_warm.compile_generation(model, batch=2, max_length=60, prompt_lengths=[16])
+    model = served_with(model)
 
     with pytest.raises(GenerationRefused, match="the model also passes deepstack to its decoder"):
         draw(model, batch_of("llava"))
