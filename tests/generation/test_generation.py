@@ -94,28 +94,22 @@ def test_attention_without_kernels_takes_other_masks():
     assert generate(compiled, inputs) == generate(models[0], inputs)
 
 
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.parametrize("level", [2, pytest.param(3, marks=pytest.mark.stress)])
-def test_another_process_decodes_without_a_compile(level: int, tmp_path: Path):
+SERVED = [
+    pytest.param(name, level, marks=pytest.mark.long if in_ci else pytest.mark.stress)
+    for name in MODELS
+    for level in (2, 3)
+    for in_ci in [(name, level) == ("llama", 2)]
+]
+
+
+@pytest.mark.parametrize(("served", "level"), SERVED)
+def test_another_process_decodes_without_a_compile(served: str, level: int, tmp_path: Path):
     """A build makes an entry for each bucket and one for decode steps; a start loads them all."""
-    assert_served("llama", level, tmp_path)
+    source = APP.format(name=served, level=level, tokens=generators.TOKENS)
+    (tmp_path / "app.py").write_text(source)
 
-
-@pytest.mark.stress
-@pytest.mark.parametrize("level", [2, 3])
-@pytest.mark.parametrize("other", [each for each in MODELS if each != "llama"])
-def test_other_models_decode_without_a_compile(other: str, level: int, tmp_path: Path):
-    """Sliding windows, experts, and encoder-decoders, likewise."""
-    assert_served(other, level, tmp_path)
-
-
-def assert_served(name: str, level: int, folder: Path) -> None:
-    source = APP.format(name=name, level=level, tokens=generators.TOKENS)
-    (folder / "app.py").write_text(source)
-
-    built = in_a_process(folder, "build", level=level)
-    start = in_a_process(folder, "start")
+    built = in_a_process(tmp_path, "build", level=level)
+    start = in_a_process(tmp_path, "start")
 
     assert built["refused"] == {}
     assert (start["why"], start["reasons"], start["compiles"]) == ("", [""], 0)
@@ -132,12 +126,8 @@ def test_the_committed_table_is_of_what_was_served():
 
     assert {row["model"] for row in rows} <= MODELS.keys()
     for row in rows:
-        assert (row["tokens_equal"], row["compiles"], row["refused"], row["why"]) == (
-            True,
-            0,
-            [],
-            "",
-        )
+        found = row["tokens_equal"], row["compiles"], row["refused"], row["why"]
+        assert found == (True, 0, [], "")
         assert row["levels"] == [row["level"]]
 
 
@@ -206,17 +196,15 @@ def flash() -> Any:
 
 
 SIZES = {"batch": 2, "max_length": 32, "prompt_lengths": [16]}
+NO_ROOM = "the prompt length 32 leaves no room in max_length=32"
+CHUNKED = "layer 0 of Llama4ForCausalLM has no static key-value cache.*chunked attention"
 
 
 @pytest.mark.parametrize(
     ("make", "sizes", "message"),
     [
         (mamba, {}, "does not keep its state in a transformers key-value cache"),
-        (
-            llama4,
-            {},
-            "layer 0 of Llama4ForCausalLM has no static key-value cache.*chunked attention",
-        ),
+        (llama4, {}, CHUNKED),
         (lambda: torch.nn.Linear(2, 2), {}, r"a Linear, which has no generate\(\)"),
         (lambda: load("llama").model, {}, r"a LlamaModel, which has no generate\(\)"),
         (lambda: load("llama").train(), {}, "in training mode"),
@@ -224,11 +212,7 @@ SIZES = {"batch": 2, "max_length": 32, "prompt_lengths": [16]}
         (lambda: load("llama"), {"max_length": 65}, "max_length=65 exceeds the 64 positions"),
         (lambda: load("whisper"), {"max_length": 65}, "max_length=65 exceeds the 64 positions"),
         (lambda: load("llama"), {"prompt_lengths": []}, "got no prompt_lengths"),
-        (
-            lambda: load("llama"),
-            {"prompt_lengths": [32]},
-            "the prompt length 32 leaves no room in max_length=32",
-        ),
+        (lambda: load("llama"), {"prompt_lengths": [32]}, NO_ROOM),
         (lambda: load("llama"), {"batch": 0}, "got an invalid batch: 0"),
         (lambda: load("llama"), {"batch": True}, "got an invalid batch: True"),
         (lambda: load("llama"), {"prompt_lengths": 4}, "got prompt_lengths=4"),
@@ -252,9 +236,8 @@ def test_a_changed_graph_raises_its_version():
     steps = require_module("serve_warm.generation.steps", "pip install 'serve-warm[generation]'")
     tree = ast.parse(Path(steps.__file__).read_text())
     for node in ast.walk(tree):
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.Module)) and ast.get_docstring(
-            node
-        ):
+        has_text = isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.Module))
+        if has_text and ast.get_docstring(node):
             node.body = node.body[1:]
     text = "\n".join(ast.unparse(node) for node in tree.body)
 

@@ -48,18 +48,9 @@ def compiled(model: Any, **options: Any) -> Any:
 
 def gpt_neo() -> Any:
     """Its local layers compute their window from the length of the cache."""
-    return made(
-        "GPTNeo",
-        vocab_size=64,
-        hidden_size=32,
-        num_layers=2,
-        num_heads=4,
-        attention_types=[[["global", "local"], 1]],
-        window_size=8,
-        max_position_embeddings=64,
-        initializer_range=0.5,
-        **ENDS,
-    )
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 8}
+    more = {"max_position_embeddings": 64, "initializer_range": 0.5, **ENDS}
+    return made("GPTNeo", attention_types=[[["global", "local"], 1]], **sizes, **more)
 
 
 def bart_decoder() -> Any:
@@ -83,11 +74,7 @@ def long_rope(kind: str = "longrope") -> Any:
 @pytest.mark.parametrize("name", list(MODELS))
 def test_supported_models_pass(name: str):
     """Their steps give the logits of calls with the model's own cache."""
-    model = load_compiled(name)
-
-    error = model._serve_warm_check.find_error()
-
-    assert error < 1e-4
+    assert load_compiled(name)._serve_warm_check.find_error() < 1e-4
 
 
 def test_a_model_whose_layers_mask_by_themselves_is_refused():
@@ -99,8 +86,7 @@ def test_a_model_whose_layers_mask_by_themselves_is_refused():
             best(model, batch_of("llama"))
 
     assert "serve it with serve_warm.compile" in str(error.value.hint)
-    stream = pytest.raises(ConfigError, match="gives different logits")
-    with stream:
+    with pytest.raises(ConfigError, match="gives different logits"):
         next(model.stream(**batch_of("llama"), max_new_tokens=2))
 
 
