@@ -91,18 +91,23 @@ def look(*passes: Callable[[Scaled, Callable[..., Any]], Any]) -> Looked:
     return Looked(building.table, counts, steps, runs, answers, eager)
 
 
+def calling(*batches: int) -> Callable[..., None]:
+    """Return a pass with calls of these sizes."""
+
+    def make_calls(_module: Scaled, call: Callable[[int], None]) -> None:
+        for batch in batches:
+            call(batch)
+
+    return make_calls
+
+
 @pytest.mark.long
 def test_the_next_call_of_a_kind_finishes_its_library():
     """Each kind is traced once, and all code is compiled in the background.
 
     torch.compile answers while a library is begun. Once it is made, it is compared with eager.
     """
-
-    def both(_module: Scaled, call: Callable[[int], None]) -> None:
-        for batch in (2, 3, 2):
-            call(batch)
-
-    two = look(both, both)
+    two = look(*[calling(2, 3, 2)] * 2)
 
     described = two.table.described()
     in_background = [is_link for thread, is_link in two.runs if thread == aoti_cpp.THREAD]
@@ -120,20 +125,13 @@ def test_the_next_call_of_a_kind_finishes_its_library():
 
 @pytest.mark.long
 def test_what_was_begun_for_another_state_is_not_finished():
-    """A new state gets a new library.
-
-    A kind of call that occurred once is refused, with a reason.
-    """
-
-    def begin(_module: Scaled, call: Callable[[int], None]) -> None:
-        call(2)
-        call(5)
+    """A new state gets a new library. A kind of call that occurred once has none, with a reason."""
 
     def change(module: Scaled, call: Callable[[int], None]) -> None:
         module.scale = 3.0
         call(2)
 
-    looked = look(begin, change)
+    looked = look(calling(2, 5), change)
 
     assert looked.counts == [(0, 2), (1, 2)]
     torch.testing.assert_close(looked.answers[-1], looked.eager[-1])
@@ -168,10 +166,7 @@ def test_a_compiler_that_fails_in_the_background_is_run_by_torch(monkeypatch: py
 
     monkeypatch.setattr(subprocess, "run", run)
 
-    def once(_module: Scaled, call: Callable[[int], None]) -> None:
-        call(7)
-
-    looked = look(once, once)
+    looked = look(*[calling(7)] * 2)
 
     assert failed  # as many as run beside each other
     assert [entry["level"] for entry in looked.table.described()] == [3]
@@ -191,6 +186,15 @@ def line(code: str, *words: str | Path) -> str:
 JOIN = """
 *parts, whole = map(pathlib.Path, sys.argv[1:])
 whole.write_bytes(b"".join(part.read_bytes() for part in parts))
+"""
+COUNT = """
+import os
+own = pathlib.Path(sys.argv[2]) / str(os.getpid())
+own.touch()
+time.sleep(0.3)
+count = len(list(own.parent.iterdir()))
+own.unlink()
+pathlib.Path(sys.argv[1]).write_text(str(count))
 """
 WRITE = "pathlib.Path(sys.argv[1]).write_bytes(b'object')"
 
@@ -245,20 +249,11 @@ def test_no_more_compilers_run_than_torch_would_run(tmp_path: Path):
     slots = torch._inductor.config.compile_threads
     running = tmp_path / "running"
     running.mkdir()
-    code = (
-        "import os\n"
-        f"own = pathlib.Path({str(running)!r}) / str(os.getpid())\n"
-        "own.touch()\n"
-        "time.sleep(0.3)\n"
-        "count = len(list(own.parent.iterdir()))\n"
-        "own.unlink()\n"
-        "pathlib.Path(sys.argv[1]).write_text(str(count))\n"
-    )
     begun = []
     for number in range(slots + 2):
         library = tmp_path / f"{number}.so"
         commands = aoti_cpp.Commands()
-        commands.note(line(code, library), str(library))
+        commands.note(line(COUNT, library, running), str(library))
         begun.append(commands.begin(str(library)))
 
     counts = [int(each.result(timeout=120)) for each in begun]
@@ -277,8 +272,5 @@ def test_a_build_says_which_entry_of_how_many_it_makes():
     for step in ("entry", "trace", "trace", "trace", "library", "library"):
         progress.tell(step)
 
-    assert told == [
-        "entry 1 of 2",
-        *("tracing library 1 of 2", "tracing library 2 of 2", "tracing library 3 of 3"),
-        *("library 1 of 3", "library 2 of 3"),
-    ]
+    traced = [f"tracing library {number}" for number in ("1 of 2", "2 of 2", "3 of 3")]
+    assert told == ["entry 1 of 2", *traced, "library 1 of 3", "library 2 of 3"]

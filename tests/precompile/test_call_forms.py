@@ -55,17 +55,12 @@ def _counting(function: Callable[..., Any]) -> Callable[..., Any]:
     return inner
 
 
-class Wrapped(torch.nn.Module):
-    @_counting
-    def forward(self, a: Any, b: Any) -> Any:
-        return torch.mm(a, b.T)
+class Wrapped(Plain):
+    forward = _counting(Plain.forward)
 
 
-class InContexts(torch.nn.Module):
-    @torch.no_grad()
-    @torch.autocast("cpu", enabled=False)
-    def forward(self, a: Any, b: Any, *, scale: float = 1.0) -> Any:
-        return torch.mm(a, b.T) * scale
+class InContexts(Plain):
+    forward = torch.no_grad()(torch.autocast("cpu", enabled=False)(Plain.forward))
 
 
 class Hooked(Plain):
@@ -74,12 +69,11 @@ class Hooked(Plain):
         self.register_forward_pre_hook(lambda _, args: tuple(2 * each for each in args))
 
 
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
 def _level(
-    model: torch.nn.Module,
-    folder: Path,
-    made: tuple[tuple[Any, ...], dict[str, Any]],
-    *calls: tuple[tuple[Any, ...], dict[str, Any]],
-    dynamic: bool = False,
+    model: torch.nn.Module, folder: Path, made: Call, *calls: Call, dynamic: bool = False
 ) -> list[int]:
     """Return the levels of calls after a build with one; each answer is eager's, also again."""
     compiled = serve_warm.compile(model.eval(), dynamic=dynamic)
@@ -97,7 +91,6 @@ def _level(
     return levels
 
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
 BY_NAME: Call = ((), {"a": ONE, "b": OTHER, "scale": 2.0})
 REORDERED: Call = ((), {"scale": 2.0, "b": OTHER, "a": ONE})
 IN_PART: Call = ((ONE,), {"scale": 2.0, "b": OTHER})
@@ -128,7 +121,7 @@ FORMS: dict[str, tuple[torch.nn.Module, list[Call], list[int]]] = {
     "collected": (Collecting(), [NAMES, NAMES, ((), {"b": ONE, "a": OTHER})], [2, 1]),
     "collected beside others": (
         Both(),
-        [COLLECTED, COLLECTED, ((ONE, OTHER), {"d": C, "c": D})],
+        [COLLECTED] * 2 + [((ONE, OTHER), {"d": C, "c": D})],
         [2, 1],
     ),
     "by place": (Wrapped(), [NAMES, NAMES, ((ONE,), {"b": OTHER})], [2, 1]),

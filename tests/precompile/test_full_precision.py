@@ -122,11 +122,8 @@ def test_a_run_agrees_with_a_copy_in_float32(name: str, dtype: torch.dtype, infe
 
     with torch.no_grad():
         exact = Kept(copied).run(call, cast(given, torch.float32))
-    pairs = zip(run.tensors, [*exact.outputs, *exact.inputs, *exact.buffers], strict=True)
-    assert all(left.dtype == right.dtype for left, right in pairs)
-    torch.testing.assert_close(
-        run.tensors, [*exact.outputs, *exact.inputs, *exact.buffers], rtol=1e-5, atol=1e-6
-    )
+    expected = [*exact.outputs, *exact.inputs, *exact.buffers]
+    torch.testing.assert_close(run.tensors, expected, rtol=1e-5, atol=1e-6, check_dtype=True)
     assert run.eager_operators == ()
 
 
@@ -160,12 +157,9 @@ def test_functions_closures_and_methods_run_in_full_precision():
 def test_float32_runs_in_float64():
     """The reference of a float32 call is a float64 run, also for numbers that the code makes."""
     model = nn.Linear(4, 4)
+    precision = choose_precision(half=False, device_types=["cpu"])
 
-    run = full(
-        lambda x: model(x) + torch.ones(4).div(3),
-        torch.ones(2, 4),
-        precision=choose_precision(half=False, device_types=["cpu"]),
-    )
+    run = full(lambda x: model(x) + torch.ones(4).div(3), torch.ones(2, 4), precision=precision)
 
     exact = copy.deepcopy(model).double()(torch.ones(2, 4).double()) + 1 / 3
     torch.testing.assert_close(run.outputs[0], exact.detach(), rtol=1e-14, atol=1e-14)
@@ -367,22 +361,15 @@ def test_float32_products_that_are_rounded_lead_to_float64():
     assert choose_precision(half=True, device_types=["cuda"]).is_conv_double
 
 
-class Branches(torch.nn.Module):
-    """Calls an operator that compiles itself in eager execution."""
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return torch.cond(x.sum() > 0, torch.cos, torch.sin, (x,))
-
-
 def test_an_operator_that_compiles_itself_still_runs_after_a_comparison():
     """Dynamo must not remember its code as code that it can never compile."""
-    model, x = Branches().eval(), torch.ones(4)
+    x = torch.ones(4)
 
-    def eager(callee: Any, *tensors: Any) -> Any:
-        return callee(*tensors)
+    def model(x: torch.Tensor) -> Any:
+        return torch.cond(x.sum() > 0, torch.cos, torch.sin, (x,))
 
     with torch.inference_mode():
-        verdict = compare(model, eager, eager, [x]).verdict
+        verdict = compare(model, call, call, [x]).verdict
         after = model(x)
 
     assert verdict.passes
@@ -412,12 +399,7 @@ def test_what_a_forward_keeps_is_restored():
     model = Streaming().bfloat16().eval()
     before = model.state
 
-    run_in_full_precision(
-        Kept(model),
-        lambda callee, x: callee(x),
-        [torch.ones(2, 4, dtype=torch.bfloat16)],
-        choose_precision(half=True, device_types=["cpu"]),
-    )
+    full(model, torch.ones(2, 4, dtype=torch.bfloat16))
 
     assert model.state is before
     assert model.seen == []

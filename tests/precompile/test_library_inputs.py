@@ -162,18 +162,14 @@ def test_a_change_of_the_modules_makes_the_next_call_walk_once():
         found: list[Any] = followed(net, *CALL)
         return found
 
-    for _ in range(3):
-        assert is_same(call(), expected(net))
-    walks = [inputs.walks]
-    net.layers = copy.deepcopy(net.layers)
-    for _ in range(3):
-        assert is_same(call(), expected(net))
-    walks.append(inputs.walks)
+    for walks in (1, 2):
+        for _ in range(3):
+            assert is_same(call(), expected(net))
+        assert inputs.walks == walks
+        net.layers = copy.deepcopy(net.layers) if walks == 1 else net.layers
     first: Any = net.layers[0]
     first._parameters["weight"] = nn.Parameter(torch.zeros(2, 2))
     assert is_same(call(), expected(net))
-
-    assert walks == [1, 2]
 
 
 def test_two_callables_of_one_library_read_their_own_weights():
