@@ -111,6 +111,11 @@ def test_the_importer_of_a_module_is_named_with_its_line(when_imported, module, 
     assert found[2].startswith("concurrent.futures.thread, line ")
 
 
+def output_of(program: str) -> str:
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 IMPORTS_DYNAMO = """
 import torch
 from serve_warm import WarmupMixin
@@ -127,10 +132,7 @@ print(repr(before), repr(IMPORTER.place))
 @pytest.mark.slow
 def test_the_importer_of_the_compiler_is_the_code_outside_torch():
     """`torch.compile` imports Dynamo in `__init__`: the caller's line is named."""
-    command = [sys.executable, "-c", IMPORTS_DYNAMO]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-
-    assert ended.stdout == "'' '__main__, line 7'\n"
+    assert output_of(IMPORTS_DYNAMO) == "'' '__main__, line 7'\n"
 
 
 STARTS = """
@@ -154,10 +156,7 @@ with contextlib.suppress(serve_warm.errors.WarmupFailed):
 @pytest.mark.slow
 def test_a_start_imports_the_compiler_itself_after_init():
     """On the thread of the start. From a thread of a pool, the line would be one of that pool."""
-    command = [sys.executable, "-c", STARTS]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-
-    assert ended.stdout.split() == ["False", "True", "serve_warm.replica.prepare"]
+    assert output_of(STARTS).split() == ["False", "True", "serve_warm.replica.prepare"]
 
 
 def test_who_only_looks_for_a_module_is_no_import(when_imported, module, told):

@@ -6,19 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from levels import in_a_process
-from models import (  # noqa: F401 - fixtures
-    one_watch,
-)
-
-# --- fresh processes --------------------------------------------------------------------------
-
+from models import one_watch  # noqa: F401 - a fixture
 
 APP = """
 import torch
@@ -134,8 +128,8 @@ class Program:
     folder: Path
 
     def write(self, *, function: str = "gelu", forbid: bool = True) -> None:
-        (self.folder / "app.py").write_text(textwrap.dedent(APP.format(forbid=forbid)))
-        (self.folder / "helper.py").write_text(textwrap.dedent(HELPER.format(function=function)))
+        (self.folder / "app.py").write_text(APP.format(forbid=forbid))
+        (self.folder / "helper.py").write_text(HELPER.format(function=function))
 
     def run(self, do: str) -> dict[str, Any]:
         return in_a_process(self.folder, do)
@@ -149,7 +143,6 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Program, dict[str
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_a_fresh_process_starts_at_level_2(program: tuple[Program, dict[str, Any]]):
     """Nothing is traced and no compiler runs; every bit is torch.compile's."""
     written, build_ = program

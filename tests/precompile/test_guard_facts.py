@@ -327,13 +327,11 @@ def test_what_dynamo_does_not_look_into_stops_the_entry():
     """Nothing protects the code of a function marked with `allow_in_graph`."""
     guard = Guard(path="callee.act", kind="CLOSURE_MATCH", value=mine)
 
+    def marked(value: Any) -> str:
+        return "allow_in_graph" if value is mine else ""
+
     with pytest.raises(NoEntry, match="does not trace it"):
-        collect(
-            [guard],
-            SimpleNamespace(act=mine),
-            names={},
-            marked=lambda value: "allow_in_graph" if value is mine else "",
-        )
+        collect([guard], SimpleNamespace(act=mine), names={}, marked=marked)
 
 
 def constant() -> int:
