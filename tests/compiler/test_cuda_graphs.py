@@ -12,10 +12,11 @@ import importlib
 import json
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -27,12 +28,7 @@ from levels import build, served, started
 from serve_warm.compiler import cuda_graphs
 from serve_warm.compiler.imports import import_compiler
 from serve_warm.compiler.watch import watch_process
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
-
-    from serve_warm.report import CompileEvent
+from serve_warm.report import CompileEvent
 
 pytestmark = pytest.mark.slow
 

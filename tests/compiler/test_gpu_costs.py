@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -22,14 +22,9 @@ from graph_trees import trees, two_gpus
 from serve_warm.compiler import cuda_graphs, triton_kernels
 from serve_warm.compiler.imports import import_compiler
 from serve_warm.compiler.watch import watch_process
-from serve_warm.report import Counts, Stage
+from serve_warm.inputs import Input
+from serve_warm.report import Counts, Report, Stage
 from starts import StandIn, process, warm_up  # noqa: F401 - `process` is a fixture
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from serve_warm.inputs import Input
-    from serve_warm.report import Report
 
 
 class Device:

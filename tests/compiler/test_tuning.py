@@ -7,15 +7,13 @@ At level 1 through an artifact: tests/replica/test_cold_warm.py. Kernels of a GP
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from processes import answer_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [
     pytest.mark.long,

@@ -15,10 +15,11 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -44,9 +45,6 @@ from serve_warm.compiler.watch import EVENTS_KEPT, Watch, watch_process
 from serve_warm.errors import CompilerMissing, ConfigError
 from serve_warm.fingerprint import lacking, read_cpu_isa
 from serve_warm.report import CompileEvent, Counts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 RECOMPILE_LIMIT = 8
 """Variants of one code object that Dynamo compiles unless it is told otherwise."""

@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -21,9 +22,6 @@ from generators import (  # noqa: F401 - a fixture
     generate,
 )
 from serve_warm.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("eagerly")]
 

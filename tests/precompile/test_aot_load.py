@@ -7,7 +7,8 @@ from __future__ import annotations
 import random
 import re
 import warnings
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -23,9 +24,6 @@ from serve_warm.precompile.aot_compile import RESTARTS, capture
 from serve_warm.precompile.aot_load import as_reasons
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.trace_notes import callable_once, path_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class OnTensor(nn.Module):

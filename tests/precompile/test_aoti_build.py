@@ -10,11 +10,12 @@ import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -23,9 +24,6 @@ from packaging.version import Version
 from processes import HERE
 from serve_warm.precompile import aot_compile, aoti_build, aoti_cpp, aoti_library, call_signature
 from serve_warm.precompile.facts import NoEntry
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Perceptron(torch.nn.Module):

@@ -8,8 +8,9 @@ import shlex
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -21,9 +22,6 @@ from serve_warm.precompile.entries import EntryTable
 from serve_warm.precompile.entry_builder import ATTEMPTS
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica.pack import _Steps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,9 @@ import functools
 import gc
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -35,10 +36,6 @@ from serve_warm.precompile.binding import _Pause
 from serve_warm.precompile.entries import describe_model_change
 from serve_warm.replica.journal import _build_again
 from serve_warm.report import ArtifactUse
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 # --- the module changed -----------------------------------------------------------------------
 

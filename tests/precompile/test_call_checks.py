@@ -4,16 +4,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from serve_warm.precompile import change_checks
 from serve_warm.precompile.call_checks import DictChanges, count_changes, number_of_changes
 from serve_warm.precompile.change_checks import STEADY, _same_dicts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Versions:

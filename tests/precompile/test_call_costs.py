@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -26,10 +28,6 @@ from serve_warm.precompile.change_checks import ChangeChecks
 from serve_warm.precompile.dispatcher import Dispatcher
 from serve_warm.precompile.entry_function import refuse_overlap
 from serve_warm.precompile.module_changes import FactWatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 LAYERS = 3
 

@@ -12,8 +12,9 @@ import gc
 import inspect
 import io
 import pickle
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -39,10 +40,6 @@ from serve_warm.compiler.proof import forbid
 from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import ConfigError
 from serve_warm.precompile.session import SESSION
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 # --- several modules --------------------------------------------------------------------------
 

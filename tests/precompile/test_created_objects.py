@@ -13,16 +13,14 @@ import functools
 import subprocess
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
 
 from serve_warm.precompile.names import identity, name_of_class
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Plain:

@@ -12,8 +12,9 @@ import contextlib
 import gc
 import threading
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,9 +37,6 @@ from serve_warm.compiler.proof import forbid
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile.session import SESSION
 from serve_warm.report import Report
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # --- what an entry serves ---------------------------------------------------------------------
 

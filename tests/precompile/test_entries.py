@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +19,6 @@ from serve_warm.errors import StoreError
 from serve_warm.precompile.entries import FORMAT, INDEX, EntryTable, tree
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.session import SESSION
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 X = torch.ones(2, 4)
 SOURCE = "serve_warm.precompile.call_signature"

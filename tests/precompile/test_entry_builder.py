@@ -7,8 +7,9 @@ from __future__ import annotations
 import copy
 import enum
 import itertools
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -20,10 +21,6 @@ from levels import build, eager_below, entries_of, served, started
 from models import Block, close, one_watch, x  # noqa: F401 - a fixture
 from serve_warm.compiler.proof import forbid
 from serve_warm.precompile.session import SESSION
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 # --- state that is written --------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +20,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import serve_warm
 from levels import eager_below, rebuilt, refusal, served, started
 from models import one_watch  # noqa: F401 - a fixture
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def x() -> torch.Tensor:

@@ -9,8 +9,9 @@ import enum
 import functools
 import json
 import math
+from collections.abc import Callable
 from types import FunctionType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +21,6 @@ from torch.nn.attention import SDPBackend
 from serve_warm.precompile.facts import Facts, NoEntry, decode_key, encode_key
 from serve_warm.precompile.guard_facts import CHECKED_ELSEWHERE, Guard, collect
 from serve_warm.precompile.names import literal, locate, name_of_class
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Colour(enum.Enum):

@@ -14,9 +14,10 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -34,9 +35,6 @@ from serve_warm.precompile.entries import EntryTable
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica.prepare import only_libraries
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Net(nn.Module):

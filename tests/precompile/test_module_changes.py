@@ -13,8 +13,9 @@ import re
 import sys
 import tracemalloc
 import weakref
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -24,10 +25,6 @@ from serve_warm.precompile import change_checks
 from serve_warm.precompile.facts import take
 from serve_warm.precompile.guard_facts import Guard, collect
 from serve_warm.precompile.module_changes import FactWatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import CodeType, FrameType
 
 SCALE = 2
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -25,10 +27,6 @@ from serve_warm.precompile.facts import Facts
 from serve_warm.precompile.module_changes import FactWatch
 from serve_warm.precompile.same_code import CALLABLES_WITHOUT_SHARING
 from serve_warm.precompile.session import SESSION
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 OFFSET = 1.0
 """A global that the methods read."""

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +15,6 @@ from torch import nn
 import serve_warm
 from levels import build, eager_below, entries_of, served, started
 from models import close, one_watch, x  # noqa: F401 - a fixture
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 class Twice(nn.Module):

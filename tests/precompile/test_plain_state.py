@@ -8,7 +8,8 @@ import functools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -20,9 +21,6 @@ from serve_warm.precompile.distance_check import compare_in_build
 from serve_warm.precompile.eager_check import why_not_twice
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.plain_state import PlainState
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROWS = 4
 """Rows of a cache. A build that counts each of its runs writes past the end."""

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +17,6 @@ import serve_warm
 from levels import build, eager_below, entries_of, rebuilt, refusal, served, started
 from models import close, one_watch, x  # noqa: F401 - a fixture
 from serve_warm.precompile.python_random import drawing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 class Base(nn.Module):

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +16,6 @@ import serve_warm
 from levels import build, eager_below, rebuilt, refusal, served, started
 from models import one_watch  # noqa: F401 - a fixture
 from serve_warm.precompile.trace_notes import STEPS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 class Recurrent(nn.Module):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +19,6 @@ from torch import nn
 import serve_warm
 from levels import eager_below, rebuilt, served, started
 from models import one_watch  # noqa: F401 - a fixture
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Small:

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +18,6 @@ import serve_warm
 from levels import eager_below, rebuilt, refusal, served, started
 from models import close, one_watch, x  # noqa: F401 - a fixture
 from serve_warm.precompile.set_orders import arrangements
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 NAMES = ("one", "two", "three")
 

@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,6 @@ from levels import build, eager_below, entries_of, in_a_process, rebuilt, served
 from models import one_watch  # noqa: F401 - a fixture
 from serve_warm.precompile.session import SESSION
 from serve_warm.precompile.settling import CALLS, SETTLES, state_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def x(seed: int = 1) -> torch.Tensor:

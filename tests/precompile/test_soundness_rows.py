@@ -8,7 +8,8 @@ are matrix products, for which no C++ is compiled.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +19,6 @@ from torch.nn import functional
 from models import one_watch  # noqa: F401 - a fixture
 from soundness import created, judge, table
 from soundness.rows import Group, numbered, on, own, x
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,9 @@ import dataclasses
 import functools
 import re
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,10 +24,6 @@ from levels import build, eager_below, entries_of, forget_callables, refusal, se
 from models import one_watch  # noqa: F401 - a fixture
 from serve_warm.precompile.session import SESSION
 from serve_warm.precompile.tensor_parts import describe_parts, steady
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 aten: Any = torch.ops.aten
 

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,6 @@ from torch import nn
 import serve_warm
 from levels import build, eager_below, refusal, served, started
 from models import one_watch  # noqa: F401 - a fixture
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Inner(nn.Module):
