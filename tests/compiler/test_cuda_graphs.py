@@ -139,9 +139,7 @@ def test_a_capture_that_lacks_memory_is_made_once_more():
         ([not_permitted()], "CUDA error: operation not permitted when stream is capturing"),
     ],
 )
-def test_a_function_whose_capture_fails_runs_without_a_graph_from_then_on(
-    fails: list[BaseException], why: str
-):
+def test_a_function_whose_capture_fails_runs_without_a_graph_from_then_on(fails, why):
     """The call is answered, the skip says why, and no call after it tries to capture again."""
     manager, events, _, plain = failing(*fails)
     manager.warmed_up_functions.add(7)

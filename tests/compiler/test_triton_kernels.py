@@ -58,9 +58,7 @@ def test_only_what_comes_into_the_folder_is_counted(tmp_path: Path, built: trito
     assert built.count() == 1
 
 
-def test_a_kernel_is_counted_when_its_binary_comes_into_an_older_folder(
-    tmp_path: Path, built: triton_kernels.Built
-):
+def test_a_kernel_is_counted_when_its_binary_comes_into_an_older_folder(tmp_path, built):
     """Triton makes the folder before it compiles, and builds a damaged kernel in its old folder."""
     (tmp_path / "begun").mkdir()
     built.look_at(tmp_path)
@@ -71,9 +69,7 @@ def test_a_kernel_is_counted_when_its_binary_comes_into_an_older_folder(
     assert built.count() == 1
 
 
-def test_what_was_counted_stays_when_the_folder_is_exchanged(
-    tmp_path: Path, built: triton_kernels.Built
-):
+def test_what_was_counted_stays_when_the_folder_is_exchanged(tmp_path, built):
     """A failed load continues in a new directory, but its builds still count."""
     built.look_at(tmp_path / "first")
     kernel(tmp_path / "first", "new")
@@ -87,9 +83,7 @@ def test_what_was_counted_stays_when_the_folder_is_exchanged(
     assert built.count() == 2
 
 
-def test_a_tuning_is_found_in_another_directory_than_that_of_the_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_tuning_is_found_in_another_directory_than_that_of_the_build(tmp_path, monkeypatch):
     """A kernel stores the path of its source. The results are next to it, and move with it."""
     from torch._inductor.runtime import triton_heuristics as heuristics
 

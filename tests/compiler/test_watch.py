@@ -98,9 +98,7 @@ def test_a_warm_call_counts_nothing(seen: Watch):
     ],
     ids=["size", "strides"],
 )
-def test_a_recompile_names_the_guard_that_failed(
-    seen: Watch, first: torch.Tensor, second: torch.Tensor, signature: str, reason: str
-):
+def test_a_recompile_names_the_guard_that_failed(seen, first, second, signature, reason):
     """The event of a new variant has torch's reason, and the input that caused it."""
     model = compiled(double)
     model(first)
@@ -601,9 +599,7 @@ def test_headers_are_kept_for_the_user(headers: Path):
     assert header_directory() == first
 
 
-def test_headers_that_others_could_have_made_are_not_used(
-    headers: Path, caplog: pytest.LogCaptureFixture
-):
+def test_headers_that_others_could_have_made_are_not_used(headers, caplog):
     """The process gets an empty folder of its own instead, and says so."""
     usual = header_directory()
     headers.parent.chmod(0o777)

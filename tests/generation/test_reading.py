@@ -51,9 +51,7 @@ def compiled(model: Any, prompt_lengths: Sequence[int] = (4, 16)) -> Any:
         ("Mistral", {"sliding_window": SLIDING_WINDOW}),
     ],
 )
-def test_a_window_means_what_it_means_to_generate(
-    name: str, settings: dict[str, Any], lengths: tuple[int, ...]
-):
+def test_a_window_means_what_it_means_to_generate(name, settings, lengths):
     """A Llama ignores a window in its masks, but its cache drops keys after the prompt."""
     inputs = batch_of("llama", lengths)
 

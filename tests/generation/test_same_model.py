@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -51,9 +50,7 @@ CHANGES = [
 
 @pytest.mark.parametrize("is_used", [True, False], ids=["used before", "new"])
 @pytest.mark.parametrize(("name", "change", "message"), CHANGES)
-def test_a_change_that_the_steps_cannot_follow_is_refused(
-    name: str, change: Callable[[Any], None], message: str, is_used: bool
-):
+def test_a_change_that_the_steps_cannot_follow_is_refused(name, change, message, is_used):
     """Before, tokens were wrong: the steps kept their masks and the size of their cache."""
     model = load_compiled(name)
     if is_used:
@@ -116,9 +113,7 @@ def replace(model: Any) -> None:
     ],
     ids=["added", "added to a norm", "removed", "replaced"],
 )
-def test_an_adapter_that_comes_or_goes_ends_a_running_stream(
-    make: Callable[[], Any], change: Callable[[Any], None], message: str
-):
+def test_an_adapter_that_comes_or_goes_ends_a_running_stream(make, change, message):
     """Before, the rest of the tokens matched neither model."""
     model = make()
     running = model.stream(**batch_of("llama"), max_new_tokens=8)

@@ -388,9 +388,7 @@ REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
 
 
 @pytest.mark.parametrize(("request_", "message"), REFUSALS)
-def test_a_request_that_steps_cannot_have_is_refused_in_one_sentence(
-    model: Any, request_: Callable[[Any], Any], message: str
-):
+def test_a_request_that_steps_cannot_have_is_refused_in_one_sentence(model, request_, message):
     """The message names the option and the reason. No slot is used, and other streams continue."""
     beside = model.stream(**batch_of("llama", (7,)), max_new_tokens=8)
     made = next(beside).tolist()

@@ -131,9 +131,7 @@ def raise_error(_: torch.Tensor) -> int:
     ],
 )
 @pytest.mark.parametrize("after", [0, 3])
-def test_a_choice_that_is_no_token_ends_its_own_sequence(
-    model: Any, choice: Any, message: str, after: int
-):
+def test_a_choice_that_is_no_token_ends_its_own_sequence(model, choice, message, after):
     """Before, the shared step failed for all sequences, or compiled code ended the process."""
     made: list[int] = []
 
@@ -171,9 +169,7 @@ def test_a_client_that_leaves_frees_its_slot(model: Any):
         ([5] * 16, 45, "A sequence of 61 tokens, including the prompt, does not fit"),
     ],
 )
-def test_a_request_that_does_not_fit_is_refused_alone(
-    model: Any, given: list[int], count: int, message: str
-):
+def test_a_request_that_does_not_fit_is_refused_alone(model, given, count, message):
     """The request takes no slot, and other requests continue."""
 
     async def unfit(slots: Slots) -> None:

@@ -131,9 +131,7 @@ def test_a_model_that_cannot_run_with_the_steps_is_refused_in_one_sentence():
         best(model, batch_of("bart"))
 
 
-def test_steps_with_compiled_code_from_an_artifact_are_not_compared_again(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_steps_with_compiled_code_from_an_artifact_are_not_compared_again(monkeypatch):
     """The build has compared them. A start would need six more eager calls of the model."""
     model = load_compiled("llama")
     decoder = model._serve_warm_decoder

@@ -135,9 +135,7 @@ BRANCH = r"data-dependent branching at test_aot_load.py:\d+: `if {}.*`. Compile 
     ],
 )
 @torch.inference_mode()
-def test_a_call_that_torch_cannot_trace_says_where_and_what_to_do(
-    make: Any, reason: str, tmp_path: Path
-):
+def test_a_call_that_torch_cannot_trace_says_where_and_what_to_do(make, reason, tmp_path):
     """The line is the user's, in whatever file of torch the trace ended."""
     model = serve_warm.compile(make().eval(), dynamic=False)
 

@@ -114,9 +114,7 @@ class OwnDict(Assigning):
     ],
 )
 @torch.inference_mode()
-def test_what_a_library_cannot_assign_is_at_level_2(
-    kind: type[Assigning], reason: str, tmp_path: Path
-):
+def test_what_a_library_cannot_assign_is_at_level_2(kind, reason, tmp_path):
     """A library would make a new list where eager execution keeps one."""
     model = kind().eval()
     model.part.inner = Part()

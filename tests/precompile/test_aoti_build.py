@@ -542,9 +542,7 @@ def graph_of(eager: Any) -> Any:
     ],
     ids=["only in the library", "in both", "in neither", "only in eager, with an output"],
 )
-def test_an_output_that_shares_memory_only_in_the_library_is_copied(
-    eager: Any, library: Any, copies: list[int]
-) -> None:
+def test_an_output_that_shares_memory_only_in_the_library_is_copied(eager, library, copies):
     """The plan has the numbers of such outputs."""
     assert graph_of(eager).outputs_to_copy(lambda inputs: library(*inputs)) == copies
 
@@ -906,9 +904,7 @@ def test_a_library_keeps_the_text_that_it_does_not_print():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("option", "refused"), [("-static-libstdc++", True), ("-shared", False)])
-def test_a_library_with_a_cpp_runtime_of_its_own_is_refused(
-    option: str, refused: bool, tmp_path: Path
-):
+def test_a_library_with_a_cpp_runtime_of_its_own_is_refused(option, refused, tmp_path):
     """Opened beside torch's it would end the process, and with it the build."""
     source, library = tmp_path / "size.cpp", tmp_path / "size.so"
     source.write_text(

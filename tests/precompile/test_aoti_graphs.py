@@ -247,9 +247,7 @@ def test_weights_that_moved_are_captured_anew(library: Library, seen: Seen):
     )
 
 
-def test_each_size_and_stream_has_a_graph_and_each_stream_a_pool(
-    device: Device, library: Library, seen: Seen
-):
+def test_each_size_and_stream_has_a_graph_and_each_stream_a_pool(device, library, seen):
     """Graphs that run one after another may use the same memory, others may not."""
     for stream, size in ((7, 2), (7, 4), (9, 2), (7, 2), (7, 4), (9, 2)):
         device.stream = stream
@@ -288,9 +286,7 @@ def test_what_cannot_be_captured_runs_as_it_is(device: Device, library: Library,
     assert seen.last.reason == f"a library cannot be captured: {BROKEN}"
 
 
-def test_other_libraries_are_captured_after_one_that_cannot_be(
-    device: Device, library: Library, seen: Seen
-):
+def test_other_libraries_are_captured_after_one_that_cannot_be(device, library, seen):
     """Into another pool: torch takes none into that of a capture that has broken."""
     library.ones()
     device.breaks = RuntimeError(BROKEN)
@@ -307,9 +303,7 @@ def test_other_libraries_are_captured_after_one_that_cannot_be(
 
 
 @pytest.mark.slow
-def test_a_size_that_memory_does_not_suffice_for_costs_no_other_its_graph(
-    device: Device, library: Library, seen: Seen
-):
+def test_a_size_that_memory_does_not_suffice_for_costs_no_other_its_graph(device, library, seen):
     """Other sizes keep their graphs, and a size without a graph is not tried again."""
     device.breaks = torch.OutOfMemoryError(NO_MEMORY)
     library.ones(8)
@@ -336,9 +330,7 @@ def test_memory_that_is_kept_for_later_is_given_back_for_a_graph(
     assert seen.look() == (1, 0)
 
 
-def test_a_call_within_a_capture_of_the_users_becomes_a_part_of_it(
-    library: Library, seen: Seen, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_call_within_a_capture_of_the_users_becomes_a_part_of_it(library, seen, monkeypatch):
     """A capture of its own would break that one."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     library.ones()

@@ -90,9 +90,7 @@ EXCHANGED = {
     ],
 )
 @torch.inference_mode()
-def test_a_changed_model_is_level_1(
-    fresh: tuple[Path, Any], when: str, change: Callable[[Any], Any], why: str
-):
+def test_a_changed_model_is_level_1(fresh, when, change, why):
     """The next call notices every change, and names it; its result is the changed model's."""
     folder, model = fresh
     # Of this one: those of earlier tests end at any time, and their counts with them.
@@ -183,9 +181,7 @@ def test_collections_pause_until_the_last_thread_is_done():
     ids=["global", "method"],
 )
 @torch.inference_mode()
-def test_what_was_replaced_before_the_start_is_level_1(
-    fresh: tuple[Path, Any], place: str, now: Any, why: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_was_replaced_before_the_start_is_level_1(fresh, place, now, why, monkeypatch):
     """The start looks up what the graph took from a Python module or a class."""
     folder, model = fresh
     monkeypatch.setattr(place, now)
@@ -264,9 +260,7 @@ class Chain(nn.Module):
     ],
 )
 @torch.inference_mode()
-def test_a_part_that_goes_or_gets_a_hook_is_seen_while_it_runs(
-    writes: bool, change: Callable[[Any], Any], tmp_path: Path
-):
+def test_a_part_that_goes_or_gets_a_hook_is_seen_while_it_runs(writes, change, tmp_path):
     """The next call equals eager. Nothing is raised, no call is made half, no result is wrong."""
     make = functools.partial(Chain, writes=writes)
     eager, ours = rebuilt(make, tmp_path, lambda model: model(x(3, 4)))
@@ -282,9 +276,7 @@ def test_a_part_that_goes_or_gets_a_hook_is_seen_while_it_runs(
 
 @pytest.mark.slow
 @torch.inference_mode()
-def test_a_part_that_changed_is_named_once_for_all_calls(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_a_part_that_changed_is_named_once_for_all_calls(tmp_path, caplog):
     """One line names the part, not one line for each shape of its calls."""
     forget_callables()
 

@@ -60,9 +60,7 @@ def test_a_change_is_seen_if_another_thread_asks_in_between(versions: Versions, 
 
 @pytest.mark.parametrize("asked", [0, 1, STEADY + 1])
 @pytest.mark.parametrize("number", [number_of_changes, None], ids=["by number", "by versions"])
-def test_an_empty_dict_that_is_filled_from_another_has_changed(
-    asked: int, number: Any, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_empty_dict_that_is_filled_from_another_has_changed(asked, number, monkeypatch):
     """Torch's watch from Python 3.12 on does not see that kind of change."""
     filled: dict[str, int] = {}
     monkeypatch.setattr(change_checks, "number_of_changes", number)

@@ -126,9 +126,7 @@ def test_two_adapters_in_turn_compile_and_look_up_nothing(served: Any):
     assert {use.level for use in served._serve_warm.uses()} == {2}
 
 
-def test_a_flag_is_noticed_although_something_changes_before_each_call(
-    served: Any, clock: SimpleNamespace
-):
+def test_a_flag_is_noticed_although_something_changes_before_each_call(served, clock):
     """Flags are read once a second, whether the calls of that second found a change or not."""
     levels = []
     with torch.inference_mode(), eager_below():

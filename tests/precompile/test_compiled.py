@@ -45,9 +45,7 @@ from serve_warm.precompile.session import SESSION
 
 
 @torch.inference_mode()
-def test_blocks_are_compiled_by_torch_when_they_need_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_blocks_are_compiled_by_torch_when_they_need_it(tmp_path, monkeypatch):
     """With entries for all calls, only the first block is compiled, to detect wrong arguments."""
     by_torch = mock.Mock(side_effect=torch.compile)
     model = Stack(*[Block() for _ in range(4)]).eval()
@@ -284,9 +282,7 @@ def test_a_class_method_can_be_compiled():
 
 
 @torch.inference_mode()
-def test_objects_of_a_class_share_the_counts_and_warnings(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_objects_of_a_class_share_the_counts_and_warnings(tmp_path, caplog):
     """The report still has the calls of freed objects, and a log does not grow by each object."""
     build(tmp_path, lambda: Equal("a", 2.0).embed(x()))
 

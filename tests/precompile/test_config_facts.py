@@ -56,9 +56,7 @@ def watch_of(callee: Any, path: str, kind: str = "CONSTANT_MATCH", argument: Any
 
 
 @pytest.mark.parametrize(("path", "change"), CHANGES.values(), ids=CHANGES)
-def test_a_change_of_a_configuration_is_noticed_by_the_next_call(
-    callee: Any, path: str, change: Callable[[Any], Any]
-):
+def test_a_change_of_a_configuration_is_noticed_by_the_next_call(callee, path, change):
     """The check reads versions of dicts instead of the attribute; each of them is checked."""
     watch = watch_of(callee, path)
     before = watch.unchanged(), watch.why_broken(0)

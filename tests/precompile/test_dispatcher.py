@@ -96,9 +96,7 @@ def calls_at_level_1() -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("request_", [pytest.param(c, id=name) for name, c in REQUESTS.items()])
 @torch.inference_mode()
-def test_texts_of_requests_are_neither_kept_nor_shown(
-    taking: tuple[Path, Any], request_: Any, caplog: pytest.LogCaptureFixture
-):
+def test_texts_of_requests_are_neither_kept_nor_shown(taking, request_, caplog):
     """600 requests with a megabyte each, all different: nothing grows, and nobody reads them."""
     folder, model = taking
     before = calls_at_level_1()

@@ -132,9 +132,7 @@ def flip(path: Path) -> None:
     ],
     ids=["missing", "empty", "cut", "one bit"],
 )
-def test_a_damaged_entry_is_level_1(
-    built: tuple[Path, Any], copy: Path, damage: Callable[[Path], None], why: str
-):
+def test_a_damaged_entry_is_level_1(built, copy, damage, why):
     """Its calls get the right numbers from level 1, and the reason names the file."""
     model, [path] = built[1], copy.glob("entry_*")
     damage(path)
@@ -157,9 +155,7 @@ def test_a_damaged_entry_is_level_1(
     ],
     ids=["module", "name", "source", "source gone"],
 )
-def test_an_entry_that_does_not_fit_this_program_is_level_1(
-    built: tuple[Path, Any], copy: Path, change: Callable[[Any], None], why: str
-):
+def test_an_entry_that_does_not_fit_this_program_is_level_1(built, copy, change, why):
     """If the module is missing or has changed, the reason names it."""
     edit(copy, lambda index: change(index["units"][0]["entries"][0]))
     SESSION.load(copy)

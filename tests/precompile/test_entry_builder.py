@@ -77,9 +77,7 @@ class Raises(nn.Module):
     ],
 )
 @torch.inference_mode()
-def test_what_has_no_entry_says_so_at_the_build_and_at_the_start(
-    model: nn.Module, why: str, tmp_path: Path
-):
+def test_what_has_no_entry_says_so_at_the_build_and_at_the_start(model, why, tmp_path):
     """Level 1 serves it, and a report says in words why."""
     compiled_ = serve_warm.compile(model, dynamic=False)
     library = build(tmp_path, lambda: compiled_(x()))

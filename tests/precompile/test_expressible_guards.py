@@ -120,9 +120,7 @@ LINE = r"callee\S+ at test_expressible_guards\.py:\d+(,| has a guard).*outside t
     ],
 )
 @torch.inference_mode()
-def test_what_cannot_become_a_fact_is_refused_with_advice(
-    kind: Any, options: dict[str, Any], why: str, tmp_path: Path
-):
+def test_what_cannot_become_a_fact_is_refused_with_advice(kind, options, why, tmp_path):
     """The reason names the line of the forward, and says what to do."""
     compiled = serve_warm.compile(kind(), dynamic=False, **options)
 

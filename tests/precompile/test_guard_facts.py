@@ -300,9 +300,7 @@ def duplicate(callee: Any) -> list[Guard]:
     ],
     ids=["two objects become one", "a list becomes two", "a tensor becomes two"],
 )
-def test_objects_that_become_one_or_two_break_a_fact(
-    first: Any, second: Any, guards: Callable[[Any], list[Guard]], reason: str
-):
+def test_objects_that_become_one_or_two_break_a_fact(first, second, guards, reason):
     """Dynamo has no guard for `self.mode is STRICT`, but the result depends on it.
 
     It follows a list of two names under one, and gives the graph one input for a tied pair.
@@ -339,9 +337,7 @@ def constant() -> int:
 CONSTANT = 3
 
 
-def test_the_result_of_a_function_that_is_taken_for_constant_is_a_fact(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_the_result_of_a_function_that_is_taken_for_constant_is_a_fact(monkeypatch):
     """`assume_constant_result` holds for one process, and a start is another process."""
     known = collect([], None, names={}, results=[(constant, (), {}, 3)])
 

@@ -340,9 +340,7 @@ def test_another_level_is_refused(level: Any):
         ({"level": 3}, {}, "compile the whole model"),
     ],
 )
-def test_regions_have_no_graphs_or_libraries(
-    arguments: Any, settings: Any, says: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_regions_have_no_graphs_or_libraries(arguments, settings, says, monkeypatch):
     """The sentence says what to do instead."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     blocks = nn.Sequential(Net(), Net())
@@ -373,9 +371,7 @@ def test_what_was_written_is_read(written: tuple[Path, Any]):
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
-def test_a_damaged_library_is_not_opened(
-    damage: str, written: tuple[Path, Any], stand_in: EagerLibraries
-):
+def test_a_damaged_library_is_not_opened(damage, written, stand_in):
     """Opening executes the library, so its digest is checked first. Level 1 serves instead."""
     folder, model = written
     [file] = folder.glob("library_*")
@@ -391,9 +387,7 @@ def test_a_damaged_library_is_not_opened(
     assert stand_in.opened == []
 
 
-def test_both_parts_are_loaded_together(
-    stand_in: EagerLibraries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_both_parts_are_loaded_together(stand_in, tmp_path, monkeypatch):
     """One folder has entries of level 2, the other libraries.
 
     A bad folder does not affect the other.

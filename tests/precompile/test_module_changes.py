@@ -200,9 +200,7 @@ def layer() -> Any:
 @pytest.mark.parametrize(
     ("path", "kind", "change"), [pytest.param(*case, id=name) for name, case in CHANGES.items()]
 )
-def test_a_change_is_seen_by_the_next_call(
-    layer: Any, path: str, kind: str, change: Callable[[Any], Any]
-):
+def test_a_change_is_seen_by_the_next_call(layer, path, kind, change):
     """Whatever a fact was read from: nothing says that it changed, and it is noticed.
 
     Also by another thread, which looked before the change and asks after somebody looked anew.
@@ -308,9 +306,7 @@ IN_THE_MIDDLE: dict[str, tuple[str, Callable[[Any, int], Any]]] = {
 @pytest.mark.parametrize(
     ("path", "put"), [pytest.param(*case, id=name) for name, case in IN_THE_MIDDLE.items()]
 )
-def test_what_changes_during_a_look_is_looked_at_again(
-    layer: Any, path: str, put: Callable[[Any, int], Any]
-):
+def test_what_changes_during_a_look_is_looked_at_again(layer, path, put):
     """Another thread sets a number back after it was remembered, and then as it was again."""
     put(layer, 1)
     watch = watch_of(layer, path, VALUE)
@@ -415,9 +411,7 @@ def test_what_is_assigned_is_seen_within_a_second(  # noqa: PLR0917 - a table
 
 
 @pytest.mark.parametrize("wrapper", [lambda f: f, property, staticmethod], ids=lambda w: w.__name__)
-def test_code_that_is_assigned_to_a_method_is_seen_within_a_second(
-    monkeypatch: pytest.MonkeyPatch, wrapper: Callable[..., Any]
-):
+def test_code_that_is_assigned_to_a_method_is_seen_within_a_second(monkeypatch, wrapper):
     """The class has the same function as before, and that does something else."""
     now = 0.0
 
@@ -612,9 +606,7 @@ UNDONE: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
-def test_facts_are_judged_as_by_a_new_watch_after_any_changes(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_facts_are_judged_as_by_a_new_watch_after_any_changes(seed, monkeypatch):
     """Random changes in random order. The old watch may not know less than a new one."""
     choose = random.Random(seed)
 

@@ -130,9 +130,7 @@ def started_with(tmp_path: Path, layer: nn.Module) -> Callable[..., Any]:
     [*KINDS, pytest.param(AtLevel3, marks=[pytest.mark.slow, pytest.mark.long], id="level 3")],
 )
 @torch.inference_mode()
-def test_a_new_object_costs_no_look_at_its_class(
-    kind: Any, layer: nn.Module, started_with: Callable[..., Any]
-):
+def test_a_new_object_costs_no_look_at_its_class(kind, layer, started_with):
     """Over 50 objects, no class, function, tensor or call is described, and no watch is made."""
     slow = (
         names.name_of_class,
@@ -204,9 +202,7 @@ def test_a_class_that_changes_between_two_objects_is_noticed(
 
 
 @torch.inference_mode()
-def test_new_code_of_a_method_is_noticed_within_a_second(
-    layer: nn.Module, started_with: Callable[..., Any]
-):
+def test_new_code_of_a_method_is_noticed_within_a_second(layer, started_with):
     """As for an object that stays (`RELOOK_S`)."""
     clock = SimpleNamespace(now=0.0)
     before = Plain.helped.__code__
@@ -244,9 +240,7 @@ def _widen(each: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("change", [_replace_layer, _replace_scale, _add_hook, _widen])
 @torch.inference_mode()
-def test_an_object_that_differs_is_noticed(
-    kind: Any, change: Any, layer: nn.Module, started_with: Callable[..., Any]
-):
+def test_an_object_that_differs_is_noticed(kind, change, layer, started_with):
     """Both before its first call and between two calls. Other objects are served by the entry."""
     with started_with(kind), eager_below():
         serve(kind, layer)
@@ -263,9 +257,7 @@ def test_an_object_that_differs_is_noticed(
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_objects_of_two_entries_take_turns(
-    kind: Any, layer: nn.Module, started_with: Callable[..., Any]
-):
+def test_objects_of_two_entries_take_turns(kind, layer, started_with):
     """Each object gets the answer of its own entry, also if it changes between two calls."""
     with started_with(kind, 2.0, 3.0), eager_below():
         serve(kind, layer)
@@ -283,9 +275,7 @@ def test_objects_of_two_entries_take_turns(
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_a_withdrawn_entry_answers_no_later_object(
-    kind: Any, layer: nn.Module, started_with: Callable[..., Any]
-):
+def test_a_withdrawn_entry_answers_no_later_object(kind, layer, started_with):
     """Neither an object that was made before, nor a new one."""
     with started_with(kind), eager_below():
         serve(kind, layer)
@@ -301,9 +291,7 @@ def test_a_withdrawn_entry_answers_no_later_object(
 
 
 @torch.inference_mode()
-def test_checks_against_eager_that_begin_later_see_new_objects(
-    layer: nn.Module, started_with: Callable[..., Any]
-):
+def test_checks_against_eager_that_begin_later_see_new_objects(layer, started_with):
     """Calls that were known before the checks are looked up again."""
     with started_with(Plain):
         serve(Plain, layer)
@@ -335,9 +323,7 @@ def test_a_class_with_the_same_name_is_another_class(tmp_path: Path, layer: nn.M
         torch.testing.assert_close(each.value, eager(kind(layer)))
 
 
-def test_threads_get_the_answers_of_their_own_objects(
-    layer: nn.Module, started_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-):
+def test_threads_get_the_answers_of_their_own_objects(layer, started_with, monkeypatch):
     """While objects of two entries are made in all threads, and a global changes."""
     wrong: list[Any] = []
 
@@ -368,9 +354,7 @@ def test_threads_get_the_answers_of_their_own_objects(
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_objects_without_an_entry_are_not_looked_up_again(
-    kind: Any, layer: nn.Module, started_with: Callable[..., Any]
-):
+def test_objects_without_an_entry_are_not_looked_up_again(kind, layer, started_with):
     """A call that no entry was made for is counted for each of 50 objects, but described once."""
     other = torch.ones(4, 8)[:, ::2]
     with started_with(kind), eager_below():
@@ -387,9 +371,7 @@ def test_objects_without_an_entry_are_not_looked_up_again(
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_each_object_that_differs_has_its_own_reason(
-    kind: Any, layer: nn.Module, started_with: Callable[..., Any]
-):
+def test_each_object_that_differs_has_its_own_reason(kind, layer, started_with):
     """The text of a reason is made once for each value, not for each object."""
     with started_with(kind), eager_below():
         serve(kind, layer)

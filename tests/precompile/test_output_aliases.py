@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,9 +42,7 @@ def overwrite(outputs: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("level", [2, 3])
 @pytest.mark.parametrize("kind", [Twice, Views])
 @torch.inference_mode()
-def test_a_write_into_an_output_changes_what_it_changes_in_eager(
-    kind: Callable[[], Any], level: int, tmp_path: Path
-):
+def test_a_write_into_an_output_changes_what_it_changes_in_eager(kind, level, tmp_path):
     """An entry copies an output that shares memory only in compiled code, and no other."""
     given = x()
     model = serve_warm.compile(kind().eval(), dynamic=False, level=level)

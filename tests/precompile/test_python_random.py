@@ -76,9 +76,7 @@ def seeded(call: Callable[[], Any], seed: int) -> tuple[Any, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "level"), [(Skipping, 2), (Skipping, 3), (Using, 2)])
 @torch.inference_mode()
-def test_an_entry_draws_the_same_numbers_as_eager(
-    kind: Callable[[], Any], level: int, tmp_path: Path
-):
+def test_an_entry_draws_the_same_numbers_as_eager(kind, level, tmp_path):
     """The generator also has the same state after each call."""
     eager, (_, compiled) = kind(), rebuilt(kind, tmp_path, lambda m: m(x()), level=level)
 

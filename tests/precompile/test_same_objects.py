@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import types
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,9 +73,7 @@ class OfTwoAttributes(Choosing):
     ],
 )
 @torch.inference_mode()
-def test_a_name_of_another_object_is_noticed(
-    kind: Any, at_the_build: Any, at_the_start: Any, tmp_path: Path
-):
+def test_a_name_of_another_object_is_noticed(kind, at_the_build, at_the_start, tmp_path):
     """Dynamo has no guard on the second name if one of them is global; an entry has a fact."""
     x = torch.linspace(-1, 1, 9).view(3, 3)
     same, same_ = rebuilt(lambda: kind(at_the_build), tmp_path, lambda model: model(x))
@@ -128,9 +125,7 @@ COMPARISONS = {
 
 @pytest.mark.parametrize("name", COMPARISONS)
 @torch.inference_mode()
-def test_a_module_that_is_loaded_again_is_noticed(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_module_that_is_loaded_again_is_noticed(name, tmp_path, monkeypatch):
     """Its new classes and functions have the names and the code of the earlier ones."""
     number = [*COMPARISONS].index(name)  # torch keeps objects of modules by their names
     blocks, app = types.ModuleType(f"blocks_{number}"), types.ModuleType(f"app_{number}")

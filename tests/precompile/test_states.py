@@ -110,9 +110,7 @@ def test_a_state_that_can_have_no_entry_costs_the_next_one_nothing(part: nn.Modu
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [(2, 2), (2, 3)], ids=["one structure", "two structures"])
 @torch.inference_mode()
-def test_each_declared_adapter_has_an_entry(
-    ranks: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_each_declared_adapter_has_an_entry(ranks, tmp_path, monkeypatch):
     """Two states in turn, one of them active when the build ends: no compile, no wrong answer.
 
     No text says at each change why the other state's entry does not fit. It would take 0.1 ms.
@@ -204,9 +202,7 @@ def of_another_class(model: Any) -> Iterator[None]:
 @pytest.mark.parametrize("at_the_start", [False, True], ids=["after a call", "at the start"])
 @pytest.mark.parametrize("change", [inserted, replaced_in_the_class, of_another_class])
 @torch.inference_mode()
-def test_a_structure_that_comes_back_is_level_2_again(
-    change: Callable[[Any], Any], at_the_start: bool, tmp_path: Path
-):
+def test_a_structure_that_comes_back_is_level_2_again(change, at_the_start, tmp_path):
     """In between, the model has no entry, also at the start."""
     model = serve_warm.compile(Layered().eval(), dynamic=False)
     build(tmp_path, lambda: model(x()))
@@ -244,9 +240,7 @@ def in_training(model: Any) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [contextlib.nullcontext, in_training, inserted])
 @torch.inference_mode()
-def test_no_call_compiles_after_a_withdrawal_without_a_compiler(
-    change: Callable[[Any], Any], tmp_path: Path
-):
+def test_no_call_compiles_after_a_withdrawal_without_a_compiler(change, tmp_path):
     """Also if the withdrawn entry did not match the model at that moment."""
     layered = Layered()
     layered.layers[0] = Doubled()

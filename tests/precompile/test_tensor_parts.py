@@ -193,9 +193,7 @@ OF_ALL: dict[str, tuple[Callable[[Any], Any], str]] = {
 @pytest.mark.parametrize("when", ["at the start", "before the first call", "in traffic"])
 @pytest.mark.parametrize("name", CHANGES | OF_ALL)
 @torch.inference_mode()
-def test_changed_parts_are_a_miss(
-    name: str, when: str, level: int, folders: Callable[[int], Path], monkeypatch: Any
-):
+def test_changed_parts_are_a_miss(name, when, level, folders, monkeypatch):
     """The graph depends on each of these, but the whole tensor hides them.
 
     In traffic, the very next call sees the change.

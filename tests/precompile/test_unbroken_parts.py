@@ -79,9 +79,7 @@ def reason_of(model: nn.Module, folder: Path) -> str:
     ],
     ids=["two blocks", "one breaks", "below a break", "beside a break"],
 )
-def test_the_reason_names_the_parts_that_have_a_graph(
-    parts: list[nn.Module], names: list[str], tmp_path: Path
-):
+def test_the_reason_names_the_parts_that_have_a_graph(parts, names, tmp_path):
     """The reason names the outermost parts, because inner classes are compiled with them."""
     reason = reason_of(Model(*parts), tmp_path)
 

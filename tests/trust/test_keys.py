@@ -144,9 +144,7 @@ def test_no_key_is_overwritten(tmp_path: Path, taken: str, kind: str):
 
 
 @pytest.mark.parametrize("name", ["absent/ci.key", "file/ci.key", "file/..", "."])
-def test_a_place_for_no_key_pair_is_a_config_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-):
+def test_a_place_for_no_key_pair_is_a_config_error(tmp_path, monkeypatch, name):
     """A missing folder or file name gives an error of one sentence."""
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
