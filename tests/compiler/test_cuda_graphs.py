@@ -122,7 +122,6 @@ WEIGHT, X = torch.ones(1), torch.ones(2, 3)
 
 
 def test_a_capture_that_lacks_memory_is_made_once_more():
-    """Free memory is returned before the retry. A successful retry is not reported."""
     manager, events, _, plain = failing(out_of_memory())
 
     answer = manager.record_function([WEIGHT, X], 7)
@@ -140,7 +139,6 @@ def test_a_capture_that_lacks_memory_is_made_once_more():
     ],
 )
 def test_a_function_whose_capture_fails_runs_without_a_graph_from_then_on(fails, why):
-    """The call is answered, the skip says why, and no call after it tries to capture again."""
     manager, events, _, plain = failing(*fails)
     manager.warmed_up_functions.add(7)
 
@@ -316,7 +314,6 @@ def test_memory_is_what_was_missing_however_it_is_said():
 
 
 def test_torch_has_what_is_hooked():
-    """The names that are hooked are in this version of torch, with the parameters they had."""
     from torch._inductor import cudagraph_trees, cudagraph_utils
 
     manager = cudagraph_trees.CUDAGraphTreeManager

@@ -96,7 +96,6 @@ class OnDevice(StandIn):
 
 
 def test_what_a_warm_up_does_on_a_gpu_is_counted_as_the_warm_ups():
-    """Captures, skips, kernels and tunings, each with its own count; traffic has none of it."""
     report = warm_up(OnDevice()).report()
 
     found = report.warmup
@@ -134,7 +133,6 @@ def test_the_same_in_traffic_is_counted_as_traffics(act: Any, moves: set[str]):
 
 
 def test_a_kernel_in_traffic_is_an_event_with_its_name():
-    """A tuning is logged and reported as a compile is."""
     replica = OnDevice()
     start = warm_up(replica)
 

@@ -171,7 +171,6 @@ def test_who_only_looks_for_a_module_is_no_import(when_imported, module, told):
 
 
 def test_an_import_that_fails_is_not_told_of(when_imported, module, told, gate):
-    """The callback runs after the next successful import."""
     name = module("fails_first", "if not threading.gate.is_set(): raise KeyError('not yet')")
     when_imported(name, told.append)
 

@@ -303,7 +303,6 @@ def test_templates_measured_in_another_process_are_a_tuning():
 
 
 def test_torch_has_what_is_hooked():
-    """The names are in this version of torch, with the parameters they had."""
     from torch._inductor import autotune_process, select_algorithm
     from torch._inductor.runtime import triton_heuristics
 
@@ -337,7 +336,6 @@ TARGETS = [["cuda", 80, 32], ["cuda", 90, 32], ["hip", "gfx942", 64]]
 
 @pytest.mark.long
 def test_kernels_for_gpus_that_are_not_here_travel(tmp_path: Path):
-    """Kernels for absent GPUs are in the artifact, and are not built again at another path."""
     triton, store = require_folder("triton", TRITON), MemoryStore()
     cold_folder, warm_folder = tmp_path / "cold", tmp_path / "warm"
     warm_folder.mkdir(mode=0o700)

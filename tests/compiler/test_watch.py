@@ -67,7 +67,6 @@ def change(seen: Watch, action: Callable[[], Any]) -> Counts:
 
 
 def test_a_first_call_is_a_compile_without_a_reason(seen: Watch):
-    """The event names the input, and has no failed guard."""
     model = compiled(double)
 
     counted = change(seen, lambda: model(torch.ones(2, 3)))
@@ -80,7 +79,6 @@ def test_a_first_call_is_a_compile_without_a_reason(seen: Watch):
 
 
 def test_a_warm_call_counts_nothing(seen: Watch):
-    """A span without a compile is quiet, however many calls are in it."""
     model = compiled(double)
     model(torch.ones(2))
 
@@ -99,7 +97,6 @@ def test_a_warm_call_counts_nothing(seen: Watch):
     ids=["size", "strides"],
 )
 def test_a_recompile_names_the_guard_that_failed(seen, first, second, signature, reason):
-    """The event of a new variant has torch's reason, and the input that caused it."""
     model = compiled(double)
     model(first)
 
@@ -165,7 +162,6 @@ def test_no_event_shows_a_text(seen: Watch, first: str, forbids: bool, says: lis
 
 
 def test_the_recompile_limit_is_an_event(seen: Watch):
-    """If Dynamo gives up and stays eager, one event is counted, and no compile."""
     model = compiled(double)
 
     counted = change(seen, lambda: [model(torch.ones(n)) for n in range(1, RECOMPILE_LIMIT + 4)])
@@ -224,7 +220,6 @@ def test_compiles_of_all_threads_are_counted(seen: Watch):
 
 @pytest.mark.slow
 def test_events_are_bounded_and_counts_are_not(seen: Watch):
-    """A process that compiles for ever does not fill its memory with events."""
     total = EVENTS_KEPT + 6
     counted = change(seen, lambda: [compiled(double)(torch.ones(2)) for _ in range(total)])
 
@@ -233,7 +228,6 @@ def test_events_are_bounded_and_counts_are_not(seen: Watch):
 
 
 def test_an_observer_is_told_by_the_thread_that_compiled(seen: Watch):
-    """`on_event` sees each event as it happens."""
     told: list[tuple[str, int]] = []
     seen.on_event = lambda event: told.append((event.kind, threading.get_native_id()))
     model = compiled(double)
@@ -267,7 +261,6 @@ def test_forbid_raises_on_what_is_not_compiled(seen: Watch):
 
 
 def test_forbid_ends_with_its_block(seen: Watch):
-    """After the proof compiling is allowed again, also when the proof ended in an exception."""
     model = compiled(double)
 
     with pytest.raises(ZeroDivisionError), forbid():
@@ -348,7 +341,6 @@ def test_after_ready_a_compile_raises_what_it_is_told(seen: Watch):
 
 
 def test_calling_threads_are_collected(seen: Watch):
-    """The native ids of the threads that call compiled functions, of these and of no others."""
     model = compiled(double)
     model(torch.ones(2))
 
@@ -536,7 +528,6 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU needs no C+
 
 @NO_GPU
 def test_the_missing_compiler_is_named(tmp_path: Path):
-    """The error names the command that was searched for, and the package to install."""
     with pytest.raises(CompilerMissing, match=r"looked for g\+\+[\s\S]*apt-get install g\+\+"):
         require_compiler({"PATH": str(tmp_path)})
 
@@ -572,7 +563,6 @@ def test_a_compiler_that_is_there_is_enough(tmp_path: Path):
 
 
 def test_cache_directories_are_private():
-    """Each is new and empty, and nobody else can look into it."""
     first, second = private_directory(), private_directory()
 
     assert first != second
@@ -591,7 +581,6 @@ def headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_headers_are_kept_for_the_user(headers: Path):
-    """All processes of a user share one folder that nobody else may write to."""
     first = header_directory()
 
     assert first == headers
@@ -600,7 +589,6 @@ def test_headers_are_kept_for_the_user(headers: Path):
 
 
 def test_headers_that_others_could_have_made_are_not_used(headers, caplog):
-    """The process gets an empty folder of its own instead, and says so."""
     usual = header_directory()
     headers.parent.chmod(0o777)
 

@@ -70,7 +70,6 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.usefixtures("eagerly")
 def test_tokens_and_logits_are_those_of_eager(name: str):
-    """Prefill and 32 steps agree with `generate` of the model itself, whatever the padding."""
     inputs = batch_of(name, (16, 9, 1))
     options: dict[str, Any] = {"return_dict_in_generate": True, "output_logits": True}
 
@@ -133,7 +132,6 @@ def test_the_committed_table_is_of_what_was_served():
 
 @pytest.mark.usefixtures("eagerly")
 def test_the_model_stays_as_it_was():
-    """The result shares the weights; the model gets no attribute and its state no new name."""
     model = load("llama")
     attributes, names = set(vars(model)), list(model.state_dict())
 
@@ -148,7 +146,6 @@ def test_the_model_stays_as_it_was():
 
 @pytest.mark.usefixtures("eagerly")
 def test_a_call_without_a_cache_is_the_model_own():
-    """Only `generate` and streams run steps. A plain call gives the model's own result."""
     model, compiled = load("llama"), load_compiled("llama")
     ids = batch_of("llama", (7,))["input_ids"]
 
@@ -220,7 +217,6 @@ CHUNKED = "layer 0 of Llama4ForCausalLM has no static key-value cache.*chunked a
     ],
 )
 def test_a_model_without_a_static_cache_says_why(make: Any, sizes: dict[str, Any], message: str):
-    """The model is refused when the replica is made, with the reason and advice."""
     with pytest.raises(ConfigError, match=message) as refused:
         serve_warm.compile_generation(make(), **{**SIZES, **sizes})
 

@@ -66,7 +66,6 @@ def rest_of(stream: Any) -> list[int]:
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "t5"])
 def test_a_row_does_not_depend_on_its_batch(name: str):
-    """Each prompt of a batch gets the same tokens as alone."""
     model, batch = load_compiled(name), batch_of(name, (12, 4, 7))
 
     together = best(model, batch, max_new_tokens=12)
@@ -77,7 +76,6 @@ def test_a_row_does_not_depend_on_its_batch(name: str):
 
 
 def test_a_stream_yields_the_tokens_of_generate(model: Any):
-    """Token by token, with and without padding."""
     batch = batch_of("llama")
 
     rows = streamed(model.stream(**batch, max_new_tokens=32))
@@ -105,7 +103,6 @@ def test_a_stream_chooses_as_it_is_told(model: Any):
 
 
 def test_streams_and_batches_share_the_cache(model: Any):
-    """Two streams and a batch take turns, and no sequence sees the tokens of another."""
     prompts = [batch_of("llama", (length,)) for length in (5, 16, 9)]
     expected = [best(load("llama"), prompt) for prompt in prompts]
     streams = [model.stream(**prompt, max_new_tokens=32) for prompt in prompts[:2]]
@@ -121,7 +118,6 @@ def test_streams_and_batches_share_the_cache(model: Any):
 
 
 def test_a_client_that_leaves_frees_its_slots(model: Any):
-    """A closed stream returns its slots at once, and other streams continue."""
     batch = batch_of("llama", (5, 9))
     stays = model.stream(**batch_of("llama", (7,)), max_new_tokens=8)
     begun = next(stays).tolist()
@@ -137,7 +133,6 @@ def test_a_client_that_leaves_frees_its_slots(model: Any):
 
 
 def test_a_streamer_that_raises_frees_the_slots(model: Any):
-    """`generate` with a streamer whose client has left ends, and gives its slots back."""
     streamers = require_module("transformers", "pip install 'serve-warm[generation]'")
 
     class Left(streamers.TextStreamer):
@@ -157,7 +152,6 @@ def test_a_streamer_that_raises_frees_the_slots(model: Any):
 
 @pytest.mark.parametrize("lengths", [(12,), (12, 9), (3, 9, 12)])
 def test_images_of_a_prompt_are_seen(lengths: tuple[int, ...]):
-    """Rows with and without an image, with padding; another image gives other tokens."""
     model, batch = load_compiled("llava"), batch_of("llava", lengths)
     other = {**batch, "pixel_values": batch["pixel_values"].flip(0, 2)}
 
@@ -181,7 +175,6 @@ def test_several_answers_for_one_prompt_take_a_slot_each(name: str):
 
 @pytest.mark.parametrize("pads", ["right", "left"])
 def test_states_of_the_encoder_may_be_handed_over(pads: str):
-    """States without padding or with padding on the right are accepted, and others refused."""
     model, eager, batch = load_compiled("bart"), load("bart"), batch_of("bart")
     if pads == "left":
         batch = {name: rows.flip(1) for name, rows in batch.items()}
@@ -236,7 +229,6 @@ def test_a_hook_of_the_model_runs_once_a_token(whose: str):
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 @pytest.mark.parametrize("name", ["llama", "t5", "whisper"])
 def test_a_copy_has_its_own_weights_and_cache(name: str, again: Any):
-    """The copy decodes with its own weights, and has the settings of the served model."""
     model = load_compiled(name)
     model.generation_config = copy.deepcopy(model.generation_config)
     model.generation_config.max_new_tokens = 7
@@ -266,7 +258,6 @@ def test_the_cache_stays_where_it_is(model: Any):
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 def test_a_step_leaves_the_slots_of_others(name: str):
-    """Only the rows of running sequences are written."""
     model = load_compiled(name)
     decoder, buffers = model._serve_warm_decoder, model._serve_warm_buffers
     decoder.prefill(1, torch.arange(3, 12))
@@ -389,7 +380,6 @@ REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
 
 @pytest.mark.parametrize(("request_", "message"), REFUSALS)
 def test_a_request_that_steps_cannot_have_is_refused_in_one_sentence(model, request_, message):
-    """The message names the option and the reason. No slot is used, and other streams continue."""
     beside = model.stream(**batch_of("llama", (7,)), max_new_tokens=8)
     made = next(beside).tolist()
 
@@ -415,7 +405,6 @@ TYPES = {"token_type_ids": torch.ones(2, 12, dtype=torch.int64)}
     ],
 )
 def test_other_models_refuse_likewise(name: str, options: dict[str, Any], message: str):
-    """The model answers the next request."""
     model, batch = load_compiled(name), batch_of(name)
 
     with pytest.raises(GenerationRefused, match=message):
@@ -425,7 +414,6 @@ def test_other_models_refuse_likewise(name: str, options: dict[str, Any], messag
 
 
 def test_a_prompt_of_an_encoder_beyond_every_bucket_is_refused():
-    """The encoder has the buckets of prompts."""
     with pytest.raises(GenerationRefused, match="17 tokens, but the longest bucket has 16"):
         draw(load_compiled("t5"), prompt(17))
 

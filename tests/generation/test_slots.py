@@ -73,7 +73,6 @@ def alone_among_others(model: Any, request: Callable[[Slots], Any]) -> Any:
 
 @pytest.mark.slow
 def test_more_sequences_than_slots_all_get_their_tokens(model: Any):
-    """Each sequence gets the same tokens as alone, and waits for a free slot."""
     lengths = [5, 16, 1, 9, 4, 12]
 
     answers = run(model, *(lambda s, n=n: generated(s, n, COUNT + n) for n in lengths))
@@ -82,7 +81,6 @@ def test_more_sequences_than_slots_all_get_their_tokens(model: Any):
 
 
 def test_sequences_share_their_steps(model: Any):
-    """Three sequences of 12 tokens take 3 prompts and 11 steps, not 33."""
     calls: list[str] = []
 
     async def call(fn: Callable[..., Any], *args: Any) -> Any:
@@ -100,7 +98,6 @@ def test_sequences_share_their_steps(model: Any):
 
 
 def test_each_sequence_chooses_its_own_tokens(model: Any):
-    """One sequence takes the worst token while another takes the best."""
     worst, one = run(
         model,
         lambda s: generated(s, 5, choose=lambda logits: int(logits.argmin())),
@@ -149,8 +146,6 @@ def test_a_choice_that_is_no_token_ends_its_own_sequence(model, choice, message,
 
 @pytest.mark.slow
 def test_a_client_that_leaves_frees_its_slot(model: Any):
-    """Waiting sequences get the slot, and running sequences do not change."""
-
     async def leaves(slots: Slots) -> int:
         tokens = slots.tokens(prompt(5), count=32)
         first = await anext(tokens)
@@ -170,8 +165,6 @@ def test_a_client_that_leaves_frees_its_slot(model: Any):
     ],
 )
 def test_a_request_that_does_not_fit_is_refused_alone(model, given, count, message):
-    """The request takes no slot, and other requests continue."""
-
     async def unfit(slots: Slots) -> None:
         await anext(slots.tokens(given, count=count))
 
@@ -182,7 +175,6 @@ def test_a_request_that_does_not_fit_is_refused_alone(model, given, count, messa
 
 
 def test_continuous_batches_keep_all_slots(model: Any):
-    """`generate` and a second scheduler are told so."""
     model.continuous(call=on_this_thread)
 
     with pytest.raises(GenerationRefused, match="still use 3 of the 3 slots"):
@@ -193,7 +185,6 @@ def test_continuous_batches_keep_all_slots(model: Any):
 
 @pytest.mark.slow
 def test_a_changed_adapter_ends_the_sequences_that_began_before():
-    """The next token of each raises; a sequence that begins then shares steps and goes on."""
     model = load_adapted()
 
     async def requests() -> tuple[list[int], str]:

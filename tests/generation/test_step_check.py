@@ -73,7 +73,6 @@ def long_rope(kind: str = "longrope") -> Any:
 
 @pytest.mark.parametrize("name", list(MODELS))
 def test_supported_models_pass(name: str):
-    """Their steps give the logits of calls with the model's own cache."""
     assert load_compiled(name)._serve_warm_check.find_error() < 1e-4
 
 
@@ -91,7 +90,6 @@ def test_a_model_whose_layers_mask_by_themselves_is_refused():
 
 
 def test_a_model_with_one_position_for_all_rows_needs_prompts_of_one_length():
-    """Rows of one length get the tokens that they get alone; others are refused."""
     eager = bart_decoder()
     model = compiled(bart_decoder())
     together = {"input_ids": batch_of("llama", (9, 9))["input_ids"]}
@@ -142,7 +140,6 @@ def test_steps_with_compiled_code_from_an_artifact_are_not_compared_again(monkey
 
 
 def test_a_comparison_uses_free_slots_and_gives_them_back():
-    """A running stream is not disturbed, and one slot is enough."""
     model, asked = load_compiled("llama"), batch_of("llama", (7,))
     stream = model.stream(**asked, max_new_tokens=8)
     tokens = next(stream).tolist()

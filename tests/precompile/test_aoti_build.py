@@ -99,7 +99,6 @@ def test_a_library_gives_what_eager_gives(perceptron):
 @pytest.mark.slow
 @pytest.mark.usefixtures("library")
 def test_a_start_imports_no_compiler(perceptron, tmp_path):
-    """A process that opens and calls a library imports neither Dynamo nor Inductor."""
     (tmp_path / "plan.json").write_text(json.dumps(perceptron.made.plan))
     torch.save([perceptron.model.state_dict(), perceptron.x], tmp_path / "state.pt")
     command = [sys.executable, HERE / "library_process.py", tmp_path]
@@ -176,7 +175,6 @@ def test_a_module_that_differs_computes_nothing(perceptron, change, said):
 
 @pytest.mark.slow
 def test_values_that_were_read_are_facts(perceptron):
-    """Values that Python read during the capture are facts, as at level 2."""
     other = Perceptron().eval()
     other.scale = 4.0
 
@@ -324,7 +322,6 @@ def test_tensors_that_differ_are_not_computed_with(perceptron, x):
 
 @pytest.mark.slow
 def test_many_threads_call_one_library(perceptron):
-    """Calls at one time neither wait for one another forever nor mix their results."""
     inputs = [torch.randn(3, 8) for _ in range(8)]
     eager = [eagerly(perceptron.model, x)["y"] for x in inputs]
 
@@ -543,7 +540,6 @@ def graph_of(eager: Any) -> Any:
     ids=["only in the library", "in both", "in neither", "only in eager, with an output"],
 )
 def test_an_output_that_shares_memory_only_in_the_library_is_copied(eager, library, copies):
-    """The plan has the numbers of such outputs."""
     assert graph_of(eager).outputs_to_copy(lambda inputs: library(*inputs)) == copies
 
 
@@ -860,7 +856,6 @@ def test_a_call_that_fails_prints_nothing(lookup: Case, capfd: pytest.CaptureFix
     ("said", "cleanly"), [({}, True), ({"writes": True}, False), ({"draws": True}, False)]
 )
 def test_a_failure_says_whether_the_call_may_be_made_again(lookup, tmp_path, said, cleanly):
-    """The call may not run again if it writes or draws."""
     fn = aoti_library.load(written(lookup.made, tmp_path), {**lookup.made.plan, **said})
 
     with pytest.raises(aoti_library.LibraryFailed) as failed:

@@ -400,7 +400,6 @@ def test_of_sizes_without_end_the_coldest_graphs_go(library: Library, seen: Seen
 
 
 def test_modules_of_one_structure_take_no_graphs_from_one_another(library: Library, seen: Seen):
-    """The modules share a library, and each call of a round finds its graph."""
     modules = [(torch.tensor(float(number)), torch.zeros(())) for number in range(80)]
 
     rounds = [[library(torch.ones(2), *each).sum().item() for each in modules] for _ in range(3)]

@@ -91,7 +91,6 @@ EXCHANGED = {
 )
 @torch.inference_mode()
 def test_a_changed_model_is_level_1(fresh, when, change, why):
-    """The next call notices every change, and names it; its result is the changed model's."""
     folder, model = fresh
     # Of this one: those of earlier tests end at any time, and their counts with them.
     uses = model.__dict__["_serve_warm"].uses
@@ -182,7 +181,6 @@ def test_collections_pause_until_the_last_thread_is_done():
 )
 @torch.inference_mode()
 def test_what_was_replaced_before_the_start_is_level_1(fresh, place, now, why, monkeypatch):
-    """The start looks up what the graph took from a Python module or a class."""
     folder, model = fresh
     monkeypatch.setattr(place, now)
 
@@ -199,7 +197,6 @@ def test_what_was_replaced_before_the_start_is_level_1(fresh, place, now, why, m
 
 @torch.inference_mode()
 def test_other_arguments_of_torch_compile_do_not_share(scaled: tuple[Path, Any]):
-    """Code compiled with another mode is other code."""
     folder, _ = scaled
     model = serve_warm.compile(Scaled().eval(), dynamic=False, options={"max_autotune": True})
 
@@ -277,7 +274,6 @@ def test_a_part_that_goes_or_gets_a_hook_is_seen_while_it_runs(writes, change, t
 @pytest.mark.slow
 @torch.inference_mode()
 def test_a_part_that_changed_is_named_once_for_all_calls(tmp_path, caplog):
-    """One line names the part, not one line for each shape of its calls."""
     forget_callables()
 
     def made(last: nn.Module) -> nn.Module:

@@ -100,7 +100,6 @@ def served(tmp_path_factory: pytest.TempPathFactory, clock: SimpleNamespace) -> 
     ],
 )
 def test_a_call_that_changes_no_fact_looks_at_none(served: Any, change: Any):
-    """Setting a value again, and building other modules, reads no fact and looks up nothing."""
     with torch.inference_mode():
         call(served, 3, lambda _: change(served))
 
@@ -149,7 +148,6 @@ def test_a_flag_is_noticed_although_something_changes_before_each_call(served, c
 
 @torch.inference_mode()
 def test_sizes_in_a_range_are_looked_up_once(tmp_path: Path):
-    """300 shapes that one entry is for are known by one key."""
     model = serve_warm.compile(Model(LAYERS).eval(), dynamic=True)
     build(tmp_path, lambda: model(rows(3)))
 

@@ -133,7 +133,6 @@ def test_values_of_requests_are_not_kept(scalar: Any):
 
 
 def test_values_that_entries_were_made_for_are_known():
-    """Such values are found in the structure of a signature."""
     found = list_known_values("t0, -1, 0.5, 'text', {'key': [2, t1]}, flag=True")
 
     assert {(int, -1), (float, "0.5"), (str, "text"), (int, 2)} <= found
@@ -184,7 +183,6 @@ def test_a_key_of_a_request_is_not_kept(key: str):
 
 @pytest.mark.parametrize("key", [*ANY_KEY, "name"])
 def test_a_key_that_an_entry_was_made_for_is_known(key: str):
-    """The call differs from a call with another key, and equals the call of the entry."""
     call = ((t(1), {key: 1}), {key: 2})
     made, _ = describe(*call)
     known = frozenset(list_known_values(made.structure))
@@ -276,7 +274,6 @@ def test_one_tensor_passed_twice_has_no_entry():
 
 
 def test_a_signature_becomes_a_function_that_makes_the_call():
-    """The compiled call is exactly the described call."""
     args, kwargs = (t(2), 1.0, "it's", torch.float16, None), {"more": [{"a": (t(1), -0.0)}, ()]}
     signature, tensors = describe(args, kwargs)
     seen = []

@@ -241,7 +241,6 @@ def test_aliases_stay_aliases(tmp_path: Path):
 
 @torch.inference_mode()
 def test_each_instance_has_its_own_method(tmp_path: Path):
-    """Two objects of one class have their own weights and graphs."""
     one, same, other = Method(2.0), Method(2.0), Method(3.0)
     same.linear = nn.Linear(4, 4).eval()
     build(tmp_path, lambda: one.embed(x()))
@@ -353,7 +352,6 @@ COPIES = {
 
 @pytest.mark.parametrize("again", COPIES.values(), ids=COPIES)
 def test_a_copy_is_compiled_too(again: Any):
-    """The copy is the same kind of object, with its own weights."""
     model = serve_warm.compile(Scaled(), backend="eager", dynamic=False)
 
     other = again(model)
@@ -452,7 +450,6 @@ def test_a_decorated_function_keeps_its_name():
 
 @torch.inference_mode()
 def test_without_an_artifact_it_is_torch_compile():
-    """Nothing is counted and nothing is looked up."""
     model = serve_warm.compile(Scaled().eval(), backend="eager", dynamic=False)
 
     result = model(x(), 1.0)
@@ -503,7 +500,6 @@ class Holder:
 
 @pytest.mark.parametrize("again", COPIES.values(), ids=COPIES)
 def test_an_object_with_compiled_functions_can_be_copied(again: Any):
-    """The copy's methods run on the copy, as the methods of a copy without compiled code do."""
     first = Holder()
     first.scaled(x())
 

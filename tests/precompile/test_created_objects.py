@@ -87,7 +87,6 @@ VALUES: dict[str, Any] = {
 
 @pytest.mark.parametrize("where", ["default", "closed", "more"])
 def test_each_constant_of_a_method_is_in_the_name(where: str):
-    """The name of the class differs for two different constants, and not for equal ones."""
     names = {name: name_of_class(make(**{where: value})) for name, value in VALUES.items()}
     equal = {name: name_of_class(make(**{where: value})) for name, value in VALUES.items()}
 

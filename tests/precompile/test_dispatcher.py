@@ -189,7 +189,6 @@ IN_INFERENCE_MODE: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", STATES | IN_INFERENCE_MODE)
 @pytest.mark.parametrize("known", [False, True], ids=["first call", "known call"])
 def test_another_state_is_level_1(scaled: tuple[Path, Any], name: str, known: bool):
-    """State outside the arguments is checked at each call, and the reason names the difference."""
     folder, model = scaled
     given = x()
     context, why = (STATES | IN_INFERENCE_MODE)[name]
@@ -375,7 +374,6 @@ class Marked(nn.Module):
 @torch.inference_mode()
 @pytest.mark.parametrize("level", [2, 3])
 def test_an_attribute_that_the_forward_asks_for_decides_which_entry_fits(tmp_path, level: int):
-    """An argument that has the attribute needs another graph."""
     model = serve_warm.compile(Marked().eval(), level=level)
     build(tmp_path, lambda: model(x(3, 4)), level=level)
     plain, marked = x(3, 4), x(3, 4)
@@ -395,7 +393,6 @@ def test_an_attribute_that_the_forward_asks_for_decides_which_entry_fits(tmp_pat
 @pytest.mark.slow
 @torch.inference_mode()
 def test_eight_threads_get_their_own_answers(tmp_path: Path):
-    """Several shapes from eight threads, and a rebinding in the middle: no compile, no mix-up."""
     model = serve_warm.compile(Block().eval(), dynamic=False)
     shapes = [(n, 4) for n in (1, 2, 3, 5)]
     build(tmp_path, *[lambda s=s: model(x(*s)) for s in shapes])

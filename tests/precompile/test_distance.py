@@ -65,7 +65,6 @@ def test_code_that_rounds_as_much_as_eager_passes(dtype: torch.dtype):
 
 @half
 def test_code_that_is_half_as_far_again_from_full_precision_is_refused(dtype: torch.dtype):
-    """The reason names the number, its limit, what it means and what to do."""
     verdict = check(dtype, 3.0, 4.5)
 
     assert not verdict.passes
@@ -125,7 +124,6 @@ def test_few_numbers_widen_the_limits(dtype: torch.dtype, numbers: int):
 
 
 def test_one_number_may_not_differ_by_any_amount():
-    """A single number that is a third off is wrong, however few roundings it shows."""
     exact, eager = torch.tensor([2.0]), torch.tensor([2.0]).bfloat16()
 
     assert not passes(exact, eager, eager * 1.3)
@@ -147,7 +145,6 @@ def test_a_float32_part_of_a_bfloat16_call_is_judged_as_float32():
 
 
 def test_several_inputs_make_few_numbers_many():
-    """Damage that one small result hides is refused with enough inputs."""
     calls = [results(torch.bfloat16, 2.0, 4.0, numbers=10, seed=seed) for seed in range(64)]
 
     assert judge(calls[:1], torch.bfloat16).passes
@@ -155,7 +152,6 @@ def test_several_inputs_make_few_numbers_many():
 
 
 def test_without_a_reference_the_fixed_limit_decides():
-    """The verdict says why, and has no ratios."""
     wrong, right = results(torch.bfloat16, 0.5, 40.0), results(torch.bfloat16, 0.5, 1.0)
     without = [Results(eager=each.eager, ours=each.ours, reference=None) for each in (wrong, right)]
 
@@ -235,7 +231,6 @@ def compare_choosers(
     ],
 )
 def test_near_ties_may_be_decided_in_another_way(decide: Any):
-    """The verdict counts them."""
     found = compare_choosers(decide, decide, rows=4096, rounds=True)
 
     assert found.verdict.passes
@@ -389,8 +384,6 @@ def test_small_results_are_compared_with_several_inputs():
 
 
 def test_a_call_that_fails_in_full_precision_falls_back_to_the_fixed_limit():
-    """The reason is in the verdict."""
-
     def changes_its_shape(_: Any, x: torch.Tensor) -> torch.Tensor:
         return x.unsqueeze_(0) / 3
 
@@ -430,8 +423,6 @@ def test_varied_inputs_stay_in_their_range():
 
 
 def test_inputs_that_eager_rejects_are_left_out():
-    """The comparison goes on with the others."""
-
     def strict(_: Any, x: torch.Tensor) -> torch.Tensor:
         if x[0] != 1:
             raise ValueError("expected one")

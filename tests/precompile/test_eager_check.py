@@ -215,7 +215,6 @@ def test_copies_are_of_the_tensor_s_kind(inference: bool):
 
 
 def test_buffers_are_compared_and_left_as_they_were():
-    """Buffers that are written into or replaced are the module's own buffers afterwards."""
     module = Cached()
     before = dict(module.named_buffers())
 
@@ -228,7 +227,6 @@ def test_buffers_are_compared_and_left_as_they_were():
 
 
 def test_a_buffer_that_is_not_updated_is_an_error():
-    """An entry that returns the right answer once, and forgets the state, is refused."""
     module = Cached()
 
     def forgetful(callee: Any, x: torch.Tensor) -> torch.Tensor:

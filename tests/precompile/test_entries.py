@@ -53,7 +53,6 @@ def answer(model: Any) -> tuple[int, str]:
 
 
 def test_what_is_written_is_what_is_read(built: tuple[Path, Any]):
-    """Units, signatures, facts and bytes survive the journey."""
     once = EntryTable.read(built[0])
 
     assert once.to_files().keys() == {p.name for p in built[0].iterdir()}
@@ -96,7 +95,6 @@ def test_entries_that_nobody_waits_for_are_not_used(copy: Path):
 
 
 def test_another_format_is_not_read(copy: Path):
-    """The sentence names both versions."""
     edit(copy, lambda index: index.update(format=FORMAT + 1))
 
     says = f"its entries have format {FORMAT + 1}, but this release reads format {FORMAT}"
@@ -105,7 +103,6 @@ def test_another_format_is_not_read(copy: Path):
 
 @pytest.mark.parametrize("name", ["../escape", "a/b", "", "entry.bin", "/etc/passwd", 5])
 def test_a_file_name_cannot_leave_the_folder(copy: Path, name: Any):
-    """The index names files: a path in it is not followed."""
     edit(copy, lambda index: index["units"][0]["entries"][0].update(file=name))
 
     with pytest.raises(NoEntry, match=r"invalid entry name|cannot be read"):
@@ -133,7 +130,6 @@ def flip(path: Path) -> None:
     ids=["missing", "empty", "cut", "one bit"],
 )
 def test_a_damaged_entry_is_level_1(built, copy, damage, why):
-    """Its calls get the right numbers from level 1, and the reason names the file."""
     model, [path] = built[1], copy.glob("entry_*")
     damage(path)
     loaded = SESSION.load(copy)
@@ -156,7 +152,6 @@ def test_a_damaged_entry_is_level_1(built, copy, damage, why):
     ids=["module", "name", "source", "source gone"],
 )
 def test_an_entry_that_does_not_fit_this_program_is_level_1(built, copy, change, why):
-    """If the module is missing or has changed, the reason names it."""
     edit(copy, lambda index: change(index["units"][0]["entries"][0]))
     SESSION.load(copy)
 
@@ -205,7 +200,6 @@ def test_other_weights_are_the_same_tree():
 
 
 def test_a_method_has_the_tree_of_its_module():
-    """A function has no tree."""
     module = pair()
 
     assert tree(module.forward) == tree(module)

@@ -78,7 +78,6 @@ class Raises(nn.Module):
 )
 @torch.inference_mode()
 def test_what_has_no_entry_says_so_at_the_build_and_at_the_start(model, why, tmp_path):
-    """Level 1 serves it, and a report says in words why."""
     compiled_ = serve_warm.compile(model, dynamic=False)
     library = build(tmp_path, lambda: compiled_(x()))
 
@@ -306,7 +305,6 @@ def test_what_another_call_changes_is_withdrawn_at_the_end_of_a_build(tmp_path: 
 
 @torch.inference_mode()
 def test_a_model_that_raises_raises(tmp_path: Path):
-    """Its own error comes out, at the build and afterwards."""
     model = serve_warm.compile(Raises(), dynamic=False)
 
     with pytest.raises(ValueError, match="not today"):

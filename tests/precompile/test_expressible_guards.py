@@ -50,7 +50,6 @@ class Backend(nn.Module):
 @pytest.mark.parametrize("kind", [Vmap, Backend])
 @torch.inference_mode()
 def test_an_entry_runs_and_a_change_is_noticed(kind: Any, tmp_path: Path):
-    """The same call is at level 2, and a call after a change is as right as eager."""
     model, compiled = rebuilt(kind, tmp_path, lambda model: model(x()))
     with started(tmp_path), eager_below():
         same = served(lambda: compiled(x()))

@@ -110,7 +110,6 @@ def cast(tensors: Any, dtype: torch.dtype) -> list[Any]:
 @pytest.mark.parametrize("inference", [True, False], ids=["inference mode", "no mode"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_run_agrees_with_a_copy_in_float32(name: str, dtype: torch.dtype, inference: bool):
-    """Outputs, changed inputs and buffers are those of a copy whose weights are cast up."""
     make, tensors = MODELS[name]
     torch.manual_seed(0)
     model = make().eval().to(dtype)
@@ -142,7 +141,6 @@ def test_weights_inputs_and_buffers_are_not_changed():
 
 
 def test_functions_closures_and_methods_run_in_full_precision():
-    """The tensors of a closure are found where they are used."""
     weight = torch.full((4, 4), 0.3, dtype=torch.bfloat16)
     model = nn.Linear(4, 4).to(torch.bfloat16)
     x = torch.full((2, 4), 0.1, dtype=torch.bfloat16)
@@ -237,7 +235,6 @@ def test_operators_of_other_libraries_run_in_their_eager_dtype_and_are_named():
 
 
 def test_reading_the_bits_of_a_tensor_gives_those_of_eager():
-    """`view` with a dtype reads the half-precision value."""
     x = torch.full((4,), 0.1, dtype=torch.bfloat16)
 
     run = full(lambda given: (given * 1).view(torch.int16), x)
@@ -288,7 +285,6 @@ def test_a_softmax_that_casts_runs_in_full_precision():
 
 
 def test_inputs_that_overlap_see_writes_of_each_other():
-    """The copy in full precision has the same overlaps."""
     whole = torch.zeros(6, dtype=torch.float16)
 
     def writes(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -316,7 +312,6 @@ def test_large_weights_are_not_kept_twice():
 
 
 def test_other_threads_are_not_affected():
-    """Only the thread of the run casts tensors."""
     found = []
     x = torch.ones(2, dtype=torch.bfloat16)
 

@@ -101,7 +101,6 @@ def test_what_is_not_plain_has_no_text(value: Any):
     ids=["set", "deleted", "item set", "item gone", "inserted", "none", "of another type"],
 )
 def test_a_changed_value_breaks_its_fact(path: str, break_it: Callable[[Any], None]):
-    """A value that is built into the graph has changed, and the reason names its place."""
     callee = SimpleNamespace(scale=2, config={"rate": 2}, steps=[2])
     known = says(callee, value_at(path, 2))
 
@@ -495,7 +494,6 @@ def test_damaged_facts_are_not_read(plain: Any):
 
 
 def test_a_module_that_is_gone_breaks_its_facts():
-    """An application that no longer has the module gets a reason, not an ImportError."""
     known = Facts(steps=((-1, "root", "no_such_module_here"),), facts=((0, "value", "int 1"),))
 
     assert "no_such_module_here is gone" in known.broken(None)

@@ -140,7 +140,6 @@ def test_a_module_is_as_torch_compile_gives_it(look: Any, level: int):
 
 @pytest.mark.parametrize("level", [2, 3])
 def test_what_is_set_is_set_on_the_module(level: int):
-    """Attributes, parameters and their removal go through to it, as with torch.compile."""
     model, _ = both(level)
 
     model.label = "other"
@@ -154,7 +153,6 @@ def test_what_is_set_is_set_on_the_module(level: int):
 
 
 def test_a_pickle_is_handed_over_again():
-    """The unpickled object is a module of level 3 with the same arguments."""
     model = serve_warm.compile(Net().eval(), level=3, dynamic=False)
 
     again = pickle.loads(pickle.dumps(model))
@@ -203,7 +201,6 @@ def test_the_class_of_a_module_imports_no_compiler():
 
 
 def test_hooks_of_the_wrapper_fire(stand_in: EagerLibraries, written: tuple[Path, Any]):
-    """The wrapper is a module with its own hooks, and its calls keep their level."""
     folder, model = written
     with started(folder, load_library=stand_in.load), torch.inference_mode():
         handle = model.register_forward_hook(lambda module, args, out: out + 1)
@@ -219,7 +216,6 @@ def test_hooks_of_the_wrapper_fire(stand_in: EagerLibraries, written: tuple[Path
 
 
 def test_a_known_call_is_level_3(stand_in: EagerLibraries, tmp_path: Path):
-    """The library answers the known call, and torch.compile answers another call."""
     model = serve_warm.compile(Net().eval(), level=3)
     library = build(tmp_path, lambda: model(x()), level=3, make_library=stand_in.make)
     with started(tmp_path, load_library=stand_in.load), torch.inference_mode(), eager_below():
@@ -274,8 +270,6 @@ def test_the_same_machine_code_with_other_weights_is_another_function(tmp_path: 
 
 @pytest.mark.parametrize("kind", ["function", "decorated", "method"])
 def test_functions_and_methods_have_level_3(kind: str, stand_in: EagerLibraries, tmp_path: Path):
-    """Each way to pass a callable works, as at level 2."""
-
     class Owner:
         @serve_warm.compile(level=3)
         def decorated(self, x: torch.Tensor) -> torch.Tensor:
@@ -298,8 +292,6 @@ def test_functions_and_methods_have_level_3(kind: str, stand_in: EagerLibraries,
 
 
 def test_what_no_library_can_be_made_of_is_level_2(tmp_path: Path):
-    """The next level serves it, and the report says why it is not the highest."""
-
     def refuse(*_: Any) -> Any:
         raise NoEntry("it returns a memory map")
 
@@ -315,7 +307,6 @@ def test_what_no_library_can_be_made_of_is_level_2(tmp_path: Path):
 
 
 def test_a_library_is_not_an_entry_of_level_2(stand_in: EagerLibraries, written: tuple[Path, Any]):
-    """The same model passed at level 2 does not use what was made for level 3."""
     model = serve_warm.compile(Net().eval())
     with started(written[0], load_library=stand_in.load), torch.inference_mode(), eager_below():
         other = served(lambda: model(x()))
@@ -325,7 +316,6 @@ def test_a_library_is_not_an_entry_of_level_2(stand_in: EagerLibraries, written:
 
 @pytest.mark.parametrize("level", [0, 1, 4, "3"])
 def test_another_level_is_refused(level: Any):
-    """The sentence names the existing levels."""
     with pytest.raises(ConfigError, match="level="):
         serve_warm.compile(Net(), level=level)
 
@@ -361,7 +351,6 @@ def test_regions_have_every_mode_without_a_gpu(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_what_was_written_is_read(written: tuple[Path, Any]):
-    """The index has the level, plan and reason of each entry. The library stays a file."""
     library = EntryTable.read(written[0])
 
     [entry] = [entry for unit in library.units.values() for entry in unit.entries]
@@ -557,7 +546,6 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
 
 @pytest.mark.long
 def test_a_fresh_process_starts_without_any_compiler(program: tuple[Path, dict[str, Any]]):
-    """Neither Dynamo nor Inductor is imported, no g++ exists, and the numbers equal the build's."""
     folder, built = program
 
     start = in_a_process(folder, "start", BATCH="3", PATH="/nowhere", CXX="/nowhere/g++")
@@ -604,7 +592,6 @@ print("compiles", (watch.counts() - before).compiles)
 
 @pytest.mark.slow
 def test_a_proof_holds_for_a_compiler_that_is_imported_in_it():
-    """A compiler that is imported during a proof compiles nothing before its end."""
     process = run_python(FORBIDDEN)
 
     assert process.stdout.splitlines() == ["forbidden True", "compiles 1"], process.stderr[-2000:]

@@ -266,7 +266,6 @@ def test_another_order_of_an_ordered_dict_is_seen(layer: Any):
 
 
 def test_a_global_is_watched(monkeypatch: pytest.MonkeyPatch):
-    """A name of a Python module that a forward reads."""
     guard = Guard(path="G['here'].SCALE", kind=VALUE, value=SCALE)
     watch = FactWatch(None, [collect([guard], None, names={"here": (__name__, "")})])
     before = watch.unchanged()
@@ -522,7 +521,6 @@ def test_a_source_outlives_one_of_its_users(gone: str, left: str):
 
 
 def test_a_parameter_that_becomes_none_hides_no_change(layer: Any):
-    """The weight of a layer is removed, and later its config changes."""
     kinds = {"callee._parameters['weight']": TENSOR, "callee.config.rate": VALUE}
     watch = watch_of_each(layer, **kinds)
 

@@ -131,7 +131,6 @@ def started_with(tmp_path: Path, layer: nn.Module) -> Callable[..., Any]:
 )
 @torch.inference_mode()
 def test_a_new_object_costs_no_look_at_its_class(kind, layer, started_with):
-    """Over 50 objects, no class, function, tensor or call is described, and no watch is made."""
     slow = (
         names.name_of_class,
         names.identity,
@@ -155,7 +154,6 @@ def test_a_new_object_costs_no_look_at_its_class(kind, layer, started_with):
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_objects_are_freed_with_their_parts(kind: Any, started_with: Callable[..., Any]):
-    """What the objects of a class share keeps none of them alive, and no module of them."""
     with started_with(kind):
         kept = []
         for _ in range(2 * FIRST):
@@ -258,7 +256,6 @@ def test_an_object_that_differs_is_noticed(kind, change, layer, started_with):
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_objects_of_two_entries_take_turns(kind, layer, started_with):
-    """Each object gets the answer of its own entry, also if it changes between two calls."""
     with started_with(kind, 2.0, 3.0), eager_below():
         serve(kind, layer)
         found = []
@@ -276,7 +273,6 @@ def test_objects_of_two_entries_take_turns(kind, layer, started_with):
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_a_withdrawn_entry_answers_no_later_object(kind, layer, started_with):
-    """Neither an object that was made before, nor a new one."""
     with started_with(kind), eager_below():
         serve(kind, layer)
         before = kind(layer)
@@ -305,8 +301,6 @@ def test_checks_against_eager_that_begin_later_see_new_objects(layer, started_wi
 
 @torch.inference_mode()
 def test_a_class_with_the_same_name_is_another_class(tmp_path: Path, layer: nn.Module):
-    """It shares no known calls with the first class."""
-
     def make(factor: float) -> Any:
         def helped(self: Any, given: torch.Tensor) -> torch.Tensor:
             return torch.addmm(given, given, given, alpha=factor)
@@ -372,7 +366,6 @@ def test_objects_without_an_entry_are_not_looked_up_again(kind, layer, started_w
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_each_object_that_differs_has_its_own_reason(kind, layer, started_with):
-    """The text of a reason is made once for each value, not for each object."""
     with started_with(kind), eager_below():
         serve(kind, layer)
         calls = [lambda s=scale: kind(layer, s).run(rows()) for scale in (3.0, 4.0, 3.0)]
@@ -404,7 +397,6 @@ def make_closure(layer: nn.Module, scale: float = 2.0, **arguments: Any) -> Any:
 
 @torch.inference_mode()
 def test_a_new_closure_makes_no_watch_and_is_not_compiled(tmp_path: Path, layer: nn.Module):
-    """Over 50 closures, torch.compile never runs, because entries answer all calls."""
     build(tmp_path, lambda: make_closure(layer)(rows()))
     with started(tmp_path):
         serve(make_closure, layer)
@@ -417,7 +409,6 @@ def test_a_new_closure_makes_no_watch_and_is_not_compiled(tmp_path: Path, layer:
 
 @torch.inference_mode()
 def test_a_closure_that_differs_is_noticed_and_freed(tmp_path: Path, layer: nn.Module):
-    """Each closure is compared with the entry."""
     build(tmp_path, lambda: make_closure(layer)(rows()))
     with started(tmp_path), eager_below():
         serve(make_closure, layer)

@@ -156,7 +156,6 @@ def check_unchanged(callee: Any, state: Callable[[], tuple[torch.Tensor, torch.T
 @pytest.mark.parametrize("kind", MODULES)
 @torch.no_grad()
 def test_state_in_plain_tensors_is_as_before(kind: type[Stateful]):
-    """Wherever the module keeps its tensors."""
     module = kind()
 
     check_unchanged(module, module.state)
@@ -303,7 +302,6 @@ def test_state_in_python_objects_is_named_as_a_cause():
     ],
 )
 def test_a_call_in_a_build_advances_plain_state_once(kind: Any, level: int, tmp_path: Path):
-    """The call has an entry, and the state afterwards is that after one eager call."""
     model, other = kind().eval(), kind().eval()
     compiled = serve_warm.compile(model, dynamic=False, level=level)
     table = build(tmp_path, lambda: compiled(x()), level=level)

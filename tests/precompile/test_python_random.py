@@ -77,7 +77,6 @@ def seeded(call: Callable[[], Any], seed: int) -> tuple[Any, Any]:
 @pytest.mark.parametrize(("kind", "level"), [(Skipping, 2), (Skipping, 3), (Using, 2)])
 @torch.inference_mode()
 def test_an_entry_draws_the_same_numbers_as_eager(kind, level, tmp_path):
-    """The generator also has the same state after each call."""
     eager, (_, compiled) = kind(), rebuilt(kind, tmp_path, lambda m: m(x()), level=level)
 
     with started(tmp_path), eager_below():
@@ -123,7 +122,6 @@ def test_an_entry_that_refuses_a_call_draws_nothing(tmp_path: Path):
 @pytest.mark.slow
 @torch.inference_mode()
 def test_a_replaced_function_of_random_has_no_entry(tmp_path: Path, monkeypatch: Any):
-    """The next call uses the new function."""
     _, compiled = rebuilt(Using, tmp_path, lambda model: model(x()))
 
     with started(tmp_path), eager_below():
@@ -138,7 +136,6 @@ def test_a_replaced_function_of_random_has_no_entry(tmp_path: Path, monkeypatch:
 @pytest.mark.slow
 @torch.inference_mode()
 def test_numbers_in_the_result_have_no_library(tmp_path: Path):
-    """The call gets a level-2 entry, and the reason says what to use."""
     model = serve_warm.compile(Using(), dynamic=False, level=3)
 
     library = build(tmp_path, lambda: model(x()), level=3)

@@ -201,7 +201,6 @@ def test_a_number_that_depends_on_the_order_has_no_entry(way: str, tmp_path: Pat
 @pytest.mark.parametrize("kind", [ByName, Held, Constant, Attending, Branching])
 @torch.inference_mode()
 def test_a_set_whose_order_does_not_matter_has_an_entry(kind: Callable[..., Any], tmp_path: Path):
-    """The entry fits as long as the set has the same items."""
     rebuilt(kind, tmp_path, lambda model: model(x()))
     fresh, other = kind(NAMES[::-1] if kind is Held else NAMES).eval(), kind(NAMES[:2]).eval()
     same, differs = (serve_warm.compile(each, dynamic=False) for each in (fresh, other))
@@ -220,7 +219,6 @@ def test_a_set_whose_order_does_not_matter_has_an_entry(kind: Callable[..., Any]
 )
 @torch.inference_mode()
 def test_a_set_whose_order_is_in_the_graph_has_no_entry(kind: Callable[[], Any], tmp_path: Path):
-    """The reason says what to do."""
     model = serve_warm.compile(kind().eval(), dynamic=False)
 
     refused = refusal(tmp_path, lambda: model(x()))

@@ -169,7 +169,6 @@ def answers(model: Any, times: int = CALLS + 3) -> list[Any]:
 @pytest.mark.parametrize("kind", MODELS)
 @torch.inference_mode()
 def test_a_model_that_settles_has_an_entry(kind: Callable[[], Any], has_run: bool, tmp_path: Path):
-    """The start answers as eager does from the first call on, and then by the entry."""
     _LENGTHS.clear()
     model = serve_warm.compile(kind().eval(), dynamic=False)
     if has_run:  # as in a replica, whose build comes after its own start
@@ -231,7 +230,6 @@ def test_only_entries_of_models_that_make_state_are_marked(tmp_path: Path):
 @pytest.mark.slow
 @torch.inference_mode()
 def test_a_model_that_differs_in_another_way_is_not_called_for_ever(tmp_path: Path):
-    """After a few calls, level 1 answers, with the reason."""
     other, fresh = rebuilt(Table, tmp_path, lambda model: model(x()))
     other.linear.register_forward_hook(lambda _module, _given, out: out * 2)
     before = SESSION.settling_calls
@@ -261,7 +259,6 @@ class Fails(Table):
 @pytest.mark.slow
 @torch.inference_mode()
 def test_an_error_of_a_settling_call_is_the_answer(tmp_path: Path):
-    """The call is not run again."""
     eager, fresh = rebuilt(Fails, tmp_path, lambda model: model(x()))
     eager.is_bad = True
     calls = []
@@ -347,7 +344,6 @@ def calls():
 @pytest.mark.long
 @pytest.mark.parametrize("level", [2, pytest.param(3, marks=pytest.mark.stress)])
 def test_a_fresh_process_makes_the_settling_calls(level: int, tmp_path: Path):
-    """Nothing compiles, and the answers are torch.compile's."""
     (tmp_path / "app.py").write_text(APP.replace("LEVEL", str(level)))
 
     built = in_a_process(tmp_path, "build", level=level)

@@ -203,7 +203,6 @@ def of_another_class(model: Any) -> Iterator[None]:
 @pytest.mark.parametrize("change", [inserted, replaced_in_the_class, of_another_class])
 @torch.inference_mode()
 def test_a_structure_that_comes_back_is_level_2_again(change, at_the_start, tmp_path):
-    """In between, the model has no entry, also at the start."""
     model = serve_warm.compile(Layered().eval(), dynamic=False)
     build(tmp_path, lambda: model(x()))
     inner = model._orig_mod
@@ -342,7 +341,6 @@ def in_threads(*calls: Callable[[], Any]) -> list[Any]:
 @pytest.mark.slow
 @torch.inference_mode()
 def test_one_callable_is_built_from_two_threads(tmp_path: Path):
-    """Calls of one kind make one entry, whichever comes first."""
     model = serve_warm.compile(Doubled().eval(), dynamic=False)
     answers: list[Any] = []
 
@@ -382,7 +380,6 @@ class Asking(nn.Module):
 @pytest.mark.slow
 @torch.inference_mode()
 def test_a_forward_that_asks_whether_a_weight_is_frozen_is_told(tmp_path: Path):
-    """The entry is for one answer. A call with the other answer runs at level 1."""
     model, compiled = rebuilt(Asking, tmp_path, lambda model: model(x()))
     results, expected = [], []
 
@@ -496,7 +493,6 @@ FLAGS: dict[str, Flag] = {
 @pytest.mark.parametrize("flag", [pytest.param(flag, id=name) for name, flag in FLAGS.items()])
 @torch.inference_mode()
 def test_a_flag_that_is_set_after_the_start_is_seen_within_a_second(doubled: Path, flag: Flag):
-    """Level 1 while the flag differs, and level 2 within a second after it is restored."""
     get, put, other = flag
     now = 0.0
     model = serve_warm.compile(Doubled().eval(), dynamic=False)

@@ -281,7 +281,6 @@ class WithBuffer(Net):
 
 @torch.inference_mode()
 def test_a_buffer_with_parts_is_served_and_a_weight_is_returned(tmp_path: Path):
-    """The returned tensor is the model's own tensor, with its class."""
     model = serve_warm.compile(WithBuffer(weight()).eval(), dynamic=False)
     table = build(tmp_path, lambda: model(x()))
     fresh = WithBuffer(weight(1)).eval()
@@ -301,7 +300,6 @@ def test_a_buffer_with_parts_is_served_and_a_weight_is_returned(tmp_path: Path):
 
 @torch.inference_mode()
 def test_a_library_that_returns_such_a_tensor_says_so(tmp_path: Path):
-    """Its entry is at level 2."""
     model = serve_warm.compile(WithBuffer(weight()).eval(), dynamic=False, level=3)
 
     table = build(tmp_path, lambda: model(x()), level=3)
@@ -359,7 +357,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 @torch.inference_mode()
 def test_what_has_no_entry_says_why(name: str, tmp_path: Path):
-    """The reason names the weight, or what to do."""
     make, reason = REFUSED[name]
     model = serve_warm.compile(make().eval(), dynamic=False)
 

@@ -89,7 +89,6 @@ def test_the_reason_names_the_parts_that_have_a_graph(parts, names, tmp_path):
 
 @torch.inference_mode()
 def test_the_advice_can_be_followed(tmp_path: Path):
-    """The parts that it names are served at level 2."""
     model, fresh = (
         serve_warm.compile_regions(Model(Block(), Block()).eval(), ["Block"], dynamic=False)
         for _ in range(2)

@@ -28,7 +28,6 @@ OTHER = new_key()
 
 
 def test_signing_is_deterministic():
-    """Signing again in steps, at once, or twice gives equal bytes, so a store has one object."""
     at_once = sign(PAYLOAD, KEY, OTHER)
 
     in_steps = add_signatures(sign(PAYLOAD, KEY), OTHER)
@@ -53,7 +52,6 @@ def test_the_envelope_is_dsse():
 
 
 def test_a_repeated_signature_counts_once():
-    """A signature that is written twice does not count as two signers."""
     envelope = json.loads(sign(PAYLOAD, KEY, OTHER))
     envelope["signatures"] = [envelope["signatures"][0]] * 3
 
@@ -86,7 +84,6 @@ MALFORMED = {
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_what_is_no_envelope_is_refused(name: str):
-    """Any other content instead of a statement becomes a refusal, and no other error."""
     assert refusal(MALFORMED[name], trusting(KEY)).reason == "bad_statement"
 
 
@@ -101,7 +98,6 @@ def test_an_unsigned_envelope_can_be_read_and_signed_and_is_untrusted():
 
 
 def test_an_envelope_over_the_cap_is_refused_unread():
-    """The size is checked before anything is parsed."""
     padded = sign(PAYLOAD, KEY).ljust(MAX_ENVELOPE_BYTES + 1)
 
     assert verify(padded[:-1], trusting(KEY)).payload == PAYLOAD
@@ -109,7 +105,6 @@ def test_an_envelope_over_the_cap_is_refused_unread():
 
 
 def test_a_statement_that_nobody_would_read_is_not_signed():
-    """A builder gets an error for an envelope above the limit of readers."""
     with pytest.raises(BuildFailed, match="the limit is"):
         sign(b" " * MAX_ENVELOPE_BYTES, KEY)
 
@@ -124,7 +119,6 @@ def test_signing_needs_a_key():
 
 
 def test_signatures_that_are_there_are_kept():
-    """A signer keeps all other signatures, valid or not, known or not, each once."""
     foreign = {"keyid": "of another tool", "sig": "AAAA"}
     [ours] = json.loads(sign(PAYLOAD, KEY))["signatures"]
     envelope = edited(sign(PAYLOAD, KEY), signatures=[foreign, ours, foreign, {"sig": "AAAA"}])
@@ -136,7 +130,6 @@ def test_signatures_that_are_there_are_kept():
 
 
 def test_no_more_signatures_are_written_than_read():
-    """An envelope that every reader would refuse is not made."""
     keys = [new_key() for _ in range(MAX_SIGNATURES + 1)]
     full = sign(PAYLOAD, *keys[:-1])
 
@@ -149,7 +142,6 @@ def test_no_more_signatures_are_written_than_read():
 
 
 def test_adding_needs_a_key_and_an_envelope():
-    """Signing without a key fails, and bytes that are not an envelope are refused as on reading."""
     with pytest.raises(ConfigError, match="at least one key"):
         add_signatures(sign(PAYLOAD, KEY))
     with pytest.raises(ArtifactRefused) as caught:

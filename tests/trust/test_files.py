@@ -31,7 +31,6 @@ LINES = trust_lines(KEY.public_key(), name="x")
 
 
 def test_keys_of_all_files_are_merged(tmp_path: Path):
-    """The files of machine and user are combined; a key in both counts once, as first named."""
     system = write_trust(tmp_path / "etc", trust_lines(KEY.public_key(), name="ci"))
     keys = (trust_lines(k.public_key(), name=n) for k, n in ((KEY, "copy"), (OTHER, "me")))
     text = f'pinned = ["sha256:{"ab" * 32}"]\n' + "".join(keys)
@@ -45,7 +44,6 @@ def test_keys_of_all_files_are_merged(tmp_path: Path):
 
 
 def test_a_trust_file_says_all_that_code_can(tmp_path: Path):
-    """Deny-lists, age limits and exceptions also come from files, and combine like policies."""
     system = write_trust(
         tmp_path / "etc",
         f'denied = ["sha256:{"0a" * 32}"]\nmax_age_days = 90\n'
@@ -86,7 +84,6 @@ def test_a_trust_file_gives_keys_a_scope_and_says_what_is_required(tmp_path: Pat
 
 
 def test_the_example_of_the_module_is_a_trust_file(tmp_path: Path):
-    """The example in the documentation is valid once it has real keys and digests."""
     example = trustfiles.__doc__.partition("add a key.\n")[2].partition("serve_warm combines")[0]
     pem = PEM.replace("\n", "\\n")
     for old, new in [
@@ -107,7 +104,6 @@ def test_the_example_of_the_module_is_a_trust_file(tmp_path: Path):
 
 
 def test_no_file_trusts_nobody(tmp_path: Path):
-    """Trust must be configured; nothing is trusted by default."""
     assert trust_in(tmp_path / "trust.toml") == Trust()
 
 
@@ -122,7 +118,6 @@ def test_a_key_can_stand_in_a_file_of_its_own(tmp_path: Path):
 
 
 def test_nothing_configured_refuses_and_says_which_lines_to_add(tmp_path: Path):
-    """The hint has three lines for a trust file, which are valid once a key is filled in."""
     refused = refusal(sign(PAYLOAD, KEY), Trust())
 
     lines = refused.hint.splitlines()[1:]
@@ -205,7 +200,6 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_trust_file_is_an_error(tmp_path: Path, name: str):
-    """A mistake in a trust file is an error that names the file."""
     path = write_trust(tmp_path, BROKEN[name])
 
     with pytest.raises(ConfigError) as caught:
@@ -234,7 +228,6 @@ def test_what_others_can_write_is_not_trusted(tmp_path: Path, what: str, mode: i
 
 
 def test_a_link_out_of_an_unsafe_folder_is_not_trusted(tmp_path: Path):
-    """The target of a link must be as safe as the link."""
     real = write_trust(tmp_path / "shared", LINES)
     (tmp_path / "etc").mkdir()
     link = tmp_path / "etc" / "trust.toml"
@@ -292,7 +285,6 @@ def test_what_belongs_to_somebody_else_is_not_trusted(tmp_path: Path, what: str)
 
 
 def test_a_pipe_does_not_hang_the_start(tmp_path: Path):
-    """A trust file that is not a regular file is an immediate error."""
     os.mkfifo(tmp_path / "trust.toml", 0o600)
 
     with pytest.raises(ConfigError, match="not a regular file"):

@@ -47,7 +47,6 @@ UNUSABLE = {
 
 @pytest.mark.parametrize("name", UNUSABLE)
 def test_a_key_file_that_holds_no_usable_key_is_an_error(tmp_path: Path, name: str):
-    """The error says what is wrong with the file, without showing its content."""
     path = tmp_path / "key.pem"
     data = UNUSABLE[name]
     if data is not None:
@@ -80,7 +79,6 @@ LINES = {
 
 @pytest.mark.parametrize("name", LINES)
 def test_a_public_key_is_read_as_the_library_reads_it(name: str):
-    """Reading a key without the library gives the same key, id and refusals."""
     pem = LINES[name](public_pem(KEY).encode())
     try:
         expected = load_pem_public_key(pem)
@@ -102,7 +100,6 @@ def test_a_public_key_is_read_as_the_library_reads_it(name: str):
 
 
 def test_a_key_pair_signs_and_is_trusted(tmp_path: Path):
-    """The public key verifies what the private key signs; openssl writes the same files."""
     path = tmp_path / "ci.key"
 
     made = write_key_pair(path)
@@ -116,7 +113,6 @@ def test_a_key_pair_signs_and_is_trusted(tmp_path: Path):
 
 @pytest.mark.parametrize("umask", [0, 0o077])
 def test_only_the_public_half_can_be_read_by_others(tmp_path: Path, umask: int):
-    """The files have safe modes regardless of the umask, and no other file is left behind."""
     old = os.umask(umask)
     try:
         write_key_pair(tmp_path / "ci.key")
@@ -130,7 +126,6 @@ def test_only_the_public_half_can_be_read_by_others(tmp_path: Path, umask: int):
 @pytest.mark.parametrize("taken", ["ci.key", "ci.key.pub"])
 @pytest.mark.parametrize("kind", ["file", "link"])
 def test_no_key_is_overwritten(tmp_path: Path, taken: str, kind: str):
-    """An existing file or link with either name is an error before anything is written."""
     if kind == "file":
         (tmp_path / taken).write_bytes(b"precious")
     else:
@@ -145,7 +140,6 @@ def test_no_key_is_overwritten(tmp_path: Path, taken: str, kind: str):
 
 @pytest.mark.parametrize("name", ["absent/ci.key", "file/ci.key", "file/..", "."])
 def test_a_place_for_no_key_pair_is_a_config_error(tmp_path, monkeypatch, name):
-    """A missing folder or file name gives an error of one sentence."""
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
 

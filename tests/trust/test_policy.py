@@ -21,7 +21,6 @@ PEM = public_pem(KEY)
 
 
 def test_signed_by_takes_pem_and_trusted_keys():
-    """A key is accepted in both forms, and a key given in both forms counts once."""
     trust = signed_by(
         TrustedKey.from_pem(PEM, name="ci"),
         PEM,
@@ -44,7 +43,6 @@ def test_pinned_believes_exactly_what_it_names():
 
 
 def test_a_pin_must_be_a_digest():
-    """A pin that can never match is an error."""
     with pytest.raises(ConfigError, match="64 hex digits"):
         Trust(pinned=frozenset({"9f2c"}))
 
@@ -79,7 +77,6 @@ def test_a_policy_that_means_nothing_is_an_error(name: str):
 
 
 def test_policies_add_up():
-    """Combined policies have all beliefs and denials, and the stricter age limit."""
     first = signed_by(PEM, max_age_s=60.0, denied=[f"sha256:{'0a' * 32}"])
     second = (
         signed_by(TrustedKey.from_pem(PEM, name="copy"), public_pem(OTHER), max_age_s=30.0)
@@ -120,7 +117,6 @@ EXACT = [
 
 @pytest.mark.parametrize("store", EXACT)
 def test_exact_addresses_can_be_exceptions(store: str):
-    """Every kind of store can be used in a policy."""
     assert unsigned_ok(store, reason="x").unsigned_ok == (UnsignedOk(store=store, reason="x"),)
 
 
@@ -166,6 +162,5 @@ def test_what_names_no_one_store_is_no_exception(name: str):
 
 @pytest.mark.parametrize("reason", ["", " \n"])
 def test_an_exception_needs_a_reason(reason: str):
-    """An exception needs a reason."""
     with pytest.raises(ConfigError, match="has no reason"):
         unsigned_ok(STORE, reason=reason)

@@ -32,7 +32,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_user_key_is_made_once_and_trusted(tmp_path: Path):
-    """Users can load what they sign, from the first call on; a second call changes nothing."""
     directory = tmp_path / "config" / "serve_warm"
     first = key_in(directory)
     before = (directory / "trust.toml").read_bytes()
@@ -45,7 +44,6 @@ def test_the_user_key_is_made_once_and_trusted(tmp_path: Path):
 
 
 def test_the_user_key_is_private(folder: Path):
-    """Other users cannot read the key or change what is trusted, regardless of the umask."""
     old = os.umask(0)
     try:
         key = key_in(folder)
@@ -60,7 +58,6 @@ def test_the_user_key_is_private(folder: Path):
 
 
 def test_a_trust_file_that_is_there_is_kept(folder: Path):
-    """The user's own keys and comments stay; the new key is added at the end."""
     text = "# ours\npinned = []\n" + trust_lines(OTHER.public_key(), name="ci").rstrip()
     path = write_trust(folder, text)
 
@@ -72,7 +69,6 @@ def test_a_trust_file_that_is_there_is_kept(folder: Path):
 
 
 def test_a_trust_file_that_cannot_be_extended_is_kept(folder: Path):
-    """A file in another TOML notation is not changed; the error has the lines to add by hand."""
     path = write_trust(folder, "keys = []\n")
 
     with pytest.raises(ConfigError, match="cannot add a key to ") as caught:
@@ -130,7 +126,6 @@ def test_half_a_key_does_not_stay(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_place_that_cannot_be_written_is_a_config_error(tmp_path: Path):
-    """A home that is not a folder gives an error of one sentence."""
     (tmp_path / "file").touch()
 
     with pytest.raises(ConfigError, match="cannot be written"):
@@ -153,7 +148,6 @@ print(key_id(user_key().public_key()))
 
 @pytest.mark.slow
 def test_racing_first_uses_agree_on_one_key(tmp_path: Path):
-    """Eight processes that start at the same time get the same key, which is trusted once."""
     directory, go = tmp_path / "serve_warm", tmp_path / "go"
     command = [sys.executable, "-c", RACER, str(directory), str(go)]
     racers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(8)]
@@ -171,7 +165,6 @@ def test_racing_first_uses_agree_on_one_key(tmp_path: Path):
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o602])
 def test_a_signing_key_that_others_can_read_is_not_used(folder: Path, mode: int):
-    """A key that others may have copied is not used to sign; the error names the fix."""
     key_in(folder)
     path = folder / "signing_key.pem"
     path.chmod(mode)

@@ -34,7 +34,6 @@ PEM = public_pem(KEY)
 
 
 def test_verify_returns_what_was_signed():
-    """A payload signed by a trusted key is returned byte for byte."""
     assert verify(sign(PAYLOAD, KEY), trusting(KEY)).payload == PAYLOAD
 
 
@@ -47,7 +46,6 @@ def test_one_trusted_signature_among_several_is_enough():
 
 
 def test_a_key_is_rotated_by_signing_again():
-    """Readers with the old key, the new key or both believe a statement signed by both keys."""
     old, new = trusting(KEY), trusting(OTHER)
     before = sign(PAYLOAD, KEY)
 
@@ -61,7 +59,6 @@ def test_a_key_is_rotated_by_signing_again():
 
 
 def test_an_unknown_signer_is_untrusted():
-    """A valid signature by an untrusted key does not count, and the refusal names the key id."""
     refused = refusal(sign(PAYLOAD, OTHER), trusting(KEY))
 
     assert refused.reason == "untrusted"
@@ -69,7 +66,6 @@ def test_an_unknown_signer_is_untrusted():
 
 
 def test_every_flipped_bit_of_the_payload_is_noticed():
-    """Any change of the signed bytes is refused, regardless of its position."""
     envelope = sign(PAYLOAD, KEY)
     reasons = set()
 
@@ -98,7 +94,6 @@ def test_a_claimed_key_id_proves_nothing():
     ids=["none", "empty", "nonsense", "of another key"],  # the same in each process of a run
 )
 def test_a_wrong_or_missing_key_id_does_no_harm(hint: dict[str, str]):
-    """A valid signature is found regardless of its key id."""
     [signature] = json.loads(sign(PAYLOAD, KEY))["signatures"]
     envelope = edited(sign(PAYLOAD, KEY), signatures=[{"sig": signature["sig"], **hint}])
 
@@ -106,7 +101,6 @@ def test_a_wrong_or_missing_key_id_does_no_harm(hint: dict[str, str]):
 
 
 def test_a_key_under_two_names_counts_once():
-    """A key with two names does not count as two signers."""
     raw = KEY.public_key().public_bytes_raw()
     twice = Trust(keys=tuple(TrustedKey(name=name, raw=raw) for name in ("a", "b")))
 
@@ -114,7 +108,6 @@ def test_a_key_under_two_names_counts_once():
 
 
 def test_a_signature_of_another_payload_is_refused():
-    """A signature of one statement is not valid for another."""
     taken = json.loads(sign(b"something else", KEY))["signatures"]
     envelope = edited(sign(PAYLOAD, KEY), signatures=taken)
 
@@ -135,7 +128,6 @@ def test_the_type_is_signed_with_the_payload():
 
 
 def test_an_empty_signature_is_not_valid():
-    """An empty signature is not valid for any key."""
     empty = edited(sign(PAYLOAD, KEY), signatures=[{"keyid": "", "sig": ""}])
 
     assert refusal(empty, trusting(KEY)).reason == "untrusted"
@@ -160,14 +152,12 @@ def test_a_pinned_statement_is_believed_whoever_signed_it():
 
 
 def test_a_pin_is_of_the_statement_and_not_of_its_envelope():
-    """A pinned statement remains pinned when another key signs it, but not when it is edited."""
     envelope = sign(PAYLOAD, OTHER)
 
     assert refusal(envelope, Trust(pinned=frozenset({hashlib.sha256(envelope).hexdigest()})))
 
 
 def test_a_signature_is_named_before_a_pin_and_a_pin_before_an_exception():
-    """A signed statement never counts as unsigned, even with several reasons to believe it."""
     lenient = pinned(f"sha256:{DIGEST}") | unsigned_ok(STORE, reason="a test")
     envelope = sign(PAYLOAD, KEY)
 
@@ -216,7 +206,6 @@ def test_text_in_the_envelope_does_not_make_it_an_exception():
 
 
 def test_believing_the_unsigned_is_loud(caplog: pytest.LogCaptureFixture):
-    """Each use of the exception logs a warning with store and reason, unless it is signed."""
     allowed = trusting(KEY) | unsigned_ok(STORE, reason="ticket 4711")
     verify(sign(PAYLOAD, KEY), allowed, store=STORE)
     assert caplog.records == []
@@ -229,7 +218,6 @@ def test_believing_the_unsigned_is_loud(caplog: pytest.LogCaptureFixture):
 
 
 def test_an_exception_alone_is_a_trust():
-    """With `unsigned_ok` for one store and no key, other stores are `untrusted`, not `no_trust`."""
     allowed = unsigned_ok(STORE, reason="a test")
 
     assert refusal(sign(PAYLOAD, KEY), allowed, store="s3://b").reason == "untrusted"
@@ -239,7 +227,6 @@ def test_an_exception_alone_is_a_trust():
     "trust", [Trust(denied=frozenset({DIGEST})), Trust(max_age_s=1.0)], ids=["denied", "max_age"]
 )
 def test_restrictions_alone_trust_nobody(trust: Trust):
-    """A deny-list and an age limit do not make any statement trusted."""
     assert refusal(sign(PAYLOAD, KEY), trust, store=STORE).reason == "no_trust"
 
 
@@ -264,7 +251,6 @@ def late_refusal(trust: Trust, *, now_unix: float = NOW, **changes: Any) -> tupl
 @pytest.mark.parametrize("digest", [DIGEST, "0a" * 32, "0b" * 32], ids=["payload", "part", "last"])
 @pytest.mark.parametrize("how", ["signature", "pin", "unsigned_ok"])
 def test_what_is_denied_is_refused_for_whatever_reason_it_was_believed(how: str, digest: str):
-    """A denied digest, of the statement or of any part, overrides key, pin and store."""
     believing = {
         "signature": trusting(KEY),
         "pin": pinned(f"sha256:{DIGEST}"),
@@ -281,7 +267,6 @@ def test_what_is_denied_is_refused_for_whatever_reason_it_was_believed(how: str,
 
 
 def test_another_digest_on_the_deny_list_does_no_harm():
-    """Denying one artifact does not deny any other."""
     assert late_refusal(Trust(denied=frozenset({"0c" * 32}))) == ("", "")
 
 
@@ -344,7 +329,6 @@ def test_a_key_is_believed_within_its_scope(deployment: str, store: str):
     ],
 )
 def test_a_key_is_not_believed_out_of_its_scope(deployment: Any, store: str):
-    """The refusal is `untrusted` and names the key, its scope, and what was found."""
     refused = refusal(sign(statement(deployment), KEY), SCOPED, store=store)
 
     assert refused.reason == "untrusted"
@@ -355,13 +339,11 @@ def test_a_key_is_not_believed_out_of_its_scope(deployment: Any, store: str):
 
 @pytest.mark.parametrize("payload", [b"no JSON", b"[]", b"{}", b'{"predicate": 1}'])
 def test_a_scoped_key_vouches_for_no_statement_without_a_deployment(payload: bytes):
-    """A statement without a deployment is in no scope, and causes no other type of error."""
     assert refusal(sign(payload, KEY), SCOPED, store="s3://prod/a").reason == "untrusted"
     assert verify(sign(payload, KEY), signed_by(PEM, stores=["s3://*"]), store="s3://a").signers
 
 
 def test_a_scope_takes_nothing_from_other_reasons_to_believe():
-    """Another key, a wider scope of the same key, a pin and an exception still count."""
     payload = statement("Scorer")
     digest = hashlib.sha256(payload).hexdigest()
     envelope = sign(payload, KEY, OTHER)
@@ -391,7 +373,6 @@ SAID = {"source": "4f2c", "image": "r/app@sha256:1", "builder": "https://ci/acme
     ],
 )
 def test_a_policy_can_require_where_an_artifact_comes_from(require: Any, problem: str):
-    """Each required fact must exist and match; other facts do not matter."""
     trust = Trust(require=frozenset(require.items()))
 
     with pytest.raises(ArtifactRefused) if problem else contextlib.nullcontext() as caught:
@@ -427,5 +408,4 @@ def test_an_artifact_from_the_future_is_refused(limit: float | None):
 @pytest.mark.slow
 @pytest.mark.parametrize("created", ["", "yesterday", "2027-01-15T07:00:00", "2027-01-15"])
 def test_a_time_that_is_none_is_refused(created: str):
-    """A statement without a readable age does not pass the age limit."""
     assert late_refusal(signed_by(PEM), created=created)[0] == "bad_statement"
