@@ -43,7 +43,6 @@ def x(rows: int = 3) -> torch.Tensor:
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @torch.inference_mode()
 def test_a_library_assigns_what_its_forward_assigns(tmp_path: Path):
     """Each call makes new values, and returns the tensors that it assigns."""
@@ -135,7 +134,6 @@ class Counting(Assigning):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @torch.inference_mode()
 def test_a_number_that_a_forward_reads_and_assigns_has_no_entry(tmp_path: Path):
     """No later call would have the number of the build."""

@@ -95,7 +95,6 @@ def test_a_change_of_a_recurrent_layer_is_seen_by_the_next_call(name: str, folde
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
 @torch.inference_mode()
 def test_a_recurrent_layer_is_a_library(kind: type, tmp_path: Path):
