@@ -17,15 +17,7 @@ import torch
 import generators
 import serve_warm
 from components import require_module
-from generators import (  # noqa: F401 - a fixture
-    MODELS,
-    batch_of,
-    draw,
-    eagerly,
-    generate,
-    load,
-    load_compiled,
-)
+from generators import MODELS, batch_of, draw, eagerly, generate, load, load_compiled  # noqa: F401 - a fixture
 from levels import in_a_process
 from serve_warm.compiler.compiled_objects import compile_arguments, reaches_compiled
 from serve_warm.errors import ConfigError

@@ -13,14 +13,7 @@ import torch
 
 import serve_warm
 from components import require_module
-from generators import (  # noqa: F401 - a fixture
-    SLIDING_WINDOW,
-    TEXT,
-    batch_of,
-    best,
-    eagerly,
-    generate,
-)
+from generators import SLIDING_WINDOW, TEXT, batch_of, best, eagerly, generate  # noqa: F401 - a fixture
 from serve_warm.errors import ConfigError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("eagerly")]

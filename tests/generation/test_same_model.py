@@ -9,15 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from generators import (  # noqa: F401 - a fixture
-    Adapted,
-    batch_of,
-    best,
-    eagerly,
-    load,
-    load_adapted,
-    load_compiled,
-)
+from generators import Adapted, batch_of, best, eagerly, load, load_adapted, load_compiled  # noqa: F401 - a fixture
 from serve_warm.errors import GenerationRefused
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("eagerly")]

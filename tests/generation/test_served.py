@@ -334,10 +334,7 @@ def no_token(logits: torch.Tensor) -> torch.Tensor:
 REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
     (options(17, max_new_tokens=2), "The prompt has 17 tokens, but the longest bucket has 16."),
     (options(rows=4), "A batch of 4 sequences does not fit into the 3 slots of this model."),
-    (
-        options(rows=3),
-        "The batch needs 3 slots, but other sequences still use 1 of the 3 slots.",
-    ),
+    (options(rows=3), "The batch needs 3 slots, but other sequences still use 1 of the 3 slots."),
     (
         options(16, max_new_tokens=45),
         "A sequence of 61 tokens, including the prompt, does not fit into a cache of 60.",

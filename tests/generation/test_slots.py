@@ -14,15 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from generators import (  # noqa: F401 - a fixture
-    batch_of,
-    best,
-    draw,
-    eagerly,
-    load,
-    load_adapted,
-    load_compiled,
-)
+from generators import batch_of, best, draw, eagerly, load, load_adapted, load_compiled  # noqa: F401 - a fixture
 from serve_warm.errors import GenerationRefused
 from serve_warm.generation import Slots
 

@@ -24,15 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 import serve_warm
 from levels import build, eager_below, served, started
-from models import (  # noqa: F401 - fixtures
-    Block,
-    Cache,
-    Scaled,
-    close,
-    one_watch,
-    scaled_fixture,
-    x,
-)
+from models import Block, Cache, Scaled, close, one_watch, scaled_fixture, x  # noqa: F401 - fixtures
 from serve_warm.compiler.proof import forbid
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile.session import SESSION

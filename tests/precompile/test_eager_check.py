@@ -14,11 +14,7 @@ import pytest
 import torch
 
 from serve_warm.precompile.distance_check import compare_in_build
-from serve_warm.precompile.eager_check import (
-    TOLERANCE,
-    NotComparable,
-    why_not_twice,
-)
+from serve_warm.precompile.eager_check import TOLERANCE, NotComparable, why_not_twice
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.service_check import compare_in_service
 

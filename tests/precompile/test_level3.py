@@ -497,10 +497,7 @@ def test_arguments_of_level_3_are_named_without_the_compiler():
             self.model = serve_warm.compile(Net().eval(), level=3, dynamic=False)
             self.function = serve_warm.compile(lambda x: x, level=3)
 
-    assert compile_arguments(Owner()) == {
-        "model": "dynamic=False, level=3",
-        "function": "level=3",
-    }
+    assert compile_arguments(Owner()) == {"model": "dynamic=False, level=3", "function": "level=3"}
 
 
 # --- fresh processes --------------------------------------------------------------------------

@@ -50,9 +50,7 @@ def test_a_pin_must_be_a_digest():
 USELESS = {
     "signed_by_nobody": signed_by,
     "signed_by_no_key": lambda: signed_by("ssh-ed25519 AAAA"),
-    "signed_by_other_kind": lambda: signed_by(
-        public_pem(ec.generate_private_key(ec.SECP256R1())),
-    ),
+    "signed_by_other_kind": lambda: signed_by(public_pem(ec.generate_private_key(ec.SECP256R1()))),
     "denied_without_kind": lambda: signed_by(PEM, denied=[DIGEST]),
     "denied_in_trust": lambda: Trust(denied=frozenset({f"sha256:{DIGEST}"})),
     "no_age": lambda: signed_by(PEM, max_age_s=0.0),
