@@ -14,7 +14,7 @@ from torch import nn
 
 import serve_warm
 from levels import build, eager_below, entries_of, refusal, served, started
-from models import one_watch  # noqa: F401 - a fixture
+from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
 
 
 class Part(nn.Module):
@@ -43,7 +43,6 @@ def x(rows: int = 3) -> torch.Tensor:
 
 
 @pytest.mark.long
-@torch.inference_mode()
 def test_a_library_assigns_what_its_forward_assigns(tmp_path: Path):
     """Each call makes new values, and returns the tensors that it assigns."""
     model = serve_warm.compile(Assigning().eval(), dynamic=False, level=3)
@@ -112,7 +111,6 @@ class OwnDict(Assigning):
         (OwnDict, "it assigns a dict or a set, or it assigns a list that is also used elsewhere"),
     ],
 )
-@torch.inference_mode()
 def test_what_a_library_cannot_assign_is_at_level_2(kind, reason, tmp_path):
     """A library would make a new list where eager execution keeps one."""
     model = kind().eval()
@@ -134,7 +132,6 @@ class Counting(Assigning):
 
 
 @pytest.mark.long
-@torch.inference_mode()
 def test_a_number_that_a_forward_reads_and_assigns_has_no_entry(tmp_path: Path):
     """No later call would have the number of the build."""
     compiled = serve_warm.compile(Counting().eval(), dynamic=False, level=3)

@@ -19,7 +19,7 @@ from torch import nn
 
 import serve_warm
 from levels import build, eager_below, forget_callables, rebuilt, served, started
-from models import Block, Indexed, Scaled, Stack, close, fresh_fixture, one_watch, scaled_fixture, x  # noqa: F401 - fixtures
+from models import Block, Indexed, Scaled, Stack, close, fresh_fixture, one_watch, scaled_fixture, x  # noqa: F401
 from serve_warm import report
 from serve_warm.compiler.proof import forbid
 from serve_warm.precompile.binding import _Pause

@@ -19,7 +19,7 @@ from torch import nn
 import serve_warm
 from calls_counted import calls_of
 from levels import build, eager_below, entries_of, served, started
-from models import one_watch  # noqa: F401 - a fixture
+from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
 from serve_warm._redaction import redact
 from serve_warm.precompile import call_signature, names
 from serve_warm.precompile.binding import OBJECTS_WITHOUT_SHARING
@@ -129,7 +129,6 @@ def started_with(tmp_path: Path, layer: nn.Module) -> Callable[..., Any]:
     "kind",
     [*KINDS, pytest.param(AtLevel3, marks=[pytest.mark.slow, pytest.mark.long], id="level 3")],
 )
-@torch.inference_mode()
 def test_a_new_object_costs_no_look_at_its_class(kind, layer, started_with):
     slow = (
         names.name_of_class,
@@ -152,7 +151,6 @@ def test_a_new_object_costs_no_look_at_its_class(kind, layer, started_with):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@torch.inference_mode()
 def test_objects_are_freed_with_their_parts(kind: Any, started_with: Callable[..., Any]):
     with started_with(kind):
         kept = []
@@ -180,7 +178,6 @@ CLASS_CHANGES: dict[str, Callable[[Any, pytest.MonkeyPatch], None]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CLASS_CHANGES)
-@torch.inference_mode()
 def test_a_class_that_changes_between_two_objects_is_noticed(
     kind: Any, name: str, layer: nn.Module, started_with: Any, monkeypatch: pytest.MonkeyPatch
 ):
@@ -199,7 +196,6 @@ def test_a_class_that_changes_between_two_objects_is_noticed(
     torch.testing.assert_close(restored.value, eager(kind(layer)))
 
 
-@torch.inference_mode()
 def test_new_code_of_a_method_is_noticed_within_a_second(layer, started_with):
     """As for an object that stays (`RELOOK_S`)."""
     clock = SimpleNamespace(now=0.0)
@@ -237,7 +233,6 @@ def _widen(each: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("change", [_replace_layer, _replace_scale, _add_hook, _widen])
-@torch.inference_mode()
 def test_an_object_that_differs_is_noticed(kind, change, layer, started_with):
     """Both before its first call and between two calls. Other objects are served by the entry."""
     with started_with(kind), eager_below():
@@ -254,7 +249,6 @@ def test_an_object_that_differs_is_noticed(kind, change, layer, started_with):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@torch.inference_mode()
 def test_objects_of_two_entries_take_turns(kind, layer, started_with):
     with started_with(kind, 2.0, 3.0), eager_below():
         serve(kind, layer)
@@ -271,7 +265,6 @@ def test_objects_of_two_entries_take_turns(kind, layer, started_with):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@torch.inference_mode()
 def test_a_withdrawn_entry_answers_no_later_object(kind, layer, started_with):
     with started_with(kind), eager_below():
         serve(kind, layer)
@@ -286,7 +279,6 @@ def test_a_withdrawn_entry_answers_no_later_object(kind, layer, started_with):
     assert {each.reason for each in found} == {"withdrawn: it is wrong"}
 
 
-@torch.inference_mode()
 def test_checks_against_eager_that_begin_later_see_new_objects(layer, started_with):
     """Calls that were known before the checks are looked up again."""
     with started_with(Plain):
@@ -299,7 +291,6 @@ def test_checks_against_eager_that_begin_later_see_new_objects(layer, started_wi
         assert checks.report().results["same"] == 1
 
 
-@torch.inference_mode()
 def test_a_class_with_the_same_name_is_another_class(tmp_path: Path, layer: nn.Module):
     def make(factor: float) -> Any:
         def helped(self: Any, given: torch.Tensor) -> torch.Tensor:
@@ -347,7 +338,6 @@ def test_threads_get_the_answers_of_their_own_objects(layer, started_with, monke
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@torch.inference_mode()
 def test_objects_without_an_entry_are_not_looked_up_again(kind, layer, started_with):
     """A call that no entry was made for is counted for each of 50 objects, but described once."""
     other = torch.ones(4, 8)[:, ::2]
@@ -364,7 +354,6 @@ def test_objects_without_an_entry_are_not_looked_up_again(kind, layer, started_w
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@torch.inference_mode()
 def test_each_object_that_differs_has_its_own_reason(kind, layer, started_with):
     with started_with(kind), eager_below():
         serve(kind, layer)
@@ -395,7 +384,6 @@ def make_closure(layer: nn.Module, scale: float = 2.0, **arguments: Any) -> Any:
     return serve_warm.compile(run, dynamic=False, **arguments)
 
 
-@torch.inference_mode()
 def test_a_new_closure_makes_no_watch_and_is_not_compiled(tmp_path: Path, layer: nn.Module):
     build(tmp_path, lambda: make_closure(layer)(rows()))
     with started(tmp_path):
@@ -407,7 +395,6 @@ def test_a_new_closure_makes_no_watch_and_is_not_compiled(tmp_path: Path, layer:
     torch.testing.assert_close(answers[-1], torch.addmm(rows(), layer(rows()), rows(), alpha=2.0))
 
 
-@torch.inference_mode()
 def test_a_closure_that_differs_is_noticed_and_freed(tmp_path: Path, layer: nn.Module):
     build(tmp_path, lambda: make_closure(layer)(rows()))
     with started(tmp_path), eager_below():

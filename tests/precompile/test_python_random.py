@@ -15,7 +15,7 @@ from torch import nn
 
 import serve_warm
 from levels import build, eager_below, entries_of, rebuilt, refusal, served, started
-from models import close, one_watch, x  # noqa: F401 - a fixture
+from models import close, in_inference_mode, one_watch, x  # noqa: F401 - fixtures
 from serve_warm.precompile.python_random import drawing
 
 
@@ -75,7 +75,6 @@ def seeded(call: Callable[[], Any], seed: int) -> tuple[Any, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "level"), [(Skipping, 2), (Skipping, 3), (Using, 2)])
-@torch.inference_mode()
 def test_an_entry_draws_the_same_numbers_as_eager(kind, level, tmp_path):
     eager, (_, compiled) = kind(), rebuilt(kind, tmp_path, lambda m: m(x()), level=level)
 
@@ -92,7 +91,6 @@ def test_an_entry_draws_the_same_numbers_as_eager(kind, level, tmp_path):
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_a_build_leaves_pythons_generator_alone(tmp_path: Path):
     """The trace and the comparison with eager draw, but the build's own call comes first."""
     model = serve_warm.compile(Skipping(), dynamic=False)
@@ -105,7 +103,6 @@ def test_a_build_leaves_pythons_generator_alone(tmp_path: Path):
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_an_entry_that_refuses_a_call_draws_nothing(tmp_path: Path):
     """The entry writes into a buffer, so it refuses an argument that overlaps the buffer."""
     eager, (fresh, compiled) = Written(), rebuilt(Written, tmp_path, lambda model: model(x()))
@@ -120,7 +117,6 @@ def test_an_entry_that_refuses_a_call_draws_nothing(tmp_path: Path):
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_a_replaced_function_of_random_has_no_entry(tmp_path: Path, monkeypatch: Any):
     _, compiled = rebuilt(Using, tmp_path, lambda model: model(x()))
 
@@ -134,7 +130,6 @@ def test_a_replaced_function_of_random_has_no_entry(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_numbers_in_the_result_have_no_library(tmp_path: Path):
     model = serve_warm.compile(Using(), dynamic=False, level=3)
 
@@ -148,7 +143,6 @@ def test_numbers_in_the_result_have_no_library(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", [2, 3])
-@torch.inference_mode()
 def test_a_generator_object_has_no_entry(level: int, tmp_path: Path):
     """Dynamo makes the state of such an object a constant, so all calls draw equal numbers."""
     model = serve_warm.compile(Held(), dynamic=False, level=level)

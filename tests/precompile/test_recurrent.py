@@ -14,7 +14,7 @@ from torch import nn
 
 import serve_warm
 from levels import build, eager_below, rebuilt, refusal, served, started
-from models import one_watch  # noqa: F401 - a fixture
+from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
 from serve_warm.precompile.trace_notes import STEPS
 
 
@@ -77,7 +77,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
-@torch.inference_mode()
 def test_a_change_of_a_recurrent_layer_is_seen_by_the_next_call(name: str, folder: Path):
     """Its weights are inputs of the graph, by the list or by their names."""
     model = Recurrent(seed=1).eval()
@@ -96,7 +95,6 @@ def test_a_change_of_a_recurrent_layer_is_seen_by_the_next_call(name: str, folde
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
-@torch.inference_mode()
 def test_a_recurrent_layer_is_a_library(kind: type, tmp_path: Path):
     """A library takes the weights from the module, not from the build's."""
     fresh, compiled = rebuilt(lambda: Output(kind), tmp_path, lambda m: m(x()), level=3)
@@ -110,7 +108,6 @@ def test_a_recurrent_layer_is_a_library(kind: type, tmp_path: Path):
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_a_recurrent_layer_with_many_steps_says_what_to_do(tmp_path: Path):
     """Its graph would repeat the code of a step for each of them."""
     model = serve_warm.compile(Recurrent(nn.GRU).eval(), dynamic=False)

@@ -17,7 +17,7 @@ from torch import nn
 
 import serve_warm
 from levels import eager_below, rebuilt, served, started
-from models import one_watch  # noqa: F401 - a fixture
+from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
 
 
 class Small:
@@ -72,7 +72,6 @@ class OfTwoAttributes(Choosing):
         (OfTwoAttributes, Large, Small),
     ],
 )
-@torch.inference_mode()
 def test_a_name_of_another_object_is_noticed(kind, at_the_build, at_the_start, tmp_path):
     """Dynamo has no guard on the second name if one of them is global; an entry has a fact."""
     x = torch.linspace(-1, 1, 9).view(3, 3)
@@ -124,7 +123,6 @@ COMPARISONS = {
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
-@torch.inference_mode()
 def test_a_module_that_is_loaded_again_is_noticed(name, tmp_path, monkeypatch):
     """Its new classes and functions have the names and the code of the earlier ones."""
     number = [*COMPARISONS].index(name)  # torch keeps objects of modules by their names

@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import serve_warm
 from levels import eager_below, rebuilt, refusal, served, started
-from models import close, one_watch, x  # noqa: F401 - a fixture
+from models import close, in_inference_mode, one_watch, x  # noqa: F401 - fixtures
 from serve_warm.precompile.set_orders import arrangements
 
 NAMES = ("one", "two", "three")
@@ -188,7 +188,6 @@ WAYS: dict[str, Callable[[set[str]], int]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-@torch.inference_mode()
 def test_a_number_that_depends_on_the_order_has_no_entry(way: str, tmp_path: Path):
     """Torch has different code for each way through a set."""
     model = serve_warm.compile(Weighed(WAYS[way]).eval(), dynamic=False)
@@ -199,7 +198,6 @@ def test_a_number_that_depends_on_the_order_has_no_entry(way: str, tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("kind", [ByName, Held, Constant, Attending, Branching])
-@torch.inference_mode()
 def test_a_set_whose_order_does_not_matter_has_an_entry(kind: Callable[..., Any], tmp_path: Path):
     rebuilt(kind, tmp_path, lambda model: model(x()))
     fresh, other = kind(NAMES[::-1] if kind is Held else NAMES).eval(), kind(NAMES[:2]).eval()
@@ -217,7 +215,6 @@ def test_a_set_whose_order_does_not_matter_has_an_entry(kind: Callable[..., Any]
 @pytest.mark.parametrize(
     "kind", [InTurn, Listed, Paired, Random, Written, Assigned, Counted, BranchInTurn]
 )
-@torch.inference_mode()
 def test_a_set_whose_order_is_in_the_graph_has_no_entry(kind: Callable[[], Any], tmp_path: Path):
     model = serve_warm.compile(kind().eval(), dynamic=False)
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import serve_warm
 from levels import build, eager_below, entries_of, in_a_process, rebuilt, served, started
-from models import one_watch  # noqa: F401 - a fixture
+from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
 from serve_warm.precompile.session import SESSION
 from serve_warm.precompile.settling import CALLS, SETTLES, state_of
 
@@ -167,7 +167,6 @@ def answers(model: Any, times: int = CALLS + 3) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("has_run", [False, True], ids=["new", "has run"])
 @pytest.mark.parametrize("kind", MODELS)
-@torch.inference_mode()
 def test_a_model_that_settles_has_an_entry(kind: Callable[[], Any], has_run: bool, tmp_path: Path):
     _LENGTHS.clear()
     model = serve_warm.compile(kind().eval(), dynamic=False)
@@ -192,7 +191,6 @@ def test_a_model_that_settles_has_an_entry(kind: Callable[[], Any], has_run: boo
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_a_model_whose_parts_change_their_class_has_an_entry(tmp_path: Path):
     """The start finds the entries of another structure."""
     model = serve_warm.compile(Lazy().eval(), dynamic=False)
@@ -215,7 +213,6 @@ class Base2(Base):
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_only_entries_of_models_that_make_state_are_marked(tmp_path: Path):
     """A start of other models has no eager calls."""
     plain, table = (serve_warm.compile(kind().eval(), dynamic=False) for kind in (Base2, Table))
@@ -228,7 +225,6 @@ def test_only_entries_of_models_that_make_state_are_marked(tmp_path: Path):
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_a_model_that_differs_in_another_way_is_not_called_for_ever(tmp_path: Path):
     other, fresh = rebuilt(Table, tmp_path, lambda model: model(x()))
     other.linear.register_forward_hook(lambda _module, _given, out: out * 2)
@@ -257,7 +253,6 @@ class Fails(Table):
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_an_error_of_a_settling_call_is_the_answer(tmp_path: Path):
     eager, fresh = rebuilt(Fails, tmp_path, lambda model: model(x()))
     eager.is_bad = True

@@ -21,8 +21,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 import serve_warm
-from levels import build, eager_below, entries_of, rebuilt, refusal, served, started
-from models import one_watch  # noqa: F401 - a fixture
+from levels import build, eager_below, entries_of, rebuilt, served, started
+from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
 from searched_environment import Searched
 from serve_warm.compiler.proof import forbid
 from serve_warm.compiler.watch import watch_process
@@ -91,7 +91,6 @@ class Switched(nn.Module):
 
 
 @pytest.mark.parametrize("part", [nn.Identity(), linear(1)], ids=["one structure", "two"])
-@torch.inference_mode()
 def test_a_state_that_can_have_no_entry_costs_the_next_one_nothing(part: nn.Module, tmp_path: Path):
     """The refused state comes first in the build, with the same arguments."""
     model = serve_warm.compile(Switched(part).eval(), dynamic=False)
@@ -109,7 +108,6 @@ def test_a_state_that_can_have_no_entry_costs_the_next_one_nothing(part: nn.Modu
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [(2, 2), (2, 3)], ids=["one structure", "two structures"])
-@torch.inference_mode()
 def test_each_declared_adapter_has_an_entry(ranks, tmp_path, monkeypatch):
     """Two states in turn, one of them active when the build ends: no compile, no wrong answer.
 
@@ -201,7 +199,6 @@ def of_another_class(model: Any) -> Iterator[None]:
 
 @pytest.mark.parametrize("at_the_start", [False, True], ids=["after a call", "at the start"])
 @pytest.mark.parametrize("change", [inserted, replaced_in_the_class, of_another_class])
-@torch.inference_mode()
 def test_a_structure_that_comes_back_is_level_2_again(change, at_the_start, tmp_path):
     model = serve_warm.compile(Layered().eval(), dynamic=False)
     build(tmp_path, lambda: model(x()))
@@ -238,7 +235,6 @@ def in_training(model: Any) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [contextlib.nullcontext, in_training, inserted])
-@torch.inference_mode()
 def test_no_call_compiles_after_a_withdrawal_without_a_compiler(change, tmp_path):
     """Also if the withdrawn entry did not match the model at that moment."""
     layered = Layered()
@@ -308,7 +304,6 @@ def compile_under_way() -> Iterator[threading.Thread]:
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_a_compile_in_another_thread_switches_no_entry_off(doubled: Path):
     """Torch's flag for it is the process': calls are served as ever, and a change is seen."""
     model = serve_warm.compile(Doubled().eval(), dynamic=False)
@@ -339,7 +334,6 @@ def in_threads(*calls: Callable[[], Any]) -> list[Any]:
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_one_callable_is_built_from_two_threads(tmp_path: Path):
     model = serve_warm.compile(Doubled().eval(), dynamic=False)
     answers: list[Any] = []
@@ -378,7 +372,6 @@ class Asking(nn.Module):
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_a_forward_that_asks_whether_a_weight_is_frozen_is_told(tmp_path: Path):
     model, compiled = rebuilt(Asking, tmp_path, lambda model: model(x()))
     results, expected = [], []
@@ -398,7 +391,6 @@ def test_a_forward_that_asks_whether_a_weight_is_frozen_is_told(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", [2, 3])
-@torch.inference_mode()
 def test_a_hook_of_all_modules_runs_once_for_each(tmp_path: Path, level: int):
     """At level 1, torch's own module around the model would run the hook twice."""
     _, model = rebuilt(Layered, tmp_path, lambda model: model(x()), level=level)
@@ -416,47 +408,6 @@ def test_a_hook_of_all_modules_runs_once_for_each(tmp_path: Path, level: int):
     assert after.level > 1
     assert "_global_forward_hooks" in hooked.reason
     torch.testing.assert_close(hooked.value, wanted)
-
-
-def by_its_storage(given: torch.Tensor) -> torch.Tensor:
-    return torch.mm(given, given.T) * given.untyped_storage().size()
-
-
-def by_a_hash(given: torch.Tensor) -> torch.Tensor:
-    return torch.mm(given, given) * (hash("alpha") % 7)
-
-
-def by_mapped_hashes(given: torch.Tensor) -> torch.Tensor:
-    return torch.mm(given, given) * (sum(map(hash, ("alpha", "beta"))) % 7)
-
-
-def by_a_method(given: torch.Tensor) -> torch.Tensor:
-    return torch.mm(given, given) * ("alpha".__hash__() % 7)
-
-
-def by_an_id(given: torch.Tensor) -> torch.Tensor:
-    return torch.mm(given, given) * (id(by_a_hash) % 7)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("function", "why"),
-    [
-        (by_its_storage, "it reads a tensor's storage"),
-        (by_a_hash, "it uses the result of hash()"),
-        (by_mapped_hashes, "it uses the result of hash()"),
-        (by_a_method, "it uses the result of hash()"),
-        (by_an_id, "it uses the result of id()"),
-    ],
-)
-@torch.inference_mode()
-def test_what_no_check_can_hold_refuses_the_entry(function: Any, why: str, tmp_path: Path):
-    """Orders of sets, hashes and ids differ by process; a tensor may be part of a larger one."""
-    if torch.__version__.startswith("2.11.") and function in (by_a_hash, by_mapped_hashes):
-        why = "Unsupported: Failed to trace builtin operator"  # its Dynamo has no hash()
-    compiled = serve_warm.compile(function, dynamic=False)
-
-    assert refusal(tmp_path, lambda: compiled(x(4))).startswith(why)
 
 
 # --- flags of the process ---------------------------------------------------------------------
@@ -491,7 +442,6 @@ FLAGS: dict[str, Flag] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flag", [pytest.param(flag, id=name) for name, flag in FLAGS.items()])
-@torch.inference_mode()
 def test_a_flag_that_is_set_after_the_start_is_seen_within_a_second(doubled: Path, flag: Flag):
     get, put, other = flag
     now = 0.0

@@ -21,7 +21,7 @@ from torch import nn
 
 import serve_warm
 from levels import build, eager_below, entries_of, forget_callables, refusal, served, started
-from models import one_watch  # noqa: F401 - a fixture
+from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
 from serve_warm.precompile.session import SESSION
 from serve_warm.precompile.tensor_parts import describe_parts, steady
 
@@ -192,7 +192,6 @@ OF_ALL: dict[str, tuple[Callable[[Any], Any], str]] = {
 @LEVELS
 @pytest.mark.parametrize("when", ["at the start", "before the first call", "in traffic"])
 @pytest.mark.parametrize("name", CHANGES | OF_ALL)
-@torch.inference_mode()
 def test_changed_parts_are_a_miss(name, when, level, folders, monkeypatch):
     """The graph depends on each of these, but the whole tensor hides them.
 
@@ -233,7 +232,6 @@ VALUES: dict[str, Callable[[Net], Any]] = {
 
 @LEVELS
 @pytest.mark.parametrize("name", VALUES)
-@torch.inference_mode()
 def test_other_values_of_parts_are_served(name: str, level: int, folders: Callable[[int], Path]):
     """Quantised weights are inputs of the graph, like other weights.
 
@@ -255,7 +253,6 @@ def test_other_values_of_parts_are_served(name: str, level: int, folders: Callab
     torch.testing.assert_close(after.value, model(x()))
 
 
-@torch.inference_mode()
 def test_the_file_of_a_dispatch_is_known_in_each_build_of_a_process(tmp_path: Path):
     """The second build has the same graph, and its entry also depends on the file of the class."""
     found = []
@@ -279,7 +276,6 @@ class WithBuffer(Net):
         return torch.mm(super().forward(given), self.other), self.weight  # type: ignore[arg-type]
 
 
-@torch.inference_mode()
 def test_a_buffer_with_parts_is_served_and_a_weight_is_returned(tmp_path: Path):
     model = serve_warm.compile(WithBuffer(weight()).eval(), dynamic=False)
     table = build(tmp_path, lambda: model(x()))
@@ -298,7 +294,6 @@ def test_a_buffer_with_parts_is_served_and_a_weight_is_returned(tmp_path: Path):
 # --- level 3 ----------------------------------------------------------------------------------
 
 
-@torch.inference_mode()
 def test_a_library_that_returns_such_a_tensor_says_so(tmp_path: Path):
     model = serve_warm.compile(WithBuffer(weight()).eval(), dynamic=False, level=3)
 
@@ -355,7 +350,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-@torch.inference_mode()
 def test_what_has_no_entry_says_why(name: str, tmp_path: Path):
     make, reason = REFUSED[name]
     model = serve_warm.compile(make().eval(), dynamic=False)
