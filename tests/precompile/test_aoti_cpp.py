@@ -171,9 +171,6 @@ def test_a_compiler_that_fails_in_the_background_is_run_by_torch(monkeypatch: py
     torch.testing.assert_close(looked.answers[-1], looked.eager[-1])
 
 
-# --- command lines --------------------------------------------------------------------------------
-
-
 def line(code: str, *words: str | Path) -> str:
     """Return a command line that runs Python code with these words as its arguments."""
     return shlex.join(
@@ -257,9 +254,6 @@ def test_no_more_compilers_run_than_torch_would_run(tmp_path: Path):
     counts = [int(each.result(timeout=120)) for each in begun]
 
     assert max(counts) <= slots
-
-
-# --- progress -------------------------------------------------------------------------------------
 
 
 def test_a_build_says_which_entry_of_how_many_it_makes():

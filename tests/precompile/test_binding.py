@@ -27,9 +27,6 @@ from serve_warm.precompile.entries import describe_model_change
 from serve_warm.replica.journal import _build_again
 from serve_warm.report import ArtifactUse
 
-# --- the module changed -----------------------------------------------------------------------
-
-
 CHANGE = "the model changed since the build: "
 CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "dtype": (lambda m: m.double(), "float64"),
@@ -180,9 +177,6 @@ def test_what_was_replaced_before_the_start_is_level_1(fresh, place, now, why, m
     assert result.level == 1
     assert re.fullmatch(why, result.reason)
     assert torch.equal(result.value, model._orig_mod(x(), 1.0))
-
-
-# --- several modules --------------------------------------------------------------------------
 
 
 @torch.inference_mode()

@@ -30,8 +30,6 @@ from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile.session import SESSION
 from serve_warm.report import Report
 
-# --- what an entry serves ---------------------------------------------------------------------
-
 
 @torch.inference_mode()
 def test_a_call_that_an_entry_was_made_for_is_served_by_it(scaled: tuple[Path, Any]):
@@ -238,9 +236,6 @@ def test_inside_another_compiled_function_it_is_traced(scaled: tuple[Path, Any])
     close(result, model._orig_mod(x(), 1.0) @ x().T)
 
 
-# --- state that is written --------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def cached(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     model = serve_warm.compile(Cache(), dynamic=False)
@@ -335,9 +330,6 @@ def test_parts_of_one_storage_that_do_not_overlap_are_level_2(cached: tuple[Path
     assert result.level == 2
 
 
-# --- dynamic shapes ---------------------------------------------------------------------------
-
-
 @torch.inference_mode()
 def test_a_dynamic_entry_serves_other_sizes_and_not_all(tmp_path: Path):
     """One entry serves a range of batches. A batch of one was not in this range."""
@@ -377,9 +369,6 @@ def test_an_attribute_that_the_forward_asks_for_decides_which_entry_fits(tmp_pat
     assert [result.level for result in results] == [level, 1]
     close(results[0].value, plain + 1)
     close(results[1].value, marked * 2)
-
-
-# --- threads ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

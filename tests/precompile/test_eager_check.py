@@ -240,9 +240,6 @@ def test_both_draw_the_same_random_numbers():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-# --- in a replica -------------------------------------------------------------------------------
-
-
 def in_service(callee: Any, change: Any, *tensors: torch.Tensor, restore: bool = True) -> float:
     return compare_in_service(
         callee, lambda c, *ts: c(*ts), ours(change), tensors, restore=restore, built=()

@@ -168,9 +168,6 @@ def test_an_intact_copy_is_level_2(built: tuple[Path, Any], copy: Path):
     assert answer(built[1]) == (2, "")
 
 
-# --- trees --------------------------------------------------------------------------------------
-
-
 def pair() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).eval()
 

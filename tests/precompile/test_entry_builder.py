@@ -22,8 +22,6 @@ from models import Block, close, in_inference_mode, one_watch, x  # noqa: F401 -
 from serve_warm.compiler.proof import forbid
 from serve_warm.precompile.session import SESSION
 
-# --- state that is written --------------------------------------------------------------------
-
 
 class Looked(nn.Module):
     def __init__(self) -> None:
@@ -45,9 +43,6 @@ def test_an_input_that_is_a_weight_at_the_build_has_no_entry(tmp_path: Path):
     assert "the same" in next(iter(library.refused.values()))
     assert result.level == 1
     close(result.value, x() * 2)
-
-
-# --- what has no entry ------------------------------------------------------------------------
 
 
 def breaks(given: torch.Tensor) -> torch.Tensor:

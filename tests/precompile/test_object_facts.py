@@ -372,9 +372,6 @@ def _calls_at_level_1() -> int:
     return sum(use.calls for use in SESSION.uses() if use.level == 1)
 
 
-# --- closures -----------------------------------------------------------------------------------
-
-
 def make_closure(layer: nn.Module, scale: float = 2.0, **arguments: Any) -> Any:
     """Return a compiled closure, as an application may make for each request."""
 

@@ -25,9 +25,6 @@ def x(seed: int = 1) -> torch.Tensor:
     return torch.rand(3, 4)
 
 
-# --- what settles -----------------------------------------------------------------------------
-
-
 class Base(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -288,9 +285,6 @@ def test_the_state_of_a_callable_runs_no_code_of_it():
 
     assert state["callee.__self__.loop[length]"] == (int, 1)
     assert state["callee.__self__.names[0]"] == (str, "'a'")
-
-
-# --- a fresh process --------------------------------------------------------------------------
 
 
 APP = """

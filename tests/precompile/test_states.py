@@ -42,9 +42,6 @@ def linear(seed: int, size: int = 4, out: int = 4) -> nn.Linear:
     return nn.Linear(size, out, bias=False)
 
 
-# --- several states ---------------------------------------------------------------------------
-
-
 class Adapter(nn.Module):
     def __init__(self, seed: int, rank: int) -> None:
         super().__init__()
@@ -256,9 +253,6 @@ def test_no_call_compiles_after_a_withdrawal_without_a_compiler(change, tmp_path
     torch.testing.assert_close(found.value, warm.value)
 
 
-# --- other threads ----------------------------------------------------------------------------
-
-
 class Doubled(nn.Module):
     """A layer whose answer is doubled in training, by a shared or an own layer."""
 
@@ -356,9 +350,6 @@ def test_one_callable_is_built_from_two_threads(tmp_path: Path):
     torch.testing.assert_close(answers, [expected, [expected[n] for n in (0, 2, 1)]])
 
 
-# --- whether a weight requires grad -----------------------------------------------------------
-
-
 class Asking(nn.Module):
     """Multiplies by a number that depends on whether its weight is trained."""
 
@@ -386,9 +377,6 @@ def test_a_forward_that_asks_whether_a_weight_is_frozen_is_told(tmp_path: Path):
     torch.testing.assert_close([r.value for r in results], expected)
 
 
-# --- what has no entry ------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("level", [2, 3])
 def test_a_hook_of_all_modules_runs_once_for_each(tmp_path: Path, level: int):
@@ -408,9 +396,6 @@ def test_a_hook_of_all_modules_runs_once_for_each(tmp_path: Path, level: int):
     assert after.level > 1
     assert "_global_forward_hooks" in hooked.reason
     torch.testing.assert_close(hooked.value, wanted)
-
-
-# --- flags of the process ---------------------------------------------------------------------
 
 
 Flag = tuple[Callable[[], Any], Callable[[Any], Any], Any]

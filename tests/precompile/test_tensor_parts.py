@@ -291,9 +291,6 @@ def test_a_buffer_with_parts_is_served_and_a_weight_is_returned(tmp_path: Path):
     assert found.value[1] is fresh.weight
 
 
-# --- level 3 ----------------------------------------------------------------------------------
-
-
 def test_a_library_that_returns_such_a_tensor_says_so(tmp_path: Path):
     model = serve_warm.compile(WithBuffer(weight()).eval(), dynamic=False, level=3)
 
@@ -302,9 +299,6 @@ def test_a_library_that_returns_such_a_tensor_says_so(tmp_path: Path):
 
     reason = "it returns a tensor that its graph neither takes nor computes"
     assert (entry.level, entry.reason) == (2, reason)
-
-
-# --- what has no entry ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

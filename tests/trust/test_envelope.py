@@ -115,9 +115,6 @@ def test_signing_needs_a_key():
         sign(PAYLOAD)
 
 
-# --- several signatures --------------------------------------------------------------------
-
-
 def test_signatures_that_are_there_are_kept():
     foreign = {"keyid": "of another tool", "sig": "AAAA"}
     [ours] = json.loads(sign(PAYLOAD, KEY))["signatures"]

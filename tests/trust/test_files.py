@@ -208,9 +208,6 @@ def test_a_broken_trust_file_is_an_error(tmp_path: Path, name: str):
     assert str(tmp_path) in str(caught.value) or "'x'" in str(caught.value)
 
 
-# --- who may have written them -------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
 @pytest.mark.parametrize("what", ["file", "directory", "pem"])
 def test_what_others_can_write_is_not_trusted(tmp_path: Path, what: str, mode: int):

@@ -59,8 +59,6 @@ def test_a_key_file_that_holds_no_usable_key_is_an_error(tmp_path: Path, name: s
     assert "PRIVATE" not in str(caught.value).replace("BEGIN PRIVATE KEY", "")
 
 
-# --- public keys ---------------------------------------------------------------------------
-
 LINES = {
     "as written": lambda pem: pem,
     "without a last line end": lambda pem: pem.rstrip(),
@@ -94,9 +92,6 @@ def test_a_public_key_is_read_as_the_library_reads_it(name: str):
     der = expected.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     assert key.raw == expected.public_bytes_raw()
     assert key.id == hashlib.sha256(der).hexdigest()
-
-
-# --- key pairs -----------------------------------------------------------------------------
 
 
 def test_a_key_pair_signs_and_is_trusted(tmp_path: Path):

@@ -98,9 +98,6 @@ def test_policies_add_up():
     assert (both | Trust(), Trust() | both) == (both, both)
 
 
-# --- stores that are believed unsigned -----------------------------------------------------
-
-
 EXACT = [
     "file:///",
     "file:///srv/my%20artifacts",
