@@ -44,6 +44,14 @@ def value_at(path: str, value: Any) -> Guard:
     return Guard(path=path, kind="CONSTANT_MATCH", value=value)
 
 
+def broken_by(change: Callable[[Any], Any], callee: Any, *guards: Guard) -> str:
+    """Return how a change breaks the facts behind guards, which hold before it."""
+    known = says(callee, *guards)
+    assert known.broken(callee) == ""
+    change(callee)
+    return known.broken(callee)
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -102,14 +110,10 @@ def test_what_is_not_plain_has_no_text(value: Any):
 )
 def test_a_changed_value_breaks_its_fact(path: str, break_it: Callable[[Any], None]):
     callee = SimpleNamespace(scale=2, config={"rate": 2}, steps=[2])
-    known = says(callee, value_at(path, 2))
 
-    before = known.broken(callee)
-    break_it(callee)
-    after = known.broken(callee)
+    why = broken_by(break_it, callee, value_at(path, 2))
 
-    assert before == ""
-    assert after.startswith(path.replace("L['callee']", "callee"))
+    assert why.startswith(path.replace("L['callee']", "callee"))
 
 
 def test_a_value_of_a_module_is_a_fact():
@@ -232,40 +236,31 @@ def test_a_key_that_only_its_identity_tells_from_others_has_no_form():
 def test_a_value_under_any_key_is_a_fact(key: Any):
     """The graph was built on it, however it is looked up."""
     callee = SimpleNamespace(kinds={key: 2})
-    guard = Guard(
-        path="dict.__getitem__(callee.kinds, KEYS[0])", kind="CONSTANT_MATCH", value=2, keys=[key]
-    )
-    known = says(callee, guard)
+    path = "dict.__getitem__(callee.kinds, KEYS[0])"
+    guard = Guard(path=path, kind="CONSTANT_MATCH", value=2, keys=[key])
 
-    before = known.broken(callee)
-    callee.kinds[key] = 3
-
-    assert (before, "was int 2" in known.broken(callee)) == ("", True)
+    assert "was int 2" in broken_by(lambda c: c.kinds.update({key: 3}), callee, guard)
 
 
 @pytest.mark.parametrize("key", [b"X", (1, 2), torch.float32, None], ids=repr)
 def test_a_key_that_was_not_there_is_a_fact(key: Any):
     """`os.environ.get` at the build, and a variable that is set at the start."""
-    callee = SimpleNamespace(table={})
     guard = Guard(path="callee.table", kind="DICT_NOT_CONTAINS", value={}, argument=key)
-    known = says(callee, guard)
 
-    before = known.broken(callee)
-    callee.table[key] = 1
+    why = broken_by(lambda c: c.table.update({key: 1}), SimpleNamespace(table={}), guard)
 
-    assert before == ""
-    assert known.broken(callee).startswith("callee.table has key ")
+    assert why.startswith("callee.table has key ")
 
 
 def test_a_length_is_one_of_a_type():
     """A list of one and a tuple of one are two graphs."""
     callee = SimpleNamespace(sizes=[1])
-    known = says(callee, Guard(path="callee.sizes", kind="SEQUENCE_LENGTH", value=callee.sizes))
+    guard = Guard(path="callee.sizes", kind="SEQUENCE_LENGTH", value=callee.sizes)
 
-    callee.sizes = (1,)
+    why = broken_by(lambda c: setattr(c, "sizes", (1,)), callee, guard)
 
-    assert known.broken(callee) == (
-        "callee.sizes is a builtins.tuple of length 1, but was a builtins.list of length 1"
+    assert (
+        why == "callee.sizes is a builtins.tuple of length 1, but was a builtins.list of length 1"
     )
 
 
@@ -305,12 +300,9 @@ def test_objects_that_become_one_or_two_break_a_fact(first, second, guards, reas
     It follows a list of two names under one, and gives the graph one input for a tied pair.
     """
     callee = SimpleNamespace(one=first, two=second)
-    known = says(callee, *guards(callee))
+    other = copy.copy(first) if first is second else first
 
-    before = known.broken(callee)
-    callee.two = copy.copy(callee.one) if first is second else callee.one
-
-    assert (before, known.broken(callee)) == ("", reason)
+    assert broken_by(lambda c: setattr(c, "two", other), callee, *guards(callee)) == reason
 
 
 @functools.wraps(torch.mm)
@@ -380,14 +372,11 @@ def test_a_function_is_more_than_its_name(one: Any, other: Any):
     `functools.wraps` copies the name of torch's module, and `torch.no_grad` makes a function of
     its own around the user's: neither makes the code torch's.
     """
-    callee = SimpleNamespace(act=one)
-    known = says(callee, Guard(path="callee.act", kind="CLOSURE_MATCH", value=one))
+    guard = Guard(path="callee.act", kind="CLOSURE_MATCH", value=one)
 
-    before = known.broken(callee)
-    callee.act = other
+    why = broken_by(lambda c: setattr(c, "act", other), SimpleNamespace(act=one), guard)
 
-    assert before == ""
-    assert known.broken(callee).startswith("callee.act is ")
+    assert why.startswith("callee.act is ")
 
 
 def decorated(function: Any) -> Any:
@@ -467,14 +456,11 @@ def test_another_object_breaks_a_fact_and_raises_nothing(kind: str, argument: An
         "CONSTANT_SUBCLASS_MATCH": np.float64(1),
     }
     was = others.get(kind, {"a": 1, "c": 2})
-    callee = SimpleNamespace(thing=was)
-    known = says(callee, Guard(path="callee.thing", kind=kind, value=was, argument=argument))
+    guard = Guard(path="callee.thing", kind=kind, value=was, argument=argument)
 
-    before = known.broken(callee)
-    callee.thing = now
+    why = broken_by(lambda c: setattr(c, "thing", now), SimpleNamespace(thing=was), guard)
 
-    assert before == ""
-    assert known.broken(callee).startswith("callee.thing ")
+    assert why.startswith("callee.thing ")
 
 
 @pytest.mark.parametrize(

@@ -26,18 +26,22 @@ def x(seed: int = 1) -> torch.Tensor:
 
 
 class Base(nn.Module):
+    """A layer, and what a model has before its first call."""
+
+    has: tuple[tuple[str, Any], ...] = ()
+
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.linear = nn.Linear(4, 4)
+        for name, value in self.has:
+            setattr(self, name, value)
 
 
 class Table(Base):
     """Makes a table that it keeps."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.table: torch.Tensor | None = None
+    has = (("table", None),)
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         if self.table is None:
@@ -93,9 +97,7 @@ class Rescaled(Base):
 class Noise(Base):
     """Draws random numbers, once."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.noise: Any = None
+    has = (("noise", None),)
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         if self.noise is None:
@@ -106,9 +108,7 @@ class Noise(Base):
 class OtherAnswer(Base):
     """Answers its first call as no other call."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_known = False
+    has = (("is_known", False),)
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         alpha = 3 if self.is_known else 2
@@ -119,9 +119,7 @@ class OtherAnswer(Base):
 class TwoCalls(Base):
     """Has its final state after its second call."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.stage = 0
+    has = (("stage", 0),)
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         self.stage = min(self.stage + 1, 2)
