@@ -158,9 +158,10 @@ def test_a_pickle_is_handed_over_again():
     again = pickle.loads(pickle.dumps(model))
 
     assert type(again) is LightModule
-    assert compile_arguments(SimpleNamespace(again=again, model=model)) == dict.fromkeys(
-        ("again", "model"), "dynamic=False, level=3"
-    )
+    function = serve_warm.compile(lambda x: x, level=3)
+    owner = SimpleNamespace(again=again, model=model, function=function)
+    named = {"again": "dynamic=False, level=3", "model": "dynamic=False, level=3"}
+    assert compile_arguments(owner) == {**named, "function": "level=3"}
 
 
 def test_torch_compile_traces_through_a_module():
@@ -487,17 +488,6 @@ def test_a_start_knows_whether_it_needs_the_compiler(level: int, arguments: Any,
 
     assert only_libraries(arguments) == only
     del model
-
-
-def test_arguments_of_level_3_are_named_without_the_compiler():
-    """By attribute, as those of torch.compile, whether or not anything was compiled yet."""
-
-    class Owner:
-        def __init__(self) -> None:
-            self.model = serve_warm.compile(Net().eval(), level=3, dynamic=False)
-            self.function = serve_warm.compile(lambda x: x, level=3)
-
-    assert compile_arguments(Owner()) == {"model": "dynamic=False, level=3", "function": "level=3"}
 
 
 # --- fresh processes --------------------------------------------------------------------------
