@@ -40,9 +40,7 @@ def test_a_skip_is_counted_with_torchs_reason(user: str):
     import_compiler()
     module = importlib.import_module(f"torch._inductor.{user}")
     before = watch.counts()
-
     module.log_cudagraph_skip_and_bump_counter("skipping cudagraphs due to\n  a cpu device (x)")
-
     assert (watch.counts() - before).graph_skips == 1
     assert watch.events()[-1].reason == "skipping cudagraphs due to a cpu device (x)"
 
@@ -71,7 +69,6 @@ def test_a_capture_names_the_compile_and_what_the_call_brought():
     """Weights, which are inputs of a graph too, are not listed."""
     manager, events, eager = hooked(trees(""))
     weight, x = torch.rand(9, 9), torch.rand(2, 3)
-
     answers = manager.run_eager([weight, x], 7), manager.record_function([weight, x], 7)
 
     assert answers == ("eager", "captured")
@@ -87,9 +84,7 @@ def test_a_capture_of_a_known_path_says_why_it_is_made_again():
     """Captures that never end have a cause, and it is torch's to name."""
     manager, events, _ = hooked(trees("static input 0\n  moved"))
     manager.record_function([torch.rand(1), torch.rand(2)], 7)
-
     manager.record_function([torch.rand(1), torch.rand(2)], 7)
-
     assert events[-1].reason == "captured again (earlier captures: 1): static input 0 moved"
 
 
@@ -123,9 +118,7 @@ WEIGHT, X = torch.ones(1), torch.ones(2, 3)
 
 def test_a_capture_that_lacks_memory_is_made_once_more():
     manager, events, _, plain = failing(out_of_memory())
-
     answer = manager.record_function([WEIGHT, X], 7)
-
     assert answer == "captured"
     assert [event.kind for event in events] == ["capture"]
     assert plain.runs == 0
@@ -141,7 +134,6 @@ def test_a_capture_that_lacks_memory_is_made_once_more():
 def test_a_function_whose_capture_fails_runs_without_a_graph_from_then_on(fails, why):
     manager, events, _, plain = failing(*fails)
     manager.warmed_up_functions.add(7)
-
     answers = [manager._run([WEIGHT, X], 7) for _ in range(3)]
 
     assert all(torch.equal(answer, X + 1) for answer in answers)
@@ -164,7 +156,6 @@ def test_what_runs_in_no_way_raises_and_is_tried_again(is_warm: bool, next_answe
     manager, events, eager, _ = failing(*again, plain=Plain(out_of_memory()))
     if is_warm:
         manager.warmed_up_functions.add(7)
-
     with pytest.raises(torch.OutOfMemoryError):
         manager._run([WEIGHT, X], 7)
 
@@ -178,10 +169,8 @@ def test_a_function_that_writes_to_its_inputs_is_not_run_again():
     """The function may have written before the failure. The capture's state is still reset."""
     manager, events, _, plain = failing(out_of_memory())
     manager.ids_to_funcs[7].mutated_input_idxs = [1]
-
     with pytest.raises(torch.OutOfMemoryError):
         manager._run([WEIGHT, X], 7)
-
     assert (plain.runs, events, manager.current_node) == (0, [], None)
     assert manager._run([WEIGHT, X], 7) == "eager"
 
@@ -189,10 +178,8 @@ def test_a_function_that_writes_to_its_inputs_is_not_run_again():
 def test_an_error_of_the_model_is_no_failed_capture():
     """A run before a capture may fail only for lack of memory. Errors of the model are raised."""
     manager, events, _, plain = failing(RuntimeError("shapes differ"))
-
     with pytest.raises(RuntimeError, match="shapes differ"):
         manager._run([WEIGHT, X], 7)
-
     assert (plain.runs, events) == (0, [])
 
 
@@ -200,9 +187,7 @@ def test_a_capture_in_another_thread_names_both():
     """Its graphs are that thread's own: captured again, in memory of their own."""
     manager, events, _ = hooked(trees(""))
     manager.record_function([WEIGHT, X], 7)
-
     in_a_thread(lambda: type(manager)().record_function([WEIGHT, X], 7), "my-pool_0")
-
     assert events[0].reason == ""
     assert events[1].reason == (
         "captured in thread 'my-pool_0', but earlier graphs were captured in 'MainThread'"
@@ -281,9 +266,7 @@ def test_sizes_that_the_app_leaves_out_are_named_once():
     """By its `cudagraph_capture_sizes`: they are to run without a graph, and the report says so."""
     module = trees("")
     _, events, _ = hooked(module)
-
     answers = [module.is_cudagraph_capture_sizes(key) for key in (8, 3, 3, (8, 5))]
-
     assert answers == [True, False, False, False]
     assert [(event.kind, event.reason.partition(" is not")[0]) for event in events] == [
         ("skip", "size 3"),
@@ -337,7 +320,6 @@ def test_an_entry_is_loaded_with_the_setting_that_it_captures_by(tmp_path: Path)
         serve_warm.compile(torch.nn.Linear(16, 4).eval(), **arguments)
         for arguments in ({}, {"mode": "reduce-overhead"})
     )
-
     build(tmp_path / "plain", lambda: plain(x))
     build(tmp_path / "capturing", lambda: capturing(x))
 
@@ -361,7 +343,6 @@ def test_without_cuda_there_are_no_pools():
     """The function queries no CUDA device."""
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU: tests/gpu measures its pools")
-
     assert cuda_graphs.pool_bytes() == {}
     assert cuda_graphs.memory() == ()
 
@@ -377,7 +358,6 @@ def test_memory_is_told_by_device_and_pool(monkeypatch: pytest.MonkeyPatch):
             {"device": 0, "segment_pool_id": (2, 0), "total_size": 4},
         ],
     )
-
     [memory] = cuda_graphs.memory()
 
     assert memory.device == "cuda:0"
@@ -390,7 +370,6 @@ def test_memory_is_told_by_device_and_pool(monkeypatch: pytest.MonkeyPatch):
 def test_another_allocator_is_not_asked(monkeypatch: pytest.MonkeyPatch, backend: str):
     """The allocator would raise an error, and a start would fail for a figure."""
     two_gpus(monkeypatch, None, backend=backend)
-
     assert cuda_graphs.pool_bytes() == {}
     assert cuda_graphs.memory() == ()
 
@@ -421,8 +400,6 @@ def test_the_stream_of_a_numbered_device_is_read_without_an_object(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda n: 40 + n, raising=False)
     current = SimpleNamespace(cuda_stream=7)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
-
     numbered = cuda_graphs.reader_of_stream("cuda:2")
     any_device = cuda_graphs.reader_of_stream("cuda")
-
     assert (numbered(), any_device()) == (42, 7)

@@ -97,7 +97,6 @@ class OnDevice(StandIn):
 
 def test_what_a_warm_up_does_on_a_gpu_is_counted_as_the_warm_ups():
     report = warm_up(OnDevice()).report()
-
     found = report.warmup
     assert report.stage is Stage.READY
     assert (found.captures, found.graph_skips, found.kernels, found.tunings) == (1, 1, 2, 1)
@@ -121,7 +120,6 @@ def test_the_same_in_traffic_is_counted_as_traffics(act: Any, moves: set[str]):
     replica = OnDevice()
     start = warm_up(replica)
     before = start.report()
-
     act(replica.device)
 
     after = start.report()
@@ -135,9 +133,7 @@ def test_the_same_in_traffic_is_counted_as_traffics(act: Any, moves: set[str]):
 def test_a_kernel_in_traffic_is_an_event_with_its_name():
     replica = OnDevice()
     start = warm_up(replica)
-
     replica.device.tune()
-
     assert [str(event) for event in start.report().events] == [
         "tuning of add: 3 configurations for (1000,)"
     ]

@@ -75,10 +75,8 @@ def test_a_module_is_told_of_when_it_is_imported(when_imported, module, told):
     name = module("comes", "later = 1")
     when_imported(name, lambda comes: told.append((comes, comes.later)))
     assert told == []
-
     comes = importlib.import_module(name)
     importlib.import_module(name)
-
     assert told == [(comes, 1)]
     assert type(comes.__loader__).__name__ == type(comes.__spec__.loader).__name__
     assert type(comes.__loader__).__name__ == "SourceFileLoader"
@@ -87,10 +85,8 @@ def test_a_module_is_told_of_when_it_is_imported(when_imported, module, told):
 def test_a_module_that_is_there_is_told_of_at_once(when_imported, module, told):
     """The caller need not know whether the module is loaded. Equal calls run once."""
     there = importlib.import_module(module("there", "later = 1"))
-
     for _ in range(2):
         when_imported("there", told.append)
-
     assert told == [there]
 
 
@@ -101,7 +97,6 @@ def test_the_importer_of_a_module_is_named_with_its_line(when_imported, module, 
     app = module("app_that_finds", f"\nimport {of_app}")
     for name in (of_app, by_thread, "json"):
         when_imported(name, lambda _: found.append(find_importer()))
-
     importlib.import_module(app)
     threads.submit(importlib.import_module, by_thread).result(HANG_S)
 
@@ -161,9 +156,7 @@ def test_who_only_looks_for_a_module_is_no_import(when_imported, module, told):
     """`find_spec` finds it as ever, and the call is made when it is imported."""
     name = module("looked_for", "later = 1")
     when_imported(name, told.append)
-
     spec = importlib.util.find_spec(name)
-
     assert spec.loader.get_source(name).endswith("later = 1\n")
     assert importlib.util.find_spec("looked_for_in_vain") is None
     assert told == []
@@ -173,7 +166,6 @@ def test_who_only_looks_for_a_module_is_no_import(when_imported, module, told):
 def test_an_import_that_fails_is_not_told_of(when_imported, module, told, gate):
     name = module("fails_first", "if not threading.gate.is_set(): raise KeyError('not yet')")
     when_imported(name, told.append)
-
     for _ in range(2):
         with pytest.raises(KeyError, match="not yet"):
             importlib.import_module(name)
@@ -211,7 +203,6 @@ def test_who_asks_in_the_middle_of_an_import_is_told_at_its_end(
     importing_it = threads.submit(importlib.import_module, name)
     while name not in sys.modules:
         assert not importing_it.done()
-
     when_imported(name, lambda half: told.append((half.later, threading.get_ident())))
     assert told == []
     gate.set()
@@ -229,5 +220,4 @@ def test_who_asks_from_inside_of_a_module_is_told_later(when_imported, module, t
         importlib.import_module(module("inside", "threading.ask('inside')\nlater = 1"))
     finally:
         del threading.ask
-
     assert told == [1]

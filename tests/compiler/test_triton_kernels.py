@@ -51,7 +51,6 @@ def test_only_what_comes_into_the_folder_is_counted(tmp_path: Path, built: trito
     """Kernels from an artifact were built elsewhere, so they do not count."""
     kernel(tmp_path, "of the artifact")
     built.look_at(tmp_path)
-
     assert built.count() == 0
     kernel(tmp_path, "new")
     assert built.count() == 1
@@ -63,9 +62,7 @@ def test_a_kernel_is_counted_when_its_binary_comes_into_an_older_folder(tmp_path
     (tmp_path / "begun").mkdir()
     built.look_at(tmp_path)
     assert built.count() == 0
-
     (tmp_path / "begun" / "add.cubin").write_bytes(b"x")
-
     assert built.count() == 1
 
 
@@ -74,10 +71,8 @@ def test_what_was_counted_stays_when_the_folder_is_exchanged(tmp_path, built):
     built.look_at(tmp_path / "first")
     kernel(tmp_path / "first", "new")
     assert built.count() == 1
-
     kernel(tmp_path / "second", "of the artifact")
     built.look_at(tmp_path / "second")
-
     assert built.count() == 1
     kernel(tmp_path / "second", "new")
     assert built.count() == 2
@@ -219,10 +214,8 @@ def hooked(
 def test_only_what_is_measured_is_a_tuning():
     """A kernel of a template is asked for its coordinate descent at each launch, and has none."""
     tuner, events = hooked()
-
     tuner().autotune_to_one_config()
     assert tuner().coordinate_descent_tuning(7) == 7
-
     told = [str(event) for event in events]
     assert told == ["tuning of triton_poi_0: 2 configurations, autotune_to_one_config"]
 
@@ -234,9 +227,7 @@ def test_a_choice_between_configurations_is_stored(tmp_path: Path, stores_itself
     tuner, _ = hooked(stored=stored)
     built = tuner(512, 256, filename=str(tmp_path / "kernel.py"))
     built.save_cache_hook = print if stores_itself else None
-
     built.autotune_to_one_config()
-
     assert stored == ([] if stores_itself else [(256, "abc")])
 
 
@@ -251,9 +242,7 @@ def sizes_after_loading(tuner: type[Measured], *blocks: int, **options: Any) -> 
 def test_what_a_descent_found_is_not_looked_for_again(blocks: tuple[int, ...]):
     """Version 2.11 of torch forgets the result of a descent in these three cases."""
     tuner, _ = hooked(Block(256, descended=True))
-
     loaded, sizes = sizes_after_loading(tuner, *blocks, descends=True)
-
     assert sizes == [256]
     assert loaded.compile_results[0].config.found_by_coordesc is True
 
@@ -262,9 +251,7 @@ def test_what_a_descent_found_is_not_looked_for_again(blocks: tuple[int, ...]):
 def test_what_was_not_measured_to_the_end_is_left_to_torch(found: tuple[Block, ...]):
     """A descent may still find something better than the best of some configurations."""
     tuner, _ = hooked(*found)
-
     _, sizes = sizes_after_loading(tuner, 128, 256, descends=bool(found))
-
     assert sizes == [128, 256]
 
 
@@ -273,9 +260,7 @@ def test_what_was_measured_is_not_measured_again(blocks: tuple[int, ...]):
     """The best one may have been made after the graph was saved: torch 2.11 measures once more."""
     best = {"XBLOCK": 256, "num_warps": 4, "num_stages": 1, "configs_hash": "of others"}
     tuner, _ = hooked(best=best)
-
     loaded, sizes = sizes_after_loading(tuner, *blocks)
-
     assert sizes == [256]
     assert loaded.inductor_meta["dynamic_scale_rblock"] is False
 
@@ -367,7 +352,6 @@ def test_a_list_that_triton_did_not_write_is_refused(tmp_path: Path, text: str):
     """The artifact is refused like a broken archive, and the start compiles."""
     kernel(tmp_path / "triton", "add")
     (tmp_path / "triton" / "add" / "__grp__add.json").write_text(text)
-
     with pytest.raises(ArtifactRefused, match=r"add/__grp__add\.json does not list"):
         triton_kernels.relocate(tmp_path)
 
@@ -390,7 +374,6 @@ def test_this_process_uses_the_assembler_of_torch_s_workers(
     monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
     if given is not None:
         monkeypatch.setenv("TRITON_PTXAS_PATH", given)
-
     point_triton_at_ptxas(tool)
 
     found = os.environ.get("TRITON_PTXAS_PATH")
@@ -419,7 +402,6 @@ def test_c_that_triton_compiles_counts_as_a_compiler_run(tmp_path: Path):
     triton = require_folder("triton", TRITON)
     source = tmp_path / "launcher.c"
     source.write_text("int launch(void) { return 0; }")
-
     ended = subprocess.run(
         [sys.executable, "-c", COUNT_OF_TRITON, str(source), str(tmp_path)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([triton, str(Path(__file__).parents[2])])},

@@ -43,9 +43,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 def test_an_entry_of_level_2_is_not_tuned_again(built: tuple[Path, dict[str, Any]]):
     """Its code is the template that was chosen when it was built."""
     folder, cold = built
-
     warm = ask(folder, "start", level=2)
-
     assert len(cold["templates"]) == cold["counts"]["tunings"] == 1
     assert warm["levels"] == [2]
     counts = warm["counts"]
@@ -56,9 +54,7 @@ def test_an_entry_of_level_2_is_not_tuned_again(built: tuple[Path, dict[str, Any
 def test_another_graph_with_the_same_product_measures_nothing(built: tuple[Path, dict[str, Any]]):
     """The new graph is compiled, but measurements are stored by operands."""
     folder, _ = built
-
     other = ask(folder, "start", level=1, other=True)
-
     assert (other["counts"]["compiles"], other["counts"]["fx_misses"]) == (1, 1)
     assert other["counts"]["compiler_processes"] > 0
     assert other["counts"]["tunings"] == 0

@@ -68,9 +68,7 @@ def change(seen: Watch, action: Callable[[], Any]) -> Counts:
 
 def test_a_first_call_is_a_compile_without_a_reason(seen: Watch):
     model = compiled(double)
-
     counted = change(seen, lambda: model(torch.ones(2, 3)))
-
     event = seen.events()[-1]
     assert (counted.compiles, counted.recompiles, counted.eager_falls) == (1, 0, 0)
     assert (event.kind, event.reason, event.signature) == ("compile", "", "x=float32[2, 3]")
@@ -81,9 +79,7 @@ def test_a_first_call_is_a_compile_without_a_reason(seen: Watch):
 def test_a_warm_call_counts_nothing(seen: Watch):
     model = compiled(double)
     model(torch.ones(2))
-
     counted = change(seen, lambda: [model(torch.ones(2)) for _ in range(50)])
-
     assert counted == Counts()
     assert counted.quiet
 
@@ -99,9 +95,7 @@ def test_a_warm_call_counts_nothing(seen: Watch):
 def test_a_recompile_names_the_guard_that_failed(seen, first, second, signature, reason):
     model = compiled(double)
     model(first)
-
     counted = change(seen, lambda: model(second))
-
     event = seen.events()[-1]
     assert (counted.compiles, counted.recompiles) == (1, 1)
     assert not counted.quiet
@@ -119,7 +113,6 @@ def test_a_guard_on_a_text_of_a_request_shows_its_length(seen: Watch):
     """The attribute or argument and the line of code stay: they say what to change."""
     model = compiled(named)
     model(torch.ones(2), "a@b.c", {})
-
     model(torch.ones(2), "d@e.f.g", {})
     by_text = seen.events()[-1]
     model(torch.ones(2), "a@b.c", {"h@i.j": "fast"})
@@ -147,7 +140,6 @@ def test_a_guard_on_a_text_of_a_request_shows_its_length(seen: Watch):
 def test_no_event_shows_a_text(seen: Watch, first: str, forbids: bool, says: list[str]):
     model = compiled(named)
     model(torch.ones(2), first, {})
-
     with contextlib.ExitStack() as stack:
         if forbids:
             for context in (evidence.note_calls(), forbid(), pytest.raises(RuntimeError)):
@@ -163,9 +155,7 @@ def test_no_event_shows_a_text(seen: Watch, first: str, forbids: bool, says: lis
 
 def test_the_recompile_limit_is_an_event(seen: Watch):
     model = compiled(double)
-
     counted = change(seen, lambda: [model(torch.ones(n)) for n in range(1, RECOMPILE_LIMIT + 4)])
-
     event = seen.events()[-1]
     assert (counted.compiles, counted.eager_falls) == (RECOMPILE_LIMIT, 1)
     assert (event.kind, event.signature) == ("eager", f"x=float32[{RECOMPILE_LIMIT + 1}]")
@@ -181,10 +171,8 @@ def test_a_raised_recompile_limit_is_no_event(seen: Watch):
     by_argument = "torch.compile" in how_to_raise_the_limit(16)
     model = compiled(double, **({"recompile_limit": 16} if by_argument else {}))
     sizes = range(1, RECOMPILE_LIMIT + 4)
-
     with contextlib.nullcontext() if by_argument else limit_in_settings(16):
         counted = change(seen, lambda: [model(torch.ones(n)) for n in sizes])
-
     assert (counted.compiles, counted.eager_falls) == (RECOMPILE_LIMIT + 3, 0)
 
 
@@ -210,10 +198,8 @@ def test_every_frame_is_counted_once(seen: Watch):
 def test_compiles_of_all_threads_are_counted(seen: Watch):
     """There is one watch for the process, whoever asks for it and whichever thread compiles."""
     models = [compiled(double) for _ in range(8)]
-
     with ThreadPoolExecutor(4) as threads:
         counted = change(seen, lambda: list(threads.map(lambda m: m(torch.ones(2)), models)))
-
     assert watch_process() is seen
     assert counted.compiles == 8
 
@@ -222,7 +208,6 @@ def test_compiles_of_all_threads_are_counted(seen: Watch):
 def test_events_are_bounded_and_counts_are_not(seen: Watch):
     total = EVENTS_KEPT + 6
     counted = change(seen, lambda: [compiled(double)(torch.ones(2)) for _ in range(total)])
-
     assert len(seen.events()) == EVENTS_KEPT
     assert counted.compiles == total
 
@@ -231,11 +216,9 @@ def test_an_observer_is_told_by_the_thread_that_compiled(seen: Watch):
     told: list[tuple[str, int]] = []
     seen.on_event = lambda event: told.append((event.kind, threading.get_native_id()))
     model = compiled(double)
-
     with ThreadPoolExecutor(1) as thread:
         thread.submit(model, torch.ones(2)).result()
         native_id = thread.submit(threading.get_native_id).result()
-
     assert told == [("compile", native_id)]
     assert seen.events()[-1].thread == native_id
 
@@ -248,7 +231,6 @@ def test_forbid_raises_on_what_is_not_compiled(seen: Watch):
     model, never_called = compiled(double), compiled(double)
     model(torch.ones(2))
     before = seen.counts()
-
     with forbid():
         result = model(torch.ones(2))
         with pytest.raises(RuntimeError, match="expected 2, actual 3"):
@@ -262,11 +244,9 @@ def test_forbid_raises_on_what_is_not_compiled(seen: Watch):
 
 def test_forbid_ends_with_its_block(seen: Watch):
     model = compiled(double)
-
     with pytest.raises(ZeroDivisionError), forbid():
         _ = 1 / 0
     counted = change(seen, lambda: model(torch.ones(3)))
-
     assert counted.compiles == 1
     assert stance() == "default"
 
@@ -276,7 +256,6 @@ def test_forbid_raises_on_what_dynamo_has_given_up_on(seen: Watch):
     model = compiled(double)
     for n in range(1, RECOMPILE_LIMIT + 2):
         model(torch.ones(n))
-
     with forbid():
         model(torch.ones(RECOMPILE_LIMIT))
         with pytest.raises(RuntimeError, match="fail_on_recompile"):
@@ -343,7 +322,6 @@ def test_after_ready_a_compile_raises_what_it_is_told(seen: Watch):
 def test_calling_threads_are_collected(seen: Watch):
     model = compiled(double)
     model(torch.ones(2))
-
     with ThreadPoolExecutor(1) as caller, ThreadPoolExecutor(1) as bystander:
         calling = caller.submit(threading.get_native_id).result()
         bystander.submit(double, torch.ones(2)).result()
@@ -358,10 +336,8 @@ def test_calling_threads_are_collected(seen: Watch):
 def test_a_function_that_is_not_compiled_on_purpose_is_no_call(seen: Watch):
     """`torch.compiler.disable` takes the same way through torch, and calls nothing compiled."""
     plain = torch.compiler.disable(fresh(double))
-
     with evidence.note_calls() as calls:
         plain(torch.ones(2))
-
     assert calls.threads == set()
 
 
@@ -369,7 +345,6 @@ def test_a_wrapper_of_a_compiled_function_is_not_taken_for_it():
     """`functools.wraps` copies all attributes, but the wrapper's own calls are not compiled."""
     ours = serve_warm.compile(fresh(double), level=3)
     wrapper = functools.wraps(ours)(lambda x: x)
-
     assert wrapper._serve_warm is ours._serve_warm
     assert compile_arguments(Empty(function=wrapper)) == {}
     assert list(compile_arguments(Empty(function=ours))) == ["function"]
@@ -443,7 +418,6 @@ def test_an_app_that_compiles_nothing_reaches_nothing():
     """Neither other compiled code of the module nor an object with every attribute counts."""
     owner = Empty(handle=Everything(), model=nn.Linear(2, 2), double=double, itself=None)
     owner.itself = owner
-
     assert not reaches_compiled(owner)
 
 
@@ -516,7 +490,6 @@ def test_a_method_hides_no_compiled_one(first, monkeypatch: pytest.MonkeyPatch):
     owner.model.encode = first(owner.model.encode)
     owner.model.decode = torch.compile(owner.model.decode, mode="reduce-overhead")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-
     assert uses_cuda_graphs(owner)
     assert "triton.cudagraphs=True" in compile_arguments(owner)["model"]
 
@@ -545,10 +518,8 @@ def test_a_wrong_cxx_is_named_and_to_be_corrected(tmp_path: Path, named: str, tr
     """The advice does not say to install a compiler, or to set a variable that is set."""
     (tmp_path / "text").touch(mode=0o600)
     named = named.format(tmp_path)
-
     with pytest.raises(CompilerMissing) as raised:
         require_compiler({"PATH": os.environ["PATH"], "CXX": named})
-
     assert raised.value.message == f"no C++ compiler: CXX={named} {trouble}"
     assert raised.value.hint.startswith("correct CXX, or unset it to use g++")
     assert "install" not in raised.value.hint
@@ -558,13 +529,11 @@ def test_a_compiler_that_is_there_is_enough(tmp_path: Path):
     """CXX is looked for on the PATH that is given, as one word."""
     (tmp_path / "other-cc").write_text("#!/bin/sh\n")
     (tmp_path / "other-cc").chmod(0o755)
-
     require_compiler({"PATH": str(tmp_path), "CXX": "other-cc"})
 
 
 def test_cache_directories_are_private():
     first, second = private_directory(), private_directory()
-
     assert first != second
     assert {stat.S_IMODE(path.stat().st_mode) for path in (first, second)} == {0o700}
     assert list(first.iterdir()) == list(second.iterdir()) == []
@@ -582,7 +551,6 @@ def headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_headers_are_kept_for_the_user(headers: Path):
     first = header_directory()
-
     assert first == headers
     assert [stat.S_IMODE(path.stat().st_mode) for path in (first, first.parent)] == [0o700] * 2
     assert header_directory() == first
@@ -591,9 +559,7 @@ def test_headers_are_kept_for_the_user(headers: Path):
 def test_headers_that_others_could_have_made_are_not_used(headers, caplog):
     usual = header_directory()
     headers.parent.chmod(0o777)
-
     found = header_directory()
-
     assert found.resolve() != usual.resolve()
     assert list(found.iterdir()) == []
     assert stat.S_IMODE(found.parent.stat().st_mode) == 0o700
@@ -698,7 +664,6 @@ def pinned(order: str) -> subprocess.CompletedProcess[str]:
 def test_the_preset_holds_in_every_thread_and_over_every_option(order: str):
     """AVX2 is chosen, compiled for and in the key, if pinned before or after importing torch."""
     completed = pinned(order)
-
     shown = "avx2 ['avx2'] 256 x86-64-v3 ['march=x86-64-v3']"
     assert completed.stdout.splitlines() == [shown] * 3, completed.stderr
 
@@ -709,7 +674,6 @@ def test_the_preset_holds_in_every_thread_and_over_every_option(order: str):
 def test_a_torch_that_cannot_be_pinned_is_not_used_as_if_it_were(order: str):
     """2.11 has no setting for the compiler's own instructions: it says so and ends."""
     completed = pinned(order)
-
     assert completed.stdout == ""
     assert f"torch {torch.__version__} cannot pin its setting cpp.march" in completed.stderr
 
@@ -717,7 +681,6 @@ def test_a_torch_that_cannot_be_pinned_is_not_used_as_if_it_were(order: str):
 def test_the_preset_is_for_one_architecture(monkeypatch: pytest.MonkeyPatch):
     """Elsewhere it is a mistake in the configuration, said in one sentence."""
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-
     with pytest.raises(ConfigError, match="works only on Linux x86_64, but this is Linux aarch64"):
         pin_portable_cpu()
 
@@ -726,9 +689,7 @@ def test_a_cpu_without_avx2_is_not_pinned_to_it(monkeypatch: pytest.MonkeyPatch)
     """The result lists the missing features, and torch uses this CPU."""
     before = list(sys.meta_path)
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "flags\t: sse sse2 avx cx16\n")
-
     missing = pin_portable_cpu()
-
     assert {"avx2", "fma", "bmi2"} <= set(missing)
     assert sys.meta_path == before
     assert config.cpp.simdlen is None
@@ -738,14 +699,12 @@ def test_what_captures_below_a_library_is_seen(monkeypatch: pytest.MonkeyPatch):
     """A call without a library goes to torch.compile, whose graph overwrites earlier results."""
     owner = SimpleNamespace(model=serve_warm.compile(Codec(), mode="reduce-overhead", level=3))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-
     assert uses_cuda_graphs(owner)
 
 
 def test_outputs_of_the_cpu_are_not_copied():
     """Cloning is for what CUDA graphs own: other tensors and values stay the same objects."""
     outputs = {"scores": torch.ones(2), "names": ["a"]}
-
     assert clone_outputs(outputs)["scores"] is outputs["scores"]
 
 
@@ -753,9 +712,7 @@ def test_a_module_of_torch_is_named_and_not_torchs_wrapper():
     """Dynamo traces modules of torch.nn through a function of its own, whose name says nothing."""
     watch = watch_process()  # sees nothing of what was compiled before the first call of it
     model = torch.compile(nn.Sequential(nn.Linear(4, 4)).eval(), backend="eager", dynamic=False)
-
     with torch.inference_mode():
         model(torch.ones(2, 4))
-
     event = watch.events()[-1]
     assert event.function.startswith("Sequential.forward (container.py:")

@@ -64,10 +64,8 @@ def name(request: pytest.FixtureRequest) -> str:
 def test_tokens_and_logits_are_those_of_eager(name: str):
     inputs = batch_of(name, (16, 9, 1))
     options: dict[str, Any] = {"return_dict_in_generate": True, "output_logits": True}
-
     theirs = draw(load(name), inputs, **options)
     ours = draw(load_compiled(name), inputs, **options)
-
     assert ours.sequences.tolist() == theirs.sequences.tolist()
     expected = torch.stack(theirs.logits)
     assert (torch.stack(ours.logits) - expected).abs().max() < 1e-5 * expected.abs().max()
@@ -81,7 +79,6 @@ def test_attention_without_kernels_takes_other_masks():
         model.set_attn_implementation("eager")
     inputs = batch_of("gemma3")
     compiled = serve_warm.compile_generation(models[1], batch=2, max_length=60, prompt_lengths=[16])
-
     assert generate(compiled, inputs) == generate(models[0], inputs)
 
 
@@ -98,7 +95,6 @@ def test_another_process_decodes_without_a_compile(served: str, level: int, tmp_
     """A build makes an entry for each bucket and one for decode steps; a start loads them all."""
     source = APP.format(name=served, level=level, tokens=generators.TOKENS)
     (tmp_path / "app.py").write_text(source)
-
     built = in_a_process(tmp_path, "build", level=level)
     start = in_a_process(tmp_path, "start")
 
@@ -114,7 +110,6 @@ def test_another_process_decodes_without_a_compile(served: str, level: int, tmp_
 def test_the_committed_table_is_of_what_was_served():
     """Each row of the guide has eager's tokens, no compile, and its level for every call."""
     rows = json.loads(RESULTS.read_text())["rows"]
-
     assert {row["model"] for row in rows} <= MODELS.keys()
     for row in rows:
         found = row["tokens_equal"], row["compiles"], row["refused"], row["why"]
@@ -126,10 +121,8 @@ def test_the_committed_table_is_of_what_was_served():
 def test_the_model_stays_as_it_was():
     model = load("llama")
     attributes, names = set(vars(model)), list(model.state_dict())
-
     compiled = serve_warm.compile_generation(model, batch=1, max_length=32, prompt_lengths=[16])
     generate(compiled, batch_of("llama", (5,)), max_new_tokens=4)
-
     assert set(vars(model)) == attributes
     assert list(compiled.state_dict()) == list(model.state_dict()) == names
     assert compiled.lm_head.weight is model.lm_head.weight
@@ -140,10 +133,8 @@ def test_the_model_stays_as_it_was():
 def test_a_call_without_a_cache_is_the_model_own():
     model, compiled = load("llama"), load_compiled("llama")
     ids = batch_of("llama", (7,))["input_ids"]
-
     with torch.no_grad():
         ours, theirs = compiled(input_ids=ids), model(input_ids=ids)
-
     torch.testing.assert_close(ours.logits, theirs.logits)
 
 
@@ -152,9 +143,7 @@ def test_the_fingerprint_sees_how_the_steps_are_compiled(level: int):
     """Else an artifact of another level or mode would fit, and no call would have its entry."""
     options = {"epilogue_fusion": False}
     owner = SimpleNamespace(model=load_compiled("llama", level=level, options=options))
-
     arguments = compile_arguments(owner)
-
     assert reaches_compiled(owner)
     assert list(arguments) == ["model"]
     assert "epilogue_fusion" in arguments["model"]
@@ -211,7 +200,6 @@ CHUNKED = "layer 0 of Llama4ForCausalLM has no static key-value cache.*chunked a
 def test_a_model_without_a_static_cache_says_why(make: Any, sizes: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message) as refused:
         serve_warm.compile_generation(make(), **{**SIZES, **sizes})
-
     assert refused.value.hint
 
 
@@ -228,5 +216,4 @@ def test_a_changed_graph_raises_its_version():
         if has_text and ast.get_docstring(node):
             node.body = node.body[1:]
     text = "\n".join(ast.unparse(node) for node in tree.body)
-
     assert (steps.GRAPH, hashlib.sha256(text.encode()).hexdigest()[:16]) == (1, "a1ded505b701878a")

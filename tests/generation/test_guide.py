@@ -36,9 +36,7 @@ def test_the_deployment_of_the_guide_answers(app: dict[str, Any]):
     chat = app["Chat"].func_or_class()
     inputs = chat.warmup_inputs()
     prompt = [5, 6, 7]
-
     answer = asyncio.run(chat.answer(prompt, 6))
-
     ids = torch.tensor([prompt])
     assert answer == app["load_model"]().generate(ids, max_new_tokens=6)[0, 3:].tolist()
     assert sorted(len(each.kwargs["prompt"]) for each in inputs) == app["LENGTHS"]

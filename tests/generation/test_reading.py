@@ -47,11 +47,9 @@ def compiled(model: Any, prompt_lengths: Sequence[int] = (4, 16)) -> Any:
 def test_a_window_means_what_it_means_to_generate(name, settings, lengths):
     """A Llama ignores a window in its masks, but its cache drops keys after the prompt."""
     inputs = batch_of("llama", lengths)
-
     theirs = [generate(made(name, **settings), inputs), best(made(name, **settings), inputs)]
     ours = [generate(compiled(made(name, **settings)), inputs)]
     ours.append(best(compiled(made(name, **settings)), inputs))
-
     assert ours == theirs
 
 
@@ -62,7 +60,6 @@ def test_a_prompt_that_is_masked_wrongly_beyond_the_window_is_refused():
     right = check.find_error()
     prefill = check._decoder._prefill
     prefill.form = replace(prefill.form, prompt_window=SLIDING_WINDOW)
-
     with pytest.raises(ConfigError, match="different logits"):
         best(model, batch_of("llama", (3,)))
 
@@ -89,5 +86,4 @@ def test_a_step_that_is_wrong_beyond_the_window_is_refused():
 def test_the_comparison_of_a_model_without_a_window_is_short():
     """The comparison takes longer only where it has more to see."""
     model = compiled(made("Llama"))
-
     assert model._serve_warm_check.lengths() == [2, 5]

@@ -48,10 +48,8 @@ def test_a_change_that_the_steps_cannot_follow_is_refused(name, change, message,
     if is_used:
         best(model, batch_of(name))
     change(model)
-
     with pytest.raises(GenerationRefused, match=message) as refused:
         best(model, batch_of(name))
-
     assert "\n" not in str(refused.value)
 
 
@@ -61,7 +59,6 @@ def test_a_change_of_attention_ends_a_running_stream():
     running = stream.stream(**batch_of("llama"), max_new_tokens=8)
     next(running)
     eager_attention(stream)
-
     with pytest.raises(GenerationRefused, match="_attn_implementation is 'eager' now"):
         next(running)
 
@@ -69,7 +66,6 @@ def test_a_change_of_attention_ends_a_running_stream():
 def test_autocast_is_refused():
     """Its matrix products have another dtype than the cache."""
     model = load_compiled("llama")
-
     with (
         torch.autocast("cpu", dtype=torch.bfloat16),
         pytest.raises(GenerationRefused, match="do not support autocast"),
@@ -111,6 +107,5 @@ def test_an_adapter_that_comes_or_goes_ends_a_running_stream(make, change, messa
     running = model.stream(**batch_of("llama"), max_new_tokens=8)
     next(running)
     change(model)
-
     with pytest.raises(GenerationRefused, match=message):
         next(running)

@@ -67,9 +67,7 @@ def rest_of(stream: Any) -> list[int]:
 @pytest.mark.parametrize("name", ["llama", "mistral", "t5"])
 def test_a_row_does_not_depend_on_its_batch(name: str):
     model, batch = load_compiled(name), batch_of(name, (12, 4, 7))
-
     together = best(model, batch, max_new_tokens=12)
-
     for row, keep in enumerate(batch["attention_mask"].bool()):
         alone = {"input_ids": batch["input_ids"][row : row + 1, keep]}
         assert best(model, alone, max_new_tokens=12)[0] == together[row]
@@ -77,9 +75,7 @@ def test_a_row_does_not_depend_on_its_batch(name: str):
 
 def test_a_stream_yields_the_tokens_of_generate(model: Any):
     batch = batch_of("llama")
-
     rows = streamed(model.stream(**batch, max_new_tokens=32))
-
     assert rows == best(load("llama"), batch)
     assert free(model) == BATCH
 
@@ -106,7 +102,6 @@ def test_streams_and_batches_share_the_cache(model: Any):
     prompts = [batch_of("llama", (length,)) for length in (5, 16, 9)]
     expected = [best(load("llama"), prompt) for prompt in prompts]
     streams = [model.stream(**prompt, max_new_tokens=32) for prompt in prompts[:2]]
-
     made: list[list[int]] = [[], []]
     for step in range(32):
         for number, stream in enumerate(streams):
@@ -124,7 +119,6 @@ def test_a_client_that_leaves_frees_its_slots(model: Any):
     leaves = model.stream(**batch, max_new_tokens=32)
     next(leaves)
     assert free(model) == 0
-
     leaves.close()
 
     assert free(model) == 2
@@ -154,9 +148,7 @@ def test_a_streamer_that_raises_frees_the_slots(model: Any):
 def test_images_of_a_prompt_are_seen(lengths: tuple[int, ...]):
     model, batch = load_compiled("llava"), batch_of("llava", lengths)
     other = {**batch, "pixel_values": batch["pixel_values"].flip(0, 2)}
-
     made = best(model, batch)
-
     assert made == best(load("llava"), batch)
     assert made[-1] != best(model, other)[-1]
     assert free(model) == BATCH
@@ -166,9 +158,7 @@ def test_images_of_a_prompt_are_seen(lengths: tuple[int, ...]):
 def test_several_answers_for_one_prompt_take_a_slot_each(name: str):
     """`num_return_sequences` is a batch like any other."""
     batch, options = batch_of(name, (5,)), {"num_return_sequences": 3, "max_new_tokens": 12}
-
     made = generate(load_compiled(name), batch, **options)
-
     assert made == generate(load(name), batch, **options)
     assert len({tuple(row) for row in made}) > 1
 
@@ -198,7 +188,6 @@ def test_logits_processors_and_stops_work_as_before(model: Any):
         "min_new_tokens": 3,
         "eos_token_id": best(load("llama"), batch)[0][5],
     }
-
     ours, theirs = draw(model, batch, **options), draw(load("llama"), batch, **options)
 
     assert ours.tolist() == theirs.tolist()
@@ -233,7 +222,6 @@ def test_a_copy_has_its_own_weights_and_cache(name: str, again: Any):
     model.generation_config = copy.deepcopy(model.generation_config)
     model.generation_config.max_new_tokens = 7
     inputs = batch_of(name)
-
     before = best(model, inputs)
     other = again(model)
     same = best(other, inputs)
@@ -250,9 +238,7 @@ def test_the_cache_stays_where_it_is(model: Any):
     """CUDA graphs read the addresses of their capture: no step replaces a buffer."""
     buffers = model._serve_warm_buffers
     before = [buffer.data_ptr() for buffer in buffers.buffers()]
-
     generate(model, batch_of("llama"), cache_implementation="static")
-
     assert [buffer.data_ptr() for buffer in buffers.buffers()] == before
 
 
@@ -263,7 +249,6 @@ def test_a_step_leaves_the_slots_of_others(name: str):
     decoder.prefill(1, torch.arange(3, 12))
     windows = [(layer.window, layer) for layer in buffers.layers]
     before = [layer.keys[:, :, :window].clone() for window, layer in windows]
-
     decoder.decode({0: (5, 0)})
 
     for (window, layer), kept in zip(windows, before, strict=True):
@@ -274,7 +259,6 @@ def test_a_step_leaves_the_slots_of_others(name: str):
 def test_padding_leaves_nothing_that_depends_on_the_order_of_writes(model: Any):
     """All padding goes to one place, and a GPU writes it in any order: so all of it is the same."""
     model._serve_warm_decoder.prefill(1, torch.arange(3, 6))
-
     for layer in model._serve_warm_buffers.layers:
         behind = layer.window
         assert not layer.keys[1, :, behind:].any()
@@ -379,7 +363,6 @@ REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
 def test_a_request_that_steps_cannot_have_is_refused_in_one_sentence(model, request_, message):
     beside = model.stream(**batch_of("llama", (7,)), max_new_tokens=8)
     made = next(beside).tolist()
-
     with pytest.raises(GenerationRefused, match=message) as refused:
         request_(model)
 
@@ -403,10 +386,8 @@ TYPES = {"token_type_ids": torch.ones(2, 12, dtype=torch.int64)}
 )
 def test_other_models_refuse_likewise(name: str, options: dict[str, Any], message: str):
     model, batch = load_compiled(name), batch_of(name)
-
     with pytest.raises(GenerationRefused, match=message):
         draw(model, batch, **options)
-
     assert best(model, batch, max_new_tokens=4) == best(load(name), batch, max_new_tokens=4)
 
 
@@ -445,7 +426,6 @@ def test_images_whose_tokens_have_other_positions_are_refused():
     eager = qwen2_vl()
     model = served_with(eager)
     asked = grid()
-
     says = r"mm_token_type_ids=: this model gives image tokens"
     with pytest.raises(GenerationRefused, match=says):
         draw(model, asked)
@@ -486,6 +466,5 @@ def test_an_encoder_decoder_has_batches_alone(ask: str):
         "stream": lambda: model.stream(torch.ones(1, 2), max_new_tokens=2),
         "continuous": lambda: model.continuous(call=None),
     }
-
     with pytest.raises(GenerationRefused, match=r"decoder-only models"):
         calls[ask]()

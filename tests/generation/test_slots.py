@@ -66,9 +66,7 @@ def alone_among_others(model: Any, request: Callable[[Slots], Any]) -> Any:
 @pytest.mark.slow
 def test_more_sequences_than_slots_all_get_their_tokens(model: Any):
     lengths = [5, 16, 1, 9, 4, 12]
-
     answers = run(model, *(lambda s, n=n: generated(s, n, COUNT + n) for n in lengths))
-
     assert answers == [expected(n, COUNT + n) for n in lengths]
 
 
@@ -168,7 +166,6 @@ def test_a_request_that_does_not_fit_is_refused_alone(model, given, count, messa
 
 def test_continuous_batches_keep_all_slots(model: Any):
     model.continuous(call=on_this_thread)
-
     with pytest.raises(GenerationRefused, match="still use 3 of the 3 slots"):
         draw(model, batch_of("llama"))
     with pytest.raises(GenerationRefused, match="still use 3 of the 3 slots"):

@@ -79,11 +79,9 @@ def test_supported_models_pass(name: str):
 def test_a_model_whose_layers_mask_by_themselves_is_refused():
     """Before, each token after the first was wrong, and nothing said so."""
     model = compiled(gpt_neo())
-
     for _ in range(2):
         with pytest.raises(ConfigError, match="GPTNeoForCausalLM gives different logits") as error:
             best(model, batch_of("llama"))
-
     assert "serve it with serve_warm.compile" in str(error.value.hint)
     with pytest.raises(ConfigError, match="gives different logits"):
         next(model.stream(**batch_of("llama"), max_new_tokens=2))
@@ -93,9 +91,7 @@ def test_a_model_with_one_position_for_all_rows_needs_prompts_of_one_length():
     eager = bart_decoder()
     model = compiled(bart_decoder())
     together = {"input_ids": batch_of("llama", (9, 9))["input_ids"]}
-
     rows = best(model, together)
-
     assert rows == [best(eager, {"input_ids": ids[None]})[0] for ids in together["input_ids"]]
     with pytest.raises(GenerationRefused, match="all prompts of a batch need the same length"):
         best(model, batch_of("llama", (9, 4)))
@@ -106,7 +102,6 @@ def test_rope_that_depends_on_the_longest_row_is_refused_beyond_its_first_length
     with pytest.raises(ConfigError, match="rope type 'longrope'") as error:
         compiled(long_rope())
     model, eager = compiled(long_rope(), max_length=32), long_rope()
-
     rows = best(model, batch_of("llama"), max_new_tokens=16)
 
     assert error.value.hint == "pass max_length=32 or less"
@@ -124,7 +119,6 @@ def test_a_model_that_cannot_run_with_the_steps_is_refused_in_one_sentence():
             max_decoder_position_embeddings=64,
         )
     )  # fmt: skip
-
     with pytest.raises(ConfigError, match="LEDForConditionalGeneration cannot run with serve_warm"):
         best(model, batch_of("bart"))
 
@@ -135,7 +129,6 @@ def test_steps_with_compiled_code_from_an_artifact_are_not_compared_again(monkey
     decoder = model._serve_warm_decoder
     monkeypatch.setattr(decoder, "has_entries", lambda: True)
     monkeypatch.setattr(model._serve_warm_check, "check", lambda: pytest.fail("compared again"))
-
     assert best(model, batch_of("llama")) == best(load("llama"), batch_of("llama"))
 
 
@@ -148,7 +141,6 @@ def test_a_comparison_uses_free_slots_and_gives_them_back():
     others = model._serve_warm_decoder.take(2)
     with pytest.raises(GenerationRefused, match="needs 2 slots, but"):
         model._serve_warm_check.find_error()
-
     model._serve_warm_decoder.release(others)
     tokens += [token for each in stream for token in each.tolist()]
     assert [tokens] == best(load("llama"), asked, max_new_tokens=8)
@@ -180,7 +172,6 @@ def test_a_model_that_is_in_training_mode_at_its_first_call_is_refused_for_that(
     """Dropout would make every comparison fail."""
     model = load_compiled("gpt2")
     model.train()
-
     with pytest.raises(GenerationRefused, match="The model is in training mode: call eval"):
         best(model, batch_of("gpt2"))
 
@@ -195,7 +186,6 @@ def test_a_decoder_with_its_own_vocabulary_takes_its_own_tokens():
     )
     eager = transformers.MarianMTModel(config).eval()
     model, asked = compiled(eager), {"input_ids": torch.tensor([[5, 6, 7]])}
-
     tokens = best(model, asked, max_new_tokens=8)
 
     assert tokens == best(eager, asked, max_new_tokens=8)
@@ -208,7 +198,6 @@ def test_a_served_model_and_a_peft_model_are_refused():
     model = load_compiled("llama")
     with pytest.raises(ConfigError, match="that it has already returned"):
         compiled(model)
-
     wrapper = load("llama")
     wrapper.peft_config, wrapper.get_base_model = {}, lambda: None
     with pytest.raises(ConfigError, match="whose generate") as error:

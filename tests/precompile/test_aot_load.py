@@ -94,9 +94,7 @@ def entry(callee: Any, t0: torch.Tensor) -> Any:
 def test_a_trace_that_its_backend_restarts_goes_on():
     """torch.compile does so for each kind of restart, its ahead-of-time compile for none."""
     model, given = nn.Linear(4, 4).eval(), torch.ones(2, 4)
-
     captured = capture(entry, model, [given], {"backend": restarting(2), "dynamic": False})
-
     torch.testing.assert_close(captured.entry.fn(model, given), model(given))
     assert not captured.facts.broken(model)
 
@@ -104,7 +102,6 @@ def test_a_trace_that_its_backend_restarts_goes_on():
 def test_a_trace_that_never_ends_is_a_reason():
     """The number of traces is limited, as torch limits it."""
     given = {"backend": restarting(RESTARTS), "dynamic": False}
-
     with pytest.raises(NoEntry, match=r"restarted its trace.*Compile only a part"):  # noqa: SIM117
         with as_reasons():
             capture(entry, nn.Linear(4, 4).eval(), [torch.ones(2, 4)], given)
@@ -129,10 +126,8 @@ BRANCH = r"data-dependent branching at test_aot_load.py:\d+: `if {}.*`. Compile 
 def test_a_call_that_torch_cannot_trace_says_where_and_what_to_do(callee, reason, tmp_path):
     """The line is the user's, in whatever file of torch the trace ended."""
     model = serve_warm.compile(quantised() if callee is quantised else callee, dynamic=False)
-
     with eager_below():
         refused = refusal(tmp_path, lambda: model(torch.linspace(-1, 1, 12).view(3, 4)))
-
     assert re.search(reason, refused)
 
 
@@ -143,10 +138,8 @@ def test_a_call_that_torch_cannot_trace_is_traced_once(tmp_path: Path, monkeypat
     stock = mock.Mock(side_effect=convert_frame.fullgraph_capture)
     monkeypatch.setattr(convert_frame, "fullgraph_capture", stock)
     model = serve_warm.compile(on_tensor, dynamic=False, level=3)
-
     with eager_below():
         refused = refusal(tmp_path, lambda: model(torch.ones(3, 4)), level=3)
-
     assert "data-dependent branching" in refused
     assert stock.call_count == 1
 

@@ -117,9 +117,7 @@ def test_what_a_library_cannot_assign_is_at_level_2(kind, reason, tmp_path):
     model.part.inner = Part()
     model.old, model.part.old, model.part.inner.old = [None], [None], [None]
     compiled = serve_warm.compile(model, dynamic=False, level=3)
-
     table = build(tmp_path, lambda: compiled(x()), lambda: compiled(x()), level=3)
-
     (entry,) = entries_of(table)
     assert entry.level == 2
     assert reason in entry.reason
@@ -135,7 +133,5 @@ class Counting(Assigning):
 def test_a_number_that_a_forward_reads_and_assigns_has_no_entry(tmp_path: Path):
     """No later call would have the number of the build."""
     compiled = serve_warm.compile(Counting().eval(), dynamic=False, level=3)
-
     why = refusal(tmp_path, lambda: compiled(x()), level=3)
-
     assert "the call changes something that its graph depends on" in why

@@ -90,7 +90,6 @@ def written(made: aot_compile.Made, folder: Path) -> Path:
 def test_a_library_gives_what_eager_gives(perceptron):
     """Outputs are those of the model, in its structure; an input that comes back is that tensor."""
     ours, eager = run(perceptron.made.fn, *perceptron[:2]), eagerly(*perceptron[:2])
-
     assert list(ours) == ["y", "x"]
     assert ours["x"] is perceptron.x
     torch.testing.assert_close(ours["y"], eager["y"])
@@ -102,9 +101,7 @@ def test_a_start_imports_no_compiler(perceptron, tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps(perceptron.made.plan))
     torch.save([perceptron.model.state_dict(), perceptron.x], tmp_path / "state.pt")
     command = [sys.executable, HERE / "library_process.py", tmp_path]
-
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["imported"] == []
     expected = run(perceptron.made.fn, *perceptron[:2])["y"]
@@ -143,9 +140,7 @@ def test_a_call_sees_the_weights_of_that_moment(perceptron, library, change):
     library.unlink()
     model = Perceptron().eval()
     before = run(fn, model, perceptron.x)["y"]
-
     change(model)
-
     after = run(fn, model, perceptron.x)["y"]
     assert not torch.equal(after, before)
     torch.testing.assert_close(after, eagerly(model, perceptron.x)["y"])
@@ -168,7 +163,6 @@ def test_a_module_that_differs_computes_nothing(perceptron, change, said):
     """Weights of another type or shape are refused before native code reads them."""
     model = Perceptron().eval()
     change(model)
-
     with pytest.raises(NoEntry, match=said):
         run(perceptron.made.fn, model, perceptron.x)
 
@@ -177,7 +171,6 @@ def test_a_module_that_differs_computes_nothing(perceptron, change, said):
 def test_values_that_were_read_are_facts(perceptron):
     other = Perceptron().eval()
     other.scale = 4.0
-
     assert perceptron.made.facts.broken(perceptron.model) == ""
     assert "callee.scale is float 4.0" in perceptron.made.facts.broken(other)
     assert __name__ in perceptron.made.sources
@@ -206,9 +199,7 @@ def test_an_argument_that_the_module_held_at_the_build_is_not_taken_for_what_it_
     x = torch.randn(3, 8)
     made = made_of(Held("takes and returns", x), x)
     model, other = Held("takes and returns", torch.randn(3, 8)), torch.randn(3, 8)
-
     ours, eager = run(made.fn, model, other), eagerly(model, other)
-
     torch.testing.assert_close(ours, eager)
     assert ours[1] is eager[1]
 
@@ -217,7 +208,6 @@ def test_an_argument_that_the_module_held_at_the_build_is_not_taken_for_what_it_
 def test_a_tensor_that_stands_for_two_has_no_library(do):
     """The graph treats the argument and the module's tensor as one, but later they may differ."""
     x = torch.randn(3, 8)
-
     with pytest.raises(NoEntry, match="are the same object"):
         made_of(Held(do, x), x)
 
@@ -239,7 +229,6 @@ def test_a_source_that_no_plan_can_follow_is_refused(source: str):
     """By Dynamo's name of it, which the reason quotes."""
     with pytest.raises(NoEntry, match="which is neither an argument nor reachable from") as refused:
         aoti_build._place(source, Deep())
-
     assert source in str(refused.value)
 
 
@@ -385,7 +374,6 @@ def test_weights_on_one_storage_are_kept_apart():
     """Also with a strided input, a decorated forward, and after a weight has left the storage."""
     model, x = Shared().eval(), torch.randn(4, 3).t()
     made = made_of(model, x)
-
     for _ in range(2):
         torch.testing.assert_close(run(made.fn, model, x), eagerly(model, x))
         model.same_memory.data = torch.randn(4)
@@ -546,10 +534,8 @@ def test_an_output_that_shares_memory_only_in_the_library_is_copied(eager, libra
 def test_an_output_that_no_longer_shares_memory_with_an_input_is_refused():
     """The caller may keep the output as a view of a buffer."""
     graph = graph_of(lambda x: [x + 1, x.t()])
-
     with pytest.raises(NoEntry) as refused:
         graph.outputs_to_copy(lambda inputs: [inputs[0] + 1, inputs[0].square()])
-
     assert str(refused.value) == f"its output 1 {UNSHARED}, but the eager output {SHARED}"
 
 
@@ -607,9 +593,7 @@ class Switching(torch.nn.Module):
 def test_a_forward_that_sets_back_what_it_set_has_a_library():
     """An object that ends as it was is not changed: so transformers marks a forward under way."""
     x = torch.randn(3, 4)
-
     made = made_of(Switching().eval(), x)
-
     assert torch.equal(made.fn(Switching().eval(), x), x + 1)
     assert vars(SWITCH) == vars(Switch())
 
@@ -640,10 +624,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
 def test_what_no_library_can_do_is_refused(name):
     """A library does not repeat Python's side effects, and the attempt leaves none behind."""
     callee, reason = REFUSED[name]
-
     with pytest.raises(NoEntry, match=reason):
         made_of(callee, torch.randn(3, 4))
-
     assert (getattr(callee, "seen", []), SEEN, vars(SWITCH)) == ([], [], vars(Switch()))
 
 
@@ -742,7 +724,6 @@ def test_what_is_on_the_cpu_in_part_is_not_captured(device: str, reason: str):
     last.meta["example_value"] = torch.empty(2, device=device), 3
     call = aoti_build._Graph({aot_compile.CAPTURES: True}, None, {})
     call._graph = graph
-
     assert call._why_not_captured([]) == reason
 
 
@@ -767,7 +748,6 @@ def test_a_library_for_a_gpu_that_fails_for_memory_says_so(
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: {"num_ooms": next(times)})
     native = Failing(library, device="cuda:0", inputs=1, outputs=perceptron.made.plan["outputs"])
-
     with pytest.raises(RuntimeError) as failed:
         native([torch.ones(1)])
 
@@ -845,7 +825,6 @@ def test_a_call_that_fails_prints_nothing(lookup: Case, capfd: pytest.CaptureFix
     """The error says why, in one line; stderr belongs to the application."""
     with pytest.raises(aoti_library.LibraryFailed) as failed:
         run(lookup.made.fn, lookup.model, OUT_OF_RANGE)
-
     assert capfd.readouterr().err == ""
     assert "failed: index out of bounds" in str(failed.value)
     assert "\n" not in str(failed.value)
@@ -857,10 +836,8 @@ def test_a_call_that_fails_prints_nothing(lookup: Case, capfd: pytest.CaptureFix
 )
 def test_a_failure_says_whether_the_call_may_be_made_again(lookup, tmp_path, said, cleanly):
     fn = aoti_library.load(written(lookup.made, tmp_path), {**lookup.made.plan, **said})
-
     with pytest.raises(aoti_library.LibraryFailed) as failed:
         run(fn, lookup.model, OUT_OF_RANGE)
-
     assert isinstance(failed.value, aoti_library.LibraryFailedCleanly) == cleanly
 
 
@@ -870,9 +847,7 @@ def test_a_plan_says_whether_random_numbers_are_drawn(compute: Any, draws: bool)
     graph = aoti_build._Graph({aot_compile.CAPTURES: False}, None, {})
     graph._graph = lambda x: [compute(x)]
     before = torch.get_rng_state()
-
     graph._run_eagerly(torch.ones(3))
-
     assert graph._draws is draws
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -887,9 +862,7 @@ OF_2_11 = """\
 def test_a_library_keeps_the_text_that_it_does_not_print():
     """In 2.11 the interface has no place for the text. Other source is unchanged."""
     later = f"static thread_local std::string g_aoti_last_error;\n{OF_2_11}"
-
     of_2_11, of_later = aoti_cpp.without_prints(OF_2_11), aoti_cpp.without_prints(later)
-
     assert "std::cerr" not in of_2_11 + of_later
     assert "AOTInductorGetLastError" in of_2_11
     assert "g_aoti_last_error = e.what();   \\\n" in of_2_11
@@ -920,7 +893,5 @@ def test_a_plan_for_captured_calls_is_checked_without_a_library():
     with torch.inference_mode():
         made = aoti_build.make(lambda callee, t0: callee(t0), linear, [x], {"dynamic": False})
     plan = {**made.plan, "device": "cuda:0", "captures": ""}
-
     function = aoti_library.function_of(plan, None)
-
     assert function.inputs(linear, [x])[-1] is not None

@@ -106,7 +106,6 @@ def test_the_next_call_of_a_kind_finishes_its_library():
     torch.compile answers while a library is begun. Once it is made, it is compared with eager.
     """
     two = look(*[calling(2, 3, 2)] * 2)
-
     described = two.table.described()
     in_background = [is_link for thread, is_link in two.runs if thread == aoti_cpp.THREAD]
 
@@ -219,10 +218,8 @@ def test_torch_is_told_that_a_library_is_made_before_it_is(tmp_path: Path):
 def test_a_command_line_that_is_not_understood_is_not_noted(target: str):
     """Torch then does everything itself: of another version, for example."""
     commands = aoti_cpp.Commands()
-
     with pytest.raises(RuntimeError, match="unexpected command line"):
         commands.note("g++ a.cpp -o b.o", target)
-
     commands.forget()
 
 
@@ -232,10 +229,8 @@ def test_a_library_that_torch_made_itself_is_not_made_again(tmp_path: Path):
     commands = aoti_cpp.Commands()
     commands.note(line(WRITE, library), str(library))
     library.write_bytes(b"weights that torch appends")
-
     with pytest.raises(RuntimeError, match="with the recorded commands"):
         commands.begin(str(library))
-
     commands.forget()
 
 
@@ -250,7 +245,6 @@ def test_no_more_compilers_run_than_torch_would_run(tmp_path: Path):
         commands = aoti_cpp.Commands()
         commands.note(line(COUNT, library, running), str(library))
         begun.append(commands.begin(str(library)))
-
     counts = [int(each.result(timeout=120)) for each in begun]
 
     assert max(counts) <= slots
@@ -260,9 +254,7 @@ def test_a_build_says_which_entry_of_how_many_it_makes():
     """The total is the number of known kinds of calls, or of traced libraries."""
     told = list[str]()
     progress = _Steps(2, told.append)
-
     for step in ("entry", "trace", "trace", "trace", "library", "library"):
         progress.tell(step)
-
     traced = [f"tracing library {number}" for number in ("1 of 2", "2 of 2", "3 of 3")]
     assert told == ["entry 1 of 2", *traced, "library 1 of 3", "library 2 of 3"]

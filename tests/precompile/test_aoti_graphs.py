@@ -206,7 +206,6 @@ def seen() -> Seen:
 def test_the_first_call_runs_and_the_others_are_launched(library: Library, seen: Seen):
     """Each call has its own numbers. Results stay valid, and writes happen once."""
     outputs = [library(torch.full((2,), float(number))) for number in range(4)]
-
     assert [out.tolist() for out in outputs] == [[3.0 * number] * 2 for number in range(4)]
     assert library.code.runs == 2  # the first call, and what was captured
     assert library.calls.item() == 4
@@ -222,7 +221,6 @@ def test_a_graph_that_was_captured_in_inference_mode_is_launched_outside(library
         inside = library.ones()
     with torch.no_grad():
         outside = library(torch.ones(2) * 2).tolist()
-
     assert (inside, outside) == ([3.0, 3.0], [6.0, 6.0])
     assert library.calls.item() == 3
 
@@ -232,7 +230,6 @@ def test_weights_that_moved_are_captured_anew(library: Library, seen: Seen):
     library.ones()
     library.weight.fill_(5.0)
     seen.look()
-
     written = library.ones()
     after_writing = seen.look()
     other = library(torch.ones(2), torch.tensor(2.0), library.calls).tolist()
@@ -252,7 +249,6 @@ def test_each_size_and_stream_has_a_graph_and_each_stream_a_pool(device, library
     for stream, size in ((7, 2), (7, 4), (9, 2), (7, 2), (7, 4), (9, 2)):
         device.stream = stream
         library.ones(size)
-
     assert seen.look()[0] == 3
     first, second, third = device.pools
     assert first is second
@@ -264,7 +260,6 @@ def test_each_thread_captures_for_itself(library: Library, seen: Seen):
     for _ in range(2):
         with ThreadPoolExecutor(1) as thread:
             thread.submit(lambda: [library.ones() for _ in range(3)]).result()
-
     assert seen.look()[0] == 2
 
 
@@ -275,9 +270,7 @@ NO_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB"
 def test_what_cannot_be_captured_runs_as_it_is(device: Device, library: Library, seen: Seen):
     """From then on, in every size, and without another attempt; torch says why."""
     device.breaks = RuntimeError(f"{BROKEN}\nMore about it")
-
     outputs = [library.ones() for _ in range(3)]
-
     assert (outputs, library.ones(1)) == ([[3.0, 3.0]] * 3, [3.0])
     assert library.calls.item() == 4
     assert (device.stream, device.index, device.captures) == (7, 0, False)
@@ -293,7 +286,6 @@ def test_other_libraries_are_captured_after_one_that_cannot_be(device, library, 
     Library(device).ones()
     device.breaks = None
     seen.look()
-
     again = [library.ones(size) for size in (2, 3, 3)]
     outputs = [Library(device).ones() for _ in range(2)]
 
@@ -309,10 +301,8 @@ def test_a_size_that_memory_does_not_suffice_for_costs_no_other_its_graph(device
     library.ones(8)
     device.breaks = None
     seen.look()
-
     for size in (8, 2, 2):
         library.ones(size)
-
     assert seen.look() == (1, 0)
     assert library.code.runs == 6  # one attempt more, after all was given back that was free
 
@@ -325,7 +315,6 @@ def test_memory_that_is_kept_for_later_is_given_back_for_a_graph(
     device.breaks = torch.OutOfMemoryError(NO_MEMORY)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: setattr(device, "breaks", None))
-
     assert [library.ones() for _ in range(2)] == [[3.0] * 2] * 2
     assert seen.look() == (1, 0)
 
@@ -334,7 +323,6 @@ def test_a_call_within_a_capture_of_the_users_becomes_a_part_of_it(library, seen
     """A capture of its own would break that one."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     library.ones()
-
     assert (*seen.look(), library.code.runs) == (0, 0, 1)
 
 
@@ -342,7 +330,6 @@ def test_devices_have_pools_of_their_own(device: Device):
     """Their default streams have one number."""
     for index in range(2):
         Library(device, on=f"cuda:{index}").ones()
-
     assert device.pools[0] is not device.pools[1]
     assert device.captured_on[0] is not device.captured_on[1]
     assert device.index == 0
@@ -369,7 +356,6 @@ def test_strides_are_those_of_the_first_call(device: Device, seen: Seen):
         run = Library(device, Strided(device, expanded=expanded))
         outputs = [run(torch.tensor([1.0, 2.0]) * n) for n in range(3)]
         found[expanded] = [(out.stride(), out.sum().item()) for out in outputs]
-
     assert found[False] == [((2,), 0.0), ((2,), 3.0), ((2,), 6.0)]
     assert found[True] == [((0, 2), 0.0), ((0, 2), 9.0), ((0, 2), 18.0)]
     assert seen.look() == (1, 1)
@@ -379,9 +365,7 @@ def test_a_pool_outlives_its_graphs(device: Device, seen: Seen):
     """The pool of a discarded artifact stays until another artifact is loaded."""
     Library(device).ones()
     seen.look()
-
     Library(device).ones()
-
     assert seen.look() == (1, 0), seen.last
     assert device.pools[0] is device.pools[1]
 
@@ -391,19 +375,15 @@ def test_of_sizes_without_end_the_coldest_graphs_go(library: Library, seen: Seen
     for size in (*range(1, 65), 1, 65, 1):
         library.ones(size)
     seen.look()
-
     library.ones(1)
     kept = seen.look()
     library.ones(2)
-
     assert (kept[0], seen.look()[0]) == (0, 1)
 
 
 def test_modules_of_one_structure_take_no_graphs_from_one_another(library: Library, seen: Seen):
     modules = [(torch.tensor(float(number)), torch.zeros(())) for number in range(80)]
-
     rounds = [[library(torch.ones(2), *each).sum().item() for each in modules] for _ in range(3)]
-
     assert rounds == [[2.0 * number for number in range(80)]] * 3
     assert seen.look()[0] == 80
 
@@ -411,11 +391,9 @@ def test_modules_of_one_structure_take_no_graphs_from_one_another(library: Libra
 def test_graphs_of_weights_that_are_gone_are_freed(device: Device, library: Library):
     """Weights may move at each call, for example in a module that gets new weights."""
     data = [torch.tensor(float(number)) for number in range(100)]
-
     for number, each in enumerate(data):
         library.weight.data = each
         assert library.ones() == [number, number]
-
     assert device.living() <= aoti_graphs.MOST_CAPTURES + 1  # the one that keeps the pool
 
 
@@ -424,8 +402,6 @@ def test_a_shape_with_other_strides_is_another_kind(library: Library, seen: Seen
     windows = torch.arange(4.0).unfold(0, 3, 1)
     dense = torch.arange(6.0).reshape(2, 3)
     weights = torch.tensor(1.0), torch.zeros(())
-
     _, *outputs = [library(x, *weights) for x in (windows, dense, dense)]
-
     assert all(torch.equal(output, dense) for output in outputs)
     assert seen.look()[0] == 2

@@ -170,10 +170,8 @@ def test_collections_pause_until_the_last_thread_is_done():
 def test_what_was_replaced_before_the_start_is_level_1(fresh, place, now, why, monkeypatch):
     folder, model = fresh
     monkeypatch.setattr(place, now)
-
     with started(folder), eager_below():
         result = served(lambda: model(x(), 1.0))
-
     assert result.level == 1
     assert re.fullmatch(why, result.reason)
     assert torch.equal(result.value, model._orig_mod(x(), 1.0))
@@ -183,10 +181,8 @@ def test_what_was_replaced_before_the_start_is_level_1(fresh, place, now, why, m
 def test_other_arguments_of_torch_compile_do_not_share(scaled: tuple[Path, Any]):
     folder, _ = scaled
     model = serve_warm.compile(Scaled().eval(), dynamic=False, options={"max_autotune": True})
-
     with started(folder), eager_below():
         result = served(lambda: model(x(), 1.0))
-
     assert result.level == 1
     assert "the build compiled with dynamic=False, but this process compiles" in result.reason
 
@@ -200,7 +196,6 @@ def test_blocks_of_one_structure_share_an_entry_unless_they_differ(number: int, 
     eager = Stack(*blocks).eval()
     model = serve_warm.compile_regions(copy.deepcopy(eager), dynamic=False)
     library = build(tmp_path, lambda: model(x()))
-
     with started(tmp_path), forbid():
         result = model(x())
 

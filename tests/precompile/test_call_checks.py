@@ -65,10 +65,8 @@ def test_an_empty_dict_that_is_filled_from_another_has_changed(asked, number, mo
     filled: dict[str, int] = {}
     monkeypatch.setattr(change_checks, "number_of_changes", number)
     same = _same_dicts([{"a": 1}, filled])
-
     steady = [same() for _ in range(asked)]
     filled.update({"b": 1})
-
     assert all(steady)
     assert not same()
 
@@ -77,5 +75,4 @@ def test_a_torch_that_numbers_otherwise_is_not_relied_on(monkeypatch: pytest.Mon
     """A new dict's number would not show the changes of others."""
     numbers = iter(range(1000))
     monkeypatch.setattr("serve_warm.precompile.call_checks.WATCHES_DICTS", True)
-
     assert count_changes(lambda _: next(numbers)) is None

@@ -102,10 +102,8 @@ def served(tmp_path_factory: pytest.TempPathFactory, clock: SimpleNamespace) -> 
 def test_a_call_that_changes_no_fact_looks_at_none(served: Any, change: Any):
     with torch.inference_mode():
         call(served, 3, lambda _: change(served))
-
         with counted() as found:
             call(served, 50, lambda _: change(served))
-
     assert found == {"compiles": 0}
 
 
@@ -113,7 +111,6 @@ def test_two_adapters_in_turn_compile_and_look_up_nothing(served: Any):
     """After 200 switches, only facts of switched parts are judged, and calls are known by key."""
     with torch.inference_mode():
         call(served, 4, lambda number: served.set_adapter(ADAPTERS[number % 2]))
-
         with counted() as found:
             call(served, 200, lambda number: served.set_adapter(ADAPTERS[number % 2]))
         right = torch.equal(served(rows(3)), served._orig_mod(rows(3)))
@@ -150,11 +147,9 @@ def test_a_flag_is_noticed_although_something_changes_before_each_call(served, c
 def test_sizes_in_a_range_are_looked_up_once(tmp_path: Path):
     model = serve_warm.compile(Model(LAYERS).eval(), dynamic=True)
     build(tmp_path, lambda: model(rows(3)))
-
     with started(tmp_path), counted() as found:
         for number in range(300):
             model(rows(2 + number))
-
     assert found["_choose"] == 1
     assert (found["_judge"], found["compiles"]) == (0, 0)
 
@@ -173,11 +168,9 @@ def test_a_call_without_an_entry_is_looked_up_once(tmp_path: Path, arguments: An
     """Each shape once; texts and numbers that no entry is for are one kind of call."""
     model = serve_warm.compile(Model(LAYERS).eval(), dynamic=False)
     build(tmp_path, lambda: model(rows(3)))
-
     with started(tmp_path), eager_below(), counted() as found:
         for number in range(600):
             model(*arguments(number))
-
     assert found["_choose"] == lookups
     assert (found["refresh"], found["compiles"]) == (0, 0)
 
@@ -187,12 +180,10 @@ def test_a_function_does_not_mind_modules_that_are_built(tmp_path: Path):
     """A function has no module and no fact about hooks, so building modules changes nothing."""
     compiled = serve_warm.compile(function, dynamic=False)
     build(tmp_path, lambda: compiled(rows(3)))
-
     with started(tmp_path):
         compiled(rows(3))
         with counted() as found:
             call(compiled, 20, lambda _: nn.Linear(4, 4).register_forward_hook(print))
-
     assert found == {"compiles": 0}
 
 

@@ -141,7 +141,6 @@ FORMS: dict[str, tuple[torch.nn.Module, list[Call], list[int]]] = {
 def test_another_form_of_a_call_is_the_same_call_unless_code_can_see_it(tmp_path: Path, name: str):
     """Tensors of equal shape reach the parameters that they were passed for."""
     model, calls, levels = FORMS[name]
-
     assert _level(model, tmp_path / "entries", *calls) == levels
 
 
@@ -183,7 +182,6 @@ def test_a_build_makes_one_entry_for_all_forms(tmp_path: Path):
         table = build(
             tmp_path / "entries", lambda: model(ONE, OTHER), lambda: model(b=OTHER, a=ONE)
         )
-
     assert sum(len(unit.entries) for unit in table.units.values()) == 1
 
 
@@ -219,9 +217,7 @@ def test_a_call_with_other_arguments_has_no_form(args: tuple[Any, ...], kwargs: 
     """Too many or too few arguments, a repeated, a collected, or an unnamed argument."""
     parameters = Parameters(positional=("a", "b"), keyword_only=("c",))
     hidden = Parameters(positional=("hidden", "b"), unnamed=1)
-
     form = form_of("t0, b=t1")
-
     assert form == (1, ("b",))
     assert in_form(form, parameters, args, kwargs) is None
     assert in_form(form, hidden, (), kwargs) is None

@@ -76,7 +76,6 @@ def test_hooks_of_blocks_fire(tmp_path: Path):
     expected = model(x())
     serve_warm.compile_regions(model, dynamic=False)
     build(tmp_path, lambda: model(x()))
-
     with started(tmp_path), eager_below():
         result = model(x())
 
@@ -86,7 +85,6 @@ def test_hooks_of_blocks_fire(tmp_path: Path):
 def test_named_blocks_are_compiled_and_no_others():
     """With names, the caller decides, also about single modules."""
     model = serve_warm.compile_regions(Stack(Block(), Block(), Indexed(0)), ["Indexed"])
-
     assert [type(m) for m in model.modules() if m._compiled_call_impl is not None] == [Indexed]
 
 
@@ -104,7 +102,6 @@ def test_what_cannot_be_compiled_is_said(call: Any, why: str):
     """An error at once, with a hint, and not at the first request."""
     with pytest.raises(ConfigError, match=why) as caught:
         call()
-
     assert caught.value.hint
 
 
@@ -209,7 +206,6 @@ def test_it_is_level_2_and_as_torch_compile(make: Any, tmp_path: Path):
     model = make()
     expected = model(x())
     library = build(tmp_path, lambda: model(x()))
-
     with started(tmp_path), forbid():
         result = served(lambda: model(x()))
 
@@ -230,10 +226,8 @@ def test_aliases_stay_aliases(tmp_path: Path):
     model = serve_warm.compile(Named("alias").eval(), dynamic=False)
     build(tmp_path, lambda: model(x()))
     given = x()
-
     with started(tmp_path), forbid():
         same, weight, view, _ = model(given)
-
     assert same is given
     assert weight is model._orig_mod.a.weight
     assert view.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
@@ -244,7 +238,6 @@ def test_each_instance_has_its_own_method(tmp_path: Path):
     one, same, other = Method(2.0), Method(2.0), Method(3.0)
     same.linear = nn.Linear(4, 4).eval()
     build(tmp_path, lambda: one.embed(x()))
-
     with started(tmp_path), eager_below():
         results = [served(lambda m=m: m.embed(x())) for m in (one, same, other)]
 
@@ -284,13 +277,11 @@ def test_a_class_method_can_be_compiled():
 def test_objects_of_a_class_share_the_counts_and_warnings(tmp_path, caplog):
     """The report still has the calls of freed objects, and a log does not grow by each object."""
     build(tmp_path, lambda: Equal("a", 2.0).embed(x()))
-
     with started(tmp_path), eager_below():
         for _ in range(5):
             Equal("a", 3.0).embed(x())
         gc.collect()
         found = [use for use in SESSION.uses() if use.callable.endswith("Equal.embed")]
-
     assert sum(use.calls for use in found if use.level == 1) >= 5
     assert caplog.text.count("Equal.embed") == 1
 
@@ -298,7 +289,6 @@ def test_objects_of_a_class_share_the_counts_and_warnings(tmp_path, caplog):
 def test_equal_objects_are_not_one():
     """A method is of its object, whatever that is equal to, or whether it has a hash."""
     one, other = Equal("a", 2.0), Equal("a", 3.0)
-
     assert one == other
     close(one.embed(x()), x() * 2)
     close(other.embed(x()), x() * 3)
@@ -328,7 +318,6 @@ def test_weights_tied_in_a_closure_must_stay_tied(tmp_path: Path):
     module = Named("tied").eval()
     function = serve_warm.compile(closing_over(module), dynamic=False)
     build(tmp_path, lambda: function(x()))
-
     with started(tmp_path), eager_below():
         tied = served(lambda: function(x()))
         with torch.inference_mode(False):
@@ -353,11 +342,9 @@ COPIES = {
 @pytest.mark.parametrize("again", COPIES.values(), ids=COPIES)
 def test_a_copy_is_compiled_too(again: Any):
     model = serve_warm.compile(Scaled(), backend="eager", dynamic=False)
-
     other = again(model)
     with torch.no_grad():
         other._orig_mod.linear.weight.zero_()
-
     assert type(other) is type(model)
     assert other.__dict__["_serve_warm"].arguments == {"backend": "eager", "dynamic": False}
     close(other(x()), other._orig_mod(x()))
@@ -398,7 +385,6 @@ def test_hooks_of_the_compiled_module_fire(fresh: tuple[Path, Any]):
     """torch.compile's module is a module of its own, with hooks of its own."""
     folder, model = fresh
     seen = []
-
     with started(folder), eager_below():
         model(x(), 1.0)
         handle = model.register_forward_hook(lambda *_: seen.append("after"))
@@ -413,10 +399,8 @@ def test_hooks_of_the_compiled_module_fire(fresh: tuple[Path, Any]):
 def test_forward_is_served_like_the_call(scaled: tuple[Path, Any]):
     """Libraries call `model.forward(x)`, and no hook of the compiled module is fired by it."""
     folder, model = scaled
-
     with started(folder), forbid():
         found = served(lambda: model.forward(x(), 1.0))
-
     assert (found.level, found.reason, found.compiles) == (2, "", 0)
     close(found.value, model._orig_mod(x(), 1.0))
 
@@ -428,12 +412,10 @@ def test_a_forward_that_the_user_sets_on_the_compiled_module_runs(level: int, tm
     """It runs as on torch.compile's module, whatever entries exist."""
     model = serve_warm.compile(Scaled().eval(), level=level, dynamic=False)
     build(tmp_path, lambda: model(x(), 1.0), level=level)
-
     with started(tmp_path), eager_below():
         before = model(x(), 1.0)
         model.forward = lambda given, scale: given * 0
         after = model(x(), 1.0)
-
     assert before.abs().sum() > 0
     assert torch.equal(after, x() * 0)
 
@@ -441,7 +423,6 @@ def test_a_forward_that_the_user_sets_on_the_compiled_module_runs(level: int, tm
 def test_a_decorated_function_keeps_its_name():
     """A method of a class also stays an attribute of the class, and keeps its parameters."""
     one = Method(2.0)
-
     assert plain.__name__ == "plain"
     assert Method.embed.__doc__ == Method.embed.__wrapped__.__doc__
     assert one.embed is one.embed
@@ -451,9 +432,7 @@ def test_a_decorated_function_keeps_its_name():
 @torch.inference_mode()
 def test_without_an_artifact_it_is_torch_compile():
     model = serve_warm.compile(Scaled().eval(), backend="eager", dynamic=False)
-
     result = model(x(), 1.0)
-
     assert model.__dict__["_serve_warm"].uses() == []
     close(result, model._orig_mod(x(), 1.0))
 
@@ -462,11 +441,9 @@ def test_a_buffer_set_in_a_forward_does_not_recompile():
     """serve_warm's watch on modules does not disturb Dynamo."""
     model = serve_warm.compile(Cache(), backend="eager", dynamic=False)
     model(torch.ones(4), torch.zeros(4))
-
     counts = watch_process().counts()
     for _ in range(12):
         model(torch.ones(4), torch.zeros(4))
-
     assert (watch_process().counts() - counts).quiet
 
 
@@ -502,7 +479,6 @@ class Holder:
 def test_an_object_with_compiled_functions_can_be_copied(again: Any):
     first = Holder()
     first.scaled(x())
-
     other = again(first)
     other.scale = 5.0
 

@@ -60,11 +60,9 @@ def test_a_change_of_a_configuration_is_noticed_by_the_next_call(callee, path, c
     """The check reads versions of dicts instead of the attribute; each of them is checked."""
     watch = watch_of(callee, path)
     before = watch.unchanged(), watch.why_broken(0)
-
     change(callee.config)
     noticed = not watch.unchanged()
     watch.refresh()
-
     assert before == (True, "")
     assert noticed
     assert watch.why_broken(0) != ""
@@ -74,9 +72,7 @@ def test_a_missing_attribute_is_noticed_once_it_exists(callee: Any):
     """A model may ask for an attribute that only some configurations have."""
     watch = watch_of(callee, "callee.config", "HASATTR", MISSING)
     before = watch.unchanged()
-
     setattr(callee.config, MISSING, True)
-
     assert before
     assert not watch.unchanged()
 

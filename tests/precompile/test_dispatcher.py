@@ -36,10 +36,8 @@ def test_a_call_that_an_entry_was_made_for_is_served_by_it(scaled: tuple[Path, A
     """Level 2, nothing compiled although nothing was compiled before; and bit for bit the same."""
     folder, model = scaled
     stock = torch.compile(model._orig_mod, dynamic=False)(x(), 1.0)
-
     with started(folder), forbid():
         first, second = served(lambda: model(x(), 1.0)), served(lambda: model(x(), 1.0))
-
     assert [(s.level, s.reason, s.compiles) for s in (first, second)] == [(2, "", 0)] * 2
     assert torch.equal(first.value, stock)
     assert torch.equal(second.value, stock)
@@ -130,7 +128,6 @@ def test_another_call_is_level_1_with_the_right_numbers(scaled: tuple[Path, Any]
     """Anything that compiled code depends on and that is not as at the build: counted, named."""
     folder, model = scaled
     expected = call(model._orig_mod)
-
     with started(folder), eager_below():
         with torch.inference_mode():
             model(x(), 1.0)  # an entry is at hand
@@ -253,7 +250,6 @@ def test_state_is_written_as_in_eager(cached: tuple[Path, Any]):
     eager, ours = Cache(), torch.zeros(4)
     theirs = torch.zeros(4)
     model._orig_mod.load_state_dict(eager.state_dict())
-
     with started(folder), forbid():
         for number in range(1, 4):
             given = torch.full((4,), float(number))
@@ -286,13 +282,11 @@ def test_overlapping_tensors_are_not_written_by_an_entry(tmp_path: Path):
     """Apart at the build and overlapping now: compiled code would read before it wrote."""
     model, eager = serve_warm.compile(Both(), dynamic=False), Both()
     build(tmp_path, lambda: model(torch.ones(4), torch.ones(4)))
-
     with started(tmp_path), eager_below():
         apart = served(lambda: model(torch.ones(4), torch.ones(4)))
         for kind in ("torch", "numpy"):
             ours, theirs = views(kind), views(kind)
             overlap = served(lambda ours=ours: model(*ours))
-
             assert overlap.level == 1
             assert "overlaps another" in overlap.reason
             close(overlap.value, eager(*theirs))
@@ -308,10 +302,8 @@ def test_a_buffer_that_is_passed_in_as_well_is_level_1(cached: tuple[Path, Any])
     folder, model = cached
     eager = Cache()
     model._orig_mod.load_state_dict(eager.state_dict())
-
     with started(folder), eager_below():
         result = served(lambda: model(torch.ones(4), model._orig_mod.total))
-
     assert result.level == 1
     assert "the same" in result.reason
     close(result.value, eager(torch.ones(4), eager.total))
@@ -323,10 +315,8 @@ def test_parts_of_one_storage_that_do_not_overlap_are_level_2(cached: tuple[Path
     """Slices of one big cache, as serving loops make them."""
     folder, model = cached
     storage = torch.zeros(8)
-
     with started(folder), forbid():
         result = served(lambda: model(storage[:4], storage[4:]))
-
     assert result.level == 2
 
 
@@ -335,7 +325,6 @@ def test_a_dynamic_entry_serves_other_sizes_and_not_all(tmp_path: Path):
     """One entry serves a range of batches. A batch of one was not in this range."""
     model = serve_warm.compile(Block().eval(), dynamic=True)
     build(tmp_path, lambda: model(x(3, 4)))
-
     with started(tmp_path), eager_below():
         several = [served(lambda n=n: model(x(n, 4))) for n in (2, 3, 17)]
         one = served(lambda: model(x(1, 4)))
@@ -362,7 +351,6 @@ def test_an_attribute_that_the_forward_asks_for_decides_which_entry_fits(tmp_pat
     build(tmp_path, lambda: model(x(3, 4)), level=level)
     plain, marked = x(3, 4), x(3, 4)
     marked.jax = True
-
     with started(tmp_path), eager_below():
         results = [served(lambda: model(plain)), served(lambda: model(marked))]
 

@@ -54,7 +54,6 @@ def answer(model: Any) -> tuple[int, str]:
 
 def test_what_is_written_is_what_is_read(built: tuple[Path, Any]):
     once = EntryTable.read(built[0])
-
     assert once.to_files().keys() == {p.name for p in built[0].iterdir()}
     assert json.loads(once.to_files()[INDEX]) == json.loads((built[0] / INDEX).read_bytes())
 
@@ -74,9 +73,7 @@ def test_a_garbage_index_is_one_sentence(garbage: bytes | None, tmp_path: Path):
     """Nothing is loaded, nothing raises, and the sentence says that it is about the entries."""
     if garbage is not None:
         (tmp_path / INDEX).write_bytes(garbage)
-
     why = SESSION.load(tmp_path)
-
     assert why.startswith("its entries ")
     assert "\n" not in why
 
@@ -96,7 +93,6 @@ def test_entries_that_nobody_waits_for_are_not_used(copy: Path):
 
 def test_another_format_is_not_read(copy: Path):
     edit(copy, lambda index: index.update(format=FORMAT + 1))
-
     says = f"its entries have format {FORMAT + 1}, but this release reads format {FORMAT}"
     assert SESSION.load(copy) == says
 
@@ -104,7 +100,6 @@ def test_another_format_is_not_read(copy: Path):
 @pytest.mark.parametrize("name", ["../escape", "a/b", "", "entry.bin", "/etc/passwd", 5])
 def test_a_file_name_cannot_leave_the_folder(copy: Path, name: Any):
     edit(copy, lambda index: index["units"][0]["entries"][0].update(file=name))
-
     with pytest.raises(NoEntry, match=r"invalid entry name|cannot be read"):
         EntryTable.read(copy)
 
@@ -133,7 +128,6 @@ def test_a_damaged_entry_is_level_1(built, copy, damage, why):
     model, [path] = built[1], copy.glob("entry_*")
     damage(path)
     loaded = SESSION.load(copy)
-
     assert loaded == ""
     assert answer(model) == (1, f"its file {path.name} is {why}")
 
@@ -154,9 +148,7 @@ def test_a_damaged_entry_is_level_1(built, copy, damage, why):
 def test_an_entry_that_does_not_fit_this_program_is_level_1(built, copy, change, why):
     edit(copy, lambda index: change(index["units"][0]["entries"][0]))
     SESSION.load(copy)
-
     level, reason = answer(built[1])
-
     assert level == 1
     assert why in reason
 
@@ -164,7 +156,6 @@ def test_an_entry_that_does_not_fit_this_program_is_level_1(built, copy, change,
 def test_an_intact_copy_is_level_2(built: tuple[Path, Any], copy: Path):
     """The tests above fail for their own reasons."""
     SESSION.load(copy)
-
     assert answer(built[1]) == (2, "")
 
 
@@ -184,7 +175,6 @@ def test_a_changed_module_is_another_tree(change: Callable[[Any], Any]):
     """Entries are shared by what has equal lines, and by nothing else."""
     module = pair()
     change(module)
-
     assert tree(module) != tree(pair())
 
 
@@ -192,12 +182,10 @@ def test_other_weights_are_the_same_tree():
     """Values are not in it: modules of one structure share entries."""
     one, other = pair(), pair()
     other.load_state_dict({name: tensor + 1 for name, tensor in other.state_dict().items()})
-
     assert tree(one) == tree(other)
 
 
 def test_a_method_has_the_tree_of_its_module():
     module = pair()
-
     assert tree(module.forward) == tree(module)
     assert tree(len) == []

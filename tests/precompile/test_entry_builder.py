@@ -36,10 +36,8 @@ def test_an_input_that_is_a_weight_at_the_build_has_no_entry(tmp_path: Path):
     """The graph would have one input for both, and another table would not be looked at."""
     model = serve_warm.compile(Looked(), dynamic=False)
     library = build(tmp_path, lambda: model(x(), model._orig_mod.table))
-
     with started(tmp_path), eager_below():
         result = served(lambda: model(x(), 2 * torch.eye(4)))
-
     assert "the same" in next(iter(library.refused.values()))
     assert result.level == 1
     close(result.value, x() * 2)
@@ -70,7 +68,6 @@ def raises(given: torch.Tensor) -> torch.Tensor:
 def test_what_has_no_entry_says_so_at_the_build_and_at_the_start(model, why, tmp_path):
     compiled_ = serve_warm.compile(model, dynamic=False)
     library = build(tmp_path, lambda: compiled_(x()))
-
     with started(tmp_path), eager_below():
         result = served(lambda: compiled_(x()))
 
@@ -179,7 +176,6 @@ def test_a_call_that_changes_what_its_graph_is_built_on_has_no_entry(
     model = serve_warm.compile(Counts(step), dynamic=False)
     library = build(tmp_path, lambda: model(x(3, 3)))
     eager, ours = Counts(step), serve_warm.compile(Counts(step), dynamic=False)
-
     monkeypatch.setitem(globals(), "STEPS", 0)
     expected = [eager(x(3, 3)) for _ in range(3)]
     monkeypatch.setitem(globals(), "STEPS", 0)
@@ -219,11 +215,9 @@ def test_a_call_that_changes_what_it_is_given_has_no_entry(forward: Any, rows: A
     function = serve_warm.compile(forward, dynamic=False)
     library = build(tmp_path, lambda: function(copy.copy(rows), x()))
     ours, eager = copy.copy(rows), copy.copy(rows)
-
     with started(tmp_path), eager_below():
         function(ours, x())
     forward(eager, x())
-
     assert list(library.refused.values()) == ["the call changes a list or dict in its arguments"]
     assert len(ours) == len(eager) != len(rows)
 
@@ -233,10 +227,8 @@ def test_what_is_written_and_never_read_is_no_obstacle(tmp_path: Path):
     model = serve_warm.compile(Noted(), dynamic=False)
     library = build(tmp_path, lambda: model(x()))
     model._orig_mod.last = None
-
     with started(tmp_path), forbid():
         result = served(lambda: model(x()))
-
     assert (library.refused, result.level, model._orig_mod.last) == ({}, 2, 3)
 
 
@@ -260,7 +252,6 @@ def test_what_another_call_changes_is_withdrawn_at_the_end_of_a_build(tmp_path: 
     calls = [lambda: model(x(3, 3), first=False), lambda: model(x(5, 3), first=True)]
     library = build(tmp_path, *calls)
     model._orig_mod.length = 1
-
     with started(tmp_path), eager_below():
         second, first = (served(call) for call in calls)
 
@@ -274,7 +265,6 @@ def test_what_another_call_changes_is_withdrawn_at_the_end_of_a_build(tmp_path: 
 
 def test_a_model_that_raises_raises(tmp_path: Path):
     model = serve_warm.compile(raises, dynamic=False)
-
     with pytest.raises(ValueError, match="not today"):
         build(tmp_path, lambda: model(x()))
     SESSION.unload()
@@ -286,7 +276,6 @@ def test_another_backend_is_level_1(tmp_path: Path):
     """Entries are Inductor's: with another backend the model works as ever."""
     model = serve_warm.compile(Block().eval(), backend="eager")
     library = build(tmp_path, lambda: model(x()))
-
     assert list(library.refused.values()) == ["the backend is eager, but entries need Inductor"]
     close(model(x()), model._orig_mod(x()))
 
@@ -297,7 +286,6 @@ def test_with_gradients_nothing_is_made(tmp_path: Path):
     model = serve_warm.compile(Block().eval(), backend="aot_eager", dynamic=False)
     with SESSION.building() as building:
         out = model(x())
-
     assert "torch.inference_mode()" in next(iter(building.table.refused.values()))
     assert out.requires_grad
 
@@ -313,7 +301,6 @@ def test_built_ins_that_compiled_code_uses_are_found(tmp_path: Path):
     model = serve_warm.compile(eager, dynamic=False)
     pixels = torch.rand(2, 3, 32, 32)
     library = build(tmp_path, lambda: model(pixel_values=pixels))
-
     with started(tmp_path), eager_below():
         result = served(lambda: model(pixel_values=pixels))
         expected = eager(pixel_values=pixels).logits

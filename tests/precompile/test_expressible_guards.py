@@ -139,8 +139,6 @@ LINE = r"callee\S+ at test_expressible_guards\.py:\d+(,| has a guard).*outside t
 def test_what_cannot_become_a_fact_is_refused_with_advice(callee, options, why, tmp_path):
     """The reason names the line of the forward, and says what to do."""
     compiled = serve_warm.compile(callee, dynamic=False, **options)
-
     with eager_below():
         refused = refusal(tmp_path, lambda: compiled(x()))
-
     assert re.search(why, refused, re.DOTALL)

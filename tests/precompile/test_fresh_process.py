@@ -107,7 +107,6 @@ OUR_NAMES = {"CompiledModule", "LightModule", "Dispatcher", "_CompiledFunction"}
 def test_one_callable_inside_another_starts_in_a_fresh_process(level: int, tmp_path: Path):
     """No fact names a module of serve_warm or digests its code: artifacts outlive releases."""
     (tmp_path / "app.py").write_text(NESTED.replace("LEVEL", str(level)))
-
     built = in_a_process(tmp_path, "build", level=level)
     start = in_a_process(tmp_path, "start")
 
@@ -135,7 +134,6 @@ def test_a_changed_source_is_level_1(tmp_path: Path):
     built = run("build", tmp_path, function="gelu", forbid=True)
     same = run("start", tmp_path, function="gelu", forbid=True)
     other = run("start", tmp_path, function="silu", forbid=False)
-
     assert (same["levels"], same["compiles"]) == ([2, 2], 0)
     assert same["outputs"] == built["outputs"]
     assert other["levels"] == [1, 1]

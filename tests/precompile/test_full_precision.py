@@ -115,7 +115,6 @@ def test_a_run_agrees_with_a_copy_in_float32(name: str, dtype: torch.dtype, infe
     model = make().eval().to(dtype)
     given = cast(tensors, dtype)
     copied = copy.deepcopy(model).float()
-
     with torch.inference_mode(inference):
         run = full(model, *given)
 
@@ -131,9 +130,7 @@ def test_weights_inputs_and_buffers_are_not_changed():
     model = Cache().to(torch.bfloat16)
     x = torch.ones(1, 2, 8, dtype=torch.bfloat16)
     before = {name: (each.data_ptr(), each.clone()) for name, each in model.state_dict().items()}
-
     full(model, x)
-
     after = model.state_dict()
     assert all(after[name].data_ptr() == place for name, (place, _) in before.items())
     assert all(torch.equal(after[name], value) for name, (_, value) in before.items())
@@ -144,10 +141,8 @@ def test_functions_closures_and_methods_run_in_full_precision():
     weight = torch.full((4, 4), 0.3, dtype=torch.bfloat16)
     model = nn.Linear(4, 4).to(torch.bfloat16)
     x = torch.full((2, 4), 0.1, dtype=torch.bfloat16)
-
     closure = full(lambda given: given @ weight, x).outputs[0]
     method = full(model.forward, x).outputs[0]
-
     assert torch.equal(closure, x.float() @ weight.float())
     assert method.dtype is torch.float32
 
@@ -156,9 +151,7 @@ def test_float32_runs_in_float64():
     """The reference of a float32 call is a float64 run, also for numbers that the code makes."""
     model = nn.Linear(4, 4)
     precision = choose_precision(half=False, device_types=["cpu"])
-
     run = full(lambda x: model(x) + torch.ones(4).div(3), torch.ones(2, 4), precision=precision)
-
     exact = copy.deepcopy(model).double()(torch.ones(2, 4).double()) + 1 / 3
     torch.testing.assert_close(run.outputs[0], exact.detach(), rtol=1e-14, atol=1e-14)
 
@@ -198,10 +191,8 @@ def test_random_draws_are_those_of_eager(draw: Any, dtype: torch.dtype):
     """One seed gives the same numbers, although half precision draws other numbers than float32."""
     x = torch.ones(40, dtype=dtype)
     kept = Kept(draw)
-
     eager = kept.run(call, [x]).outputs[0]
     run = run_in_full_precision(kept, call, [x], PRECISION)
-
     assert torch.equal(run.outputs[0], eager.float())
 
 
@@ -236,9 +227,7 @@ def test_operators_of_other_libraries_run_in_their_eager_dtype_and_are_named():
 
 def test_reading_the_bits_of_a_tensor_gives_those_of_eager():
     x = torch.full((4,), 0.1, dtype=torch.bfloat16)
-
     run = full(lambda given: (given * 1).view(torch.int16), x)
-
     assert torch.equal(run.outputs[0], x.view(torch.int16))
     assert run.eager_operators == ("aten::view",)
 
@@ -248,9 +237,7 @@ def test_tensors_that_contain_tensors_run_in_full_precision():
     parts = [torch.full((4, 4), value, dtype=torch.bfloat16) for value in (0.1, 0.3)]
     weight = TwoTensor(*parts)
     x = torch.full((2, 4), 0.7, dtype=torch.bfloat16)
-
     run = full(lambda given: (weight.t() * 3 / 7).a.sum() + given, x)
-
     torch.testing.assert_close(run.outputs[0], (parts[0].float() * 3 / 7).sum() + x.float())
 
 
@@ -277,9 +264,7 @@ def test_casts_share_memory_as_in_eager():
 def test_a_softmax_that_casts_runs_in_full_precision():
     """A GPU casts half precision inside the operator, which refuses float32."""
     x = torch.linspace(-1, 1, 8, dtype=torch.float16)
-
     run = full(lambda given: torch.ops.aten._softmax(given, -1, True), x)
-
     assert torch.equal(run.outputs[0], torch.softmax(x.float(), -1))
     assert run.eager_operators == ()
 
@@ -302,10 +287,8 @@ def test_large_weights_are_not_kept_twice():
     """The copy of a weight is dropped after its use, so two models never need to fit."""
     model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4))).to(torch.bfloat16)
     mode = FullPrecision(PRECISION)
-
     with torch.no_grad(), mode.active():
         model(torch.ones(1, 512, dtype=torch.bfloat16))
-
     large = [each for each in mode._shadows.values() if each._tensor.numel() == 512 * 512]
     assert len(large) == 4
     assert all(each._kept is None and each._weak.expired() for each in large)
@@ -393,8 +376,6 @@ def test_what_a_forward_keeps_is_restored():
     """The next call must not get a float32 tensor from a run in full precision."""
     model = Streaming().bfloat16().eval()
     before = model.state
-
     full(model, torch.ones(2, 4, dtype=torch.bfloat16))
-
     assert model.state is before
     assert model.seen == []

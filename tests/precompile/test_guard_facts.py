@@ -110,16 +110,13 @@ def test_what_is_not_plain_has_no_text(value: Any):
 )
 def test_a_changed_value_breaks_its_fact(path: str, break_it: Callable[[Any], None]):
     callee = SimpleNamespace(scale=2, config={"rate": 2}, steps=[2])
-
     why = broken_by(break_it, callee, value_at(path, 2))
-
     assert why.startswith(path.replace("L['callee']", "callee"))
 
 
 def test_a_value_of_a_module_is_a_fact():
     """A global that the graph was built on is found through the module, not the callable."""
     known = says(None, value_at("G['__import_math'].pi", math.pi))
-
     assert known.broken(None) == ""
     assert known.path(known.facts[0][0]) == "math.pi"
 
@@ -129,7 +126,6 @@ def test_the_class_of_an_argument_needs_no_fact(argument: str):
     """The signature fixes the class. What the class holds is a fact about `torch.Tensor`."""
     itself = Guard(path=f"type({argument})", kind="CLASS_MATCH", value=torch.Tensor)
     name = value_at(f"type({argument}).__name__", "Tensor")
-
     assert not says(None, itself).facts
     known = says(None, itself, name)
     assert [known.path(row) for row, *_ in known.facts] == ["torch.Tensor.__name__"]
@@ -189,9 +185,7 @@ def test_a_value_is_found_by_the_number_of_its_key():
     path = "dict.__getitem__(callee.kinds, list(dict.keys(callee.kinds))[1]).size"
     first, second = SimpleNamespace(size=3), SimpleNamespace(size=5)
     callee = SimpleNamespace(kinds={"a": first, "b": second})
-
     known = says(callee, value_at(path, 5))
-
     assert known.broken(callee) == ""
     assert "was int 5" in known.broken(SimpleNamespace(kinds={"b": second, "a": first}))
 
@@ -205,7 +199,6 @@ def test_guards_that_the_dispatcher_checks_at_each_call_are_no_facts(kind: str):
     """The reason for which they may go says nothing of an object of the application."""
     itself = Guard(path=ABOUT.get(kind, ""), kind=kind, value=None)
     another = Guard(path="callee.thing", kind=kind, value=thing)
-
     assert says(SimpleNamespace(), itself) == Facts()
     with pytest.raises(NoEntry):
         says(SimpleNamespace(thing=thing), another)
@@ -222,7 +215,6 @@ def test_guards_that_the_dispatcher_checks_at_each_call_are_no_facts(kind: str):
 def test_a_key_comes_back_from_a_file(key: Any):
     """Whatever a dict is looked up by: the same key is looked up at the start."""
     back = decode_key(json.loads(json.dumps(encode_key(key))))
-
     assert (type(back), back) == (type(key), key)
 
 
@@ -238,7 +230,6 @@ def test_a_value_under_any_key_is_a_fact(key: Any):
     callee = SimpleNamespace(kinds={key: 2})
     path = "dict.__getitem__(callee.kinds, KEYS[0])"
     guard = Guard(path=path, kind="CONSTANT_MATCH", value=2, keys=[key])
-
     assert "was int 2" in broken_by(lambda c: c.kinds.update({key: 3}), callee, guard)
 
 
@@ -246,9 +237,7 @@ def test_a_value_under_any_key_is_a_fact(key: Any):
 def test_a_key_that_was_not_there_is_a_fact(key: Any):
     """`os.environ.get` at the build, and a variable that is set at the start."""
     guard = Guard(path="callee.table", kind="DICT_NOT_CONTAINS", value={}, argument=key)
-
     why = broken_by(lambda c: c.table.update({key: 1}), SimpleNamespace(table={}), guard)
-
     assert why.startswith("callee.table has key ")
 
 
@@ -256,9 +245,7 @@ def test_a_length_is_one_of_a_type():
     """A list of one and a tuple of one are two graphs."""
     callee = SimpleNamespace(sizes=[1])
     guard = Guard(path="callee.sizes", kind="SEQUENCE_LENGTH", value=callee.sizes)
-
     why = broken_by(lambda c: setattr(c, "sizes", (1,)), callee, guard)
-
     assert (
         why == "callee.sizes is a builtins.tuple of length 1, but was a builtins.list of length 1"
     )
@@ -301,7 +288,6 @@ def test_objects_that_become_one_or_two_break_a_fact(first, second, guards, reas
     """
     callee = SimpleNamespace(one=first, two=second)
     other = copy.copy(first) if first is second else first
-
     assert broken_by(lambda c: setattr(c, "two", other), callee, *guards(callee)) == reason
 
 
@@ -331,10 +317,8 @@ CONSTANT = 3
 def test_the_result_of_a_function_that_is_taken_for_constant_is_a_fact(monkeypatch):
     """`assume_constant_result` holds for one process, and a start is another process."""
     known = collect([], None, names={}, results=[(constant, (), {}, 3)])
-
     before = known.broken(None)
     monkeypatch.setitem(globals(), "CONSTANT", 4)
-
     assert before == ""
     assert known.broken(None).endswith("constant returns int 4, but returned int 3")
 
@@ -373,9 +357,7 @@ def test_a_function_is_more_than_its_name(one: Any, other: Any):
     its own around the user's: neither makes the code torch's.
     """
     guard = Guard(path="callee.act", kind="CLOSURE_MATCH", value=one)
-
     why = broken_by(lambda c: setattr(c, "act", other), SimpleNamespace(act=one), guard)
-
     assert why.startswith("callee.act is ")
 
 
@@ -397,7 +379,6 @@ def test_a_class_is_more_than_its_name(kind: Any):
     one = a_class(kind(lambda x: x + 1))
     same = a_class(kind(lambda x: x + 1))
     other = a_class(kind(lambda x: x + 2))
-
     assert name_of_class(one) == name_of_class(same)
     assert name_of_class(one) != name_of_class(other)
 
@@ -414,7 +395,6 @@ def test_a_method_in_the_place_of_one_that_is_gone_is_another():
         kind.method = FunctionType(code, globals())
         digests.add(name_of_class(kind))
         kind.method = first
-
     assert len(digests) == 3
 
 
@@ -422,7 +402,6 @@ def test_a_class_of_torch_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch):
     """Its version is in the fingerprint; a method that an application replaced is seen."""
     before = name_of_class(torch.nn.Linear)
     monkeypatch.setattr(torch.nn.Linear, "forward", lambda self, x: x)
-
     assert before == "torch.nn.modules.linear.Linear"
     assert name_of_class(torch.nn.Linear) != before
 
@@ -457,7 +436,6 @@ def test_another_object_breaks_a_fact_and_raises_nothing(kind: str, argument: An
     }
     was = others.get(kind, {"a": 1, "c": 2})
     guard = Guard(path="callee.thing", kind=kind, value=was, argument=argument)
-
     why = broken_by(lambda c: setattr(c, "thing", now), SimpleNamespace(thing=was), guard)
 
     assert why.startswith("callee.thing ")
@@ -481,7 +459,6 @@ def test_damaged_facts_are_not_read(plain: Any):
 
 def test_a_module_that_is_gone_breaks_its_facts():
     known = Facts(steps=((-1, "root", "no_such_module_here"),), facts=((0, "value", "int 1"),))
-
     assert "no_such_module_here is gone" in known.broken(None)
 
 
@@ -497,6 +474,5 @@ def test_a_name_is_only_given_where_it_leads_back():
 def test_a_guard_of_an_unknown_kind_stops_the_entry():
     """The meaning of a new guard kind is unknown, and could be the value of a number."""
     guard = Guard(path="L['callee'].mode", kind="SOMETHING_NEW_MATCH", value=3)
-
     with pytest.raises(NoEntry, match="guard of the unknown kind SOMETHING_NEW_MATCH"):
         collect([guard], SimpleNamespace(mode=3), names={})

@@ -134,18 +134,15 @@ def both(level: int) -> tuple[Any, Any]:
 def test_a_module_is_as_torch_compile_gives_it(look: Any, level: int):
     """To code that looks at it there is no difference."""
     ours, theirs = both(level)
-
     assert look(ours) == look(theirs)
 
 
 @pytest.mark.parametrize("level", [2, 3])
 def test_what_is_set_is_set_on_the_module(level: int):
     model, _ = both(level)
-
     model.label = "other"
     model.extra = nn.Parameter(torch.ones(2))
     del model.calls
-
     inner = model._orig_mod
     assert (inner.label, "extra" in dict(inner.named_parameters())) == ("other", True)
     assert not hasattr(inner, "calls")
@@ -154,9 +151,7 @@ def test_what_is_set_is_set_on_the_module(level: int):
 
 def test_a_pickle_is_handed_over_again():
     model = serve_warm.compile(Net().eval(), level=3, dynamic=False)
-
     again = pickle.loads(pickle.dumps(model))
-
     assert type(again) is LightModule
     function = serve_warm.compile(lambda x: x, level=3)
     owner = SimpleNamespace(again=again, model=model, function=function)
@@ -208,7 +203,6 @@ def test_hooks_of_the_wrapper_fire(stand_in: EagerLibraries, written: tuple[Path
         hooked = served(lambda: model(x()))
         handle.remove()
         plain = model(x())
-
     assert hooked.level == 3
     assert torch.equal(hooked.value, plain + 1)
 
@@ -259,7 +253,6 @@ def test_the_same_machine_code_with_other_weights_is_another_function(tmp_path: 
     )
     calls = [lambda: query(x()), lambda: document(x())]
     library = build(tmp_path, *calls, level=3, make_library=stand_in.make)
-
     with started(tmp_path, load_library=stand_in.load), torch.inference_mode(), eager_below():
         first, second = map(served, calls)
 
@@ -311,7 +304,6 @@ def test_a_library_is_not_an_entry_of_level_2(stand_in: EagerLibraries, written:
     model = serve_warm.compile(Net().eval())
     with started(written[0], load_library=stand_in.load), torch.inference_mode(), eager_below():
         other = served(lambda: model(x()))
-
     assert (other.level, "level=3" in other.reason) == (1, True)
 
 
@@ -335,7 +327,6 @@ def test_regions_have_no_graphs_or_libraries(arguments, settings, says, monkeypa
     """The sentence says what to do instead."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     blocks = nn.Sequential(Net(), Net())
-
     with torch._inductor.config.patch(settings), pytest.raises(ConfigError, match=says):
         serve_warm.compile_regions(blocks, **arguments)
 
@@ -344,7 +335,6 @@ def test_regions_have_every_mode_without_a_gpu(monkeypatch: pytest.MonkeyPatch):
     """Without a GPU nothing is captured, and `max-autotune` only uses its templates."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     blocks = torch.nn.Sequential(*(Net() for _ in range(2)))
-
     assert serve_warm.compile_regions(blocks, mode="max-autotune") is blocks
 
 
@@ -353,7 +343,6 @@ def test_regions_have_every_mode_without_a_gpu(monkeypatch: pytest.MonkeyPatch):
 
 def test_what_was_written_is_read(written: tuple[Path, Any]):
     library = EntryTable.read(written[0])
-
     [entry] = [entry for unit in library.units.values() for entry in unit.entries]
     assert (entry.level, entry.plan, entry.reason) == (3, {"said": "plan", "once": ""}, "")
     assert library.files == {}
@@ -386,7 +375,6 @@ def test_both_parts_are_loaded_together(stand_in, tmp_path, monkeypatch):
     build(tmp_path / "exported", lambda: light(x()), level=3, make_library=stand_in.make)
     build(tmp_path / "precompiled", lambda: model(x()))
     monkeypatch.setattr("serve_warm.precompile.aoti_library.load", stand_in.load)
-
     why = SESSION.load(tmp_path / "precompiled", tmp_path / "exported")
     with torch.inference_mode():
         levels = [level_of(called, x()) for called in (light, model)]
@@ -426,7 +414,6 @@ MIXED = [{"level": 3}, {"level": 1}]
 def test_each_level_has_a_round_trip(stored: Any, entries: Any, levels: Any):
     """If every call has a library, one trip runs without torch's compiler."""
     trips = plan(dict.fromkeys(stored, b""), entries)
-
     assert [(trip.level, trip.without_compiler) for trip in trips] == levels
 
 
@@ -458,7 +445,6 @@ def test_libraries_that_need_more_are_not_published(other: Any, says: str):
     accept(report(), without_compiler=True)
     accept(report(compiler_imported="app"), without_compiler=True)
     accept(report(**other))
-
     with pytest.raises(BuildFailed, match=says):
         accept(report(**other), without_compiler=True)
 
@@ -485,7 +471,6 @@ def test_a_start_knows_whether_it_needs_the_compiler(level: int, arguments: Any,
     """Not if everything that is compiled requests libraries."""
     SESSION.dispatchers.clear()
     model = serve_warm.compile(Net().eval(), level=level)
-
     assert only_libraries(arguments) == only
     del model
 
@@ -534,9 +519,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
 @pytest.mark.long
 def test_a_fresh_process_starts_without_any_compiler(program: tuple[Path, dict[str, Any]]):
     folder, built = program
-
     start = in_a_process(folder, "start", BATCH="3", PATH="/nowhere", CXX="/nowhere/g++")
-
     assert built["refused"] == {}
     assert (start["why"], start["levels"], start["reasons"]) == ("", [3, 3], [""])
     assert (start["compiles"], start["compiler_processes"]) == (0, 0)
@@ -548,9 +531,7 @@ def test_a_fresh_process_starts_without_any_compiler(program: tuple[Path, dict[s
 def test_another_call_imports_the_compiler_and_is_compiled(program: tuple[Path, Any]):
     """The watch is there before Dynamo is used: what level 1 compiles is counted."""
     folder, _ = program
-
     start = in_a_process(folder, "start", BATCH="5")
-
     assert sorted(start["levels"]) == [1, 3]
     assert "no entry for this call, but 2 for other calls" in start["reasons"]
     assert (start["imported"], start["compiles"]) == (True, 1)
@@ -580,7 +561,6 @@ print("compiles", (watch.counts() - before).compiles)
 @pytest.mark.slow
 def test_a_proof_holds_for_a_compiler_that_is_imported_in_it():
     process = run_python(FORBIDDEN)
-
     assert process.stdout.splitlines() == ["forbidden True", "compiles 1"], process.stderr[-2000:]
 
 
@@ -588,10 +568,8 @@ def test_a_proof_holds_for_a_compiler_that_is_imported_in_it():
 def test_what_has_no_library_is_compiled_by_torch_once(module: nn.Module):
     """This includes a module with length 0, which is false, and one whose length raises."""
     model = serve_warm.compile(module, level=3)
-
     with torch.inference_mode(), eager_below():
         results = [model(torch.ones(2)).tolist() for _ in range(3)]
-
     assert results == [[1.0, 1.0]] * 3
     assert model._serve_warm.torch_compiled() is model._serve_warm.torch_compiled()
 
@@ -612,7 +590,6 @@ def test_a_library_that_fails_raises_what_eager_raises(tmp_path: Path, capfd: An
     model = serve_warm.compile(Looks().eval(), level=3, dynamic=False)
     build(tmp_path, lambda: model(torch.zeros(2, dtype=torch.long)), level=3)
     capfd.readouterr()
-
     with started(tmp_path):
         model(torch.ones(2, dtype=torch.long))
         for _ in range(3):

@@ -208,7 +208,6 @@ def test_a_change_is_seen_by_the_next_call(layer, path, kind, change):
     watch = watch_of(layer, path, kind)
     before = watch.unchanged(), watch.why_broken(0)
     of_another_thread = watch.unchanged
-
     change(layer)
 
     assert before == (True, "")
@@ -225,9 +224,7 @@ def test_a_change_is_seen_however_often_there_was_none(layer: Any, asked: int):
     """Dicts are compared in C++ once the answer was the same many times."""
     watch = watch_of(layer, "callee.config.rate", VALUE)
     steady = [watch.unchanged() for _ in range(asked)]
-
     layer.config.rate = 3
-
     assert all(steady)
     assert not watch.unchanged()
 
@@ -258,9 +255,7 @@ def test_another_order_of_an_ordered_dict_is_seen(layer: Any):
     layer.order["b"] = 2
     watch.refresh()
     before = watch.unchanged()
-
     layer.order.move_to_end("a")
-
     assert (before, sees(watch), watch.unchanged()) == (True, True, True)
     assert watch.why_broken(0).startswith("callee.order has the keys str 'b', str 'a'")
 
@@ -269,9 +264,7 @@ def test_a_global_is_watched(monkeypatch: pytest.MonkeyPatch):
     guard = Guard(path="G['here'].SCALE", kind=VALUE, value=SCALE)
     watch = FactWatch(None, [collect([guard], None, names={"here": (__name__, "")})])
     before = watch.unchanged()
-
     monkeypatch.setitem(globals(), "SCALE", 3)
-
     assert (before, watch.unchanged()) == (True, False)
 
 
@@ -313,7 +306,6 @@ def test_what_changes_during_a_look_is_looked_at_again(layer, path, put):
         for number in range(10):
             layer.kinds["count"] = number
             watch.refresh()
-
     put(layer, 7)
     with at_each_call_of(take.__code__, lambda: put(layer, 1)):
         watch.refresh()
@@ -329,10 +321,8 @@ def test_the_same_value_again_is_no_change(layer: Any):
     """`eval()` before each call sets each flag to its current value."""
     layer.eval()
     watch = watch_of(layer, "callee.training", VALUE)
-
     layer.eval()
     layer.to("cpu")
-
     assert watch.unchanged()
 
 
@@ -398,7 +388,6 @@ def test_what_is_assigned_is_seen_within_a_second(  # noqa: PLR0917 - a table
     now = 0.0
     monkeypatch.setattr(change_checks, "clock", lambda: now)
     watch = watch_of(layer, path, kind)
-
     change(layer)
     at_once = watch.unchanged()
     now = change_checks.RELOOK_S + 0.1
@@ -492,7 +481,6 @@ def test_either_side_of_a_relation_is_watched(path: str):
     guards = guards_of(model, **{"callee.conf": TYPE, "callee.alias": TYPE})
     watch = FactWatch(model, [collect(guards, model, names={})])
     was = getattr(model, path)
-
     setattr(model, path, copy.copy(was))
     watch.refresh()
     apart = watch.why_broken(0)
@@ -510,7 +498,6 @@ def test_a_source_outlives_one_of_its_users(gone: str, left: str):
     model: Any = nn.Module()
     model.one, model.two = kind(), kind()
     watch = watch_of_each(model, **{"callee.one.kind": VALUE, "callee.two.kind": VALUE})
-
     for _ in range(5):
         setattr(model, gone, Part())
         watch.refresh()
@@ -523,7 +510,6 @@ def test_a_source_outlives_one_of_its_users(gone: str, left: str):
 def test_a_parameter_that_becomes_none_hides_no_change(layer: Any):
     kinds = {"callee._parameters['weight']": TENSOR, "callee.config.rate": VALUE}
     watch = watch_of_each(layer, **kinds)
-
     layer.weight = None
     watch.refresh()
     weight = watch.why_broken(0)
@@ -540,10 +526,8 @@ def test_weights_that_were_replaced_are_not_kept(layer: Any):
     watch = watch_of(layer, "callee._parameters['weight']", TENSOR)
     watch = FactWatch(layer, [watch._facts.with_inputs(layer, {id(layer.weight)})])
     gone = weakref.ref(layer.weight)
-
     layer.weight = nn.Parameter(torch.ones(2))
     gc.collect()
-
     assert gone() is None
     assert not watch.unchanged()
 

@@ -287,7 +287,6 @@ def test_checks_against_eager_that_begin_later_see_new_objects(layer, started_wi
         assert checks is not None
         checks.serve()
         serve(Plain, layer)
-
         assert checks.report().results["same"] == 1
 
 
@@ -387,7 +386,6 @@ def test_a_new_closure_makes_no_watch_and_is_not_compiled(tmp_path: Path, layer:
         serve(make_closure, layer)
         with calls_of(torch.compile, FactWatch.__init__) as found:
             answers = [make_closure(layer)(rows()) for _ in range(50)]
-
     assert found == {}
     torch.testing.assert_close(answers[-1], torch.addmm(rows(), layer(rows()), rows(), alpha=2.0))
 

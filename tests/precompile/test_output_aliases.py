@@ -48,7 +48,6 @@ def test_a_write_into_an_output_changes_what_it_changes_in_eager(kind, level, tm
     model = serve_warm.compile(kind().eval(), dynamic=False, level=level)
     table = build(tmp_path, lambda: model(x()), level=level)
     fresh = serve_warm.compile(kind().eval(), dynamic=False, level=level)
-
     with started(tmp_path), eager_below():
         found = served(lambda: fresh(given))
         again = served(lambda: fresh(given))

@@ -145,7 +145,6 @@ def difference(callee: Any, code: Callable[..., Any], *tensors: torch.Tensor) ->
 def check_unchanged(callee: Any, state: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Compare a call with itself, and check that the state is as before."""
     before = state()
-
     assert difference(callee, eager) == 0.0
     assert why_not_twice(callee, [eager], [x()]) == "it writes into buffers"
     assert all(now is old for now, old in zip(state(), before, strict=True))
@@ -157,7 +156,6 @@ def check_unchanged(callee: Any, state: Callable[[], tuple[torch.Tensor, torch.T
 @torch.no_grad()
 def test_state_in_plain_tensors_is_as_before(kind: type[Stateful]):
     module = kind()
-
     check_unchanged(module, module.state)
 
 
@@ -168,7 +166,6 @@ def test_large_tensors_are_restored(kind: type[Stateful], inference: bool):
     with torch.inference_mode(inference):
         module = kind()
     state, before = PlainState(module, large_bytes=0), module.state()
-
     with torch.inference_mode():
         for _ in range(2):
             with state.watched():
@@ -234,7 +231,6 @@ def _callables() -> dict[str, tuple[Callable[..., Any], Cache]]:
 def test_state_that_a_function_or_method_reaches_is_as_before(name: str):
     """The callable is no module, but it has a module or an object to read."""
     callee, cache = _callables()[name]
-
     check_unchanged(callee, lambda: (cache.position, cache.rows))
 
 
@@ -271,11 +267,9 @@ def test_large_tensors_that_are_only_read_are_not_copied():
     module = InObject()
     module.weights = {"one": torch.eye(4)}
     state = PlainState(module, large_bytes=0)
-
     assert state.before == []
     with state.watched():
         module(x() @ module.weights["one"])
-
     assert sorted(tuple(each.shape) for each in state.before) == [(1,), (ROWS, 4)]
 
 
@@ -307,7 +301,6 @@ def test_a_call_in_a_build_advances_plain_state_once(kind: Any, level: int, tmp_
     table = build(tmp_path, lambda: compiled(x()), level=level)
     fresh = kind().eval()
     again = serve_warm.compile(fresh, dynamic=False, level=level)
-
     with torch.inference_mode(), started(tmp_path):
         result = served(lambda: again(x()))
         expected = other(x())

@@ -77,7 +77,6 @@ def seeded(call: Callable[[], Any], seed: int) -> tuple[Any, Any]:
 @pytest.mark.parametrize(("kind", "level"), [(Skipping, 2), (Skipping, 3), (Using, 2)])
 def test_an_entry_draws_the_same_numbers_as_eager(kind, level, tmp_path):
     eager, (_, compiled) = kind(), rebuilt(kind, tmp_path, lambda m: m(x()), level=level)
-
     with started(tmp_path), eager_below():
         pairs = [
             (seeded(lambda: served(lambda: compiled(x())), seed), seeded(lambda: eager(x()), seed))
@@ -94,11 +93,9 @@ def test_an_entry_draws_the_same_numbers_as_eager(kind, level, tmp_path):
 def test_a_build_leaves_pythons_generator_alone(tmp_path: Path):
     """The trace and the comparison with eager draw, but the build's own call comes first."""
     model = serve_warm.compile(Skipping(), dynamic=False)
-
     random.seed(0)
     build(tmp_path, lambda: model(x()))
     after = random.getstate()
-
     assert after == seeded(lambda: Skipping()(x()), 0)[1]
 
 
@@ -106,10 +103,8 @@ def test_a_build_leaves_pythons_generator_alone(tmp_path: Path):
 def test_an_entry_that_refuses_a_call_draws_nothing(tmp_path: Path):
     """The entry writes into a buffer, so it refuses an argument that overlaps the buffer."""
     eager, (fresh, compiled) = Written(), rebuilt(Written, tmp_path, lambda model: model(x()))
-
     with started(tmp_path), eager_below():
         found, ours = seeded(lambda: served(lambda: compiled(fresh.total[:3])), 0)
-
     expected, state = seeded(lambda: eager(eager.total[:3]), 0)
     assert found.level == 1
     assert ours == state
@@ -119,12 +114,10 @@ def test_an_entry_that_refuses_a_call_draws_nothing(tmp_path: Path):
 @pytest.mark.slow
 def test_a_replaced_function_of_random_has_no_entry(tmp_path: Path, monkeypatch: Any):
     _, compiled = rebuilt(Using, tmp_path, lambda model: model(x()))
-
     with started(tmp_path), eager_below():
         before = served(lambda: compiled(x()))
         monkeypatch.setattr(random, "uniform", lambda a, b: 0.25)
         after = served(lambda: compiled(x()))
-
     assert (before.level, after.level) == (2, 1)
     assert after.value[1] == 0.25
 
@@ -132,9 +125,7 @@ def test_a_replaced_function_of_random_has_no_entry(tmp_path: Path, monkeypatch:
 @pytest.mark.slow
 def test_numbers_in_the_result_have_no_library(tmp_path: Path):
     model = serve_warm.compile(Using(), dynamic=False, level=3)
-
     library = build(tmp_path, lambda: model(x()), level=3)
-
     (entry,) = entries_of(library)
     assert (entry.level, library.refused) == (2, {})
     assert "numbers from Python's random module" in entry.reason
@@ -146,7 +137,6 @@ def test_numbers_in_the_result_have_no_library(tmp_path: Path):
 def test_a_generator_object_has_no_entry(level: int, tmp_path: Path):
     """Dynamo makes the state of such an object a constant, so all calls draw equal numbers."""
     model = serve_warm.compile(Held(), dynamic=False, level=level)
-
     assert "random.Random object" in refusal(tmp_path, lambda: model(x()), level=level)
 
 

@@ -81,7 +81,6 @@ def test_a_change_of_a_recurrent_layer_is_seen_by_the_next_call(name: str, folde
     """Its weights are inputs of the graph, by the list or by their names."""
     model = Recurrent(seed=1).eval()
     compiled = serve_warm.compile(model, dynamic=False)
-
     with started(folder), eager_below():
         before = served(lambda: compiled(x()))
         expected = model(x())
@@ -99,10 +98,8 @@ def test_a_recurrent_layer_is_a_library(kind: type, tmp_path: Path):
     """A library takes the weights from the module, not from the build's."""
     fresh, compiled = rebuilt(lambda: Output(kind), tmp_path, lambda m: m(x()), level=3)
     fresh.load_state_dict(Output(kind, seed=1).state_dict())
-
     with started(tmp_path), eager_below():
         found = served(lambda: compiled(x()))
-
     assert (found.level, found.compiles, found.reason) == (3, 0, "")
     torch.testing.assert_close(found.value, fresh(x()))
 
@@ -111,9 +108,7 @@ def test_a_recurrent_layer_is_a_library(kind: type, tmp_path: Path):
 def test_a_recurrent_layer_with_many_steps_says_what_to_do(tmp_path: Path):
     """Its graph would repeat the code of a step for each of them."""
     model = serve_warm.compile(Recurrent(nn.GRU).eval(), dynamic=False)
-
     with eager_below():
         reason = refusal(tmp_path, lambda: model(x(STEPS + 1)))
-
     assert f"with {STEPS + 1} steps" in reason
     assert "compile the parts before and after it" in reason

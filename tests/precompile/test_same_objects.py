@@ -79,7 +79,6 @@ def test_a_name_of_another_object_is_noticed(kind, at_the_build, at_the_start, t
     other = kind(at_the_build)
     other.choice = at_the_start
     other_ = serve_warm.compile(other, dynamic=False)
-
     with started(tmp_path), eager_below():
         found = [served(lambda: same_(x)), served(lambda: other_(x))]
 

@@ -107,7 +107,6 @@ def damage_last_row(out: torch.Tensor) -> torch.Tensor:
 def test_other_weights_are_judged_by_their_own_full_precision_run(compiled: Compiled, change: Any):
     """The build's numbers are those of other weights, so they are no limit."""
     change(compiled[0])
-
     assert compare(compiled) > 0.0
     with pytest.raises(TooFar, match="against a full-precision run"):
         compare(compiled, damage=damage_last_row)
@@ -118,7 +117,6 @@ def test_a_difference_as_at_the_build_needs_no_further_run(compiled: Compiled):
     model, _ = compiled
     measured, runs = compare(compiled), []
     handle = model.blocks.register_forward_hook(lambda *_: runs.append(1))
-
     compare(compiled, built=measured)
     of_a_small_one = len(runs)
     compare(compiled, built=measured / 2)

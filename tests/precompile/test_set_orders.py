@@ -191,7 +191,6 @@ WAYS: dict[str, Callable[[set[str]], int]] = {
 def test_a_number_that_depends_on_the_order_has_no_entry(way: str, tmp_path: Path):
     """Torch has different code for each way through a set."""
     model = serve_warm.compile(Weighed(WAYS[way]).eval(), dynamic=False)
-
     assert "it iterates over a set" in refusal(tmp_path, lambda: model(x()))
 
 
@@ -202,10 +201,8 @@ def test_a_set_whose_order_does_not_matter_has_an_entry(kind: Callable[..., Any]
     rebuilt(kind, tmp_path, lambda model: model(x()))
     fresh, other = kind(NAMES[::-1] if kind is Held else NAMES).eval(), kind(NAMES[:2]).eval()
     same, differs = (serve_warm.compile(each, dynamic=False) for each in (fresh, other))
-
     with started(tmp_path), eager_below():
         found, changed = served(lambda: same(x())), served(lambda: differs(x()))
-
     assert (found.level, found.compiles, changed.level) == (2, 0, 1)
     close(found.value, fresh(x()))
     close(changed.value, other(x()))
@@ -217,9 +214,7 @@ def test_a_set_whose_order_does_not_matter_has_an_entry(kind: Callable[..., Any]
 )
 def test_a_set_whose_order_is_in_the_graph_has_no_entry(kind: Callable[[], Any], tmp_path: Path):
     model = serve_warm.compile(kind().eval(), dynamic=False)
-
     refused = refusal(tmp_path, lambda: model(x()))
-
     assert "it iterates over a set" in refused
     assert "in a list" in refused
 
@@ -229,7 +224,6 @@ def test_items_and_sets_are_arranged_independently(sets: int, largest: int):
     """Each two items occur in both orders, each item at several places, and no two sets agree."""
     names = [str(number) for number in range(largest)]
     orders = [[names] * sets]
-
     orders += [[list(f(names, n)) for n in range(sets)] for f in arrangements(sets, largest)]
 
     for number in range(sets):

@@ -192,7 +192,6 @@ def test_a_model_whose_parts_change_their_class_has_an_entry(tmp_path: Path):
     with eager_below():
         answers(model)
     build(tmp_path, lambda: model(x()))
-
     fresh = serve_warm.compile(Lazy().eval(), dynamic=False)
     with started(tmp_path), eager_below():
         found = answers(fresh)
@@ -215,7 +214,6 @@ def test_only_entries_of_models_that_make_state_are_marked(tmp_path: Path):
         answers(plain)
         answers(table)
     library = build(tmp_path, lambda: plain(x()), lambda: table(x()))
-
     assert [entry.plan.get(SETTLES) for entry in entries_of(library)] == [None, True]
 
 
@@ -224,7 +222,6 @@ def test_a_model_that_differs_in_another_way_is_not_called_for_ever(tmp_path: Pa
     other, fresh = rebuilt(Table, tmp_path, lambda model: model(x()))
     other.linear.register_forward_hook(lambda _module, _given, out: out * 2)
     before = SESSION.settling_calls
-
     with started(tmp_path), eager_below():
         found = answers(fresh)
         last = served(lambda: fresh(x()))
@@ -253,10 +250,8 @@ def test_an_error_of_a_settling_call_is_the_answer(tmp_path: Path):
     eager.is_bad = True
     calls = []
     eager.register_forward_pre_hook(lambda _module, _given: calls.append(1))
-
     with started(tmp_path), pytest.raises(AttributeError, match="not today"):
         fresh(x())
-
     assert calls == [1]
 
 
@@ -332,11 +327,9 @@ def calls():
 @pytest.mark.parametrize("level", [2, pytest.param(3, marks=pytest.mark.stress)])
 def test_a_fresh_process_makes_the_settling_calls(level: int, tmp_path: Path):
     (tmp_path / "app.py").write_text(APP.replace("LEVEL", str(level)))
-
     built = in_a_process(tmp_path, "build", level=level)
     start = in_a_process(tmp_path, "start", level=level)
     stock = in_a_process(tmp_path, "stock", level=level)
-
     assert built["refused"] == {}
     assert (start["why"], start["compiles"], start["levels"]) == ("", 0, [level, level])
     assert start["outputs"] == stock["outputs"]

@@ -90,11 +90,9 @@ def test_a_change_is_answered_as_by_eager(group: Group, tmp_path: Path):
     """Before the start, and after the replica answered the same call from an entry."""
     built: dict[str, Any] = judge.build(group, 2, tmp_path)
     assert built["refused"] == []
-
     verdicts = {
         (row.name, when): judge.judge(group, row, when, level=2, built=built, folder=tmp_path)
         for row in group.rows
         for when in row.when
     }
-
     assert {verdict.value for verdict in verdicts.values()} <= {"right", "level1"}, verdicts

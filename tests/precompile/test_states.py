@@ -91,7 +91,6 @@ class Switched(nn.Module):
 def test_a_state_that_can_have_no_entry_costs_the_next_one_nothing(part: nn.Module, tmp_path: Path):
     """The refused state comes first in the build, with the same arguments."""
     model = serve_warm.compile(Switched(part).eval(), dynamic=False)
-
     library = build(tmp_path, lambda: model(x()), model._orig_mod.ready, *[lambda: model(x())] * 2)
     fresh = serve_warm.compile(Switched(part).eval(), dynamic=False)
     with started(tmp_path):
@@ -302,7 +301,6 @@ def test_a_compile_in_another_thread_switches_no_entry_off(doubled: Path):
     """Torch's flag for it is the process': calls are served as ever, and a change is seen."""
     model = serve_warm.compile(Doubled().eval(), dynamic=False)
     eager, states = Doubled(), (False, False, True, False)
-
     with started(doubled), compile_under_way() as thread, eager_below():
         results = [served(lambda mode=mode: model.train(mode)(x())) for mode in states]
         under_way = thread.is_alive()
@@ -366,7 +364,6 @@ class Asking(nn.Module):
 def test_a_forward_that_asks_whether_a_weight_is_frozen_is_told(tmp_path: Path):
     model, compiled = rebuilt(Asking, tmp_path, lambda model: model(x()))
     results, expected = [], []
-
     with started(tmp_path), eager_below():
         for on in (True, False, True):
             results.append(served(lambda on=on: compiled.requires_grad_(on)(x())))
@@ -382,7 +379,6 @@ def test_a_forward_that_asks_whether_a_weight_is_frozen_is_told(tmp_path: Path):
 def test_a_hook_of_all_modules_runs_once_for_each(tmp_path: Path, level: int):
     """At level 1, torch's own module around the model would run the hook twice."""
     _, model = rebuilt(Layered, tmp_path, lambda model: model(x()), level=level)
-
     with started(tmp_path), eager_below():
         before = served(lambda: model(x()))
         handle = register_module_forward_hook(lambda module, args, out: out * 2)

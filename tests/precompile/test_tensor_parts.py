@@ -240,7 +240,6 @@ def test_other_values_of_parts_are_served(name: str, level: int, folders: Callab
     forget_callables()
     model = Net(weight(1)).eval()
     compiled = serve_warm.compile(model, dynamic=False, level=level)
-
     with started(folders(level)), eager_below():
         before = served(lambda: compiled(x()))
         expected = model(x())
@@ -261,7 +260,6 @@ def test_the_file_of_a_dispatch_is_known_in_each_build_of_a_process(tmp_path: Pa
         model = serve_warm.compile(Net(weight(number)).eval(), dynamic=False)
         table = build(tmp_path / str(number), lambda: model(x()))  # noqa: B023 - called here
         found += [entry.sources for entry in entries_of(table)]
-
     assert [list(sources) for sources in found] == [[__name__], [__name__]]
 
 
@@ -281,7 +279,6 @@ def test_a_buffer_with_parts_is_served_and_a_weight_is_returned(tmp_path: Path):
     table = build(tmp_path, lambda: model(x()))
     fresh = WithBuffer(weight(1)).eval()
     compiled = serve_warm.compile(fresh, dynamic=False)
-
     with started(tmp_path), eager_below():
         found = served(lambda: compiled(x()))
 
@@ -293,10 +290,8 @@ def test_a_buffer_with_parts_is_served_and_a_weight_is_returned(tmp_path: Path):
 
 def test_a_library_that_returns_such_a_tensor_says_so(tmp_path: Path):
     model = serve_warm.compile(WithBuffer(weight()).eval(), dynamic=False, level=3)
-
     table = build(tmp_path, lambda: model(x()), level=3)
     (entry,) = entries_of(table)
-
     reason = "it returns a tensor that its graph neither takes nor computes"
     assert (entry.level, entry.reason) == (2, reason)
 
@@ -347,10 +342,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 def test_what_has_no_entry_says_why(name: str, tmp_path: Path):
     make, reason = REFUSED[name]
     model = serve_warm.compile(make().eval(), dynamic=False)
-
     with eager_below():
         refused = refusal(tmp_path, lambda: model(x()))
-
     assert re.search(reason, refused)
 
 

@@ -82,7 +82,6 @@ def reason_of(model: nn.Module, folder: Path) -> str:
 def test_the_reason_names_the_parts_that_have_a_graph(parts, names, tmp_path):
     """The reason names the outermost parts, because inner classes are compiled with them."""
     reason = reason_of(Model(*parts), tmp_path)
-
     assert "test_unbroken_parts.py:" in reason
     assert re.search(r"compile_regions\(model, (.*)\)", reason)[1] == repr(names)  # type: ignore[index]
 
@@ -94,10 +93,8 @@ def test_the_advice_can_be_followed(tmp_path: Path):
         for _ in range(2)
     )
     build(tmp_path, lambda: model(x()))
-
     with started(tmp_path), eager_below():
         found = served(lambda: fresh(x()))
-
     assert (found.level, found.compiles) == (2, 0)
 
 
@@ -105,7 +102,6 @@ def test_the_advice_can_be_followed(tmp_path: Path):
 def test_hooks_of_the_look_are_gone(model: nn.Module, tmp_path: Path):
     """A hook that stays would be a fact, and a cost of each call."""
     reason = reason_of(model, tmp_path)
-
     assert reason
     assert not any(each._forward_pre_hooks for each in model.modules())
 

@@ -53,7 +53,6 @@ def test_a_library_returns_existing_objects_as_they_are_now(tmp_path: Path):
     model = Labelled(names={0: "cow"}, kinds=["cow"], version="v2", count=2, pair=(1, 3)).eval()
     compiled = serve_warm.compile(model, level=3, dynamic=False)
     assert SESSION.load(tmp_path) == ""
-
     with torch.inference_mode(), eager_below():
         result = compiled(given)
 
@@ -72,7 +71,6 @@ class Asking(nn.Module):
 def test_a_forward_that_asks_whether_it_is_traced_has_an_entry(tmp_path: Path):
     """Within a trace, the answer is always the same, so no fact depends on it."""
     compiled = serve_warm.compile(Asking().eval(), dynamic=False)
-
     assert build(tmp_path, lambda: compiled(torch.ones(3))).refused == {}
 
 
@@ -92,7 +90,6 @@ def test_each_function_that_a_trace_runs_is_covered(function: Callable[..., Any]
     """A fact names the function, or its result is steady, or each call compares its result."""
     is_covered = function.__name__ in torch_functions.STEADY | torch_functions.CHECKED_EACH_CALL
     place = torch_functions._place(function)
-
     assert is_covered or (place is not None and resolve(*place) is function)
 
 
@@ -110,9 +107,7 @@ def test_graphs_without_a_cache_entry_have_their_own_code(tmp_path: Path):
     """A build restores Python's generator, from which torch draws the key of such a graph."""
     compiled = serve_warm.compile(InAutocast().eval(), dynamic=False)
     shapes: list[Any] = []
-
     calls = [lambda n=n: shapes.append(compiled(torch.ones(n, n)).shape) for n in (3, 4, 5)]
-
     assert build(tmp_path, *calls).refused == {}
     assert shapes == [(3, 3), (4, 4), (5, 5)]
 
@@ -129,9 +124,7 @@ def test_a_list_that_is_returned_twice_stays_one_list(tmp_path: Path):
     """A plan would make two lists, so the call has a level-2 entry."""
     compiled = serve_warm.compile(Repeating().eval(), level=3, dynamic=False)
     answers: list[Any] = []
-
     table = build(tmp_path, *[lambda: answers.append(compiled(torch.ones(3)))] * 2, level=3)
-
     (entry,), (first, second) = entries_of(table), answers[-1]
     assert (entry.level, entry.reason) == (2, "it returns the same list twice")
     assert first is second

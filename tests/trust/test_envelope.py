@@ -29,9 +29,7 @@ OTHER = new_key()
 
 def test_signing_is_deterministic():
     at_once = sign(PAYLOAD, KEY, OTHER)
-
     in_steps = add_signatures(sign(PAYLOAD, KEY), OTHER)
-
     assert sign(PAYLOAD, KEY, OTHER) == in_steps == at_once
     assert add_signatures(in_steps, OTHER, KEY) == at_once
     assert sign(PAYLOAD, KEY, OTHER, KEY) == at_once
@@ -54,9 +52,7 @@ def test_the_envelope_is_dsse():
 def test_a_repeated_signature_counts_once():
     envelope = json.loads(sign(PAYLOAD, KEY, OTHER))
     envelope["signatures"] = [envelope["signatures"][0]] * 3
-
     signers = Envelope.parse(json.dumps(envelope).encode()).signers(trusting(KEY, OTHER).keys)
-
     assert [signer.name for signer in signers] == ["key0"]
 
 
@@ -90,7 +86,6 @@ def test_what_is_no_envelope_is_refused(name: str):
 def test_an_unsigned_envelope_can_be_read_and_signed_and_is_untrusted():
     """Nobody believes it, but it can be read, and a first signature is like any other."""
     unsigned = edited(sign(PAYLOAD, KEY), signatures=[])
-
     refused = refusal(unsigned, trusting(KEY))
     assert Envelope.parse(unsigned) == Envelope(payload=PAYLOAD, signatures=())
     assert (refused.reason, refused.message) == ("untrusted", "the statement has no signature")
@@ -99,7 +94,6 @@ def test_an_unsigned_envelope_can_be_read_and_signed_and_is_untrusted():
 
 def test_an_envelope_over_the_cap_is_refused_unread():
     padded = sign(PAYLOAD, KEY).ljust(MAX_ENVELOPE_BYTES + 1)
-
     assert verify(padded[:-1], trusting(KEY)).payload == PAYLOAD
     assert refusal(padded, trusting(KEY)).reason == "too_large"
 
@@ -119,9 +113,7 @@ def test_signatures_that_are_there_are_kept():
     foreign = {"keyid": "of another tool", "sig": "AAAA"}
     [ours] = json.loads(sign(PAYLOAD, KEY))["signatures"]
     envelope = edited(sign(PAYLOAD, KEY), signatures=[foreign, ours, foreign, {"sig": "AAAA"}])
-
     signatures = json.loads(add_signatures(envelope, OTHER))["signatures"]
-
     theirs = json.loads(sign(PAYLOAD, OTHER))["signatures"]
     assert signatures == [foreign, ours, {"keyid": "", "sig": "AAAA"}, *theirs]
 
@@ -129,7 +121,6 @@ def test_signatures_that_are_there_are_kept():
 def test_no_more_signatures_are_written_than_read():
     keys = [new_key() for _ in range(MAX_SIGNATURES + 1)]
     full = sign(PAYLOAD, *keys[:-1])
-
     assert verify(full, trusting(keys[0])).payload == PAYLOAD
     assert add_signatures(full, keys[0]) == full
     with pytest.raises(ConfigError, match="17 signatures"):
@@ -143,5 +134,4 @@ def test_adding_needs_a_key_and_an_envelope():
         add_signatures(sign(PAYLOAD, KEY))
     with pytest.raises(ArtifactRefused) as caught:
         add_signatures(b"[]", KEY)
-
     assert caught.value.reason == "bad_statement"

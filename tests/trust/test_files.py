@@ -35,9 +35,7 @@ def test_keys_of_all_files_are_merged(tmp_path: Path):
     keys = (trust_lines(k.public_key(), name=n) for k, n in ((KEY, "copy"), (OTHER, "me")))
     text = f'pinned = ["sha256:{"ab" * 32}"]\n' + "".join(keys)
     user = write_trust(tmp_path / "home", text)
-
     loaded = trust_in(system, user, tmp_path / "absent" / "trust.toml")
-
     assert [key.name for key in loaded.keys] == ["ci", "me"]
     assert [key.id for key in loaded.keys] == [key_id(k.public_key()) for k in (KEY, OTHER)]
     assert loaded.pinned == {"ab" * 32}
@@ -111,9 +109,7 @@ def test_a_key_can_stand_in_a_file_of_its_own(tmp_path: Path):
     """`file` is relative to the trust file, regardless of the working directory."""
     path = write_trust(tmp_path, '[[keys]]\nname = "release"\nfile = "release.pem"\n')
     write_trust(tmp_path, public_pem(KEY), "release.pem")
-
     loaded = trust_in(path)
-
     assert loaded.keys == (TrustedKey(name="release", raw=KEY.public_key().public_bytes_raw()),)
 
 
@@ -134,9 +130,7 @@ def test_the_home_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatc
     """Setting HOME for the process does not allow anyone to add a key."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-
     files = trustfiles.default_trust_files()
-
     assert files[0] == Path("/etc/serve_warm/trust.toml")
     assert not any(path.is_relative_to(tmp_path) for path in files)
 
@@ -201,10 +195,8 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_trust_file_is_an_error(tmp_path: Path, name: str):
     path = write_trust(tmp_path, BROKEN[name])
-
     with pytest.raises(ConfigError) as caught:
         trust_in(path)
-
     assert str(tmp_path) in str(caught.value) or "'x'" in str(caught.value)
 
 
@@ -217,10 +209,8 @@ def test_what_others_can_write_is_not_trusted(tmp_path: Path, what: str, mode: i
     assert trust_in(path).keys
     target = {"file": path, "directory": path.parent, "pem": pem}[what]
     target.chmod(mode | 0o111 if what == "directory" else mode)
-
     with pytest.raises(ConfigError, match="written by group or others") as caught:
         trust_in(path)
-
     assert caught.value.hint == f"chmod go-w {target}"
 
 
@@ -231,7 +221,6 @@ def test_a_link_out_of_an_unsafe_folder_is_not_trusted(tmp_path: Path):
     link.symlink_to(real)
     assert trust_in(link).keys
     real.parent.chmod(0o777)
-
     with pytest.raises(ConfigError, match="shared can be written"):
         trust_in(link)
 
@@ -245,10 +234,8 @@ def test_what_others_can_exchange_is_not_trusted(tmp_path: Path, above: str, mod
     write_trust(path.parent, LINES)
     assert trust_in(path).keys
     (tmp_path / above).chmod(mode)
-
     with pytest.raises(ConfigError, match="can be written by group or others") as caught:
         trust_in(path)
-
     assert caught.value.hint == f"chmod go-w {tmp_path / above}"
 
 
@@ -274,16 +261,13 @@ def test_what_belongs_to_somebody_else_is_not_trusted(tmp_path: Path, what: str)
     path = write_trust(tmp_path / "etc", LINES)
     target = path if what == "file" else path.parent
     os.chown(target, 12345, -1)
-
     with pytest.raises(ConfigError, match="belongs to user id 12345") as caught:
         trust_in(path)
-
     assert caught.value.hint == f"chown root {target}"
 
 
 def test_a_pipe_does_not_hang_the_start(tmp_path: Path):
     os.mkfifo(tmp_path / "trust.toml", 0o600)
-
     with pytest.raises(ConfigError, match="not a regular file"):
         trust_in(tmp_path / "trust.toml")
 
@@ -313,7 +297,6 @@ def test_a_read_only_mount_cannot_be_written_whatever_its_mode(tmp_path, mount: 
     source, folder = write_trust(tmp_path / "source", LINES), tmp_path / "mount"
     folder.mkdir()
     command = [*namespace, "sh", "-c", MOUNTED, "-", folder, source, mount, sys.executable]
-
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
 
     assert (result.stdout == "1\n") == trusted

@@ -52,10 +52,8 @@ def test_a_key_file_that_holds_no_usable_key_is_an_error(tmp_path: Path, name: s
     if data is not None:
         path.write_bytes(data)
         path.chmod(0o600)
-
     with pytest.raises(ConfigError, match=r"key\.pem") as caught:
         load_signing_key(path)
-
     assert "PRIVATE" not in str(caught.value).replace("BEGIN PRIVATE KEY", "")
 
 
@@ -82,7 +80,6 @@ def test_a_public_key_is_read_as_the_library_reads_it(name: str):
         expected = load_pem_public_key(pem)
     except ValueError:
         expected = None
-
     if not isinstance(expected, Ed25519PublicKey):
         with pytest.raises(ConfigError, match="is not"):
             TrustedKey.from_pem(pem, name="ci")
@@ -96,9 +93,7 @@ def test_a_public_key_is_read_as_the_library_reads_it(name: str):
 
 def test_a_key_pair_signs_and_is_trusted(tmp_path: Path):
     path = tmp_path / "ci.key"
-
     made = write_key_pair(path)
-
     key, public = load_signing_key(path), (tmp_path / "ci.key.pub").read_text()
     assert made == TrustedKey(name="ci", raw=key.public_key().public_bytes_raw())
     assert public == public_pem(key)
@@ -113,7 +108,6 @@ def test_only_the_public_half_can_be_read_by_others(tmp_path: Path, umask: int):
         write_key_pair(tmp_path / "ci.key")
     finally:
         os.umask(old)
-
     modes = {path.name: mode_of(path) for path in tmp_path.iterdir()}
     assert modes == {"ci.key": 0o600, "ci.key.pub": 0o644}
 
@@ -125,10 +119,8 @@ def test_no_key_is_overwritten(tmp_path: Path, taken: str, kind: str):
         (tmp_path / taken).write_bytes(b"precious")
     else:
         (tmp_path / taken).symlink_to(tmp_path / "elsewhere")
-
     with pytest.raises(ConfigError, match=rf"{taken} already exists"):
         write_key_pair(tmp_path / "ci.key")
-
     assert [path.name for path in tmp_path.iterdir()] == [taken]
     assert kind == "link" or (tmp_path / taken).read_bytes() == b"precious"
 
@@ -137,6 +129,5 @@ def test_no_key_is_overwritten(tmp_path: Path, taken: str, kind: str):
 def test_a_place_for_no_key_pair_is_a_config_error(tmp_path, monkeypatch, name):
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
-
     with pytest.raises(ConfigError, match=r"cannot be written|already exists"):
         write_key_pair(Path(name))

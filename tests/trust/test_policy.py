@@ -37,7 +37,6 @@ def test_signed_by_takes_pem_and_trusted_keys():
 def test_pinned_believes_exactly_what_it_names():
     """A pin is a digest in the form in which people paste it."""
     trust = pinned(f"sha256:{DIGEST}", f"sha256:{'0a' * 32}")
-
     assert verify(sign(PAYLOAD, OTHER), trust).how == "pin"
     assert refusal(sign(b"{}", OTHER), trust).reason == "untrusted"
 
@@ -150,7 +149,6 @@ def test_what_names_no_one_store_is_no_exception(name: str):
     """Wildcards, moving names and other spellings are errors, with advice but without passwords."""
     with pytest.raises(ConfigError, match="not the exact address") as caught:
         unsigned_ok(STORE, INEXACT[name], reason="x")
-
     assert caught.value.hint
     assert "secret" not in str(caught.value)
 

@@ -35,9 +35,7 @@ def test_the_user_key_is_made_once_and_trusted(tmp_path: Path):
     directory = tmp_path / "config" / "serve_warm"
     first = key_in(directory)
     before = (directory / "trust.toml").read_bytes()
-
     second = key_in(directory)
-
     assert first.private_bytes_raw() == second.private_bytes_raw()
     assert (directory / "trust.toml").read_bytes() == before
     assert verify(sign(PAYLOAD, second), trust_in(directory / "trust.toml")).payload == PAYLOAD
@@ -60,9 +58,7 @@ def test_the_user_key_is_private(folder: Path):
 def test_a_trust_file_that_is_there_is_kept(folder: Path):
     text = "# ours\npinned = []\n" + trust_lines(OTHER.public_key(), name="ci").rstrip()
     path = write_trust(folder, text)
-
     key = key_in(folder)
-
     assert path.read_text().startswith(text)
     ids = [trusted.id for trusted in trust_in(path).keys]
     assert ids == [key_id(each.public_key()) for each in (OTHER, key)]
@@ -70,10 +66,8 @@ def test_a_trust_file_that_is_there_is_kept(folder: Path):
 
 def test_a_trust_file_that_cannot_be_extended_is_kept(folder: Path):
     path = write_trust(folder, "keys = []\n")
-
     with pytest.raises(ConfigError, match="cannot add a key to ") as caught:
         key_in(folder)
-
     assert path.read_text() == "keys = []\n"
     assert "BEGIN PUBLIC KEY" in caught.value.hint
 
@@ -84,10 +78,8 @@ def test_no_key_is_made_where_others_can_write(tmp_path: Path, unsafe: str):
     directory = tmp_path / "config" / "serve_warm"
     directory.mkdir(parents=True, mode=0o700)
     (tmp_path / unsafe).chmod(0o777)
-
     with pytest.raises(ConfigError, match=f"{Path(unsafe).name} can be written"):
         key_in(directory)
-
     assert list(directory.iterdir()) == []
 
 
@@ -127,7 +119,6 @@ def test_half_a_key_does_not_stay(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_place_that_cannot_be_written_is_a_config_error(tmp_path: Path):
     (tmp_path / "file").touch()
-
     with pytest.raises(ConfigError, match="cannot be written"):
         key_in(tmp_path / "file" / "serve_warm")
 
@@ -154,7 +145,6 @@ def test_racing_first_uses_agree_on_one_key(tmp_path: Path):
     for racer in racers:
         assert racer.stdout is not None
         racer.stdout.readline()
-
     go.touch()
     ids = {racer.communicate(timeout=400)[0].strip() for racer in racers}
 
@@ -168,8 +158,6 @@ def test_a_signing_key_that_others_can_read_is_not_used(folder: Path, mode: int)
     key_in(folder)
     path = folder / "signing_key.pem"
     path.chmod(mode)
-
     with pytest.raises(ConfigError, match="read by other users") as caught:
         load_signing_key(path)
-
     assert f"chmod 600 {path}" in caught.value.hint

@@ -36,7 +36,6 @@ PEM = public_pem(KEY)
 def test_one_trusted_signature_among_several_is_enough():
     """During a key rotation, an envelope has both signatures, and readers may know either key."""
     envelope = sign(PAYLOAD, OTHER, KEY)
-
     assert verify(envelope, trusting(KEY)).payload == PAYLOAD
     assert verify(envelope, trusting(OTHER)).payload == PAYLOAD
 
@@ -44,9 +43,7 @@ def test_one_trusted_signature_among_several_is_enough():
 def test_a_key_is_rotated_by_signing_again():
     old, new = trusting(KEY), trusting(OTHER)
     before = sign(PAYLOAD, KEY)
-
     after = add_signatures(before, OTHER)
-
     assert verify(before, old).payload == PAYLOAD
     assert refusal(before, new).reason == "untrusted"
     assert verify(after, old) == verify(before, old)
@@ -56,7 +53,6 @@ def test_a_key_is_rotated_by_signing_again():
 
 def test_an_unknown_signer_is_untrusted():
     refused = refusal(sign(PAYLOAD, OTHER), trusting(KEY))
-
     assert refused.reason == "untrusted"
     assert key_id(OTHER.public_key())[:16] in refused.message
 
@@ -64,13 +60,11 @@ def test_an_unknown_signer_is_untrusted():
 def test_every_flipped_bit_of_the_payload_is_noticed():
     envelope = sign(PAYLOAD, KEY)
     reasons = set()
-
     for place in range(len(PAYLOAD)):
         flipped = bytearray(PAYLOAD)
         flipped[place] ^= 1
         forged = edited(envelope, payload=base64.b64encode(flipped).decode())
         reasons.add(refusal(forged, trusting(KEY)).reason)
-
     assert reasons == {"bad_signature"}
 
 
@@ -78,9 +72,7 @@ def test_a_claimed_key_id_proves_nothing():
     """The key id is only a hint: a forged signature under a trusted key's id is refused."""
     envelope = json.loads(sign(PAYLOAD, OTHER))
     envelope["signatures"][0]["keyid"] = key_id(KEY.public_key())
-
     refused = refusal(json.dumps(envelope).encode(), trusting(KEY))
-
     assert refused.reason == "bad_signature"
 
 
@@ -92,21 +84,18 @@ def test_a_claimed_key_id_proves_nothing():
 def test_a_wrong_or_missing_key_id_does_no_harm(hint: dict[str, str]):
     [signature] = json.loads(sign(PAYLOAD, KEY))["signatures"]
     envelope = edited(sign(PAYLOAD, KEY), signatures=[{"sig": signature["sig"], **hint}])
-
     assert verify(envelope, trusting(KEY)).payload == PAYLOAD
 
 
 def test_a_key_under_two_names_counts_once():
     raw = KEY.public_key().public_bytes_raw()
     twice = Trust(keys=tuple(TrustedKey(name=name, raw=raw) for name in ("a", "b")))
-
     assert verify(sign(PAYLOAD, KEY, KEY), twice).signers == ("a",)
 
 
 def test_a_signature_of_another_payload_is_refused():
     taken = json.loads(sign(b"something else", KEY))["signatures"]
     envelope = edited(sign(PAYLOAD, KEY), signatures=taken)
-
     assert refusal(envelope, trusting(KEY)).reason == "bad_signature"
 
 
@@ -118,21 +107,18 @@ def test_the_type_is_signed_with_the_payload():
     signature = {"keyid": key_id(KEY.public_key()), "sig": sig}
     honest = edited(sign(PAYLOAD, KEY), payloadType=text, signatures=[signature])
     relabelled = edited(sign(PAYLOAD, KEY), signatures=[signature])
-
     assert refusal(honest, trusting(KEY)).reason == "bad_statement"
     assert refusal(relabelled, trusting(KEY)).reason == "bad_signature"
 
 
 def test_an_empty_signature_is_not_valid():
     empty = edited(sign(PAYLOAD, KEY), signatures=[{"keyid": "", "sig": ""}])
-
     assert refusal(empty, trusting(KEY)).reason == "untrusted"
 
 
 def test_hostile_key_ids_are_not_repeated():
     """Text from an unknown writer never reaches a log or a terminal."""
     envelope = edited(sign(PAYLOAD, OTHER), signatures=[{"keyid": "\x1b[2J evil", "sig": "AAAA"}])
-
     assert "evil" not in str(refusal(envelope, trusting(KEY)))
 
 
@@ -142,21 +128,18 @@ def test_hostile_key_ids_are_not_repeated():
 def test_a_pinned_statement_is_believed_whoever_signed_it():
     """A digest in the trust file has the effect of a key, but only for exactly these bytes."""
     pin = trusting(pinned=frozenset({hashlib.sha256(PAYLOAD).hexdigest()}))
-
     assert verify(sign(PAYLOAD, OTHER), pin).payload == PAYLOAD
     assert refusal(sign(PAYLOAD + b" ", OTHER), pin).reason == "untrusted"
 
 
 def test_a_pin_is_of_the_statement_and_not_of_its_envelope():
     envelope = sign(PAYLOAD, OTHER)
-
     assert refusal(envelope, Trust(pinned=frozenset({hashlib.sha256(envelope).hexdigest()})))
 
 
 def test_a_signature_is_named_before_a_pin_and_a_pin_before_an_exception():
     lenient = pinned(f"sha256:{DIGEST}") | unsigned_ok(STORE, reason="a test")
     envelope = sign(PAYLOAD, KEY)
-
     found = [
         verify(envelope, trust, store=STORE)
         for trust in (trusting(KEY) | lenient, lenient, unsigned_ok(STORE, reason="a test"))
@@ -175,7 +158,6 @@ def test_an_unsigned_artifact_is_believed_from_exactly_the_named_store(signers: 
     """An address that differs by one character is a different store."""
     envelope = edited(sign(PAYLOAD, *signers or (KEY,)), **({} if signers else {"signatures": []}))
     allowed = unsigned_ok(STORE, reason="a test")
-
     assert verify(envelope, allowed, store=STORE).how == "unsigned_ok"
     for other in ("", STORE[:-1], f"{STORE}/", f"{STORE}/below", STORE.upper(), "file:///srv"):
         assert refusal(envelope, allowed, store=other).reason == "untrusted"
@@ -184,7 +166,6 @@ def test_an_unsigned_artifact_is_believed_from_exactly_the_named_store(signers: 
 def test_a_store_is_compared_as_it_names_itself(tmp_path: Path):
     """The exception must name the address that `open_store` reports."""
     store = open_store(str(tmp_path / "my artifacts")).uri
-
     assert verify(sign(PAYLOAD, OTHER), unsigned_ok(store, reason="x"), store=store)
 
 
@@ -196,7 +177,6 @@ def test_text_in_the_envelope_does_not_make_it_an_exception():
         sign(payload, OTHER), store=STORE, uri=STORE, how="unsigned_ok", signatures=[signature]
     )
     allowed = unsigned_ok(STORE, reason="a test")
-
     assert refusal(envelope, allowed).reason == "untrusted"
     assert refusal(envelope, allowed, store="s3://elsewhere").reason == "untrusted"
 
@@ -205,17 +185,14 @@ def test_believing_the_unsigned_is_loud(caplog: pytest.LogCaptureFixture):
     allowed = trusting(KEY) | unsigned_ok(STORE, reason="ticket 4711")
     verify(sign(PAYLOAD, KEY), allowed, store=STORE)
     assert caplog.records == []
-
     for _ in range(2):
         verify(sign(PAYLOAD, OTHER), allowed, store=STORE)
-
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
     assert f"store={STORE} reason=ticket 4711" in caplog.records[1].getMessage()
 
 
 def test_an_exception_alone_is_a_trust():
     allowed = unsigned_ok(STORE, reason="a test")
-
     assert refusal(sign(PAYLOAD, KEY), allowed, store="s3://b").reason == "untrusted"
 
 
@@ -255,7 +232,6 @@ def test_what_is_denied_is_refused_for_whatever_reason_it_was_believed(how: str,
     denying = believing | Trust(denied=frozenset({digest}))
     assert verify(sign(PAYLOAD, KEY), denying, store=STORE).how == how
     assert late_refusal(believing) == ("", "")
-
     reason, said = late_refusal(denying)
 
     assert reason == "denied"
@@ -279,10 +255,8 @@ def test_an_artifact_expires_after_its_age_limit(max_age_s: float | None, create
     Without a policy the limit is a year, and the error names it the default.
     """
     trust = signed_by(PEM, max_age_s=max_age_s)
-
     assert late_refusal(trust, created=created) == ("", "")
     reason, said = late_refusal(trust, created=created, now_unix=NOW + 1)
-
     assert reason == "expired"
     assert created in said
     assert says in said
@@ -293,7 +267,6 @@ def test_any_other_age_limit_replaces_the_default():
     """Whichever of two policies it comes from."""
     created = "2026-01-15T08:00:00.000000Z"  # 365 days before NOW
     longer = signed_by(PEM, max_age_s=400 * 86400)
-
     for trust in (longer, signed_by(PEM) | longer):
         assert late_refusal(trust, created=created, now_unix=NOW + 1) == ("", "")
 
@@ -326,7 +299,6 @@ def test_a_key_is_believed_within_its_scope(deployment: str, store: str):
 )
 def test_a_key_is_not_believed_out_of_its_scope(deployment: Any, store: str):
     refused = refusal(sign(statement(deployment), KEY), SCOPED, store=store)
-
     assert refused.reason == "untrusted"
     assert "is trusted only for" in refused.message
     assert "deployments Embedder, text/* and stores s3://prod/*" in refused.message
@@ -370,10 +342,8 @@ SAID = {"source": "4f2c", "image": "r/app@sha256:1", "builder": "https://ci/acme
 )
 def test_a_policy_can_require_where_an_artifact_comes_from(require: Any, problem: str):
     trust = Trust(require=frozenset(require.items()))
-
     with pytest.raises(ArtifactRefused) if problem else contextlib.nullcontext() as caught:
         check_required(trust, SAID)
-
     if caught is not None:
         assert caught.value.reason == "untrusted"
         assert problem in caught.value.message
@@ -384,7 +354,6 @@ def test_what_does_not_say_what_is_required_is_refused(said: Any):
     """A build may have no provenance. Such an artifact is refused if a fact is required."""
     with pytest.raises(ArtifactRefused, match="has no source"):
         check_required(Trust(require=frozenset({("source", "*")})), said)
-
     check_required(Trust(), said)
 
 
@@ -393,10 +362,8 @@ def test_an_artifact_from_the_future_is_refused(limit: float | None):
     """A day of clock skew is accepted."""
     trust = signed_by(PEM, max_age_s=limit)
     created = "2027-01-16T08:00:00.000000Z"  # a day after NOW
-
     assert late_refusal(trust, created=created) == ("", "")
     reason, said = late_refusal(trust, created=created, now_unix=NOW - 1)
-
     assert reason == "expired"
     assert "in the future according to this machine's clock" in said
 
