@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-import serve_warm
 from components import require_module
 from generators import (  # noqa: F401 - a fixture
     BATCH,
@@ -27,6 +26,7 @@ from generators import (  # noqa: F401 - a fixture
     load,
     load_adapted,
     load_compiled,
+    with_steps,
 )
 from serve_warm.errors import GenerationRefused
 
@@ -205,7 +205,7 @@ def test_a_hook_of_the_model_runs_once_a_token(whose: str):
     eager.register_forward_hook(add_bias)
     if whose == "original":
         original.register_forward_hook(add_bias)
-    model = served_with(original, batch=BATCH, prompt_lengths=(4, 16))
+    model = with_steps(original)
     if whose == "served":
         model.register_forward_hook(add_bias)
     asked = batch_of("llama")
@@ -266,12 +266,6 @@ def test_padding_leaves_nothing_that_depends_on_the_order_of_writes(model: Any):
 
 
 # Refusals -------------------------------------------------------------------------------------
-
-
-def served_with(model: Any, batch: int = 2, prompt_lengths: Any = (16,)) -> Any:
-    return serve_warm.compile_generation(
-        model, batch=batch, max_length=MAX_LENGTH, prompt_lengths=prompt_lengths
-    )
 
 
 def prompt(length: int, rows: int = 1) -> dict[str, torch.Tensor]:
@@ -424,7 +418,7 @@ def grid() -> dict[str, Any]:
 def test_images_whose_tokens_have_other_positions_are_refused():
     """Qwen2-VL counts the rows and columns of an image; its prompts of text are served."""
     eager = qwen2_vl()
-    model = served_with(eager)
+    model = with_steps(eager)
     asked = grid()
     says = r"mm_token_type_ids=: this model gives image tokens"
     with pytest.raises(GenerationRefused, match=says):
@@ -452,7 +446,7 @@ def test_a_decoder_that_takes_more_than_embeddings_is_refused():
             return out
 
     inner.__class__ = Deeper
-    model = served_with(model)
+    model = with_steps(model)
 
     with pytest.raises(GenerationRefused, match="the model also passes deepstack to its decoder"):
         draw(model, batch_of("llava"))

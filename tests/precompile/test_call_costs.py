@@ -22,7 +22,7 @@ from torch import nn
 import serve_warm
 from benchmarks.bench_changes import ADAPTERS, Model, function, rows
 from levels import build, eager_below, started
-from models import one_watch  # noqa: F401 - a fixture
+from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile.change_checks import ChangeChecks
 from serve_warm.precompile.dispatcher import Dispatcher
@@ -100,22 +100,19 @@ def served(tmp_path_factory: pytest.TempPathFactory, clock: SimpleNamespace) -> 
     ],
 )
 def test_a_call_that_changes_no_fact_looks_at_none(served: Any, change: Any):
-    with torch.inference_mode():
-        call(served, 3, lambda _: change(served))
-        with counted() as found:
-            call(served, 50, lambda _: change(served))
+    call(served, 3, lambda _: change(served))
+    with counted() as found:
+        call(served, 50, lambda _: change(served))
     assert found == {"compiles": 0}
 
 
 def test_two_adapters_in_turn_compile_and_look_up_nothing(served: Any):
     """After 200 switches, only facts of switched parts are judged, and calls are known by key."""
-    with torch.inference_mode():
-        call(served, 4, lambda number: served.set_adapter(ADAPTERS[number % 2]))
-        with counted() as found:
-            call(served, 200, lambda number: served.set_adapter(ADAPTERS[number % 2]))
-        right = torch.equal(served(rows(3)), served._orig_mod(rows(3)))
+    call(served, 4, lambda number: served.set_adapter(ADAPTERS[number % 2]))
+    with counted() as found:
+        call(served, 200, lambda number: served.set_adapter(ADAPTERS[number % 2]))
 
-    assert right
+    assert torch.equal(served(rows(3)), served._orig_mod(rows(3)))
     assert (found["compiles"], found["_choose"], found["_group"]) == (0, 0, 0)
     assert found["refresh"] == 200
     assert found["_judge"] <= 200 * LAYERS * len(ADAPTERS)
@@ -125,7 +122,7 @@ def test_two_adapters_in_turn_compile_and_look_up_nothing(served: Any):
 def test_a_flag_is_noticed_although_something_changes_before_each_call(served, clock):
     """Flags are read once a second, whether the calls of that second found a change or not."""
     levels = []
-    with torch.inference_mode(), eager_below():
+    with eager_below():
         served._serve_warm.binder.bind_anew()
         call(served, 4, lambda number: served.set_adapter(ADAPTERS[number % 2]))
         before = sum(use.calls for use in served._serve_warm.uses() if use.level == 1)
@@ -143,7 +140,6 @@ def test_a_flag_is_noticed_although_something_changes_before_each_call(served, c
     assert levels[-1] > 0
 
 
-@torch.inference_mode()
 def test_sizes_in_a_range_are_looked_up_once(tmp_path: Path):
     model = serve_warm.compile(Model(LAYERS).eval(), dynamic=True)
     build(tmp_path, lambda: model(rows(3)))
@@ -155,7 +151,6 @@ def test_sizes_in_a_range_are_looked_up_once(tmp_path: Path):
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 @pytest.mark.parametrize(
     ("arguments", "lookups"),
     [
@@ -175,7 +170,6 @@ def test_a_call_without_an_entry_is_looked_up_once(tmp_path: Path, arguments: An
     assert (found["refresh"], found["compiles"]) == (0, 0)
 
 
-@torch.inference_mode()
 def test_a_function_does_not_mind_modules_that_are_built(tmp_path: Path):
     """A function has no module and no fact about hooks, so building modules changes nothing."""
     compiled = serve_warm.compile(function, dynamic=False)
@@ -202,7 +196,6 @@ class Total(nn.Module):
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 @pytest.mark.parametrize("level", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_tensors_at_known_addresses_are_not_compared_in_memory_again(level: int, tmp_path: Path):
     """A step with hundreds of weights compares only weights that moved."""

@@ -32,6 +32,7 @@ from models import (  # noqa: F401 - fixtures
     Stack,
     close,
     fresh_fixture,
+    in_inference_mode,
     one_watch,
     scaled_fixture,
     x,
@@ -44,7 +45,6 @@ from serve_warm.precompile.session import SESSION
 # --- several modules --------------------------------------------------------------------------
 
 
-@torch.inference_mode()
 def test_blocks_are_compiled_by_torch_when_they_need_it(tmp_path, monkeypatch):
     """With entries for all calls, only the first block is compiled, to detect wrong arguments."""
     by_torch = mock.Mock(side_effect=torch.compile)
@@ -67,7 +67,6 @@ def test_blocks_are_compiled_by_torch_when_they_need_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_hooks_of_blocks_fire(tmp_path: Path):
     """A hook that was there at the build is part of the call."""
     model = Stack(Block(), Block()).eval()
@@ -200,7 +199,6 @@ CALLABLES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("make", [pytest.param(m, id=name) for name, m in CALLABLES.items()])
-@torch.inference_mode()
 def test_it_is_level_2_and_as_torch_compile(make: Any, tmp_path: Path):
     """Methods, closures, decorators, outputs of all kinds: what stock returns is returned."""
     model = make()
@@ -220,7 +218,6 @@ def leaves(value: Any) -> list[Any]:
     return tree_leaves(vars(value) if isinstance(value, Output) else value)
 
 
-@torch.inference_mode()
 def test_aliases_stay_aliases(tmp_path: Path):
     """An output that is an input, a view of one or a weight is that and no copy."""
     model = serve_warm.compile(Named("alias").eval(), dynamic=False)
@@ -233,7 +230,6 @@ def test_aliases_stay_aliases(tmp_path: Path):
     assert view.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
 
 
-@torch.inference_mode()
 def test_each_instance_has_its_own_method(tmp_path: Path):
     one, same, other = Method(2.0), Method(2.0), Method(3.0)
     same.linear = nn.Linear(4, 4).eval()
@@ -273,7 +269,6 @@ def test_a_class_method_can_be_compiled():
     close(Held.embed(x()), x() * 2)
 
 
-@torch.inference_mode()
 def test_objects_of_a_class_share_the_counts_and_warnings(tmp_path, caplog):
     """The report still has the calls of freed objects, and a log does not grow by each object."""
     build(tmp_path, lambda: Equal("a", 2.0).embed(x()))
@@ -312,7 +307,6 @@ def test_what_has_no_name_can_be_compiled_too(target: Any):
     close(serve_warm.compile(target, backend="eager")(x()), x() * 2)
 
 
-@torch.inference_mode()
 def test_weights_tied_in_a_closure_must_stay_tied(tmp_path: Path):
     """No tree of modules shows it: the graph has one input for the two."""
     module = Named("tied").eval()
@@ -358,7 +352,6 @@ def saved(model: Any) -> io.BytesIO:
     return buffer
 
 
-@torch.inference_mode()
 def test_as_part_of_another_module_it_is_level_2(scaled: tuple[Path, Any]):
     """A pipeline holds compiled parts, and moving the whole moves them."""
 
@@ -380,7 +373,6 @@ def test_as_part_of_another_module_it_is_level_2(scaled: tuple[Path, Any]):
     assert "float64" in after.call
 
 
-@torch.inference_mode()
 def test_hooks_of_the_compiled_module_fire(fresh: tuple[Path, Any]):
     """torch.compile's module is a module of its own, with hooks of its own."""
     folder, model = fresh
@@ -395,7 +387,6 @@ def test_hooks_of_the_compiled_module_fire(fresh: tuple[Path, Any]):
     assert seen == ["before", "after"]
 
 
-@torch.inference_mode()
 def test_forward_is_served_like_the_call(scaled: tuple[Path, Any]):
     """Libraries call `model.forward(x)`, and no hook of the compiled module is fired by it."""
     folder, model = scaled
@@ -407,7 +398,6 @@ def test_forward_is_served_like_the_call(scaled: tuple[Path, Any]):
 
 @pytest.mark.long
 @pytest.mark.parametrize("level", [2, 3])
-@torch.inference_mode()
 def test_a_forward_that_the_user_sets_on_the_compiled_module_runs(level: int, tmp_path: Path):
     """It runs as on torch.compile's module, whatever entries exist."""
     model = serve_warm.compile(Scaled().eval(), level=level, dynamic=False)
@@ -429,7 +419,6 @@ def test_a_decorated_function_keeps_its_name():
     assert list(inspect.signature(one.embed).parameters) == ["given"]
 
 
-@torch.inference_mode()
 def test_without_an_artifact_it_is_torch_compile():
     model = serve_warm.compile(Scaled().eval(), backend="eager", dynamic=False)
     result = model(x(), 1.0)
