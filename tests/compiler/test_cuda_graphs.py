@@ -147,11 +147,7 @@ def test_a_function_whose_capture_fails_runs_without_a_graph_from_then_on(fails,
 
 @pytest.mark.parametrize(("is_warm", "next_answer"), [(True, "captured"), (False, "eager")])
 def test_what_runs_in_no_way_raises_and_is_tried_again(is_warm: bool, next_answer: str):
-    """Missing memory now does not prevent a later graph.
-
-    By itself torch counts a run before the capture as made, and would capture what no run has
-    prepared.
-    """
+    """By itself torch would count a run that failed as made, and capture what nothing prepared."""
     again = [out_of_memory() for _ in range(2)]
     manager, events, eager, _ = failing(*again, plain=Plain(out_of_memory()))
     if is_warm:

@@ -287,10 +287,7 @@ def test_a_compile_that_is_swallowed_in_the_proof_is_counted(seen: Watch):
 
 
 def test_after_ready_a_compile_raises_what_it_is_told(seen: Watch):
-    """`forbidden` gives the exception, knows the event, and no compile is made.
-
-    Nothing that is warm is refused, and a refused compile works once it is allowed again.
-    """
+    """Nothing that is warm is refused, and a refused compile works once it is allowed again."""
     asked: list[CompileEvent] = []
 
     def refuse(event: CompileEvent) -> LookupError:

@@ -680,11 +680,7 @@ class AsOnAGpu(aoti_library.NativeOnGpu):
 
 @pytest.mark.slow
 def test_a_library_runs_as_one_for_a_gpu_is_run(perceptron, library, monkeypatch):
-    """The library is a container of one model, and runs by the functions of a GPU library.
-
-    A device with a number is one of several, and so taken for a GPU; AOTInductor has one CPU.
-    Opening one makes its device the thread's current one: that has to be given back.
-    """
+    """It is a container of one model. Opening one sets the thread's device, which is given back."""
     given_back = []
 
     @contextmanager

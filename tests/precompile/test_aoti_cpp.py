@@ -101,10 +101,7 @@ def calling(*batches: int) -> Callable[..., None]:
 
 @pytest.mark.long
 def test_the_next_call_of_a_kind_finishes_its_library():
-    """Each kind is traced once, and all code is compiled in the background.
-
-    torch.compile answers while a library is begun. Once it is made, it is compared with eager.
-    """
+    """Each kind is traced once. torch.compile answers while code is compiled in the background."""
     two = look(*[calling(2, 3, 2)] * 2)
     described = two.table.described()
     in_background = [is_link for thread, is_link in two.runs if thread == aoti_cpp.THREAD]

@@ -69,10 +69,7 @@ def quick(args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
 
 @pytest.mark.parametrize("args", [pytest.param(call, id=name) for name, call in OTHERS.items()])
 def test_another_call_has_another_signature(args: Any):
-    """Whatever compiled code depends on is in the text, so that no two calls share an entry.
-
-    The key and the C++ check together distinguish what the text distinguishes.
-    """
+    """No two calls share an entry; the key and the C++ check tell apart what the text does."""
     key, tensors = quick(*BASE)
     same = tensor_check(tensors)
     other_key, others = quick(*args)
@@ -104,10 +101,7 @@ def test_a_size_is_neither_a_tuple_nor_another_size():
 
 
 def test_a_float_is_known_by_its_value():
-    """Each request makes its own object for the same number.
-
-    Both zeros are equal to Python, but `1 / x` differs.
-    """
+    """Each request makes its own object. Both zeros are equal to Python, but `1 / x` differs."""
     one, two = (t(1), float("0.25")), (t(1), float("0.250"))
     assert one[1] is not two[1]
     assert quick(one, {})[0] == quick(two, {})[0]
@@ -130,10 +124,7 @@ def test_values_that_entries_were_made_for_are_known():
 
 
 def test_a_signature_reads_as_the_call_without_texts_of_requests():
-    """A report, a log and a state file show structure, then tensors, and are read by probes.
-
-    A text is shown by its length, and so is a key that does not look like a name.
-    """
+    """Reports, logs and state files show the length of a text, and of a key that is no name."""
     said, _ = describe(
         (t(1), "secret"),
         {"user": "a@b.c", "n": 3, "parts": {"k": "v"}, "more": {"a@b.c": "v", "mask": 2}},

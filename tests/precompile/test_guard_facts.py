@@ -157,10 +157,7 @@ def test_the_class_of_an_argument_needs_no_fact(argument: str):
     ids=lambda each: f"{each.kind} {each.path}" if isinstance(each, Guard) else "",
 )
 def test_a_guard_that_no_fact_can_say_stops_the_entry(guard: Guard, why: str):
-    """No guard is dropped, because the protected call would get a wrong answer.
-
-    It is named with its line and advice: without them, nobody knows what to change.
-    """
+    """Without it the call would get a wrong answer. Its line and advice say what to change."""
     with pytest.raises(NoEntry, match=why):
         says(SimpleNamespace(thing=thing, a={}, kinds={}), guard)
 
@@ -282,10 +279,7 @@ def duplicate(callee: Any) -> list[Guard]:
     ids=["two objects become one", "a list becomes two", "a tensor becomes two"],
 )
 def test_objects_that_become_one_or_two_break_a_fact(first, second, guards, reason):
-    """Dynamo has no guard for `self.mode is STRICT`, but the result depends on it.
-
-    It follows a list of two names under one, and gives the graph one input for a tied pair.
-    """
+    """Dynamo has no guard for `self.mode is STRICT`; a tied pair is one input of the graph."""
     callee = SimpleNamespace(one=first, two=second)
     other = copy.copy(first) if first is second else first
     assert broken_by(lambda c: setattr(c, "two", other), callee, *guards(callee)) == reason
@@ -351,11 +345,7 @@ def also_without_gradients() -> Any:
     ids=["lambda", "partial", "of another module", "cached", "wraps torch's", "no_grad"],
 )
 def test_a_function_is_more_than_its_name(one: Any, other: Any):
-    """Two lambdas of one function have one name, so the fact includes their code.
-
-    `functools.wraps` copies the name of torch's module, and `torch.no_grad` makes a function of
-    its own around the user's: neither makes the code torch's.
-    """
+    """Neither `functools.wraps` of torch.mm nor `torch.no_grad` makes the code torch's."""
     guard = Guard(path="callee.act", kind="CLOSURE_MATCH", value=one)
     why = broken_by(lambda c: setattr(c, "act", other), SimpleNamespace(act=one), guard)
     assert why.startswith("callee.act is ")
@@ -384,10 +374,7 @@ def test_a_class_is_more_than_its_name(kind: Any):
 
 
 def test_a_method_in_the_place_of_one_that_is_gone_is_another():
-    """The digest of a class is kept, but not beyond a change of it.
-
-    A new function may get the address of the last one, and so its id.
-    """
+    """A new function may get the address of the last one, and so its id."""
     kind = a_class(lambda x: x)
     first = kind.method
     digests = {name_of_class(kind)}

@@ -367,10 +367,7 @@ def test_a_damaged_library_is_not_opened(damage, written, stand_in):
 
 
 def test_both_parts_are_loaded_together(stand_in, tmp_path, monkeypatch):
-    """One folder has entries of level 2, the other libraries.
-
-    A bad folder does not affect the other.
-    """
+    """Entries of level 2 in one folder, libraries in the other: a bad one spares the other."""
     light, model = serve_warm.compile(Net().eval(), level=3), serve_warm.compile(Net().eval())
     build(tmp_path / "exported", lambda: light(x()), level=3, make_library=stand_in.make)
     build(tmp_path / "precompiled", lambda: model(x()))

@@ -201,10 +201,7 @@ def layer() -> Any:
     ("path", "kind", "change"), [pytest.param(*case, id=name) for name, case in CHANGES.items()]
 )
 def test_a_change_is_seen_by_the_next_call(layer, path, kind, change):
-    """Whatever a fact was read from: nothing says that it changed, and it is noticed.
-
-    Also by another thread, which looked before the change and asks after somebody looked anew.
-    """
+    """Also by another thread, which looked before it and asks after somebody looked anew."""
     watch = watch_of(layer, path, kind)
     before = watch.unchanged(), watch.why_broken(0)
     of_another_thread = watch.unchanged

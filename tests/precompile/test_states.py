@@ -105,10 +105,7 @@ def test_a_state_that_can_have_no_entry_costs_the_next_one_nothing(part: nn.Modu
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [(2, 2), (2, 3)], ids=["one structure", "two structures"])
 def test_each_declared_adapter_has_an_entry(ranks, tmp_path, monkeypatch):
-    """Two states in turn, one of them active when the build ends: no compile, no wrong answer.
-
-    No text says at each change why the other state's entry does not fit. It would take 0.1 ms.
-    """
+    """Two states in turn; no text says at each change why the other's entry does not fit."""
     model = serve_warm.compile(Adapted(ranks).eval(), dynamic=False)
 
     def call_with(name: str) -> Any:

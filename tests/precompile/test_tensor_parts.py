@@ -193,10 +193,7 @@ OF_ALL: dict[str, tuple[Callable[[Any], Any], str]] = {
 @pytest.mark.parametrize("when", ["at the start", "before the first call", "in traffic"])
 @pytest.mark.parametrize("name", CHANGES | OF_ALL)
 def test_changed_parts_are_a_miss(name, when, level, folders, monkeypatch):
-    """The graph depends on each of these, but the whole tensor hides them.
-
-    In traffic, the very next call sees the change.
-    """
+    """The graph depends on each of these, but the whole tensor hides them."""
     change, reason = (CHANGES | OF_ALL)[name]
     forget_callables()
     model = Net(weight(1)).eval()
@@ -233,10 +230,7 @@ VALUES: dict[str, Callable[[Net], Any]] = {
 @LEVELS
 @pytest.mark.parametrize("name", VALUES)
 def test_other_values_of_parts_are_served(name: str, level: int, folders: Callable[[int], Path]):
-    """Quantised weights are inputs of the graph, like other weights.
-
-    A library takes the parts themselves: it knows no class of a tensor.
-    """
+    """Quantised weights are inputs of the graph. A library takes the parts themselves."""
     forget_callables()
     model = Net(weight(1)).eval()
     compiled = serve_warm.compile(model, dynamic=False, level=level)

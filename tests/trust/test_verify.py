@@ -250,10 +250,7 @@ def test_another_digest_on_the_deny_list_does_no_harm():
     ],
 )
 def test_an_artifact_expires_after_its_age_limit(max_age_s: float | None, created: str, says: str):
-    """A statement is believed exactly up to the age limit, and then refused with both figures.
-
-    Without a policy the limit is a year, and the error names it the default.
-    """
+    """It is believed up to the limit. Without a policy that is a year, named the default."""
     trust = signed_by(PEM, max_age_s=max_age_s)
     assert late_refusal(trust, created=created) == ("", "")
     reason, said = late_refusal(trust, created=created, now_unix=NOW + 1)
