@@ -99,20 +99,14 @@ C, D = torch.ones(3), torch.zeros(3)
 NAMES: Call = ((), {"a": ONE, "b": OTHER})
 COLLECTED: Call = ((ONE, OTHER), {"c": C, "d": D})
 
+OTHER_ORDER: Call = ((), {"b": ONE, "a": OTHER, "scale": 2.0})
+OTHER_SCALE: Call = ((), {"b": OTHER, "scale": 3.0, "a": ONE})
+
 FORMS: dict[str, tuple[torch.nn.Module, list[Call], list[int]]] = {
-    "by name": (
-        Plain(),
-        [BY_NAME, REORDERED, IN_PART, SWAPPED, ((), {"b": ONE, "a": OTHER, "scale": 2.0})],
-        [2, 2, 2, 2],
-    ),
+    "by name": (Plain(), [BY_NAME, REORDERED, IN_PART, SWAPPED, OTHER_ORDER], [2] * 4),
     "by position": (
         Plain(),
-        [
-            ((ONE, OTHER), {"scale": 2.0}),
-            REORDERED,
-            ((), {"b": OTHER, "scale": 3.0, "a": ONE}),
-            ((), {"b": OTHER, "a": ONE}),
-        ],
+        [((ONE, OTHER), {"scale": 2.0}), REORDERED, OTHER_SCALE, ((), {"b": OTHER, "a": ONE})],
         [2, 1, 1],
     ),
     # The wrapper is torch's, and cannot show the order of its arguments to the forward.
@@ -206,11 +200,8 @@ def test_a_check_compares_another_form_with_eager(tmp_path: Path):
 @pytest.mark.parametrize(
     ("args", "kwargs"),
     [
-        ((1, 2, 3), {}),
-        ((1,), {"a": 2}),
-        ((), {"a": 1}),
-        ((), {"a": 1, "b": 2, "e": 3}),
-        ((), {"hidden": 1, "b": 2}),
+        *(((1, 2, 3), {}), ((1,), {"a": 2}), ((), {"a": 1})),
+        *(((), {"a": 1, "b": 2, "e": 3}), ((), {"hidden": 1, "b": 2})),
     ],
 )
 def test_a_call_with_other_arguments_has_no_form(args: tuple[Any, ...], kwargs: dict[str, Any]):

@@ -149,6 +149,7 @@ def setting(put: Any, value: Any, before: Any) -> Iterator[None]:
 
 THREADS = torch.get_num_threads()
 
+INTERCEPTED = "intercepts the call"
 STATES: dict[str, tuple[Any, str]] = {
     "no_grad": (torch.no_grad, "inference_mode is off, but was on"),
     "grad": (torch.enable_grad, "grad mode on"),
@@ -165,11 +166,8 @@ IN_INFERENCE_MODE: dict[str, tuple[Any, str]] = {
         lambda: setting(torch.use_deterministic_algorithms, True, False),
         "deterministic is",
     ),
-    "default device": (
-        lambda: setting(torch.set_default_device, "cpu", None),
-        "intercepts the call",
-    ),
-    "function mode": (Under, "intercepts the call"),
+    "default device": (lambda: setting(torch.set_default_device, "cpu", None), INTERCEPTED),
+    "function mode": (Under, INTERCEPTED),
 }
 
 

@@ -269,12 +269,7 @@ def duplicate(callee: Any) -> list[Guard]:
     [
         (Sentinel(), Sentinel(), two_types, "callee.two is now the same as callee.one"),
         ((items := [1]), items, two_types, "callee.two is no longer the same as callee.one"),
-        (
-            (tensor := torch.ones(2)),
-            tensor,
-            duplicate,
-            "callee.one is no longer the same as callee.two",
-        ),
+        ((t := torch.ones(2)), t, duplicate, "callee.one is no longer the same as callee.two"),
     ],
     ids=["two objects become one", "a list becomes two", "a tensor becomes two"],
 )

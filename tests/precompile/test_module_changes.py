@@ -32,6 +32,10 @@ VALUE, LENGTH, KEYS = "CONSTANT_MATCH", "SEQUENCE_LENGTH", "DICT_KEYS_MATCH"
 TYPE, TENSOR = "TYPE_MATCH", "TENSOR_MATCH"
 """Kinds of guards."""
 
+DEEP, CELL = "callee.config.deep['sizes'][1]", "callee.act.__closure__[0].cell_contents"
+PART = "callee._modules['layers']._modules['{}']"
+WEIGHT, TABLE = "callee._parameters['weight']", "callee._buffers['table']"
+
 
 class Layer(nn.Module):
     size = width = 4
@@ -63,6 +67,14 @@ class Layer(nn.Module):
 
 class Config:
     rate: int
+
+
+class OtherConfig(Config):
+    rate = 3
+
+
+def refill(layer: Any, value: Any) -> None:
+    layer.act.__closure__[0].cell_contents = value
 
 
 class Slotted:
@@ -129,17 +141,9 @@ CHANGES: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "its dict": ("callee.rate", VALUE, lambda m: vars(m).update(rate=3)),
     "deleted": ("callee.rate", VALUE, lambda m: delattr(m, "rate")),
     "of an object": ("callee.config.rate", VALUE, lambda m: setattr(m.config, "rate", 3)),
-    "object": (
-        "callee.config.rate",
-        VALUE,
-        lambda m: setattr(m, "config", SimpleNamespace(rate=3)),
-    ),
+    "object": ("callee.config.rate", VALUE, lambda m: setattr(m, "config", OtherConfig())),
     "item of a list": ("callee.items[0]", VALUE, lambda m: m.items.insert(0, 7)),
-    "deep item": (
-        "callee.config.deep['sizes'][1]",
-        VALUE,
-        lambda m: m.config.deep["sizes"].reverse(),
-    ),
+    "deep item": (DEEP, VALUE, lambda m: m.config.deep["sizes"].reverse()),
     "list as a value": ("callee.items", VALUE, lambda m: m.items.append(3)),
     "dict as a value": ("callee.kinds", VALUE, lambda m: m.kinds.update(a=2)),
     "set as a value": ("callee.names", VALUE, lambda m: m.names.add("c")),
@@ -156,36 +160,16 @@ CHANGES: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
         TYPE,
         lambda m: setattr(type(m), "forward", lambda self, x: x + 1),
     ),
-    "cell": (
-        "callee.act.__closure__[0].cell_contents",
-        VALUE,
-        lambda m: setattr(m.act.__closure__[0], "cell_contents", 4),
-    ),
-    "function of a decorator": (
-        "callee.act",
-        "CLOSURE_MATCH",
-        lambda m: setattr(m.act.__closure__[0], "cell_contents", lambda: 5),
-    ),
-    "inserted": (
-        "callee._modules['layers']._modules['0']",
-        TYPE,
-        lambda m: m.layers.insert(0, nn.ReLU()),
-    ),
-    "part deleted": (
-        "callee._modules['layers']._modules['1']",
-        TYPE,
-        lambda m: m.layers.__delitem__(1),
-    ),
+    "cell": (CELL, VALUE, lambda m: refill(m, 4)),
+    "function of a decorator": ("callee.act", "CLOSURE_MATCH", lambda m: refill(m, lambda: 5)),
+    "inserted": (PART.format(0), TYPE, lambda m: m.layers.insert(0, nn.ReLU())),
+    "part deleted": (PART.format(1), TYPE, lambda m: m.layers.__delitem__(1)),
     "parameter": (
-        "callee._parameters['weight']",
+        WEIGHT,
         TENSOR,
         lambda m: m._parameters.update(weight=nn.Parameter(torch.ones(3))),
     ),
-    "data of a tensor": (
-        "callee._buffers['table']",
-        TENSOR,
-        lambda m: setattr(m.table, "data", torch.ones(3)),
-    ),
+    "data of a tensor": (TABLE, TENSOR, lambda m: setattr(m.table, "data", torch.ones(3))),
     "hook": ("callee", TYPE, lambda m: m.register_forward_hook(print)),
 }
 
@@ -458,7 +442,7 @@ class OtherPart(nn.Module):
 
 def test_a_tensor_that_changes_during_a_look_is_looked_at_again(layer: Any):
     """Another thread changes its data after the fact was judged, before the check is built."""
-    watch = watch_of(layer, "callee._parameters['weight']", TENSOR)
+    watch = watch_of(layer, WEIGHT, TENSOR)
 
     def swap() -> None:
         layer.weight.data = torch.ones(3)
@@ -505,7 +489,7 @@ def test_a_source_outlives_one_of_its_users(gone: str, left: str):
 
 
 def test_a_parameter_that_becomes_none_hides_no_change(layer: Any):
-    kinds = {"callee._parameters['weight']": TENSOR, "callee.config.rate": VALUE}
+    kinds = {WEIGHT: TENSOR, "callee.config.rate": VALUE}
     watch = watch_of_each(layer, **kinds)
     layer.weight = None
     watch.refresh()
@@ -520,7 +504,7 @@ def test_a_parameter_that_becomes_none_hides_no_change(layer: Any):
 @pytest.mark.slow
 def test_weights_that_were_replaced_are_not_kept(layer: Any):
     """A model that gets other weights has memory for one set of them."""
-    watch = watch_of(layer, "callee._parameters['weight']", TENSOR)
+    watch = watch_of(layer, WEIGHT, TENSOR)
     watch = FactWatch(layer, [watch._facts.with_inputs(layer, {id(layer.weight)})])
     gone = weakref.ref(layer.weight)
     layer.weight = nn.Parameter(torch.ones(2))

@@ -65,12 +65,7 @@ class OfTwoAttributes(Choosing):
 
 @pytest.mark.parametrize(
     ("kind", "at_the_build", "at_the_start"),
-    [
-        (OfClass, Large, Small),
-        (OfObject, OTHER, ONE),
-        (OfKey, Large, Small),
-        (OfTwoAttributes, Large, Small),
-    ],
+    [(OfObject, OTHER, ONE), *((kind, Large, Small) for kind in (OfClass, OfKey, OfTwoAttributes))],
 )
 def test_a_name_of_another_object_is_noticed(kind, at_the_build, at_the_start, tmp_path):
     """Dynamo has no guard on the second name if one of them is global; an entry has a fact."""
