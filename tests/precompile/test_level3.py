@@ -269,14 +269,9 @@ def test_functions_and_methods_have_level_3(kind: str, stand_in: EagerLibraries,
         def decorated(self, x: torch.Tensor) -> torch.Tensor:
             return x @ x.T
 
-    # A matrix product and nothing else: no C++ is compiled for it.
-    def squared(x: torch.Tensor) -> torch.Tensor:
-        return x @ x.T
-
-    net = Net().eval()
-    owner = Owner()
+    owner, net = Owner(), Net().eval()
     call: Any = {
-        "function": serve_warm.compile(squared, level=3),
+        "function": serve_warm.compile(lambda x: x @ x.T, level=3),
         "decorated": owner.decorated,
         "method": serve_warm.compile(net.forward, level=3),
     }[kind]
