@@ -68,7 +68,7 @@ def broken_by(change: Callable[[Any], Any], callee: Any, *guards: Guard) -> str:
         (Colour.RED, Colour.BLUE),
         (Side.LEFT | Side.TOP, Side.RIGHT | Side.TOP),
         (enum.IntEnum("Scale", {"OUT": 2}).OUT, enum.IntEnum("Scale", {"OUT": 3}).OUT),
-        (enum.IntFlag("Scale", {"OUT": 2}).OUT, enum.IntFlag("Scale", {"OUT": 3}).OUT),
+        (enum.IntFlag("Scale", {"OUT": 4}).OUT, enum.IntFlag("Scale", {"OUT": 8}).OUT),
         (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION),
         (SDPBackend.MATH, int(SDPBackend.MATH)),
         ({"a": 1}, {"a": True}),
