@@ -95,7 +95,7 @@ def closing_over(value: int) -> Callable[[], int]:
     return act
 
 
-def guards_of(callee: Any, **values: str) -> list[Guard]:
+def guards_of(callee: Any, /, **values: str) -> list[Guard]:
     """Return a guard of a kind for each path."""
     return [
         Guard(path=path, kind=kind, value=eval(path, {"callee": callee}))
@@ -107,7 +107,7 @@ def watch_of(callee: Any, path: str, kind: str) -> FactWatch:
     return watch_of_each(callee, **{path: kind})
 
 
-def watch_of_each(callee: Any, **values: str) -> FactWatch:
+def watch_of_each(callee: Any, /, **values: str) -> FactWatch:
     """Return a watch of an entry for each path."""
     guards = guards_of(callee, **values)
     return FactWatch(callee, [collect([guard], callee, names={}) for guard in guards])
