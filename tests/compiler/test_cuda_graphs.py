@@ -12,30 +12,23 @@ import importlib
 import json
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import serve_warm
 from conftest import wait_until
-from graph_trees import (
-    trees,
-    two_gpus,
-)
+from graph_trees import trees, two_gpus
 from levels import build, served, started
 from serve_warm.compiler import cuda_graphs
 from serve_warm.compiler.imports import import_compiler
 from serve_warm.compiler.watch import watch_process
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
-
-    from serve_warm.report import CompileEvent
+from serve_warm.report import CompileEvent
 
 pytestmark = pytest.mark.slow
 
@@ -47,9 +40,7 @@ def test_a_skip_is_counted_with_torchs_reason(user: str):
     import_compiler()
     module = importlib.import_module(f"torch._inductor.{user}")
     before = watch.counts()
-
     module.log_cudagraph_skip_and_bump_counter("skipping cudagraphs due to\n  a cpu device (x)")
-
     assert (watch.counts() - before).graph_skips == 1
     assert watch.events()[-1].reason == "skipping cudagraphs due to a cpu device (x)"
 
@@ -61,11 +52,23 @@ def hooked(module: ModuleType) -> tuple[Any, list[CompileEvent], list[str]]:
     return module.CUDAGraphTreeManager(), events, eager
 
 
+def failing(*fails: BaseException, plain: Plain | None = None) -> tuple[Any, ...]:
+    """Return a hooked manager whose captures fail, its events and eager runs, and the function."""
+    plain = plain or Plain()
+    return *hooked(trees("", fails=list(fails), plain=plain)), plain
+
+
+def in_a_thread(call: Callable[[], Any], name: str | None = None) -> threading.Thread:
+    thread = threading.Thread(target=call, name=name)
+    thread.start()
+    thread.join()
+    return thread
+
+
 def test_a_capture_names_the_compile_and_what_the_call_brought():
     """Weights, which are inputs of a graph too, are not listed."""
     manager, events, eager = hooked(trees(""))
     weight, x = torch.rand(9, 9), torch.rand(2, 3)
-
     answers = manager.run_eager([weight, x], 7), manager.record_function([weight, x], 7)
 
     assert answers == ("eager", "captured")
@@ -81,9 +84,7 @@ def test_a_capture_of_a_known_path_says_why_it_is_made_again():
     """Captures that never end have a cause, and it is torch's to name."""
     manager, events, _ = hooked(trees("static input 0\n  moved"))
     manager.record_function([torch.rand(1), torch.rand(2)], 7)
-
     manager.record_function([torch.rand(1), torch.rand(2)], 7)
-
     assert events[-1].reason == "captured again (earlier captures: 1): static input 0 moved"
 
 
@@ -116,12 +117,8 @@ WEIGHT, X = torch.ones(1), torch.ones(2, 3)
 
 
 def test_a_capture_that_lacks_memory_is_made_once_more():
-    """Free memory is returned before the retry. A successful retry is not reported."""
-    plain = Plain()
-    manager, events, _ = hooked(trees("", fails=[out_of_memory()], plain=plain))
-
+    manager, events, _, plain = failing(out_of_memory())
     answer = manager.record_function([WEIGHT, X], 7)
-
     assert answer == "captured"
     assert [event.kind for event in events] == ["capture"]
     assert plain.runs == 0
@@ -134,14 +131,9 @@ def test_a_capture_that_lacks_memory_is_made_once_more():
         ([not_permitted()], "CUDA error: operation not permitted when stream is capturing"),
     ],
 )
-def test_a_function_whose_capture_fails_runs_without_a_graph_from_then_on(
-    fails: list[BaseException], why: str
-):
-    """The call is answered, the skip says why, and no call after it tries to capture again."""
-    plain = Plain()
-    manager, events, _ = hooked(trees("", fails=fails, plain=plain))
+def test_a_function_whose_capture_fails_runs_without_a_graph_from_then_on(fails, why):
+    manager, events, _, plain = failing(*fails)
     manager.warmed_up_functions.add(7)
-
     answers = [manager._run([WEIGHT, X], 7) for _ in range(3)]
 
     assert all(torch.equal(answer, X + 1) for answer in answers)
@@ -153,53 +145,37 @@ def test_a_function_whose_capture_fails_runs_without_a_graph_from_then_on(
     assert not manager.roots[7]
 
 
-def test_what_runs_in_no_way_raises_and_is_tried_again():
-    """Missing memory now does not prevent a later graph."""
-    fails = [out_of_memory() for _ in range(2)]
-    manager, events, _ = hooked(trees("", fails=fails, plain=Plain(out_of_memory())))
-    manager.warmed_up_functions.add(7)
-
+@pytest.mark.parametrize(("is_warm", "next_answer"), [(True, "captured"), (False, "eager")])
+def test_what_runs_in_no_way_raises_and_is_tried_again(is_warm: bool, next_answer: str):
+    """By itself torch would count a run that failed as made, and capture what nothing prepared."""
+    again = [out_of_memory() for _ in range(2)]
+    manager, events, eager, _ = failing(*again, plain=Plain(out_of_memory()))
+    if is_warm:
+        manager.warmed_up_functions.add(7)
     with pytest.raises(torch.OutOfMemoryError):
         manager._run([WEIGHT, X], 7)
 
     assert events == []
-    assert manager._run([WEIGHT, X], 7) == "captured"
-
-
-def test_a_run_before_the_capture_that_lacks_memory_leaves_nothing_behind():
-    """By itself torch counts it as made, and would capture what no run has prepared."""
-    fails = [out_of_memory() for _ in range(2)]
-    manager, _, eager = hooked(trees("", fails=fails, plain=Plain(out_of_memory())))
-
-    with pytest.raises(torch.OutOfMemoryError):
-        manager._run([WEIGHT, X], 7)
-
-    assert (manager.current_node, manager.path_state) == (None, "none")
-    assert manager._run([WEIGHT, X], 7) == "eager"
-    assert eager == ["run", "run"]
+    assert is_warm or (manager.current_node, manager.path_state) == (None, "none")
+    assert manager._run([WEIGHT, X], 7) == next_answer
+    assert is_warm or eager == ["run", "run"]
 
 
 def test_a_function_that_writes_to_its_inputs_is_not_run_again():
     """The function may have written before the failure. The capture's state is still reset."""
-    plain = Plain()
-    manager, events, _ = hooked(trees("", fails=[out_of_memory()], plain=plain))
+    manager, events, _, plain = failing(out_of_memory())
     manager.ids_to_funcs[7].mutated_input_idxs = [1]
-
     with pytest.raises(torch.OutOfMemoryError):
         manager._run([WEIGHT, X], 7)
-
     assert (plain.runs, events, manager.current_node) == (0, [], None)
     assert manager._run([WEIGHT, X], 7) == "eager"
 
 
 def test_an_error_of_the_model_is_no_failed_capture():
     """A run before a capture may fail only for lack of memory. Errors of the model are raised."""
-    plain = Plain()
-    manager, events, _ = hooked(trees("", fails=[RuntimeError("shapes differ")], plain=plain))
-
+    manager, events, _, plain = failing(RuntimeError("shapes differ"))
     with pytest.raises(RuntimeError, match="shapes differ"):
         manager._run([WEIGHT, X], 7)
-
     assert (plain.runs, events) == (0, [])
 
 
@@ -207,15 +183,7 @@ def test_a_capture_in_another_thread_names_both():
     """Its graphs are that thread's own: captured again, in memory of their own."""
     manager, events, _ = hooked(trees(""))
     manager.record_function([WEIGHT, X], 7)
-    module: Any = SimpleNamespace(CUDAGraphTreeManager=type(manager))
-
-    stranger = threading.Thread(
-        target=lambda: module.CUDAGraphTreeManager().record_function([WEIGHT, X], 7),
-        name="my-pool_0",
-    )
-    stranger.start()
-    stranger.join()
-
+    in_a_thread(lambda: type(manager)().record_function([WEIGHT, X], 7), "my-pool_0")
     assert events[0].reason == ""
     assert events[1].reason == (
         "captured in thread 'my-pool_0', but earlier graphs were captured in 'MainThread'"
@@ -250,9 +218,7 @@ def test_every_thread_has_graphs_of_its_own():
         found.append(module.get_obj(module.local, "tree_manager_locks"))
 
     look()
-    stranger = threading.Thread(target=look)
-    stranger.start()
-    stranger.join()
+    in_a_thread(look)
 
     mine, mine_again, _, theirs, theirs_again, locks = found
     assert mine is mine_again
@@ -288,10 +254,7 @@ def run_to_its_end(call: Callable[[], None]) -> None:
 
     `Thread.join` returns when Python is through with it.
     """
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
-    task = Path("/proc/self/task", str(thread.native_id))
+    task = Path("/proc/self/task", str(in_a_thread(call).native_id))
     wait_until("the thread has ended", lambda: not task.exists())
 
 
@@ -299,9 +262,7 @@ def test_sizes_that_the_app_leaves_out_are_named_once():
     """By its `cudagraph_capture_sizes`: they are to run without a graph, and the report says so."""
     module = trees("")
     _, events, _ = hooked(module)
-
     answers = [module.is_cudagraph_capture_sizes(key) for key in (8, 3, 3, (8, 5))]
-
     assert answers == [True, False, False, False]
     assert [(event.kind, event.reason.partition(" is not")[0]) for event in events] == [
         ("skip", "size 3"),
@@ -332,7 +293,6 @@ def test_memory_is_what_was_missing_however_it_is_said():
 
 
 def test_torch_has_what_is_hooked():
-    """The names that are hooked are in this version of torch, with the parameters they had."""
     from torch._inductor import cudagraph_trees, cudagraph_utils
 
     manager = cudagraph_trees.CUDAGraphTreeManager
@@ -356,7 +316,6 @@ def test_an_entry_is_loaded_with_the_setting_that_it_captures_by(tmp_path: Path)
         serve_warm.compile(torch.nn.Linear(16, 4).eval(), **arguments)
         for arguments in ({}, {"mode": "reduce-overhead"})
     )
-
     build(tmp_path / "plain", lambda: plain(x))
     build(tmp_path / "capturing", lambda: capturing(x))
 
@@ -380,7 +339,6 @@ def test_without_cuda_there_are_no_pools():
     """The function queries no CUDA device."""
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU: tests/gpu measures its pools")
-
     assert cuda_graphs.pool_bytes() == {}
     assert cuda_graphs.memory() == ()
 
@@ -396,7 +354,6 @@ def test_memory_is_told_by_device_and_pool(monkeypatch: pytest.MonkeyPatch):
             {"device": 0, "segment_pool_id": (2, 0), "total_size": 4},
         ],
     )
-
     [memory] = cuda_graphs.memory()
 
     assert memory.device == "cuda:0"
@@ -409,7 +366,6 @@ def test_memory_is_told_by_device_and_pool(monkeypatch: pytest.MonkeyPatch):
 def test_another_allocator_is_not_asked(monkeypatch: pytest.MonkeyPatch, backend: str):
     """The allocator would raise an error, and a start would fail for a figure."""
     two_gpus(monkeypatch, None, backend=backend)
-
     assert cuda_graphs.pool_bytes() == {}
     assert cuda_graphs.memory() == ()
 
@@ -440,8 +396,6 @@ def test_the_stream_of_a_numbered_device_is_read_without_an_object(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda n: 40 + n, raising=False)
     current = SimpleNamespace(cuda_stream=7)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
-
     numbered = cuda_graphs.reader_of_stream("cuda:2")
     any_device = cuda_graphs.reader_of_stream("cuda")
-
     assert (numbered(), any_device()) == (42, 7)

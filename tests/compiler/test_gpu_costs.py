@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -22,14 +22,9 @@ from graph_trees import trees, two_gpus
 from serve_warm.compiler import cuda_graphs, triton_kernels
 from serve_warm.compiler.imports import import_compiler
 from serve_warm.compiler.watch import watch_process
-from serve_warm.report import Counts, Stage
+from serve_warm.inputs import Input
+from serve_warm.report import Counts, Report, Stage
 from starts import StandIn, process, warm_up  # noqa: F401 - `process` is a fixture
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from serve_warm.inputs import Input
-    from serve_warm.report import Report
 
 
 class Device:
@@ -101,9 +96,7 @@ class OnDevice(StandIn):
 
 
 def test_what_a_warm_up_does_on_a_gpu_is_counted_as_the_warm_ups():
-    """Captures, skips, kernels and tunings, each with its own count; traffic has none of it."""
     report = warm_up(OnDevice()).report()
-
     found = report.warmup
     assert report.stage is Stage.READY
     assert (found.captures, found.graph_skips, found.kernels, found.tunings) == (1, 1, 2, 1)
@@ -127,7 +120,6 @@ def test_the_same_in_traffic_is_counted_as_traffics(act: Any, moves: set[str]):
     replica = OnDevice()
     start = warm_up(replica)
     before = start.report()
-
     act(replica.device)
 
     after = start.report()
@@ -139,12 +131,9 @@ def test_the_same_in_traffic_is_counted_as_traffics(act: Any, moves: set[str]):
 
 
 def test_a_kernel_in_traffic_is_an_event_with_its_name():
-    """A tuning is logged and reported as a compile is."""
     replica = OnDevice()
     start = warm_up(replica)
-
     replica.device.tune()
-
     assert [str(event) for event in start.report().events] == [
         "tuning of add: 3 configurations for (1000,)"
     ]

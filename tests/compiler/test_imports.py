@@ -9,17 +9,15 @@ import importlib.util
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from serve_warm._after_import import AfterImport
 from serve_warm.compiler.imports import find_importer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 HANG_S = 300.0
 NAMES = (
@@ -78,10 +76,8 @@ def test_a_module_is_told_of_when_it_is_imported(when_imported, module, told):
     name = module("comes", "later = 1")
     when_imported(name, lambda comes: told.append((comes, comes.later)))
     assert told == []
-
     comes = importlib.import_module(name)
     importlib.import_module(name)
-
     assert told == [(comes, 1)]
     assert type(comes.__loader__).__name__ == type(comes.__spec__.loader).__name__
     assert type(comes.__loader__).__name__ == "SourceFileLoader"
@@ -90,10 +86,8 @@ def test_a_module_is_told_of_when_it_is_imported(when_imported, module, told):
 def test_a_module_that_is_there_is_told_of_at_once(when_imported, module, told):
     """The caller need not know whether the module is loaded. Equal calls run once."""
     there = importlib.import_module(module("there", "later = 1"))
-
     for _ in range(2):
         when_imported("there", told.append)
-
     assert told == [there]
 
 
@@ -104,12 +98,16 @@ def test_the_importer_of_a_module_is_named_with_its_line(when_imported, module, 
     app = module("app_that_finds", f"\nimport {of_app}")
     for name in (of_app, by_thread, "json"):
         when_imported(name, lambda _: found.append(find_importer()))
-
     importlib.import_module(app)
     threads.submit(importlib.import_module, by_thread).result(HANG_S)
 
     assert found[:2] == ["", "app_that_finds, line 3"]
     assert found[2].startswith("concurrent.futures.thread, line ")
+
+
+def output_of(program: str) -> str:
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 IMPORTS_DYNAMO = """
@@ -128,10 +126,7 @@ print(repr(before), repr(IMPORTER.place))
 @pytest.mark.slow
 def test_the_importer_of_the_compiler_is_the_code_outside_torch():
     """`torch.compile` imports Dynamo in `__init__`: the caller's line is named."""
-    command = [sys.executable, "-c", IMPORTS_DYNAMO]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-
-    assert ended.stdout == "'' '__main__, line 7'\n"
+    assert output_of(IMPORTS_DYNAMO) == "'' '__main__, line 7'\n"
 
 
 STARTS = """
@@ -155,19 +150,14 @@ with contextlib.suppress(serve_warm.errors.WarmupFailed):
 @pytest.mark.slow
 def test_a_start_imports_the_compiler_itself_after_init():
     """On the thread of the start. From a thread of a pool, the line would be one of that pool."""
-    command = [sys.executable, "-c", STARTS]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-
-    assert ended.stdout.split() == ["False", "True", "serve_warm.replica.prepare"]
+    assert output_of(STARTS).split() == ["False", "True", "serve_warm.replica.prepare"]
 
 
 def test_who_only_looks_for_a_module_is_no_import(when_imported, module, told):
     """`find_spec` finds it as ever, and the call is made when it is imported."""
     name = module("looked_for", "later = 1")
     when_imported(name, told.append)
-
     spec = importlib.util.find_spec(name)
-
     assert spec.loader.get_source(name).endswith("later = 1\n")
     assert importlib.util.find_spec("looked_for_in_vain") is None
     assert told == []
@@ -175,10 +165,8 @@ def test_who_only_looks_for_a_module_is_no_import(when_imported, module, told):
 
 
 def test_an_import_that_fails_is_not_told_of(when_imported, module, told, gate):
-    """The callback runs after the next successful import."""
     name = module("fails_first", "if not threading.gate.is_set(): raise KeyError('not yet')")
     when_imported(name, told.append)
-
     for _ in range(2):
         with pytest.raises(KeyError, match="not yet"):
             importlib.import_module(name)
@@ -216,7 +204,6 @@ def test_who_asks_in_the_middle_of_an_import_is_told_at_its_end(
     importing_it = threads.submit(importlib.import_module, name)
     while name not in sys.modules:
         assert not importing_it.done()
-
     when_imported(name, lambda half: told.append((half.later, threading.get_ident())))
     assert told == []
     gate.set()
@@ -234,5 +221,4 @@ def test_who_asks_from_inside_of_a_module_is_told_later(when_imported, module, t
         importlib.import_module(module("inside", "threading.ask('inside')\nlater = 1"))
     finally:
         del threading.ask
-
     assert told == [1]

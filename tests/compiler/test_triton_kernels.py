@@ -42,52 +42,44 @@ def kernel(folder: Path, name: str) -> None:
         (folder / name / f"add.{suffix}").write_bytes(b"x")
 
 
-def test_only_what_comes_into_the_folder_is_counted(tmp_path: Path):
+@pytest.fixture
+def built() -> triton_kernels.Built:
+    return triton_kernels.Built()
+
+
+def test_only_what_comes_into_the_folder_is_counted(tmp_path: Path, built: triton_kernels.Built):
     """Kernels from an artifact were built elsewhere, so they do not count."""
     kernel(tmp_path, "of the artifact")
-    built = triton_kernels.Built()
     built.look_at(tmp_path)
-
     assert built.count() == 0
     kernel(tmp_path, "new")
     assert built.count() == 1
     assert built.count() == 1
 
 
-def test_a_kernel_is_counted_when_its_binary_comes_into_an_older_folder(tmp_path: Path):
+def test_a_kernel_is_counted_when_its_binary_comes_into_an_older_folder(tmp_path, built):
     """Triton makes the folder before it compiles, and builds a damaged kernel in its old folder."""
     (tmp_path / "begun").mkdir()
-    built = triton_kernels.Built()
     built.look_at(tmp_path)
     assert built.count() == 0
-
     (tmp_path / "begun" / "add.cubin").write_bytes(b"x")
-
     assert built.count() == 1
 
 
-def test_what_was_counted_stays_when_the_folder_is_exchanged(tmp_path: Path):
+def test_what_was_counted_stays_when_the_folder_is_exchanged(tmp_path, built):
     """A failed load continues in a new directory, but its builds still count."""
-    built = triton_kernels.Built()
     built.look_at(tmp_path / "first")
     kernel(tmp_path / "first", "new")
     assert built.count() == 1
-
     kernel(tmp_path / "second", "of the artifact")
     built.look_at(tmp_path / "second")
-
     assert built.count() == 1
     kernel(tmp_path / "second", "new")
     assert built.count() == 2
 
 
-def test_a_tuning_is_found_in_another_directory_than_that_of_the_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """A kernel stores the path of its source.
-
-    The results are next to the source, and move with it.
-    """
+def test_a_tuning_is_found_in_another_directory_than_that_of_the_build(tmp_path, monkeypatch):
+    """A kernel stores the path of its source. The results are next to it, and move with it."""
     from torch._inductor.runtime import triton_heuristics as heuristics
 
     watch_process()
@@ -160,7 +152,7 @@ class Measured:
         self.fn = SimpleNamespace(__name__="triton_poi_0", fn="source")
         self.inductor_meta = {"coordinate_descent_tuning": descends}
         self.filename, self.save_cache_hook = filename, None
-        self.compile_results = [result(block) for block in blocks]
+        self.compile_results = [SimpleNamespace(config=Block(block)) for block in blocks]
         self.launchers = [
             SimpleNamespace(config=Block(block), cache_hash="abc") for block in blocks
         ]
@@ -180,10 +172,6 @@ class Measured:
 
     def _precompile_config(self, config: Any) -> Any:
         return SimpleNamespace(config=config)
-
-
-def result(block: int) -> Any:
-    return SimpleNamespace(config=Block(block))
 
 
 class Block:
@@ -226,10 +214,8 @@ def hooked(
 def test_only_what_is_measured_is_a_tuning():
     """A kernel of a template is asked for its coordinate descent at each launch, and has none."""
     tuner, events = hooked()
-
     tuner().autotune_to_one_config()
     assert tuner().coordinate_descent_tuning(7) == 7
-
     told = [str(event) for event in events]
     assert told == ["tuning of triton_poi_0: 2 configurations, autotune_to_one_config"]
 
@@ -241,33 +227,32 @@ def test_a_choice_between_configurations_is_stored(tmp_path: Path, stores_itself
     tuner, _ = hooked(stored=stored)
     built = tuner(512, 256, filename=str(tmp_path / "kernel.py"))
     built.save_cache_hook = print if stores_itself else None
-
     built.autotune_to_one_config()
-
     assert stored == ([] if stores_itself else [(256, "abc")])
+
+
+def sizes_after_loading(tuner: type[Measured], *blocks: int, **options: Any) -> tuple[Any, Any]:
+    """Return a loaded kernel, and the sizes of the configurations that are left of it."""
+    loaded = tuner(*blocks, **options)
+    loaded.recheck_autotune_cache(reload_kernel_from_src=lambda: None)
+    return loaded, [each.config.size for each in loaded.compile_results]
 
 
 @pytest.mark.parametrize("blocks", [(256,), (128, 256), (128,)])
 def test_what_a_descent_found_is_not_looked_for_again(blocks: tuple[int, ...]):
     """Version 2.11 of torch forgets the result of a descent in these three cases."""
     tuner, _ = hooked(Block(256, descended=True))
-    loaded = tuner(*blocks, descends=True)
-
-    loaded.recheck_autotune_cache(reload_kernel_from_src=lambda: None)
-
-    [left] = loaded.compile_results
-    assert (left.config.size, left.config.found_by_coordesc) == (256, True)
+    loaded, sizes = sizes_after_loading(tuner, *blocks, descends=True)
+    assert sizes == [256]
+    assert loaded.compile_results[0].config.found_by_coordesc is True
 
 
 @pytest.mark.parametrize("found", [(Block(256),), ()], ids=["no descent", "never measured"])
 def test_what_was_not_measured_to_the_end_is_left_to_torch(found: tuple[Block, ...]):
     """A descent may still find something better than the best of some configurations."""
     tuner, _ = hooked(*found)
-    loaded = tuner(128, 256, descends=bool(found))
-
-    loaded.recheck_autotune_cache(reload_kernel_from_src=lambda: None)
-
-    assert [each.config.size for each in loaded.compile_results] == [128, 256]
+    _, sizes = sizes_after_loading(tuner, 128, 256, descends=bool(found))
+    assert sizes == [128, 256]
 
 
 @pytest.mark.parametrize("blocks", [(256,), (128, 256), (512,)])
@@ -275,11 +260,8 @@ def test_what_was_measured_is_not_measured_again(blocks: tuple[int, ...]):
     """The best one may have been made after the graph was saved: torch 2.11 measures once more."""
     best = {"XBLOCK": 256, "num_warps": 4, "num_stages": 1, "configs_hash": "of others"}
     tuner, _ = hooked(best=best)
-    loaded = tuner(*blocks)
-
-    loaded.recheck_autotune_cache(reload_kernel_from_src=lambda: None)
-
-    assert [each.config.size for each in loaded.compile_results] == [256]
+    loaded, sizes = sizes_after_loading(tuner, *blocks)
+    assert sizes == [256]
     assert loaded.inductor_meta["dynamic_scale_rblock"] is False
 
 
@@ -306,7 +288,6 @@ def test_templates_measured_in_another_process_are_a_tuning():
 
 
 def test_torch_has_what_is_hooked():
-    """The names are in this version of torch, with the parameters they had."""
     from torch._inductor import autotune_process, select_algorithm
     from torch._inductor.runtime import triton_heuristics
 
@@ -339,9 +320,7 @@ TARGETS = [["cuda", 80, 32], ["cuda", 90, 32], ["hip", "gfx942", 64]]
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_kernels_for_gpus_that_are_not_here_travel(tmp_path: Path):
-    """Kernels for absent GPUs are in the artifact, and are not built again at another path."""
     triton, store = require_folder("triton", TRITON), MemoryStore()
     cold_folder, warm_folder = tmp_path / "cold", tmp_path / "warm"
     warm_folder.mkdir(mode=0o700)
@@ -373,7 +352,6 @@ def test_a_list_that_triton_did_not_write_is_refused(tmp_path: Path, text: str):
     """The artifact is refused like a broken archive, and the start compiles."""
     kernel(tmp_path / "triton", "add")
     (tmp_path / "triton" / "add" / "__grp__add.json").write_text(text)
-
     with pytest.raises(ArtifactRefused, match=r"add/__grp__add\.json does not list"):
         triton_kernels.relocate(tmp_path)
 
@@ -387,11 +365,7 @@ def test_a_list_that_triton_did_not_write_is_refused(tmp_path: Path, text: str):
     ],
 )
 def test_this_process_uses_the_assembler_of_torch_s_workers(
-    given: str | None,
-    is_tool: bool,
-    used: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    given: str | None, is_tool: bool, used: str | None, tmp_path: Path, monkeypatch: Any
 ):
     """Its version is in Triton's cache keys, so kernels of another one would be built again."""
     tool = tmp_path / "ptxas of torch"
@@ -400,7 +374,6 @@ def test_this_process_uses_the_assembler_of_torch_s_workers(
     monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
     if given is not None:
         monkeypatch.setenv("TRITON_PTXAS_PATH", given)
-
     point_triton_at_ptxas(tool)
 
     found = os.environ.get("TRITON_PTXAS_PATH")
@@ -425,14 +398,10 @@ print(watch.counts().compiler_processes)
 
 @pytest.mark.slow
 def test_c_that_triton_compiles_counts_as_a_compiler_run(tmp_path: Path):
-    """Triton compiles a launcher for each kernel that torch cannot launch itself.
-
-    An attempt without a C compiler does not count.
-    """
+    """A launcher that torch does not make. An attempt without a compiler does not count."""
     triton = require_folder("triton", TRITON)
     source = tmp_path / "launcher.c"
     source.write_text("int launch(void) { return 0; }")
-
     ended = subprocess.run(
         [sys.executable, "-c", COUNT_OF_TRITON, str(source), str(tmp_path)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([triton, str(Path(__file__).parents[2])])},

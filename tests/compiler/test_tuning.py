@@ -7,15 +7,13 @@ At level 1 through an artifact: tests/replica/test_cold_warm.py. Kernels of a GP
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from processes import answer_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [
     pytest.mark.long,
@@ -45,9 +43,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 def test_an_entry_of_level_2_is_not_tuned_again(built: tuple[Path, dict[str, Any]]):
     """Its code is the template that was chosen when it was built."""
     folder, cold = built
-
     warm = ask(folder, "start", level=2)
-
     assert len(cold["templates"]) == cold["counts"]["tunings"] == 1
     assert warm["levels"] == [2]
     counts = warm["counts"]
@@ -58,9 +54,7 @@ def test_an_entry_of_level_2_is_not_tuned_again(built: tuple[Path, dict[str, Any
 def test_another_graph_with_the_same_product_measures_nothing(built: tuple[Path, dict[str, Any]]):
     """The new graph is compiled, but measurements are stored by operands."""
     folder, _ = built
-
     other = ask(folder, "start", level=1, other=True)
-
     assert (other["counts"]["compiles"], other["counts"]["fx_misses"]) == (1, 1)
     assert other["counts"]["compiler_processes"] > 0
     assert other["counts"]["tunings"] == 0

@@ -15,10 +15,11 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -45,9 +46,6 @@ from serve_warm.errors import CompilerMissing, ConfigError
 from serve_warm.fingerprint import lacking, read_cpu_isa
 from serve_warm.report import CompileEvent, Counts
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 RECOMPILE_LIMIT = 8
 """Variants of one code object that Dynamo compiles unless it is told otherwise."""
 
@@ -69,11 +67,8 @@ def change(seen: Watch, action: Callable[[], Any]) -> Counts:
 
 
 def test_a_first_call_is_a_compile_without_a_reason(seen: Watch):
-    """The event names the input, and has no failed guard."""
     model = compiled(double)
-
     counted = change(seen, lambda: model(torch.ones(2, 3)))
-
     event = seen.events()[-1]
     assert (counted.compiles, counted.recompiles, counted.eager_falls) == (1, 0, 0)
     assert (event.kind, event.reason, event.signature) == ("compile", "", "x=float32[2, 3]")
@@ -82,12 +77,9 @@ def test_a_first_call_is_a_compile_without_a_reason(seen: Watch):
 
 
 def test_a_warm_call_counts_nothing(seen: Watch):
-    """A span without a compile is quiet, however many calls are in it."""
     model = compiled(double)
     model(torch.ones(2))
-
     counted = change(seen, lambda: [model(torch.ones(2)) for _ in range(50)])
-
     assert counted == Counts()
     assert counted.quiet
 
@@ -100,15 +92,10 @@ def test_a_warm_call_counts_nothing(seen: Watch):
     ],
     ids=["size", "strides"],
 )
-def test_a_recompile_names_the_guard_that_failed(
-    seen: Watch, first: torch.Tensor, second: torch.Tensor, signature: str, reason: str
-):
-    """The event of a new variant has torch's reason, and the input that caused it."""
+def test_a_recompile_names_the_guard_that_failed(seen, first, second, signature, reason):
     model = compiled(double)
     model(first)
-
     counted = change(seen, lambda: model(second))
-
     event = seen.events()[-1]
     assert (counted.compiles, counted.recompiles) == (1, 1)
     assert not counted.quiet
@@ -126,7 +113,6 @@ def test_a_guard_on_a_text_of_a_request_shows_its_length(seen: Watch):
     """The attribute or argument and the line of code stay: they say what to change."""
     model = compiled(named)
     model(torch.ones(2), "a@b.c", {})
-
     model(torch.ones(2), "d@e.f.g", {})
     by_text = seen.events()[-1]
     model(torch.ones(2), "a@b.c", {"h@i.j": "fast"})
@@ -141,40 +127,35 @@ def test_a_guard_on_a_text_of_a_request_shows_its_length(seen: Watch):
         assert "@" not in str(event) + event.signature
 
 
-def test_a_guard_on_a_long_text_is_cut(seen: Watch):
-    """A megabyte in a request is no megabyte in the log."""
+@pytest.mark.parametrize(
+    ("first", "forbids", "says"),
+    [
+        # A megabyte in a request is no megabyte in the log.
+        ("a@b.c" * 300_000, False, ["user == str[1500000]"]),
+        # In the proof, torch quotes its guards in the error.
+        ("a@b.c", True, ["user == str[5]", "function name: 'named'"]),
+    ],
+    ids=["long", "in the proof"],
+)
+def test_no_event_shows_a_text(seen: Watch, first: str, forbids: bool, says: list[str]):
     model = compiled(named)
-    model(torch.ones(2), "a@b.c" * 300_000, {})
-
-    model(torch.ones(2), "z", {})
-
-    event = seen.events()[-1]
-    assert event.kind == "recompile"
-    assert "user == str[1500000]" in event.reason
-    assert len(event.reason) <= 1000
-
-
-def test_a_compile_that_is_forbidden_shows_no_text(seen: Watch):
-    """In the proof, torch quotes its guards in the error."""
-    model = compiled(named)
-    model(torch.ones(2), "a@b.c", {})
-
-    with evidence.note_calls(), forbid(), pytest.raises(RuntimeError):
+    model(torch.ones(2), first, {})
+    with contextlib.ExitStack() as stack:
+        if forbids:
+            for context in (evidence.note_calls(), forbid(), pytest.raises(RuntimeError)):
+                stack.enter_context(context)
         model(torch.ones(2), "d@e.f", {})
 
     event = seen.events()[-1]
-    assert event.kind == "forbidden"
-    assert "function name: 'named'" in event.reason
-    assert "user == str[5]" in event.reason
+    assert event.kind == ("forbidden" if forbids else "recompile")
+    assert all(text in event.reason for text in says)
     assert "@" not in event.reason
+    assert len(event.reason) <= 1000
 
 
 def test_the_recompile_limit_is_an_event(seen: Watch):
-    """If Dynamo gives up and stays eager, one event is counted, and no compile."""
     model = compiled(double)
-
     counted = change(seen, lambda: [model(torch.ones(n)) for n in range(1, RECOMPILE_LIMIT + 4)])
-
     event = seen.events()[-1]
     assert (counted.compiles, counted.eager_falls) == (RECOMPILE_LIMIT, 1)
     assert (event.kind, event.signature) == ("eager", f"x=float32[{RECOMPILE_LIMIT + 1}]")
@@ -189,13 +170,9 @@ def test_a_raised_recompile_limit_is_no_event(seen: Watch):
     """The fix that is recommended is one."""
     by_argument = "torch.compile" in how_to_raise_the_limit(16)
     model = compiled(double, **({"recompile_limit": 16} if by_argument else {}))
-    by_setting = contextlib.nullcontext() if by_argument else limit_in_settings(16)
-
-    with by_setting:
-        counted = change(
-            seen, lambda: [model(torch.ones(n)) for n in range(1, RECOMPILE_LIMIT + 4)]
-        )
-
+    sizes = range(1, RECOMPILE_LIMIT + 4)
+    with contextlib.nullcontext() if by_argument else limit_in_settings(16):
+        counted = change(seen, lambda: [model(torch.ones(n)) for n in sizes])
     assert (counted.compiles, counted.eager_falls) == (RECOMPILE_LIMIT + 3, 0)
 
 
@@ -221,37 +198,27 @@ def test_every_frame_is_counted_once(seen: Watch):
 def test_compiles_of_all_threads_are_counted(seen: Watch):
     """There is one watch for the process, whoever asks for it and whichever thread compiles."""
     models = [compiled(double) for _ in range(8)]
-
     with ThreadPoolExecutor(4) as threads:
         counted = change(seen, lambda: list(threads.map(lambda m: m(torch.ones(2)), models)))
-
     assert watch_process() is seen
     assert counted.compiles == 8
 
 
 @pytest.mark.slow
 def test_events_are_bounded_and_counts_are_not(seen: Watch):
-    """A process that compiles for ever does not fill its memory with events."""
-    surplus = 6
-
-    counted = change(
-        seen, lambda: [compiled(double)(torch.ones(2)) for _ in range(EVENTS_KEPT + surplus)]
-    )
-
+    total = EVENTS_KEPT + 6
+    counted = change(seen, lambda: [compiled(double)(torch.ones(2)) for _ in range(total)])
     assert len(seen.events()) == EVENTS_KEPT
-    assert counted.compiles == EVENTS_KEPT + surplus
+    assert counted.compiles == total
 
 
 def test_an_observer_is_told_by_the_thread_that_compiled(seen: Watch):
-    """`on_event` sees each event as it happens."""
     told: list[tuple[str, int]] = []
     seen.on_event = lambda event: told.append((event.kind, threading.get_native_id()))
     model = compiled(double)
-
     with ThreadPoolExecutor(1) as thread:
         thread.submit(model, torch.ones(2)).result()
         native_id = thread.submit(threading.get_native_id).result()
-
     assert told == [("compile", native_id)]
     assert seen.events()[-1].thread == native_id
 
@@ -264,7 +231,6 @@ def test_forbid_raises_on_what_is_not_compiled(seen: Watch):
     model, never_called = compiled(double), compiled(double)
     model(torch.ones(2))
     before = seen.counts()
-
     with forbid():
         result = model(torch.ones(2))
         with pytest.raises(RuntimeError, match="expected 2, actual 3"):
@@ -277,13 +243,10 @@ def test_forbid_raises_on_what_is_not_compiled(seen: Watch):
 
 
 def test_forbid_ends_with_its_block(seen: Watch):
-    """After the proof compiling is allowed again, also when the proof ended in an exception."""
     model = compiled(double)
-
     with pytest.raises(ZeroDivisionError), forbid():
         _ = 1 / 0
     counted = change(seen, lambda: model(torch.ones(3)))
-
     assert counted.compiles == 1
     assert stance() == "default"
 
@@ -293,7 +256,6 @@ def test_forbid_raises_on_what_dynamo_has_given_up_on(seen: Watch):
     model = compiled(double)
     for n in range(1, RECOMPILE_LIMIT + 2):
         model(torch.ones(n))
-
     with forbid():
         model(torch.ones(RECOMPILE_LIMIT))
         with pytest.raises(RuntimeError, match="fail_on_recompile"):
@@ -305,30 +267,17 @@ def test_forbid_raises_on_what_dynamo_has_given_up_on(seen: Watch):
 
 def test_a_compile_that_is_swallowed_in_the_proof_is_counted(seen: Watch):
     """If a handler catches the error of the proof and answers, the input is not proven."""
-    model = compiled(double)
-
-    def handler() -> str:
-        try:
-            model(torch.ones(7))
-        except RuntimeError:
-            return "something else"
-        return "computed"
-
-    met = seen.counts().forbidden
-    with evidence.note_calls(), forbid():
-        answer = handler()
+    model, met = compiled(double), seen.counts().forbidden
+    with evidence.note_calls(), forbid(), pytest.raises(RuntimeError):
+        model(torch.ones(7))
 
     event = seen.events()[-1]
-    assert answer == "something else"
     assert seen.counts().forbidden - met == 1
     assert (event.kind, event.signature) == ("forbidden", "x=float32[7]")
 
 
 def test_after_ready_a_compile_raises_what_it_is_told(seen: Watch):
-    """`forbidden` gives the exception, knows the event, and no compile is made.
-
-    Nothing that is warm is refused, and a refused compile works once it is allowed again.
-    """
+    """Nothing that is warm is refused, and a refused compile works once it is allowed again."""
     asked: list[CompileEvent] = []
 
     def refuse(event: CompileEvent) -> LookupError:
@@ -358,10 +307,8 @@ def test_after_ready_a_compile_raises_what_it_is_told(seen: Watch):
 
 
 def test_calling_threads_are_collected(seen: Watch):
-    """The native ids of the threads that call compiled functions, of these and of no others."""
     model = compiled(double)
     model(torch.ones(2))
-
     with ThreadPoolExecutor(1) as caller, ThreadPoolExecutor(1) as bystander:
         calling = caller.submit(threading.get_native_id).result()
         bystander.submit(double, torch.ones(2)).result()
@@ -376,10 +323,8 @@ def test_calling_threads_are_collected(seen: Watch):
 def test_a_function_that_is_not_compiled_on_purpose_is_no_call(seen: Watch):
     """`torch.compiler.disable` takes the same way through torch, and calls nothing compiled."""
     plain = torch.compiler.disable(fresh(double))
-
     with evidence.note_calls() as calls:
         plain(torch.ones(2))
-
     assert calls.threads == set()
 
 
@@ -387,7 +332,6 @@ def test_a_wrapper_of_a_compiled_function_is_not_taken_for_it():
     """`functools.wraps` copies all attributes, but the wrapper's own calls are not compiled."""
     ours = serve_warm.compile(fresh(double), level=3)
     wrapper = functools.wraps(ours)(lambda x: x)
-
     assert wrapper._serve_warm is ours._serve_warm
     assert compile_arguments(Empty(function=wrapper)) == {}
     assert list(compile_arguments(Empty(function=ours))) == ["function"]
@@ -461,7 +405,6 @@ def test_an_app_that_compiles_nothing_reaches_nothing():
     """Neither other compiled code of the module nor an object with every attribute counts."""
     owner = Empty(handle=Everything(), model=nn.Linear(2, 2), double=double, itself=None)
     owner.itself = owner
-
     assert not reaches_compiled(owner)
 
 
@@ -477,20 +420,19 @@ class Everything:
 
 def test_compile_arguments_are_named_by_attribute():
     """Modules, functions and modules compiled in place, with mode, dynamic and options."""
+    owner = SimpleNamespace(
+        module=torch.compile(nn.Linear(2, 2), dynamic=False),
+        function=torch.compile(fresh(double), options={"max_autotune": True}),
+        mode=torch.compile(fresh(double), mode="reduce-overhead"),
+        in_place=nn.Linear(2, 2),
+        eager=torch.compile(fresh(double), backend="eager"),
+        plain=nn.Linear(2, 2),
+        sizes=[1, 2],
+        other=Everything(),
+    )
+    owner.in_place.compile(dynamic=True, backend="inductor")
 
-    class Owner:
-        def __init__(self) -> None:
-            self.module = torch.compile(torch.nn.Linear(2, 2), dynamic=False)
-            self.function = torch.compile(fresh(double), options={"max_autotune": True})
-            self.mode = torch.compile(fresh(double), mode="reduce-overhead")
-            self.in_place = torch.nn.Linear(2, 2)
-            self.in_place.compile(dynamic=True, backend="inductor")
-            self.eager = torch.compile(fresh(double), backend="eager")
-            self.plain = torch.nn.Linear(2, 2)
-            self.sizes = [1, 2]
-            self.other = Everything()
-
-    found = compile_arguments(Owner())
+    found = compile_arguments(owner)
 
     assert found.keys() == {"module", "function", "mode", "in_place", "eager"}
     assert "dynamic=False" in found["module"]
@@ -504,18 +446,12 @@ def test_compile_arguments_are_named_by_attribute():
 @pytest.mark.parametrize("compile_", [torch.compile, serve_warm_compile], ids=["torch", "ours"])
 def test_a_compiled_method_that_stands_in_its_module_is_seen(compile_):
     """A compiled step in the place of a method has its arguments seen, as a whole module has."""
-
-    class Owner:
-        def __init__(self) -> None:
-            self.model = torch.nn.Linear(2, 2)
-            self.model.forward = compile_(self.model.forward, mode="reduce-overhead")
-
-    found = compile_arguments(Owner())
-
-    assert "triton.cudagraphs=True" in found["model"]
+    model = nn.Linear(2, 2)
+    model.forward = compile_(model.forward, mode="reduce-overhead")
+    assert "triton.cudagraphs=True" in compile_arguments(SimpleNamespace(model=model))["model"]
 
 
-class Codec(torch.nn.Module):
+class Codec(nn.Module):
     def encode(self, x: torch.Tensor) -> torch.Tensor:
         return x + 1
 
@@ -534,23 +470,22 @@ def test_a_method_hides_no_compiled_one(first, monkeypatch: pytest.MonkeyPatch):
     owner.model.encode = first(owner.model.encode)
     owner.model.decode = torch.compile(owner.model.decode, mode="reduce-overhead")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-
     assert uses_cuda_graphs(owner)
     assert "triton.cudagraphs=True" in compile_arguments(owner)["model"]
 
 
 # --- the rest ------------------------------------------------------------------------------
 
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU needs no C++ compiler")
 
+
+@NO_GPU
 def test_the_missing_compiler_is_named(tmp_path: Path):
-    """The error names the command that was searched for, and the package to install."""
-    if torch.cuda.is_available():
-        pytest.skip("with a GPU a C++ compiler is not required")
-
     with pytest.raises(CompilerMissing, match=r"looked for g\+\+[\s\S]*apt-get install g\+\+"):
         require_compiler({"PATH": str(tmp_path)})
 
 
+@NO_GPU
 @pytest.mark.parametrize(
     ("named", "trouble"),
     [
@@ -561,14 +496,10 @@ def test_the_missing_compiler_is_named(tmp_path: Path):
 )
 def test_a_wrong_cxx_is_named_and_to_be_corrected(tmp_path: Path, named: str, trouble: str):
     """The advice does not say to install a compiler, or to set a variable that is set."""
-    if torch.cuda.is_available():
-        pytest.skip("with a GPU a C++ compiler is not required")
     (tmp_path / "text").touch(mode=0o600)
     named = named.format(tmp_path)
-
     with pytest.raises(CompilerMissing) as raised:
         require_compiler({"PATH": os.environ["PATH"], "CXX": named})
-
     assert raised.value.message == f"no C++ compiler: CXX={named} {trouble}"
     assert raised.value.hint.startswith("correct CXX, or unset it to use g++")
     assert "install" not in raised.value.hint
@@ -576,17 +507,13 @@ def test_a_wrong_cxx_is_named_and_to_be_corrected(tmp_path: Path, named: str, tr
 
 def test_a_compiler_that_is_there_is_enough(tmp_path: Path):
     """CXX is looked for on the PATH that is given, as one word."""
-    program = tmp_path / "other-cc"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
-
+    (tmp_path / "other-cc").write_text("#!/bin/sh\n")
+    (tmp_path / "other-cc").chmod(0o755)
     require_compiler({"PATH": str(tmp_path), "CXX": "other-cc"})
 
 
 def test_cache_directories_are_private():
-    """Each is new and empty, and nobody else can look into it."""
     first, second = private_directory(), private_directory()
-
     assert first != second
     assert {stat.S_IMODE(path.stat().st_mode) for path in (first, second)} == {0o700}
     assert list(first.iterdir()) == list(second.iterdir()) == []
@@ -603,28 +530,29 @@ def headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_headers_are_kept_for_the_user(headers: Path):
-    """All processes of a user share one folder that nobody else may write to."""
     first = header_directory()
-
     assert first == headers
     assert [stat.S_IMODE(path.stat().st_mode) for path in (first, first.parent)] == [0o700] * 2
     assert header_directory() == first
 
 
-def test_headers_that_others_could_have_made_are_not_used(
-    headers: Path, caplog: pytest.LogCaptureFixture
-):
-    """The process gets an empty folder of its own instead, and says so."""
+def test_headers_that_others_could_have_made_are_not_used(headers, caplog):
     usual = header_directory()
     headers.parent.chmod(0o777)
-
     found = header_directory()
-
     assert found.resolve() != usual.resolve()
     assert list(found.iterdir()) == []
     assert stat.S_IMODE(found.parent.stat().st_mode) == 0o700
     assert "this process compiles its own C++ headers" in caplog.text
     assert str(headers.parent) in caplog.text
+
+
+def python(program: str, *words: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, *words]
+    env["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # no probes: they take five seconds a run
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=500, env=env
+    )
 
 
 SOFTMAX = """
@@ -647,18 +575,12 @@ def test_a_poisoned_header_is_not_compiled_in(tmp_path: Path):
     runs = iter(range(9))
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", SOFTMAX, *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=500,
-            env={
-                **{k: v for k, v in os.environ.items() if not k.startswith("TORCH")},
-                "TMPDIR": str(tmp_path),
-                "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / f"caches{next(runs)}"),
-                "TORCHINDUCTOR_VEC_ISA_OK": "1",  # no probes: they take five seconds a run
-            },
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("TORCH")}
+        caches = str(tmp_path / f"caches{next(runs)}")
+        return python(
+            SOFTMAX,
+            *words,
+            env={**environ, "TMPDIR": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": caches},
         )
 
     assert run().stdout == "2.0\n"
@@ -711,29 +633,17 @@ def has_portable_isa() -> bool:
 
 
 def pinned(order: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PINNED, order],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={
-            **os.environ,
-            "ATEN_CPU_CAPABILITY": "avx512",
-            "TORCHINDUCTOR_CPP_MARCH": "native",
-            "TORCHINDUCTOR_VEC_ISA_OK": "1",
-        },
-    )
+    target = {"ATEN_CPU_CAPABILITY": "avx512", "TORCHINDUCTOR_CPP_MARCH": "native"}
+    return python(PINNED, order, env={**os.environ, **target})
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.skipif(not has_portable_isa(), reason="this CPU is below x86-64-v3")
 @pytest.mark.skipif(not CAN_PIN, reason="this torch has no setting cpp.march")
 @pytest.mark.parametrize("order", ["early", "late"])
 def test_the_preset_holds_in_every_thread_and_over_every_option(order: str):
     """AVX2 is chosen, compiled for and in the key, if pinned before or after importing torch."""
     completed = pinned(order)
-
     shown = "avx2 ['avx2'] 256 x86-64-v3 ['march=x86-64-v3']"
     assert completed.stdout.splitlines() == [shown] * 3, completed.stderr
 
@@ -744,7 +654,6 @@ def test_the_preset_holds_in_every_thread_and_over_every_option(order: str):
 def test_a_torch_that_cannot_be_pinned_is_not_used_as_if_it_were(order: str):
     """2.11 has no setting for the compiler's own instructions: it says so and ends."""
     completed = pinned(order)
-
     assert completed.stdout == ""
     assert f"torch {torch.__version__} cannot pin its setting cpp.march" in completed.stderr
 
@@ -752,21 +661,15 @@ def test_a_torch_that_cannot_be_pinned_is_not_used_as_if_it_were(order: str):
 def test_the_preset_is_for_one_architecture(monkeypatch: pytest.MonkeyPatch):
     """Elsewhere it is a mistake in the configuration, said in one sentence."""
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-
     with pytest.raises(ConfigError, match="works only on Linux x86_64, but this is Linux aarch64"):
         pin_portable_cpu()
 
 
 def test_a_cpu_without_avx2_is_not_pinned_to_it(monkeypatch: pytest.MonkeyPatch):
-    """The CPU could not run such kernels.
-
-    The result lists missing features, and torch uses this CPU.
-    """
+    """The result lists the missing features, and torch uses this CPU."""
     before = list(sys.meta_path)
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "flags\t: sse sse2 avx cx16\n")
-
     missing = pin_portable_cpu()
-
     assert {"avx2", "fma", "bmi2"} <= set(missing)
     assert sys.meta_path == before
     assert config.cpp.simdlen is None
@@ -776,14 +679,12 @@ def test_what_captures_below_a_library_is_seen(monkeypatch: pytest.MonkeyPatch):
     """A call without a library goes to torch.compile, whose graph overwrites earlier results."""
     owner = SimpleNamespace(model=serve_warm.compile(Codec(), mode="reduce-overhead", level=3))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-
     assert uses_cuda_graphs(owner)
 
 
 def test_outputs_of_the_cpu_are_not_copied():
     """Cloning is for what CUDA graphs own: other tensors and values stay the same objects."""
     outputs = {"scores": torch.ones(2), "names": ["a"]}
-
     assert clone_outputs(outputs)["scores"] is outputs["scores"]
 
 
@@ -791,9 +692,7 @@ def test_a_module_of_torch_is_named_and_not_torchs_wrapper():
     """Dynamo traces modules of torch.nn through a function of its own, whose name says nothing."""
     watch = watch_process()  # sees nothing of what was compiled before the first call of it
     model = torch.compile(nn.Sequential(nn.Linear(4, 4)).eval(), backend="eager", dynamic=False)
-
     with torch.inference_mode():
         model(torch.ones(2, 4))
-
     event = watch.events()[-1]
     assert event.function.startswith("Sequential.forward (container.py:")

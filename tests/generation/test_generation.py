@@ -17,15 +17,7 @@ import torch
 import generators
 import serve_warm
 from components import require_module
-from generators import (  # noqa: F401 - a fixture
-    MODELS,
-    batch_of,
-    draw,
-    eagerly,
-    generate,
-    load,
-    load_compiled,
-)
+from generators import MODELS, batch_of, draw, eagerly, generate, load, load_compiled  # noqa: F401 - a fixture
 from levels import in_a_process
 from serve_warm.compiler.compiled_objects import compile_arguments, reaches_compiled
 from serve_warm.errors import ConfigError
@@ -70,13 +62,10 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.usefixtures("eagerly")
 def test_tokens_and_logits_are_those_of_eager(name: str):
-    """Prefill and 32 steps agree with `generate` of the model itself, whatever the padding."""
     inputs = batch_of(name, (16, 9, 1))
     options: dict[str, Any] = {"return_dict_in_generate": True, "output_logits": True}
-
     theirs = draw(load(name), inputs, **options)
     ours = draw(load_compiled(name), inputs, **options)
-
     assert ours.sequences.tolist() == theirs.sequences.tolist()
     expected = torch.stack(theirs.logits)
     assert (torch.stack(ours.logits) - expected).abs().max() < 1e-5 * expected.abs().max()
@@ -90,32 +79,24 @@ def test_attention_without_kernels_takes_other_masks():
         model.set_attn_implementation("eager")
     inputs = batch_of("gemma3")
     compiled = serve_warm.compile_generation(models[1], batch=2, max_length=60, prompt_lengths=[16])
-
     assert generate(compiled, inputs) == generate(models[0], inputs)
 
 
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.parametrize("level", [2, pytest.param(3, marks=pytest.mark.stress)])
-def test_another_process_decodes_without_a_compile(level: int, tmp_path: Path):
+SERVED = [
+    pytest.param(name, level, marks=pytest.mark.long if in_ci else pytest.mark.stress)
+    for name in MODELS
+    for level in (2, 3)
+    for in_ci in [(name, level) == ("llama", 2)]
+]
+
+
+@pytest.mark.parametrize(("served", "level"), SERVED)
+def test_another_process_decodes_without_a_compile(served: str, level: int, tmp_path: Path):
     """A build makes an entry for each bucket and one for decode steps; a start loads them all."""
-    assert_served("llama", level, tmp_path)
-
-
-@pytest.mark.stress
-@pytest.mark.parametrize("level", [2, 3])
-@pytest.mark.parametrize("other", [each for each in MODELS if each != "llama"])
-def test_other_models_decode_without_a_compile(other: str, level: int, tmp_path: Path):
-    """Sliding windows, experts, and encoder-decoders, likewise."""
-    assert_served(other, level, tmp_path)
-
-
-def assert_served(name: str, level: int, folder: Path) -> None:
-    source = APP.format(name=name, level=level, tokens=generators.TOKENS)
-    (folder / "app.py").write_text(source)
-
-    built = in_a_process(folder, "build", level=level)
-    start = in_a_process(folder, "start")
+    source = APP.format(name=served, level=level, tokens=generators.TOKENS)
+    (tmp_path / "app.py").write_text(source)
+    built = in_a_process(tmp_path, "build", level=level)
+    start = in_a_process(tmp_path, "start")
 
     assert built["refused"] == {}
     assert (start["why"], start["reasons"], start["compiles"]) == ("", [""], 0)
@@ -129,27 +110,19 @@ def assert_served(name: str, level: int, folder: Path) -> None:
 def test_the_committed_table_is_of_what_was_served():
     """Each row of the guide has eager's tokens, no compile, and its level for every call."""
     rows = json.loads(RESULTS.read_text())["rows"]
-
     assert {row["model"] for row in rows} <= MODELS.keys()
     for row in rows:
-        assert (row["tokens_equal"], row["compiles"], row["refused"], row["why"]) == (
-            True,
-            0,
-            [],
-            "",
-        )
+        found = row["tokens_equal"], row["compiles"], row["refused"], row["why"]
+        assert found == (True, 0, [], "")
         assert row["levels"] == [row["level"]]
 
 
 @pytest.mark.usefixtures("eagerly")
 def test_the_model_stays_as_it_was():
-    """The result shares the weights; the model gets no attribute and its state no new name."""
     model = load("llama")
     attributes, names = set(vars(model)), list(model.state_dict())
-
     compiled = serve_warm.compile_generation(model, batch=1, max_length=32, prompt_lengths=[16])
     generate(compiled, batch_of("llama", (5,)), max_new_tokens=4)
-
     assert set(vars(model)) == attributes
     assert list(compiled.state_dict()) == list(model.state_dict()) == names
     assert compiled.lm_head.weight is model.lm_head.weight
@@ -158,13 +131,10 @@ def test_the_model_stays_as_it_was():
 
 @pytest.mark.usefixtures("eagerly")
 def test_a_call_without_a_cache_is_the_model_own():
-    """Only `generate` and streams run steps. A plain call gives the model's own result."""
     model, compiled = load("llama"), load_compiled("llama")
     ids = batch_of("llama", (7,))["input_ids"]
-
     with torch.no_grad():
         ours, theirs = compiled(input_ids=ids), model(input_ids=ids)
-
     torch.testing.assert_close(ours.logits, theirs.logits)
 
 
@@ -173,9 +143,7 @@ def test_the_fingerprint_sees_how_the_steps_are_compiled(level: int):
     """Else an artifact of another level or mode would fit, and no call would have its entry."""
     options = {"epilogue_fusion": False}
     owner = SimpleNamespace(model=load_compiled("llama", level=level, options=options))
-
     arguments = compile_arguments(owner)
-
     assert reaches_compiled(owner)
     assert list(arguments) == ["model"]
     assert "epilogue_fusion" in arguments["model"]
@@ -206,17 +174,15 @@ def flash() -> Any:
 
 
 SIZES = {"batch": 2, "max_length": 32, "prompt_lengths": [16]}
+NO_ROOM = "the prompt length 32 leaves no room in max_length=32"
+CHUNKED = "layer 0 of Llama4ForCausalLM has no static key-value cache.*chunked attention"
 
 
 @pytest.mark.parametrize(
     ("make", "sizes", "message"),
     [
         (mamba, {}, "does not keep its state in a transformers key-value cache"),
-        (
-            llama4,
-            {},
-            "layer 0 of Llama4ForCausalLM has no static key-value cache.*chunked attention",
-        ),
+        (llama4, {}, CHUNKED),
         (lambda: torch.nn.Linear(2, 2), {}, r"a Linear, which has no generate\(\)"),
         (lambda: load("llama").model, {}, r"a LlamaModel, which has no generate\(\)"),
         (lambda: load("llama").train(), {}, "in training mode"),
@@ -224,11 +190,7 @@ SIZES = {"batch": 2, "max_length": 32, "prompt_lengths": [16]}
         (lambda: load("llama"), {"max_length": 65}, "max_length=65 exceeds the 64 positions"),
         (lambda: load("whisper"), {"max_length": 65}, "max_length=65 exceeds the 64 positions"),
         (lambda: load("llama"), {"prompt_lengths": []}, "got no prompt_lengths"),
-        (
-            lambda: load("llama"),
-            {"prompt_lengths": [32]},
-            "the prompt length 32 leaves no room in max_length=32",
-        ),
+        (lambda: load("llama"), {"prompt_lengths": [32]}, NO_ROOM),
         (lambda: load("llama"), {"batch": 0}, "got an invalid batch: 0"),
         (lambda: load("llama"), {"batch": True}, "got an invalid batch: True"),
         (lambda: load("llama"), {"prompt_lengths": 4}, "got prompt_lengths=4"),
@@ -236,10 +198,8 @@ SIZES = {"batch": 2, "max_length": 32, "prompt_lengths": [16]}
     ],
 )
 def test_a_model_without_a_static_cache_says_why(make: Any, sizes: dict[str, Any], message: str):
-    """The model is refused when the replica is made, with the reason and advice."""
     with pytest.raises(ConfigError, match=message) as refused:
         serve_warm.compile_generation(make(), **{**SIZES, **sizes})
-
     assert refused.value.hint
 
 
@@ -252,10 +212,8 @@ def test_a_changed_graph_raises_its_version():
     steps = require_module("serve_warm.generation.steps", "pip install 'serve-warm[generation]'")
     tree = ast.parse(Path(steps.__file__).read_text())
     for node in ast.walk(tree):
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.Module)) and ast.get_docstring(
-            node
-        ):
+        has_text = isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.Module))
+        if has_text and ast.get_docstring(node):
             node.body = node.body[1:]
     text = "\n".join(ast.unparse(node) for node in tree.body)
-
     assert (steps.GRAPH, hashlib.sha256(text.encode()).hexdigest()[:16]) == (1, "a1ded505b701878a")

@@ -33,13 +33,10 @@ def app() -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("eagerly")
 def test_the_deployment_of_the_guide_answers(app: dict[str, Any]):
-    """Its inputs reach every bucket, and it answers as the model does."""
     chat = app["Chat"].func_or_class()
     inputs = chat.warmup_inputs()
     prompt = [5, 6, 7]
-
     answer = asyncio.run(chat.answer(prompt, 6))
-
     ids = torch.tensor([prompt])
     assert answer == app["load_model"]().generate(ids, max_new_tokens=6)[0, 3:].tolist()
     assert sorted(len(each.kwargs["prompt"]) for each in inputs) == app["LENGTHS"]
@@ -48,7 +45,6 @@ def test_the_deployment_of_the_guide_answers(app: dict[str, Any]):
 @pytest.mark.slow
 @pytest.mark.usefixtures("eagerly")
 def test_the_loops_of_the_guide_yield_tokens(app: dict[str, Any]):
-    """A stream and continuous batches send what `generate` makes."""
     chat = app["Chat"].func_or_class()
     _, stream, continuous = code_of_guide()
     ids = torch.tensor([[5, 6, 7]])

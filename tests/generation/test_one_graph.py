@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-import serve_warm
 from components import require_module
-from generators import BATCH, MAX_LENGTH, PROMPT_LENGTHS, TEXT
+from generators import TEXT, with_steps
 from serve_warm.errors import ConfigError
 
 
@@ -27,12 +26,7 @@ def test_the_line_that_branches_is_named():
                 out.logits = out.logits * 1
             return out
 
-    model = serve_warm.compile_generation(
-        Branching(transformers.LlamaConfig(**TEXT)).eval(),
-        batch=BATCH,
-        max_length=MAX_LENGTH,
-        prompt_lengths=PROMPT_LENGTHS,
-    )
+    model = with_steps(Branching(transformers.LlamaConfig(**TEXT)).eval())
 
     with pytest.raises(ConfigError, match="cannot be compiled as one graph: data-dep") as error:
         model.generate(torch.tensor([[5, 6]]), max_new_tokens=2)

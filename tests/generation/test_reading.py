@@ -5,13 +5,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-import torch
 
-import serve_warm
-from components import require_module
 from generators import (  # noqa: F401 - a fixture
     SLIDING_WINDOW,
     TEXT,
@@ -19,27 +16,16 @@ from generators import (  # noqa: F401 - a fixture
     best,
     eagerly,
     generate,
+    random_model,
+    with_steps,
 )
 from serve_warm.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("eagerly")]
 
 
 def made(name: str, **settings: Any) -> Any:
-    """Return a random model of `transformers`."""
-    transformers = require_module("transformers", "pip install 'serve-warm[generation]'")
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**{**TEXT, **settings})
-    return getattr(transformers, f"{name}ForCausalLM")(config).eval()
-
-
-def compiled(model: Any, prompt_lengths: Sequence[int] = (4, 16)) -> Any:
-    return serve_warm.compile_generation(
-        model, batch=3, max_length=60, prompt_lengths=prompt_lengths
-    )
+    return random_model(name, **{**TEXT, **settings})
 
 
 @pytest.mark.parametrize("lengths", [(16, 9, 1), (12,), (3, 2)])
@@ -53,27 +39,22 @@ def compiled(model: Any, prompt_lengths: Sequence[int] = (4, 16)) -> Any:
         ("Mistral", {"sliding_window": SLIDING_WINDOW}),
     ],
 )
-def test_a_window_means_what_it_means_to_generate(
-    name: str, settings: dict[str, Any], lengths: tuple[int, ...]
-):
+def test_a_window_means_what_it_means_to_generate(name, settings, lengths):
     """A Llama ignores a window in its masks, but its cache drops keys after the prompt."""
     inputs = batch_of("llama", lengths)
-
     theirs = [generate(made(name, **settings), inputs), best(made(name, **settings), inputs)]
-    ours = [generate(compiled(made(name, **settings)), inputs)]
-    ours.append(best(compiled(made(name, **settings)), inputs))
-
+    ours = [generate(with_steps(made(name, **settings)), inputs)]
+    ours.append(best(with_steps(made(name, **settings)), inputs))
     assert ours == theirs
 
 
 def test_a_prompt_that_is_masked_wrongly_beyond_the_window_is_refused():
     """The comparison has a prompt that is longer than the window."""
-    model = compiled(made("Llama", sliding_window=SLIDING_WINDOW))
+    model = with_steps(made("Llama", sliding_window=SLIDING_WINDOW))
     check = model._serve_warm_check
     right = check.find_error()
     prefill = check._decoder._prefill
     prefill.form = replace(prefill.form, prompt_window=SLIDING_WINDOW)
-
     with pytest.raises(ConfigError, match="different logits"):
         best(model, batch_of("llama", (3,)))
 
@@ -83,11 +64,11 @@ def test_a_prompt_that_is_masked_wrongly_beyond_the_window_is_refused():
 
 def test_a_step_that_is_wrong_beyond_the_window_is_refused():
     """The comparison takes more steps if every prompt is shorter than the window."""
-    model = compiled(made("Llama", sliding_window=SLIDING_WINDOW), [4])
+    model = with_steps(made("Llama", sliding_window=SLIDING_WINDOW), prompt_lengths=[4])
     decoder = model._serve_warm_check._decoder
     decode = decoder._decode
 
-    def wrong_beyond(tokens: torch.Tensor, positions: torch.Tensor) -> Any:
+    def wrong_beyond(tokens: Any, positions: Any) -> Any:
         is_beyond = (positions >= SLIDING_WINDOW) & (positions < decoder.max_length)
         return decode(tokens, positions).roll(int(is_beyond.any()), -1)
 
@@ -99,6 +80,5 @@ def test_a_step_that_is_wrong_beyond_the_window_is_refused():
 
 def test_the_comparison_of_a_model_without_a_window_is_short():
     """The comparison takes longer only where it has more to see."""
-    model = compiled(made("Llama"))
-
+    model = with_steps(made("Llama"))
     assert model._serve_warm_check.lengths() == [2, 5]

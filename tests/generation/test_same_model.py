@@ -4,21 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from generators import (  # noqa: F401 - a fixture
-    Adapted,
-    batch_of,
-    best,
-    eagerly,
-    load,
-    load_adapted,
-    load_compiled,
-)
+from generators import Adapted, batch_of, best, eagerly, load, load_adapted, load_compiled  # noqa: F401 - a fixture
 from serve_warm.errors import GenerationRefused
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("eagerly")]
@@ -51,18 +42,14 @@ CHANGES = [
 
 @pytest.mark.parametrize("is_used", [True, False], ids=["used before", "new"])
 @pytest.mark.parametrize(("name", "change", "message"), CHANGES)
-def test_a_change_that_the_steps_cannot_follow_is_refused(
-    name: str, change: Callable[[Any], None], message: str, is_used: bool
-):
+def test_a_change_that_the_steps_cannot_follow_is_refused(name, change, message, is_used):
     """Before, tokens were wrong: the steps kept their masks and the size of their cache."""
     model = load_compiled(name)
     if is_used:
         best(model, batch_of(name))
     change(model)
-
     with pytest.raises(GenerationRefused, match=message) as refused:
         best(model, batch_of(name))
-
     assert "\n" not in str(refused.value)
 
 
@@ -72,7 +59,6 @@ def test_a_change_of_attention_ends_a_running_stream():
     running = stream.stream(**batch_of("llama"), max_new_tokens=8)
     next(running)
     eager_attention(stream)
-
     with pytest.raises(GenerationRefused, match="_attn_implementation is 'eager' now"):
         next(running)
 
@@ -80,7 +66,6 @@ def test_a_change_of_attention_ends_a_running_stream():
 def test_autocast_is_refused():
     """Its matrix products have another dtype than the cache."""
     model = load_compiled("llama")
-
     with (
         torch.autocast("cpu", dtype=torch.bfloat16),
         pytest.raises(GenerationRefused, match="do not support autocast"),
@@ -116,14 +101,11 @@ def replace(model: Any) -> None:
     ],
     ids=["added", "added to a norm", "removed", "replaced"],
 )
-def test_an_adapter_that_comes_or_goes_ends_a_running_stream(
-    make: Callable[[], Any], change: Callable[[Any], None], message: str
-):
+def test_an_adapter_that_comes_or_goes_ends_a_running_stream(make, change, message):
     """Before, the rest of the tokens matched neither model."""
     model = make()
     running = model.stream(**batch_of("llama"), max_new_tokens=8)
     next(running)
     change(model)
-
     with pytest.raises(GenerationRefused, match=message):
         next(running)

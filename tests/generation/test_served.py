@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-import serve_warm
 from components import require_module
 from generators import (  # noqa: F401 - a fixture
     BATCH,
@@ -27,6 +26,7 @@ from generators import (  # noqa: F401 - a fixture
     load,
     load_adapted,
     load_compiled,
+    with_steps,
 )
 from serve_warm.errors import GenerationRefused
 
@@ -56,27 +56,26 @@ def streamed(stream: Any) -> list[list[int]]:
     return [list(row) for row in zip(*(tokens.tolist() for tokens in stream), strict=True)]
 
 
+def rest_of(stream: Any) -> list[int]:
+    """Return the further tokens of a stream with one row."""
+    return [token for tokens in stream for token in tokens.tolist()]
+
+
 # Batches and streams --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "t5"])
 def test_a_row_does_not_depend_on_its_batch(name: str):
-    """Each prompt of a batch gets the same tokens as alone."""
     model, batch = load_compiled(name), batch_of(name, (12, 4, 7))
-
     together = best(model, batch, max_new_tokens=12)
-
     for row, keep in enumerate(batch["attention_mask"].bool()):
         alone = {"input_ids": batch["input_ids"][row : row + 1, keep]}
         assert best(model, alone, max_new_tokens=12)[0] == together[row]
 
 
 def test_a_stream_yields_the_tokens_of_generate(model: Any):
-    """Token by token, with and without padding."""
     batch = batch_of("llama")
-
     rows = streamed(model.stream(**batch, max_new_tokens=32))
-
     assert rows == best(load("llama"), batch)
     assert free(model) == BATCH
 
@@ -100,11 +99,9 @@ def test_a_stream_chooses_as_it_is_told(model: Any):
 
 
 def test_streams_and_batches_share_the_cache(model: Any):
-    """Two streams and a batch take turns, and no sequence sees the tokens of another."""
     prompts = [batch_of("llama", (length,)) for length in (5, 16, 9)]
     expected = [best(load("llama"), prompt) for prompt in prompts]
     streams = [model.stream(**prompt, max_new_tokens=32) for prompt in prompts[:2]]
-
     made: list[list[int]] = [[], []]
     for step in range(32):
         for number, stream in enumerate(streams):
@@ -116,23 +113,20 @@ def test_streams_and_batches_share_the_cache(model: Any):
 
 
 def test_a_client_that_leaves_frees_its_slots(model: Any):
-    """A closed stream returns its slots at once, and other streams continue."""
     batch = batch_of("llama", (5, 9))
     stays = model.stream(**batch_of("llama", (7,)), max_new_tokens=8)
     begun = next(stays).tolist()
     leaves = model.stream(**batch, max_new_tokens=32)
     next(leaves)
     assert free(model) == 0
-
     leaves.close()
 
     assert free(model) == 2
-    rest = [token for tokens in stays for token in tokens.tolist()]
-    assert [begun + rest] == best(load("llama"), batch_of("llama", (7,)), max_new_tokens=8)
+    expected = best(load("llama"), batch_of("llama", (7,)), max_new_tokens=8)
+    assert [begun + rest_of(stays)] == expected
 
 
 def test_a_streamer_that_raises_frees_the_slots(model: Any):
-    """`generate` with a streamer whose client has left ends, and gives its slots back."""
     streamers = require_module("transformers", "pip install 'serve-warm[generation]'")
 
     class Left(streamers.TextStreamer):
@@ -152,12 +146,9 @@ def test_a_streamer_that_raises_frees_the_slots(model: Any):
 
 @pytest.mark.parametrize("lengths", [(12,), (12, 9), (3, 9, 12)])
 def test_images_of_a_prompt_are_seen(lengths: tuple[int, ...]):
-    """Rows with and without an image, with padding; another image gives other tokens."""
     model, batch = load_compiled("llava"), batch_of("llava", lengths)
     other = {**batch, "pixel_values": batch["pixel_values"].flip(0, 2)}
-
     made = best(model, batch)
-
     assert made == best(load("llava"), batch)
     assert made[-1] != best(model, other)[-1]
     assert free(model) == BATCH
@@ -167,27 +158,19 @@ def test_images_of_a_prompt_are_seen(lengths: tuple[int, ...]):
 def test_several_answers_for_one_prompt_take_a_slot_each(name: str):
     """`num_return_sequences` is a batch like any other."""
     batch, options = batch_of(name, (5,)), {"num_return_sequences": 3, "max_new_tokens": 12}
-
     made = generate(load_compiled(name), batch, **options)
-
     assert made == generate(load(name), batch, **options)
     assert len({tuple(row) for row in made}) > 1
 
 
 @pytest.mark.parametrize("pads", ["right", "left"])
 def test_states_of_the_encoder_may_be_handed_over(pads: str):
-    """States without padding or with padding on the right are accepted.
-
-    Other padding is refused.
-    """
     model, eager, batch = load_compiled("bart"), load("bart"), batch_of("bart")
     if pads == "left":
         batch = {name: rows.flip(1) for name, rows in batch.items()}
     with torch.no_grad():
-        given = {
-            "encoder_outputs": eager.get_encoder()(**batch),
-            "attention_mask": batch["attention_mask"],
-        }
+        states = eager.get_encoder()(**batch)
+    given = {"encoder_outputs": states, "attention_mask": batch["attention_mask"]}
 
     if pads == "left":
         with pytest.raises(GenerationRefused, match="these outputs must be padded on the right"):
@@ -205,7 +188,6 @@ def test_logits_processors_and_stops_work_as_before(model: Any):
         "min_new_tokens": 3,
         "eos_token_id": best(load("llama"), batch)[0][5],
     }
-
     ours, theirs = draw(model, batch, **options), draw(load("llama"), batch, **options)
 
     assert ours.tolist() == theirs.tolist()
@@ -223,9 +205,7 @@ def test_a_hook_of_the_model_runs_once_a_token(whose: str):
     eager.register_forward_hook(add_bias)
     if whose == "original":
         original.register_forward_hook(add_bias)
-    model = serve_warm.compile_generation(
-        original, batch=BATCH, max_length=MAX_LENGTH, prompt_lengths=(4, 16)
-    )
+    model = with_steps(original)
     if whose == "served":
         model.register_forward_hook(add_bias)
     asked = batch_of("llama")
@@ -235,21 +215,13 @@ def test_a_hook_of_the_model_runs_once_a_token(whose: str):
     torch.testing.assert_close(model(input_ids=ids).logits, eager(input_ids=ids).logits)
 
 
-@pytest.mark.parametrize(
-    "again",
-    [
-        pytest.param(copy.deepcopy, id="deepcopy"),
-        pytest.param(lambda model: pickle.loads(pickle.dumps(model)), id="pickle"),
-    ],
-)
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 @pytest.mark.parametrize("name", ["llama", "t5", "whisper"])
 def test_a_copy_has_its_own_weights_and_cache(name: str, again: Any):
-    """The copy decodes with its own weights, and has the settings of the served model."""
     model = load_compiled(name)
     model.generation_config = copy.deepcopy(model.generation_config)
     model.generation_config.max_new_tokens = 7
     inputs = batch_of(name)
-
     before = best(model, inputs)
     other = again(model)
     same = best(other, inputs)
@@ -266,21 +238,17 @@ def test_the_cache_stays_where_it_is(model: Any):
     """CUDA graphs read the addresses of their capture: no step replaces a buffer."""
     buffers = model._serve_warm_buffers
     before = [buffer.data_ptr() for buffer in buffers.buffers()]
-
     generate(model, batch_of("llama"), cache_implementation="static")
-
     assert [buffer.data_ptr() for buffer in buffers.buffers()] == before
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 def test_a_step_leaves_the_slots_of_others(name: str):
-    """Only the rows of running sequences are written."""
     model = load_compiled(name)
     decoder, buffers = model._serve_warm_decoder, model._serve_warm_buffers
     decoder.prefill(1, torch.arange(3, 12))
     windows = [(layer.window, layer) for layer in buffers.layers]
     before = [layer.keys[:, :, :window].clone() for window, layer in windows]
-
     decoder.decode({0: (5, 0)})
 
     for (window, layer), kept in zip(windows, before, strict=True):
@@ -291,7 +259,6 @@ def test_a_step_leaves_the_slots_of_others(name: str):
 def test_padding_leaves_nothing_that_depends_on_the_order_of_writes(model: Any):
     """All padding goes to one place, and a GPU writes it in any order: so all of it is the same."""
     model._serve_warm_decoder.prefill(1, torch.arange(3, 6))
-
     for layer in model._serve_warm_buffers.layers:
         behind = layer.window
         assert not layer.keys[1, :, behind:].any()
@@ -325,46 +292,39 @@ def ended_cache(model: Any) -> Any:
     return model(input_ids=prompt(1)["input_ids"], past_key_values=cache)
 
 
-def stream(*given: Any, **options: Any) -> Callable[[Any], Any]:
-    return lambda model: list(model.stream(prompt(*given)["input_ids"], **options))
+def stream(given: Any, **options: Any) -> Callable[[Any], Any]:
+    ids = prompt(given)["input_ids"] if isinstance(given, int) else torch.tensor([given])
+    return lambda model: list(model.stream(ids, **options))
 
 
-def options(**given: Any) -> Callable[[Any], Any]:
-    return lambda model: draw(model, prompt(4), **given)
+def options(length: int = 4, rows: int = 1, **given: Any) -> Callable[[Any], Any]:
+    return lambda model: draw(model, prompt(length, rows), **given)
+
+
+def tokens(*given: Any) -> Callable[[Any], Any]:
+    return lambda model: best(model, {"input_ids": torch.tensor([given])})
+
+
+def no_token(logits: torch.Tensor) -> torch.Tensor:
+    return logits.new_full((1,), 64)
 
 
 REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
+    (options(17, max_new_tokens=2), "The prompt has 17 tokens, but the longest bucket has 16."),
+    (options(rows=4), "A batch of 4 sequences does not fit into the 3 slots of this model."),
+    (options(rows=3), "The batch needs 3 slots, but other sequences still use 1 of the 3 slots."),
     (
-        lambda model: draw(model, prompt(17), max_new_tokens=2),
-        "The prompt has 17 tokens, but the longest bucket has 16.",
-    ),
-    (
-        lambda model: draw(model, prompt(4, rows=4)),
-        "A batch of 4 sequences does not fit into the 3 slots of this model.",
-    ),
-    (
-        lambda model: draw(model, prompt(4, rows=3)),
-        "The batch needs 3 slots, but other sequences still use 1 of the 3 slots.",
-    ),
-    (
-        lambda model: draw(model, prompt(16), max_new_tokens=45),
-        (
-            "A sequence of 61 tokens, including the prompt, does not fit into a cache of "
-            f"{MAX_LENGTH}."
-        ),
+        options(16, max_new_tokens=45),
+        "A sequence of 61 tokens, including the prompt, does not fit into a cache of 60.",
     ),
     (stream(16, max_new_tokens=45), "A sequence of 61 tokens, including the prompt, does not fit"),
     (stream(17, max_new_tokens=2), "The prompt has 17 tokens, but the longest bucket"),
     (
-        lambda model: draw(
-            model, {**prompt(4), "attention_mask": torch.zeros(1, 4, dtype=torch.int64)}
-        ),
+        options(attention_mask=torch.zeros(1, 4, dtype=torch.int64)),
         "A prompt needs at least one token, but this one is empty.",
     ),
     (
-        lambda model: list(
-            model.stream(**prompt(4), attention_mask=torch.ones(1, 5), max_new_tokens=2)
-        ),
+        stream(4, attention_mask=torch.ones(1, 5), max_new_tokens=2),
         r"An attention_mask of shape \(1, 5\) does not match tokens of shape \(1, 4\).",
     ),
     (options(num_beams=2, do_sample=False, top_k=None), "do not support num_beams=2: "),
@@ -382,26 +342,10 @@ REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
     (own_cache, "past_key_values is a DynamicCache, but the compiled steps have their own cache"),
     (cache_of_another, "past_key_values is the cache of another model, but the compiled"),
     (ended_cache, "This cache belongs to a generation that has ended, so the cache cannot"),
-    (
-        lambda model: best(model, {"input_ids": torch.tensor([[5, 64]])}),
-        "Token 64 is not in the vocabulary of 64 tokens.",
-    ),
-    (
-        lambda model: list(model.stream(torch.tensor([[5, -1]]), max_new_tokens=2)),
-        "Token -1 is not in the vocabulary of 64 tokens.",
-    ),
-    (
-        lambda model: list(
-            model.stream(
-                **prompt(4), max_new_tokens=3, choose=lambda logits: logits.new_full((1,), 64)
-            )
-        ),
-        "A token must be a whole number, not 64.0.",
-    ),
-    (
-        lambda model: best(model, {"input_ids": torch.tensor([[1.5, 2.0]])}),
-        "Token ids must be whole numbers, not torch.float32.",
-    ),
+    (tokens(5, 64), "Token 64 is not in the vocabulary of 64 tokens."),
+    (stream([5, -1], max_new_tokens=2), "Token -1 is not in the vocabulary of 64 tokens."),
+    (stream(4, max_new_tokens=3, choose=no_token), "A token must be a whole number, not 64.0."),
+    (tokens(1.5, 2.0), "Token ids must be whole numbers, not torch.float32."),
     (
         lambda model: model.stream(**prompt(4), max_new_tokens=0),
         "A stream needs at least one new token, not max_new_tokens=0.",
@@ -410,51 +354,38 @@ REFUSALS: list[tuple[Callable[[Any], Any], str]] = [
 
 
 @pytest.mark.parametrize(("request_", "message"), REFUSALS)
-def test_a_request_that_steps_cannot_have_is_refused_in_one_sentence(
-    model: Any, request_: Callable[[Any], Any], message: str
-):
-    """The message names the option and the reason. No slot is used, and other streams continue."""
+def test_a_request_that_steps_cannot_have_is_refused_in_one_sentence(model, request_, message):
     beside = model.stream(**batch_of("llama", (7,)), max_new_tokens=8)
     made = next(beside).tolist()
-
     with pytest.raises(GenerationRefused, match=message) as refused:
         request_(model)
 
     assert str(refused.value).endswith(".")
     assert "\n" not in str(refused.value)
     assert free(model) == BATCH - 1
-    made += [token for tokens in beside for token in tokens.tolist()]
+    made += rest_of(beside)
     assert [made] == best(load("llama"), batch_of("llama", (7,)), max_new_tokens=8)
+
+
+TYPES = {"token_type_ids": torch.ones(2, 12, dtype=torch.int64)}
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        (
-            "gpt2",
-            {"token_type_ids": torch.ones(2, 12, dtype=torch.int64)},
-            "do not support token_type_ids=: ",
-        ),
-        (
-            "bart",
-            {"decoder_attention_mask": torch.zeros(2, 1)},
-            "do not support decoder_attention_mask=: ",
-        ),
+        ("gpt2", TYPES, "do not support token_type_ids=: "),
+        ("bart", {"decoder_attention_mask": torch.zeros(2, 1)}, "decoder_attention_mask=: "),
         ("t5", {"max_new_tokens": 61}, "does not fit into a cache of 60"),
     ],
 )
 def test_other_models_refuse_likewise(name: str, options: dict[str, Any], message: str):
-    """The model answers the next request."""
     model, batch = load_compiled(name), batch_of(name)
-
     with pytest.raises(GenerationRefused, match=message):
         draw(model, batch, **options)
-
     assert best(model, batch, max_new_tokens=4) == best(load(name), batch, max_new_tokens=4)
 
 
 def test_a_prompt_of_an_encoder_beyond_every_bucket_is_refused():
-    """The encoder has the buckets of prompts."""
     with pytest.raises(GenerationRefused, match="17 tokens, but the longest bucket has 16"):
         draw(load_compiled("t5"), prompt(17))
 
@@ -462,16 +393,10 @@ def test_a_prompt_of_an_encoder_beyond_every_bucket_is_refused():
 def qwen2_vl() -> Any:
     transformers = require_module("transformers", "pip install 'serve-warm[generation]'")
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    vision = {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "patch_size": 8}
     config = transformers.Qwen2VLConfig(
         text_config={**TEXT, "rope_parameters": rope},
-        vision_config={
-            "depth": 1,
-            "embed_dim": 32,
-            "hidden_size": 32,
-            "num_heads": 2,
-            "patch_size": 8,
-            "mlp_ratio": 2,
-        },
+        vision_config={**vision, "mlp_ratio": 2},
         image_token_id=IMAGE,
         vision_start_token_id=62,
     )
@@ -493,12 +418,10 @@ def grid() -> dict[str, Any]:
 def test_images_whose_tokens_have_other_positions_are_refused():
     """Qwen2-VL counts the rows and columns of an image; its prompts of text are served."""
     eager = qwen2_vl()
-    model = serve_warm.compile_generation(eager, batch=2, max_length=60, prompt_lengths=[16])
+    model = with_steps(eager)
     asked = grid()
-
-    with pytest.raises(
-        GenerationRefused, match=r"mm_token_type_ids=: this model gives image tokens"
-    ):
+    says = r"mm_token_type_ids=: this model gives image tokens"
+    with pytest.raises(GenerationRefused, match=says):
         draw(model, asked)
 
     assert best(model, prompt(7), max_new_tokens=8) == best(eager, prompt(7), max_new_tokens=8)
@@ -523,7 +446,7 @@ def test_a_decoder_that_takes_more_than_embeddings_is_refused():
             return out
 
     inner.__class__ = Deeper
-    model = serve_warm.compile_generation(model, batch=2, max_length=60, prompt_lengths=[16])
+    model = with_steps(model)
 
     with pytest.raises(GenerationRefused, match="the model also passes deepstack to its decoder"):
         draw(model, batch_of("llava"))
@@ -537,6 +460,5 @@ def test_an_encoder_decoder_has_batches_alone(ask: str):
         "stream": lambda: model.stream(torch.ones(1, 2), max_new_tokens=2),
         "continuous": lambda: model.continuous(call=None),
     }
-
     with pytest.raises(GenerationRefused, match=r"decoder-only models"):
         calls[ask]()

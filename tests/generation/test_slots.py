@@ -14,15 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from generators import (  # noqa: F401 - a fixture
-    batch_of,
-    best,
-    draw,
-    eagerly,
-    load,
-    load_adapted,
-    load_compiled,
-)
+from generators import batch_of, best, draw, eagerly, load, load_adapted, load_compiled  # noqa: F401 - a fixture
 from serve_warm.errors import GenerationRefused
 from serve_warm.generation import Slots
 
@@ -63,18 +55,22 @@ def run(model: Any, *requests: Callable[[Slots], Any]) -> list[Any]:
     return asyncio.run(every())
 
 
+def alone_among_others(model: Any, request: Callable[[Slots], Any]) -> Any:
+    """Return the answer of a request; the sequences beside it must get their tokens."""
+    lengths = (9, 4, 12)
+    answer, *others = run(model, request, *(lambda s, n=n: generated(s, n) for n in lengths))
+    assert others == [expected(n) for n in lengths]
+    return answer
+
+
 @pytest.mark.slow
 def test_more_sequences_than_slots_all_get_their_tokens(model: Any):
-    """Each sequence gets the same tokens as alone, and waits for a free slot."""
     lengths = [5, 16, 1, 9, 4, 12]
-
     answers = run(model, *(lambda s, n=n: generated(s, n, COUNT + n) for n in lengths))
-
     assert answers == [expected(n, COUNT + n) for n in lengths]
 
 
 def test_sequences_share_their_steps(model: Any):
-    """Three sequences of 12 tokens take 3 prompts and 11 steps, not 33."""
     calls: list[str] = []
 
     async def call(fn: Callable[..., Any], *args: Any) -> Any:
@@ -92,7 +88,6 @@ def test_sequences_share_their_steps(model: Any):
 
 
 def test_each_sequence_chooses_its_own_tokens(model: Any):
-    """One sequence takes the worst token while another takes the best."""
     worst, one = run(
         model,
         lambda s: generated(s, 5, choose=lambda logits: int(logits.argmin())),
@@ -107,30 +102,15 @@ def test_each_sequence_chooses_its_own_tokens(model: Any):
         ids = torch.cat([ids, torch.tensor([[token]])], 1)
 
 
-def test_a_choice_that_raises_ends_its_own_sequence(model: Any):
-    """Other sequences of the same step continue, and the slot becomes free."""
-    made: list[int] = []
-
-    def choose(logits: torch.Tensor) -> int:
-        if len(made) == 3:
-            raise KeyError("no such token")
-        made.append(int(logits.argmax()))
-        return made[-1]
-
-    failed, *others = run(
-        model,
-        lambda s: generated(s, 5, choose=choose),
-        *(lambda s, n=n: generated(s, n) for n in (9, 4, 12)),
-    )
-
-    assert isinstance(failed, KeyError)
-    assert others == [expected(n) for n in (9, 4, 12)]
+def raise_error(_: torch.Tensor) -> int:
+    raise KeyError("no such token")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("token", "message"),
+    ("choice", "message"),
     [
+        (raise_error, "'no such token'"),
         (64, "Token 64 is not in the vocabulary of 64 tokens."),
         (-1, "Token -1 is not in the vocabulary of 64 tokens."),
         (2.5, "A token must be a whole number, not 2.5."),
@@ -138,43 +118,31 @@ def test_a_choice_that_raises_ends_its_own_sequence(model: Any):
     ],
 )
 @pytest.mark.parametrize("after", [0, 3])
-def test_a_choice_outside_the_vocabulary_ends_its_own_sequence(
-    model: Any, token: Any, message: str, after: int
-):
+def test_a_choice_that_is_no_token_ends_its_own_sequence(model, choice, message, after):
     """Before, the shared step failed for all sequences, or compiled code ended the process."""
     made: list[int] = []
 
     def choose(logits: torch.Tensor) -> Any:
         if len(made) == after:
-            return token
+            return choice(logits) if choice is raise_error else choice
         made.append(int(logits.argmax()))
         return made[-1]
 
-    failed, *others = run(
-        model,
-        lambda s: generated(s, 5, choose=choose),
-        *(lambda s, n=n: generated(s, n) for n in (9, 4, 12)),
-    )
+    failed = alone_among_others(model, lambda s: generated(s, 5, choose=choose))
 
-    assert isinstance(failed, GenerationRefused)
+    assert isinstance(failed, KeyError if choice is raise_error else GenerationRefused)
     assert str(failed).startswith(message)
-    assert others == [expected(n) for n in (9, 4, 12)]
 
 
 @pytest.mark.slow
 def test_a_client_that_leaves_frees_its_slot(model: Any):
-    """Waiting sequences get the slot, and running sequences do not change."""
-
     async def leaves(slots: Slots) -> int:
         tokens = slots.tokens(prompt(5), count=32)
         first = await anext(tokens)
         await tokens.aclose()
         return first
 
-    left, *others = run(model, leaves, *(lambda s, n=n: generated(s, n) for n in (9, 4, 12)))
-
-    assert left == expected(5)[0]
-    assert others == [expected(n) for n in (9, 4, 12)]
+    assert alone_among_others(model, leaves) == expected(5)[0]
 
 
 @pytest.mark.slow
@@ -186,25 +154,18 @@ def test_a_client_that_leaves_frees_its_slot(model: Any):
         ([5] * 16, 45, "A sequence of 61 tokens, including the prompt, does not fit"),
     ],
 )
-def test_a_request_that_does_not_fit_is_refused_alone(
-    model: Any, given: list[int], count: int, message: str
-):
-    """The request takes no slot, and other requests continue."""
-
+def test_a_request_that_does_not_fit_is_refused_alone(model, given, count, message):
     async def unfit(slots: Slots) -> None:
         await anext(slots.tokens(given, count=count))
 
-    refused, *others = run(model, unfit, *(lambda s, n=n: generated(s, n) for n in (9, 4, 12)))
+    refused = alone_among_others(model, unfit)
 
     assert isinstance(refused, GenerationRefused)
     assert message in str(refused)
-    assert others == [expected(n) for n in (9, 4, 12)]
 
 
 def test_continuous_batches_keep_all_slots(model: Any):
-    """`generate` and a second scheduler are told so."""
     model.continuous(call=on_this_thread)
-
     with pytest.raises(GenerationRefused, match="still use 3 of the 3 slots"):
         draw(model, batch_of("llama"))
     with pytest.raises(GenerationRefused, match="still use 3 of the 3 slots"):
@@ -213,7 +174,6 @@ def test_continuous_batches_keep_all_slots(model: Any):
 
 @pytest.mark.slow
 def test_a_changed_adapter_ends_the_sequences_that_began_before():
-    """The next token of each raises; a sequence that begins then shares steps and goes on."""
     model = load_adapted()
 
     async def requests() -> tuple[list[int], str]:

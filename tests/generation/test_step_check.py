@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-import serve_warm
-from components import require_module
 from generators import (  # noqa: F401 - a fixture
     BATCH,
     ENDS,
@@ -25,6 +23,8 @@ from generators import (  # noqa: F401 - a fixture
     eagerly,
     load,
     load_compiled,
+    random_model,
+    with_steps,
 )
 from serve_warm.errors import ConfigError, GenerationRefused
 from serve_warm.generation.step_check import LARGEST_ERROR
@@ -32,40 +32,17 @@ from serve_warm.generation.step_check import LARGEST_ERROR
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("eagerly")]
 
 
-def made(name: str, **settings: Any) -> Any:
-    """Return a random model of `transformers`."""
-    transformers = require_module("transformers", "pip install 'serve-warm[generation]'")
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**settings)
-    of = "ForConditionalGeneration" if name == "LED" else "ForCausalLM"
-    return getattr(transformers, f"{name}{of}")(config).eval()
-
-
-def compiled(model: Any, **options: Any) -> Any:
-    given = {"batch": BATCH, "max_length": MAX_LENGTH, "prompt_lengths": PROMPT_LENGTHS, **options}
-    return serve_warm.compile_generation(model, **given)
-
-
 def gpt_neo() -> Any:
     """Its local layers compute their window from the length of the cache."""
-    return made(
-        "GPTNeo",
-        vocab_size=64,
-        hidden_size=32,
-        num_layers=2,
-        num_heads=4,
-        attention_types=[[["global", "local"], 1]],
-        window_size=8,
-        max_position_embeddings=64,
-        initializer_range=0.5,
-        **ENDS,
-    )
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 8}
+    more = {"max_position_embeddings": 64, "initializer_range": 0.5, **ENDS}
+    return random_model("GPTNeo", attention_types=[[["global", "local"], 1]], **sizes, **more)
 
 
 def bart_decoder() -> Any:
     """It takes no positions, and uses one for all rows."""
     options = {**TWO_STACKS, "max_position_embeddings": 64, "is_decoder": True}
-    return made("Bart", **{**options, "is_encoder_decoder": False})
+    return random_model("Bart", **{**options, "is_encoder_decoder": False})
 
 
 def long_rope(kind: str = "longrope") -> Any:
@@ -77,41 +54,30 @@ def long_rope(kind: str = "longrope") -> Any:
         "original_max_position_embeddings": 32,
         "factor": 2.0,
     }
-    return made("Phi3", **TEXT, original_max_position_embeddings=32, rope_parameters=rope)
+    return random_model("Phi3", **TEXT, original_max_position_embeddings=32, rope_parameters=rope)
 
 
 @pytest.mark.parametrize("name", list(MODELS))
 def test_supported_models_pass(name: str):
-    """Their steps give the logits of calls with the model's own cache."""
-    model = load_compiled(name)
-
-    error = model._serve_warm_check.find_error()
-
-    assert error < 1e-4
+    assert load_compiled(name)._serve_warm_check.find_error() < 1e-4
 
 
 def test_a_model_whose_layers_mask_by_themselves_is_refused():
     """Before, each token after the first was wrong, and nothing said so."""
-    model = compiled(gpt_neo())
-
+    model = with_steps(gpt_neo())
     for _ in range(2):
         with pytest.raises(ConfigError, match="GPTNeoForCausalLM gives different logits") as error:
             best(model, batch_of("llama"))
-
     assert "serve it with serve_warm.compile" in str(error.value.hint)
-    stream = pytest.raises(ConfigError, match="gives different logits")
-    with stream:
+    with pytest.raises(ConfigError, match="gives different logits"):
         next(model.stream(**batch_of("llama"), max_new_tokens=2))
 
 
 def test_a_model_with_one_position_for_all_rows_needs_prompts_of_one_length():
-    """Rows of one length get the tokens that they get alone; others are refused."""
     eager = bart_decoder()
-    model = compiled(bart_decoder())
+    model = with_steps(bart_decoder())
     together = {"input_ids": batch_of("llama", (9, 9))["input_ids"]}
-
     rows = best(model, together)
-
     assert rows == [best(eager, {"input_ids": ids[None]})[0] for ids in together["input_ids"]]
     with pytest.raises(GenerationRefused, match="all prompts of a batch need the same length"):
         best(model, batch_of("llama", (9, 4)))
@@ -120,9 +86,8 @@ def test_a_model_with_one_position_for_all_rows_needs_prompts_of_one_length():
 def test_rope_that_depends_on_the_longest_row_is_refused_beyond_its_first_length():
     """Within this length, all rows have the short factors."""
     with pytest.raises(ConfigError, match="rope type 'longrope'") as error:
-        compiled(long_rope())
-    model, eager = compiled(long_rope(), max_length=32), long_rope()
-
+        with_steps(long_rope())
+    model, eager = with_steps(long_rope(), max_length=32), long_rope()
     rows = best(model, batch_of("llama"), max_new_tokens=16)
 
     assert error.value.hint == "pass max_length=32 or less"
@@ -134,31 +99,23 @@ def test_rope_that_depends_on_the_longest_row_is_refused_beyond_its_first_length
 
 def test_a_model_that_cannot_run_with_the_steps_is_refused_in_one_sentence():
     """LED's layers expect masks of another form."""
-    model = compiled(
-        made(
-            "LED", **TWO_STACKS, attention_window=4, max_encoder_position_embeddings=64,
-            max_decoder_position_embeddings=64,
-        )
-    )  # fmt: skip
-
+    sizes = {f"max_{stack}_position_embeddings": 64 for stack in ("encoder", "decoder")}
+    kind = "ForConditionalGeneration"
+    model = with_steps(random_model("LED", kind, **TWO_STACKS, **sizes, attention_window=4))
     with pytest.raises(ConfigError, match="LEDForConditionalGeneration cannot run with serve_warm"):
         best(model, batch_of("bart"))
 
 
-def test_steps_with_compiled_code_from_an_artifact_are_not_compared_again(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_steps_with_compiled_code_from_an_artifact_are_not_compared_again(monkeypatch):
     """The build has compared them. A start would need six more eager calls of the model."""
     model = load_compiled("llama")
     decoder = model._serve_warm_decoder
     monkeypatch.setattr(decoder, "has_entries", lambda: True)
     monkeypatch.setattr(model._serve_warm_check, "check", lambda: pytest.fail("compared again"))
-
     assert best(model, batch_of("llama")) == best(load("llama"), batch_of("llama"))
 
 
 def test_a_comparison_uses_free_slots_and_gives_them_back():
-    """A running stream is not disturbed, and one slot is enough."""
     model, asked = load_compiled("llama"), batch_of("llama", (7,))
     stream = model.stream(**asked, max_new_tokens=8)
     tokens = next(stream).tolist()
@@ -167,7 +124,6 @@ def test_a_comparison_uses_free_slots_and_gives_them_back():
     others = model._serve_warm_decoder.take(2)
     with pytest.raises(GenerationRefused, match="needs 2 slots, but"):
         model._serve_warm_check.find_error()
-
     model._serve_warm_decoder.release(others)
     tokens += [token for each in stream for token in each.tolist()]
     assert [tokens] == best(load("llama"), asked, max_new_tokens=8)
@@ -187,7 +143,7 @@ def test_logits_that_a_model_masks_do_not_hide_a_difference(value: float):
             return out
 
         model.forward = forward
-        return compiled(model)
+        return with_steps(model)
 
     good, bad = masked(load("llama")), masked(gpt_neo())
 
@@ -199,22 +155,16 @@ def test_a_model_that_is_in_training_mode_at_its_first_call_is_refused_for_that(
     """Dropout would make every comparison fail."""
     model = load_compiled("gpt2")
     model.train()
-
     with pytest.raises(GenerationRefused, match="The model is in training mode: call eval"):
         best(model, batch_of("gpt2"))
 
 
 def test_a_decoder_with_its_own_vocabulary_takes_its_own_tokens():
     """Before, tokens that the model itself chose were refused."""
-    transformers = require_module("transformers", "pip install 'serve-warm[generation]'")
-    torch.manual_seed(0)
     settings = {**TWO_STACKS, "vocab_size": 40, "decoder_vocab_size": 96, "pad_token_id": 0}
-    config = transformers.MarianConfig(
-        **settings, share_encoder_decoder_embeddings=False, tie_word_embeddings=False
-    )
-    eager = transformers.MarianMTModel(config).eval()
-    model, asked = compiled(eager), {"input_ids": torch.tensor([[5, 6, 7]])}
-
+    apart = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+    eager = random_model("Marian", "MTModel", **settings, **apart)
+    model, asked = with_steps(eager), {"input_ids": torch.tensor([[5, 6, 7]])}
     tokens = best(model, asked, max_new_tokens=8)
 
     assert tokens == best(eager, asked, max_new_tokens=8)
@@ -226,10 +176,9 @@ def test_a_served_model_and_a_peft_model_are_refused():
     """A wrapper's generate() would not use the steps."""
     model = load_compiled("llama")
     with pytest.raises(ConfigError, match="that it has already returned"):
-        compiled(model)
-
+        with_steps(model)
     wrapper = load("llama")
     wrapper.peft_config, wrapper.get_base_model = {}, lambda: None
     with pytest.raises(ConfigError, match="whose generate") as error:
-        compiled(wrapper)
+        with_steps(wrapper)
     assert "get_base_model()" in str(error.value.hint)

@@ -7,7 +7,9 @@ from __future__ import annotations
 import random
 import re
 import warnings
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,48 +18,44 @@ from torch import nn
 from torch._dynamo.exc import SpeculationRestartAnalysis, TensorifyScalarRestartAnalysis
 
 import serve_warm
-from levels import build, eager_below
-from models import one_watch  # noqa: F401 - a fixture
+from levels import eager_below, refusal
+from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
 from serve_warm.precompile.aot_compile import RESTARTS, capture
 from serve_warm.precompile.aot_load import as_reasons
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.trace_notes import callable_once, path_of
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-
-class OnTensor(nn.Module):
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        if given.sum() > 0:
-            return given + 1
-        return given
-
-
-class OnNumber(nn.Module):
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        if int(given.abs().max().item()) == 3:
-            return given + 1
-        return given
-
-
-class OnSize(nn.Module):
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        rows = torch.nonzero(given > 0)
-        if rows.shape[0] == 0:
-            return given
-        return given[rows[:, 0]]
-
-
-class Broken(nn.Module):
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        torch._dynamo.graph_break()
+def on_tensor(given: torch.Tensor) -> torch.Tensor:
+    if given.sum() > 0:
         return given + 1
+    return given
 
 
-class FromNumpy(nn.Module):
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        return given * np.random.uniform(0, 1)  # noqa: NPY002 - as in VITS
+def on_number(given: torch.Tensor) -> torch.Tensor:
+    if int(given.abs().max().item()) == 3:
+        return given + 1
+    return given
+
+
+def on_size(given: torch.Tensor) -> torch.Tensor:
+    rows = torch.nonzero(given > 0)
+    if rows.shape[0] == 0:
+        return given
+    return given[rows[:, 0]]
+
+
+def broken(given: torch.Tensor) -> torch.Tensor:
+    torch._dynamo.graph_break()
+    return given + 1
+
+
+def from_numpy(given: torch.Tensor) -> torch.Tensor:
+    return given * np.random.uniform(0, 1)  # noqa: NPY002 - as in VITS
+
+
+def from_python(given: torch.Tensor) -> torch.Tensor:
+    return given * random.gauss(0, 1)
 
 
 class FromGenerator(nn.Module):
@@ -67,11 +65,6 @@ class FromGenerator(nn.Module):
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         return given * self.numbers.random()
-
-
-class FromPython(nn.Module):
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        return given * random.gauss(0, 1)
 
 
 def quantised() -> nn.Module:
@@ -98,22 +91,17 @@ def entry(callee: Any, t0: torch.Tensor) -> Any:
     return callee(t0)
 
 
-@torch.inference_mode()
 def test_a_trace_that_its_backend_restarts_goes_on():
     """torch.compile does so for each kind of restart, its ahead-of-time compile for none."""
     model, given = nn.Linear(4, 4).eval(), torch.ones(2, 4)
-
     captured = capture(entry, model, [given], {"backend": restarting(2), "dynamic": False})
-
     torch.testing.assert_close(captured.entry.fn(model, given), model(given))
     assert not captured.facts.broken(model)
 
 
-@torch.inference_mode()
 def test_a_trace_that_never_ends_is_a_reason():
     """The number of traces is limited, as torch limits it."""
     given = {"backend": restarting(RESTARTS), "dynamic": False}
-
     with pytest.raises(NoEntry, match=r"restarted its trace.*Compile only a part"):  # noqa: SIM117
         with as_reasons():
             capture(entry, nn.Linear(4, 4).eval(), [torch.ones(2, 4)], given)
@@ -123,52 +111,37 @@ BRANCH = r"data-dependent branching at test_aot_load.py:\d+: `if {}.*`. Compile 
 
 
 @pytest.mark.parametrize(
-    ("make", "reason"),
+    ("callee", "reason"),
     [
-        (OnTensor, BRANCH.format(r"given.sum\(\) > 0:")),
-        (OnNumber, BRANCH.format(r"int\(given.abs\(\).max\(\).item\(\)\) == 3:")),
-        (OnSize, BRANCH.format(r"rows.shape\[0\] == 0:")),
-        (Broken, r"\(test_aot_load.py:\d+\): Remove the"),
-        (FromNumpy, r"random numbers from NumPy.*test_aot_load.*Pass the numbers as an argument"),
-        (FromGenerator, "random numbers from NumPy.*Pass the numbers as an argument"),
-        (FromPython, "a function of Python's random module.*Use random.uniform"),
+        (on_tensor, BRANCH.format(r"given.sum\(\) > 0:")),
+        (on_number, BRANCH.format(r"int\(given.abs\(\).max\(\).item\(\)\) == 3:")),
+        (on_size, BRANCH.format(r"rows.shape\[0\] == 0:")),
+        (broken, r"\(test_aot_load.py:\d+\): Remove the"),
+        (from_numpy, r"random numbers from NumPy.*test_aot_load.*Pass the numbers as an argument"),
+        (FromGenerator(), "random numbers from NumPy.*Pass the numbers as an argument"),
+        (from_python, "a function of Python's random module.*Use random.uniform"),
         (quantised, "packed weights are a TorchScript object.*with torchao's quantize_"),
     ],
 )
-@torch.inference_mode()
-def test_a_call_that_torch_cannot_trace_says_where_and_what_to_do(
-    make: Any, reason: str, tmp_path: Path
-):
+def test_a_call_that_torch_cannot_trace_says_where_and_what_to_do(callee, reason, tmp_path):
     """The line is the user's, in whatever file of torch the trace ended."""
-    model = serve_warm.compile(make().eval(), dynamic=False)
-
+    model = serve_warm.compile(quantised() if callee is quantised else callee, dynamic=False)
     with eager_below():
-        table = build(tmp_path, lambda: model(torch.linspace(-1, 1, 12).view(3, 4)))
+        refused = refusal(tmp_path, lambda: model(torch.linspace(-1, 1, 12).view(3, 4)))
+    assert re.search(reason, refused)
 
-    assert re.search(reason, next(iter(table.refused.values())))
 
-
-@torch.inference_mode()
-def test_a_call_that_torch_cannot_trace_is_traced_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_call_that_torch_cannot_trace_is_traced_once(tmp_path: Path, monkeypatch: Any):
     """Level 2 does not try again what level 3 could not trace."""
     from torch._dynamo import convert_frame
 
-    traces: list[Any] = []
-    capture_stock = convert_frame.fullgraph_capture
-    monkeypatch.setattr(
-        convert_frame,
-        "fullgraph_capture",
-        lambda *args, **kwargs: [traces.append(args), capture_stock(*args, **kwargs)][1],
-    )
-    model = serve_warm.compile(OnTensor().eval(), dynamic=False, level=3)
-
+    stock = mock.Mock(side_effect=convert_frame.fullgraph_capture)
+    monkeypatch.setattr(convert_frame, "fullgraph_capture", stock)
+    model = serve_warm.compile(on_tensor, dynamic=False, level=3)
     with eager_below():
-        table = build(tmp_path, lambda: model(torch.ones(3, 4)), level=3)
-
-    assert "data-dependent branching" in next(iter(table.refused.values()))
-    assert len(traces) == 1
+        refused = refusal(tmp_path, lambda: model(torch.ones(3, 4)), level=3)
+    assert "data-dependent branching" in refused
+    assert stock.call_count == 1
 
 
 def test_a_source_without_an_expression_has_no_path():

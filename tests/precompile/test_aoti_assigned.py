@@ -5,18 +5,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import serve_warm
-from levels import build, eager_below, served, started
-from models import one_watch  # noqa: F401 - a fixture
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from levels import build, eager_below, entries_of, refusal, served, started
+from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
 
 
 class Part(nn.Module):
@@ -45,8 +43,6 @@ def x(rows: int = 3) -> torch.Tensor:
 
 
 @pytest.mark.long
-@pytest.mark.slow
-@torch.inference_mode()
 def test_a_library_assigns_what_its_forward_assigns(tmp_path: Path):
     """Each call makes new values, and returns the tensors that it assigns."""
     model = serve_warm.compile(Assigning().eval(), dynamic=False, level=3)
@@ -115,21 +111,16 @@ class OwnDict(Assigning):
         (OwnDict, "it assigns a dict or a set, or it assigns a list that is also used elsewhere"),
     ],
 )
-@torch.inference_mode()
-def test_what_a_library_cannot_assign_is_at_level_2(
-    kind: type[Assigning], reason: str, tmp_path: Path
-):
+def test_what_a_library_cannot_assign_is_at_level_2(kind, reason, tmp_path):
     """A library would make a new list where eager execution keeps one."""
     model = kind().eval()
     model.part.inner = Part()
     model.old, model.part.old, model.part.inner.old = [None], [None], [None]
     compiled = serve_warm.compile(model, dynamic=False, level=3)
-
     table = build(tmp_path, lambda: compiled(x()), lambda: compiled(x()), level=3)
-    entries = [entry for unit in table.units.values() for entry in unit.entries]
-
-    assert [entry.level for entry in entries] == [2]
-    assert reason in entries[0].reason
+    (entry,) = entries_of(table)
+    assert entry.level == 2
+    assert reason in entry.reason
 
 
 class Counting(Assigning):
@@ -139,14 +130,8 @@ class Counting(Assigning):
 
 
 @pytest.mark.long
-@pytest.mark.slow
-@torch.inference_mode()
 def test_a_number_that_a_forward_reads_and_assigns_has_no_entry(tmp_path: Path):
     """No later call would have the number of the build."""
     compiled = serve_warm.compile(Counting().eval(), dynamic=False, level=3)
-
-    table = build(tmp_path, lambda: compiled(x()), level=3)
-
-    assert not any(unit.entries for unit in table.units.values())
-    why = next(iter(table.refused.values()))
+    why = refusal(tmp_path, lambda: compiled(x()), level=3)
     assert "the call changes something that its graph depends on" in why

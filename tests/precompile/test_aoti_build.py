@@ -10,11 +10,12 @@ import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -23,9 +24,6 @@ from packaging.version import Version
 from processes import HERE
 from serve_warm.precompile import aot_compile, aoti_build, aoti_cpp, aoti_library, call_signature
 from serve_warm.precompile.facts import NoEntry
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Perceptron(torch.nn.Module):
@@ -56,6 +54,10 @@ def run(fn, callee, *tensors):
         return fn(callee, *tensors)
 
 
+def eagerly(callee, *tensors):
+    return run(lambda callee, *given: callee(*given), callee, *tensors)
+
+
 class Case(NamedTuple):
     """A model, an input and the library for both."""
 
@@ -68,7 +70,14 @@ class Case(NamedTuple):
 def perceptron() -> Case:
     torch.manual_seed(0)
     model, x = Perceptron().eval(), torch.randn(3, 8)
+    torch.manual_seed(0)
+    model, x = Perceptron().eval(), torch.randn(3, 8)
     return Case(model, x, made_of(model, x))
+
+
+@pytest.fixture
+def library(perceptron: Case, tmp_path: Path) -> Path:
+    return written(perceptron.made, tmp_path)
 
 
 def written(made: aot_compile.Made, folder: Path) -> Path:
@@ -80,31 +89,22 @@ def written(made: aot_compile.Made, folder: Path) -> Path:
 @pytest.mark.slow
 def test_a_library_gives_what_eager_gives(perceptron):
     """Outputs are those of the model, in its structure; an input that comes back is that tensor."""
-    ours = run(perceptron.made.fn, perceptron.model, perceptron.x)
-    eager = run(lambda callee, x: callee(x), perceptron.model, perceptron.x)
-
+    ours, eager = run(perceptron.made.fn, *perceptron[:2]), eagerly(*perceptron[:2])
     assert list(ours) == ["y", "x"]
     assert ours["x"] is perceptron.x
     torch.testing.assert_close(ours["y"], eager["y"])
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("library")
 def test_a_start_imports_no_compiler(perceptron, tmp_path):
-    """A process that opens and calls a library imports neither Dynamo nor Inductor."""
-    written(perceptron.made, tmp_path)
     (tmp_path / "plan.json").write_text(json.dumps(perceptron.made.plan))
     torch.save([perceptron.model.state_dict(), perceptron.x], tmp_path / "state.pt")
-
-    done = subprocess.run(
-        [sys.executable, HERE / "library_process.py", tmp_path],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
+    command = [sys.executable, HERE / "library_process.py", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["imported"] == []
-    expected = run(perceptron.made.fn, perceptron.model, perceptron.x)["y"]
+    expected = run(perceptron.made.fn, *perceptron[:2])["y"]
     assert torch.equal(torch.tensor(found["y"]), expected)
 
 
@@ -134,19 +134,16 @@ def tied(model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [loaded, exchanged, replaced, written_over, tied])
-def test_a_call_sees_the_weights_of_that_moment(perceptron, tmp_path, change):
+def test_a_call_sees_the_weights_of_that_moment(perceptron, library, change):
     """However a weight was exchanged, and with the library's file gone, the next call is right."""
-    path = written(perceptron.made, tmp_path)
-    fn = aoti_library.load(path, perceptron.made.plan)
-    path.unlink()
+    fn = aoti_library.load(library, perceptron.made.plan)
+    library.unlink()
     model = Perceptron().eval()
     before = run(fn, model, perceptron.x)["y"]
-
     change(model)
-
     after = run(fn, model, perceptron.x)["y"]
     assert not torch.equal(after, before)
-    torch.testing.assert_close(after, run(lambda m, x: m(x), model, perceptron.x)["y"])
+    torch.testing.assert_close(after, eagerly(model, perceptron.x)["y"])
 
 
 @pytest.mark.slow
@@ -166,17 +163,14 @@ def test_a_module_that_differs_computes_nothing(perceptron, change, said):
     """Weights of another type or shape are refused before native code reads them."""
     model = Perceptron().eval()
     change(model)
-
     with pytest.raises(NoEntry, match=said):
         run(perceptron.made.fn, model, perceptron.x)
 
 
 @pytest.mark.slow
 def test_values_that_were_read_are_facts(perceptron):
-    """Values that Python read during the capture are facts, as at level 2."""
     other = Perceptron().eval()
     other.scale = 4.0
-
     assert perceptron.made.facts.broken(perceptron.model) == ""
     assert "callee.scale is float 4.0" in perceptron.made.facts.broken(other)
     assert __name__ in perceptron.made.sources
@@ -205,9 +199,7 @@ def test_an_argument_that_the_module_held_at_the_build_is_not_taken_for_what_it_
     x = torch.randn(3, 8)
     made = made_of(Held("takes and returns", x), x)
     model, other = Held("takes and returns", torch.randn(3, 8)), torch.randn(3, 8)
-
-    ours, eager = run(made.fn, model, other), run(lambda m, x: m(x), model, other)
-
+    ours, eager = run(made.fn, model, other), eagerly(model, other)
     torch.testing.assert_close(ours, eager)
     assert ours[1] is eager[1]
 
@@ -216,7 +208,6 @@ def test_an_argument_that_the_module_held_at_the_build_is_not_taken_for_what_it_
 def test_a_tensor_that_stands_for_two_has_no_library(do):
     """The graph treats the argument and the module's tensor as one, but later they may differ."""
     x = torch.randn(3, 8)
-
     with pytest.raises(NoEntry, match="are the same object"):
         made_of(Held(do, x), x)
 
@@ -238,7 +229,6 @@ def test_a_source_that_no_plan_can_follow_is_refused(source: str):
     """By Dynamo's name of it, which the reason quotes."""
     with pytest.raises(NoEntry, match="which is neither an argument nor reachable from") as refused:
         aoti_build._place(source, Deep())
-
     assert source in str(refused.value)
 
 
@@ -277,18 +267,14 @@ def changed_deeply(model: Deep) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_tensors_in_lists_dicts_and_plain_objects_are_found(tmp_path):
-    """Such tensors are read at each call, by the name that the forward takes them by.
-
-    If one is missing, the call is refused before computing.
-    """
+    """They are read at each call, by the name that the forward takes them by, or are missing."""
     model, x = Deep().eval(), torch.randn(3, 8)
     made = made_of(model, x)
     fn = aoti_library.load(written(made, tmp_path), json.loads(json.dumps(made.plan)))
 
     for _ in range(2):
-        torch.testing.assert_close(run(fn, model, x), run(lambda m, x: m(x), model, x))
+        torch.testing.assert_close(run(fn, model, x), eagerly(model, x))
         changed_deeply(model)
     del model.keyed["a"]
     with pytest.raises(NoEntry, match="not the same as at build time; missing: 'a'"):
@@ -307,7 +293,7 @@ def test_weights_of_a_module_in_a_closure_are_found():
     made = made_of(forward, x)
     layers[0] = torch.nn.Linear(8, 8).eval()
 
-    torch.testing.assert_close(run(made.fn, forward, x), run(lambda f, x: f(x), forward, x))
+    torch.testing.assert_close(run(made.fn, forward, x), eagerly(forward, x))
 
 
 # Calls ----------------------------------------------------------------------------------------
@@ -325,9 +311,8 @@ def test_tensors_that_differ_are_not_computed_with(perceptron, x):
 
 @pytest.mark.slow
 def test_many_threads_call_one_library(perceptron):
-    """Calls at one time neither wait for one another forever nor mix their results."""
     inputs = [torch.randn(3, 8) for _ in range(8)]
-    eager = [run(lambda m, x: m(x), perceptron.model, x)["y"] for x in inputs]
+    eager = [eagerly(perceptron.model, x)["y"] for x in inputs]
 
     def call(number: int) -> float:
         worst = 0.0
@@ -343,13 +328,12 @@ def test_many_threads_call_one_library(perceptron):
 
 
 @pytest.mark.slow
-def test_a_library_that_cannot_be_opened_is_no_entry(perceptron, tmp_path):
+def test_a_library_that_cannot_be_opened_is_no_entry(perceptron, library):
     """A file that is no library, a plan of another kind and a class that is gone are reasons."""
-    path = written(perceptron.made, tmp_path)
-    plan = dict(perceptron.made.plan)
+    path, plan = library, dict(perceptron.made.plan)
 
     for file, other in (
-        (tmp_path / "missing.so", plan),
+        (path.with_name("missing.so"), plan),
         (path, {}),
         (path, {**plan, "outputs": 3}),
         (path, {**plan, "inputs": [{"kind": "argument", "colour": "red"}]}),
@@ -387,16 +371,11 @@ class Shared(torch.nn.Module):
 
 @pytest.mark.long
 def test_weights_on_one_storage_are_kept_apart():
-    """Weights that share a storage, a strided input and a decorated forward give what eager gives.
-
-    Also after one of the weights has left the storage.
-    """
+    """Also with a strided input, a decorated forward, and after a weight has left the storage."""
     model, x = Shared().eval(), torch.randn(4, 3).t()
     made = made_of(model, x)
-
     for _ in range(2):
-        ours, eager = run(made.fn, model, x), run(lambda m, x: m(x), model, x)
-        torch.testing.assert_close(ours, eager)
+        torch.testing.assert_close(run(made.fn, model, x), eagerly(model, x))
         model.same_memory.data = torch.randn(4)
 
 
@@ -417,10 +396,7 @@ class Recorder(torch.nn.Module):
 
 @pytest.mark.long
 def test_what_is_written_in_place_is_written():
-    """Buffers, plain tensors and inputs hold after a call what eager leaves in them.
-
-    A call whose inputs overlap is refused before anything is written.
-    """
+    """A call whose inputs overlap is refused before anything is written."""
     ours, eager, x = Recorder(), Recorder(), torch.randn(3, 4)
     made = made_of(ours.step, x)
     assert not ours.total.any()  # making it left no trace
@@ -429,7 +405,7 @@ def test_what_is_written_in_place_is_written():
 
     for _ in range(2):
         out = run(made.fn, ours.step, mine)
-        expected = run(lambda step, x: step(x), eager.step, other)
+        expected = eagerly(eager.step, other)
 
     assert out[0] is mine
     torch.testing.assert_close(
@@ -472,7 +448,7 @@ def test_outputs_share_memory_as_those_of_eager_do():
     made = made_of(model, x)
     assert json.loads(json.dumps(made.plan)) == made.plan
 
-    ours, eager = run(made.fn, model, x), run(lambda m, x: m(x), model, x)
+    ours, eager = run(made.fn, model, x), eagerly(model, x)
 
     assert type(ours) is Output
     assert ours.note == "none"
@@ -523,7 +499,7 @@ def test_sizes_that_are_dynamic_are_taken_as_they_come():
     for rows in (2, 5, 17):
         x = torch.randn(rows, 8)
         assert dynamic.holds([x])
-        torch.testing.assert_close(run(made.fn, model, x), run(lambda m, x: m(x), model, x))
+        torch.testing.assert_close(run(made.fn, model, x), eagerly(model, x))
     with pytest.raises(NoEntry, match="float64"):
         run(made.fn, model, torch.randn(5, 8).double())
 
@@ -551,20 +527,15 @@ def graph_of(eager: Any) -> Any:
     ],
     ids=["only in the library", "in both", "in neither", "only in eager, with an output"],
 )
-def test_an_output_that_shares_memory_only_in_the_library_is_copied(
-    eager: Any, library: Any, copies: list[int]
-) -> None:
-    """The plan has the numbers of such outputs."""
+def test_an_output_that_shares_memory_only_in_the_library_is_copied(eager, library, copies):
     assert graph_of(eager).outputs_to_copy(lambda inputs: library(*inputs)) == copies
 
 
 def test_an_output_that_no_longer_shares_memory_with_an_input_is_refused():
     """The caller may keep the output as a view of a buffer."""
     graph = graph_of(lambda x: [x + 1, x.t()])
-
     with pytest.raises(NoEntry) as refused:
         graph.outputs_to_copy(lambda inputs: [inputs[0] + 1, inputs[0].square()])
-
     assert str(refused.value) == f"its output 1 {UNSHARED}, but the eager output {SHARED}"
 
 
@@ -588,23 +559,6 @@ class SideEffects(torch.nn.Module):
         if self.kind == "buffer":
             self.total = x.sum(0)
         return x + 1
-
-
-@pytest.mark.parametrize(
-    ("kind", "named"),
-    [
-        ("list", "seen"),
-        ("global", "SEEN"),
-        ("buffer", "_buffers"),
-    ],
-)
-def test_a_forward_that_changes_objects_is_refused(kind, named):
-    """A library does not repeat Python's side effects, so such a call has no library."""
-    model = SideEffects(kind).eval()
-    with pytest.raises(NoEntry, match=f"it changes .*{named}"):
-        made_of(model, torch.randn(3, 4))
-
-    assert (model.seen, SEEN) == ([], [])
 
 
 class Switch:
@@ -636,23 +590,11 @@ class Switching(torch.nn.Module):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_a_forward_that_sets_back_what_it_set_has_a_library():
     """An object that ends as it was is not changed: so transformers marks a forward under way."""
     x = torch.randn(3, 4)
-
     made = made_of(Switching().eval(), x)
-
     assert torch.equal(made.fn(Switching().eval(), x), x + 1)
-    assert vars(SWITCH) == vars(Switch())
-
-
-@pytest.mark.parametrize("left", ["number", "list", "new"])
-def test_a_forward_that_leaves_something_else_behind_is_refused(left):
-    """Equal is not the same: 0 is not False, and another list is another object to its owner."""
-    with pytest.raises(NoEntry, match=r"it changes .*SWITCH"):
-        made_of(Switching(left).eval(), torch.randn(3, 4))
-
     assert vars(SWITCH) == vars(Switch())
 
 
@@ -664,27 +606,27 @@ class Holder:
         self.y = y
 
 
-class Elsewhere(torch.nn.Module):
-    def forward(self, x):
-        return x + TABLE
+REFUSED: dict[str, tuple[Any, str]] = {
+    "a list": (SideEffects("list"), "it changes .*seen"),
+    "a global list": (SideEffects("global"), "it changes .*SEEN"),
+    "a buffer": (SideEffects("buffer"), "it changes .*_buffers"),
+    # Equal is not the same: 0 is not False, and another list is another object to its owner.
+    "0 for False": (Switching("number"), "it changes .*SWITCH"),
+    "an equal list": (Switching("list"), "it changes .*SWITCH"),
+    "a new attribute": (Switching("new"), "it changes .*SWITCH"),
+    # No path from the callee finds a global; an object may be more than the sum of its parts.
+    "a global": (lambda x: x + TABLE, "TABLE, which is neither an argument nor reachable from"),
+    "an object": (lambda x: Holder(x + 1), "Holder, which serve_warm cannot rebuild"),
+}
 
 
-class OfAnotherClass(torch.nn.Module):
-    def forward(self, x):
-        return Holder(x + 1)
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        (Elsewhere, "TABLE, which is neither an argument nor reachable from"),
-        (OfAnotherClass, "Holder, which serve_warm cannot rebuild"),
-    ],
-)
-def test_what_no_plan_can_find_or_build_is_refused(kind, reason):
-    """No path from the callee finds a global; an object may be more than the sum of its parts."""
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_library_can_do_is_refused(name):
+    """A library does not repeat Python's side effects, and the attempt leaves none behind."""
+    callee, reason = REFUSED[name]
     with pytest.raises(NoEntry, match=reason):
-        made_of(kind(), torch.randn(3, 4))
+        made_of(callee, torch.randn(3, 4))
+    assert (getattr(callee, "seen", []), SEEN, vars(SWITCH)) == ([], [], vars(Switch()))
 
 
 @torch.library.custom_op("serve_warm_tests::twice", mutates_args=())
@@ -698,12 +640,8 @@ def _(x):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_an_operator_of_python_is_refused():
-    """An operator without a C interface would be called through torch's own runner.
-
-    The reason names the line that calls the operator.
-    """
+    """An operator without a C interface would be called by torch. The reason names the line."""
 
     class Custom(torch.nn.Module):
         def forward(self, x):
@@ -716,7 +654,6 @@ def test_an_operator_of_python_is_refused():
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_an_operator_that_has_an_equal_one_has_a_library():
     """Models of images and text check their masks by `_is_all_true`."""
 
@@ -742,14 +679,8 @@ class AsOnAGpu(aoti_library.NativeOnGpu):
 
 
 @pytest.mark.slow
-def test_a_library_runs_as_one_for_a_gpu_is_run(
-    perceptron: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """The library is a container of one model, and runs by the functions of a GPU library.
-
-    A device with a number is one of several, and so taken for a GPU; AOTInductor has one CPU.
-    Opening one makes its device the thread's current one: that has to be given back.
-    """
+def test_a_library_runs_as_one_for_a_gpu_is_run(perceptron, library, monkeypatch):
+    """It is a container of one model. Opening one sets the thread's device, which is given back."""
     given_back = []
 
     @contextmanager
@@ -759,15 +690,11 @@ def test_a_library_runs_as_one_for_a_gpu_is_run(
 
     monkeypatch.setattr(torch.cuda, "device", of_device)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
-    path = tmp_path / "library.so"
-    path.write_bytes(perceptron.made.data)
 
-    fn = aoti_library.load(path, {**perceptron.made.plan, "device": "cpu:0"})
+    fn = aoti_library.load(library, {**perceptron.made.plan, "device": "cpu:0"})
 
-    model, x = perceptron.model, perceptron.x
-    with torch.inference_mode():
-        wanted = model(x)
-        outputs = [fn(model, x) for _ in range(2)]
+    wanted = eagerly(*perceptron[:2])
+    outputs = [run(fn, *perceptron[:2]) for _ in range(2)]
     assert isinstance(fn.native, aoti_library.NativeOnGpu)
     assert given_back == ["cpu:0"]
     for output in outputs:
@@ -793,7 +720,6 @@ def test_what_is_on_the_cpu_in_part_is_not_captured(device: str, reason: str):
     last.meta["example_value"] = torch.empty(2, device=device), 3
     call = aoti_build._Graph({aot_compile.CAPTURES: True}, None, {})
     call._graph = graph
-
     assert call._why_not_captured([]) == reason
 
 
@@ -809,18 +735,15 @@ class Failing(AsOnAGpu):
     ("short", "raised"), [(1, torch.OutOfMemoryError), (0, aoti_library.LibraryFailed)]
 )
 def test_a_library_for_a_gpu_that_fails_for_memory_says_so(
-    perceptron: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: int, raised: type
+    perceptron, library, monkeypatch, short, raised
 ):
     """Its own words name a line of torch, at the most: torch's allocator is asked."""
     times = itertools.count(4, short)
-    path = tmp_path / "library.so"
-    path.write_bytes(perceptron.made.data)
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: {"num_ooms": next(times)})
-    native = Failing(path, device="cuda:0", inputs=1, outputs=perceptron.made.plan["outputs"])
-
+    native = Failing(library, device="cuda:0", inputs=1, outputs=perceptron.made.plan["outputs"])
     with pytest.raises(RuntimeError) as failed:
         native([torch.ones(1)])
 
@@ -829,22 +752,17 @@ def test_a_library_for_a_gpu_that_fails_for_memory_says_so(
 
 
 @pytest.mark.slow
-def test_a_library_for_a_gpu_that_is_not_there_has_no_entry(
-    perceptron: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_library_for_a_gpu_that_is_not_there_has_no_entry(perceptron, library, monkeypatch):
     """The call is compiled as if there were none, and not answered with an error of CUDA's."""
 
     def device(_: str) -> None:
         raise RuntimeError("CUDA error: invalid device ordinal")
 
-    path = tmp_path / "library.so"
-    path.write_bytes(perceptron.made.data)
     monkeypatch.setattr(torch.cuda, "device", device)
 
-    with pytest.raises(
-        NoEntry, match="its library cannot run on cuda:1: CUDA error: invalid device"
-    ):
-        aoti_library.load(path, {**perceptron.made.plan, "device": "cuda:1"})
+    why = "its library cannot run on cuda:1: CUDA error: invalid device"
+    with pytest.raises(NoEntry, match=why):
+        aoti_library.load(library, {**perceptron.made.plan, "device": "cuda:1"})
 
 
 # Calls that fail -------------------------------------------------------------------------------
@@ -870,32 +788,15 @@ def lookup() -> Case:
 OUT_OF_RANGE = torch.tensor([1, 9])
 
 
-def counting(kind: type, made: list[int], deleted: list[int]) -> type:
-    """Return that kind of native code, which notes the models that it makes and deletes."""
-
-    class Counting(kind):
-        def _create(self, model: Any) -> int:
-            made.append(1)
-            return super()._create(model)
-
-        def _delete(self, model: Any) -> None:
-            deleted.append(1)
-            super()._delete(model)
-
-    return Counting
-
-
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [aoti_library.Native, AsOnAGpu])
-def test_calls_that_fail_leak_no_models(
-    lookup: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type
-):
+def test_calls_that_fail_leak_no_models(lookup, tmp_path, monkeypatch, kind):
     """After a failure a model can run again, and holds no tensor of the failed call."""
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     made: list[int] = []
-    counted = counting(kind, made, [])
-    native = counted(written(lookup.made, tmp_path), device="cuda:0", inputs=2, outputs=1)
+    create = kind._create
+    monkeypatch.setattr(kind, "_create", lambda *given: made.append(1) or create(*given))
+    native = kind(written(lookup.made, tmp_path), device="cuda:0", inputs=2, outputs=1)
     order = [given["kind"] for given in lookup.made.plan["inputs"]]
     wrong = OUT_OF_RANGE.clone()
 
@@ -916,12 +817,10 @@ def test_calls_that_fail_leak_no_models(
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_a_call_that_fails_prints_nothing(lookup: Case, capfd: pytest.CaptureFixture[str]):
     """The error says why, in one line; stderr belongs to the application."""
     with pytest.raises(aoti_library.LibraryFailed) as failed:
         run(lookup.made.fn, lookup.model, OUT_OF_RANGE)
-
     assert capfd.readouterr().err == ""
     assert "failed: index out of bounds" in str(failed.value)
     assert "\n" not in str(failed.value)
@@ -929,22 +828,12 @@ def test_a_call_that_fails_prints_nothing(lookup: Case, capfd: pytest.CaptureFix
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("said", "cleanly"),
-    [
-        ({}, True),
-        ({"writes": True}, False),
-        ({"draws": True}, False),
-    ],
+    ("said", "cleanly"), [({}, True), ({"writes": True}, False), ({"draws": True}, False)]
 )
-def test_a_failure_says_whether_the_call_may_be_made_again(
-    lookup: Case, tmp_path: Path, said: dict[str, Any], cleanly: bool
-):
-    """The call may not run again if it writes or draws."""
+def test_a_failure_says_whether_the_call_may_be_made_again(lookup, tmp_path, said, cleanly):
     fn = aoti_library.load(written(lookup.made, tmp_path), {**lookup.made.plan, **said})
-
     with pytest.raises(aoti_library.LibraryFailed) as failed:
         run(fn, lookup.model, OUT_OF_RANGE)
-
     assert isinstance(failed.value, aoti_library.LibraryFailedCleanly) == cleanly
 
 
@@ -954,9 +843,7 @@ def test_a_plan_says_whether_random_numbers_are_drawn(compute: Any, draws: bool)
     graph = aoti_build._Graph({aot_compile.CAPTURES: False}, None, {})
     graph._graph = lambda x: [compute(x)]
     before = torch.get_rng_state()
-
     graph._run_eagerly(torch.ones(3))
-
     assert graph._draws is draws
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -971,9 +858,7 @@ OF_2_11 = """\
 def test_a_library_keeps_the_text_that_it_does_not_print():
     """In 2.11 the interface has no place for the text. Other source is unchanged."""
     later = f"static thread_local std::string g_aoti_last_error;\n{OF_2_11}"
-
     of_2_11, of_later = aoti_cpp.without_prints(OF_2_11), aoti_cpp.without_prints(later)
-
     assert "std::cerr" not in of_2_11 + of_later
     assert "AOTInductorGetLastError" in of_2_11
     assert "g_aoti_last_error = e.what();   \\\n" in of_2_11
@@ -983,9 +868,7 @@ def test_a_library_keeps_the_text_that_it_does_not_print():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("option", "refused"), [("-static-libstdc++", True), ("-shared", False)])
-def test_a_library_with_a_cpp_runtime_of_its_own_is_refused(
-    option: str, refused: bool, tmp_path: Path
-):
+def test_a_library_with_a_cpp_runtime_of_its_own_is_refused(option, refused, tmp_path):
     """Opened beside torch's it would end the process, and with it the build."""
     source, library = tmp_path / "size.cpp", tmp_path / "size.so"
     source.write_text(
@@ -1006,7 +889,5 @@ def test_a_plan_for_captured_calls_is_checked_without_a_library():
     with torch.inference_mode():
         made = aoti_build.make(lambda callee, t0: callee(t0), linear, [x], {"dynamic": False})
     plan = {**made.plan, "device": "cuda:0", "captures": ""}
-
     function = aoti_library.function_of(plan, None)
-
     assert function.inputs(linear, [x])[-1] is not None

@@ -8,8 +8,9 @@ import shlex
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -21,9 +22,6 @@ from serve_warm.precompile.entries import EntryTable
 from serve_warm.precompile.entry_builder import ATTEMPTS
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica.pack import _Steps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.slow
 
@@ -91,19 +89,20 @@ def look(*passes: Callable[[Scaled, Callable[..., Any]], Any]) -> Looked:
     return Looked(building.table, counts, steps, runs, answers, eager)
 
 
-@pytest.mark.long
-def test_the_next_call_of_a_kind_finishes_its_library():
-    """Each kind is traced once, and all code is compiled in the background.
+def calling(*batches: int) -> Callable[..., None]:
+    """Return a pass with calls of these sizes."""
 
-    torch.compile answers while a library is begun. Once it is made, it is compared with eager.
-    """
-
-    def both(_module: Scaled, call: Callable[[int], None]) -> None:
-        for batch in (2, 3, 2):
+    def make_calls(_module: Scaled, call: Callable[[int], None]) -> None:
+        for batch in batches:
             call(batch)
 
-    two = look(both, both)
+    return make_calls
 
+
+@pytest.mark.long
+def test_the_next_call_of_a_kind_finishes_its_library():
+    """Each kind is traced once. torch.compile answers while code is compiled in the background."""
+    two = look(*[calling(2, 3, 2)] * 2)
     described = two.table.described()
     in_background = [is_link for thread, is_link in two.runs if thread == aoti_cpp.THREAD]
 
@@ -120,20 +119,13 @@ def test_the_next_call_of_a_kind_finishes_its_library():
 
 @pytest.mark.long
 def test_what_was_begun_for_another_state_is_not_finished():
-    """A new state gets a new library.
-
-    A kind of call that occurred once is refused, with a reason.
-    """
-
-    def begin(_module: Scaled, call: Callable[[int], None]) -> None:
-        call(2)
-        call(5)
+    """A new state gets a new library. A kind of call that occurred once has none, with a reason."""
 
     def change(module: Scaled, call: Callable[[int], None]) -> None:
         module.scale = 3.0
         call(2)
 
-    looked = look(begin, change)
+    looked = look(calling(2, 5), change)
 
     assert looked.counts == [(0, 2), (1, 2)]
     torch.testing.assert_close(looked.answers[-1], looked.eager[-1])
@@ -168,17 +160,11 @@ def test_a_compiler_that_fails_in_the_background_is_run_by_torch(monkeypatch: py
 
     monkeypatch.setattr(subprocess, "run", run)
 
-    def once(_module: Scaled, call: Callable[[int], None]) -> None:
-        call(7)
-
-    looked = look(once, once)
+    looked = look(*[calling(7)] * 2)
 
     assert failed  # as many as run beside each other
     assert [entry["level"] for entry in looked.table.described()] == [3]
     torch.testing.assert_close(looked.answers[-1], looked.eager[-1])
-
-
-# --- command lines --------------------------------------------------------------------------------
 
 
 def line(code: str, *words: str | Path) -> str:
@@ -191,6 +177,15 @@ def line(code: str, *words: str | Path) -> str:
 JOIN = """
 *parts, whole = map(pathlib.Path, sys.argv[1:])
 whole.write_bytes(b"".join(part.read_bytes() for part in parts))
+"""
+COUNT = """
+import os
+own = pathlib.Path(sys.argv[2]) / str(os.getpid())
+own.touch()
+time.sleep(0.3)
+count = len(list(own.parent.iterdir()))
+own.unlink()
+pathlib.Path(sys.argv[1]).write_text(str(count))
 """
 WRITE = "pathlib.Path(sys.argv[1]).write_bytes(b'object')"
 
@@ -220,10 +215,8 @@ def test_torch_is_told_that_a_library_is_made_before_it_is(tmp_path: Path):
 def test_a_command_line_that_is_not_understood_is_not_noted(target: str):
     """Torch then does everything itself: of another version, for example."""
     commands = aoti_cpp.Commands()
-
     with pytest.raises(RuntimeError, match="unexpected command line"):
         commands.note("g++ a.cpp -o b.o", target)
-
     commands.forget()
 
 
@@ -233,10 +226,8 @@ def test_a_library_that_torch_made_itself_is_not_made_again(tmp_path: Path):
     commands = aoti_cpp.Commands()
     commands.note(line(WRITE, library), str(library))
     library.write_bytes(b"weights that torch appends")
-
     with pytest.raises(RuntimeError, match="with the recorded commands"):
         commands.begin(str(library))
-
     commands.forget()
 
 
@@ -245,40 +236,22 @@ def test_no_more_compilers_run_than_torch_would_run(tmp_path: Path):
     slots = torch._inductor.config.compile_threads
     running = tmp_path / "running"
     running.mkdir()
-    code = (
-        "import os\n"
-        f"own = pathlib.Path({str(running)!r}) / str(os.getpid())\n"
-        "own.touch()\n"
-        "time.sleep(0.3)\n"
-        "count = len(list(own.parent.iterdir()))\n"
-        "own.unlink()\n"
-        "pathlib.Path(sys.argv[1]).write_text(str(count))\n"
-    )
     begun = []
     for number in range(slots + 2):
         library = tmp_path / f"{number}.so"
         commands = aoti_cpp.Commands()
-        commands.note(line(code, library), str(library))
+        commands.note(line(COUNT, library, running), str(library))
         begun.append(commands.begin(str(library)))
-
     counts = [int(each.result(timeout=120)) for each in begun]
 
     assert max(counts) <= slots
-
-
-# --- progress -------------------------------------------------------------------------------------
 
 
 def test_a_build_says_which_entry_of_how_many_it_makes():
     """The total is the number of known kinds of calls, or of traced libraries."""
     told = list[str]()
     progress = _Steps(2, told.append)
-
     for step in ("entry", "trace", "trace", "trace", "library", "library"):
         progress.tell(step)
-
-    assert told == [
-        "entry 1 of 2",
-        *("tracing library 1 of 2", "tracing library 2 of 2", "tracing library 3 of 3"),
-        *("library 1 of 3", "library 2 of 3"),
-    ]
+    traced = [f"tracing library {number}" for number in ("1 of 2", "2 of 2", "3 of 3")]
+    assert told == ["entry 1 of 2", *traced, "library 1 of 3", "library 2 of 3"]

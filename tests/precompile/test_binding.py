@@ -5,44 +5,27 @@
 from __future__ import annotations
 
 import copy
-import enum
+import functools
 import gc
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-import models
 import serve_warm
-from levels import build, eager_below, forget_callables, served, started
-from models import (  # noqa: F401 - fixtures
-    Block,
-    Indexed,
-    Scaled,
-    Stack,
-    close,
-    fresh_fixture,
-    one_watch,
-    scaled_fixture,
-    x,
-)
+from levels import build, eager_below, forget_callables, rebuilt, served, started
+from models import Block, Indexed, Scaled, Stack, close, fresh_fixture, one_watch, scaled_fixture, x  # noqa: F401
 from serve_warm import report
 from serve_warm.compiler.proof import forbid
 from serve_warm.precompile.binding import _Pause
 from serve_warm.precompile.entries import describe_model_change
 from serve_warm.replica.journal import _build_again
 from serve_warm.report import ArtifactUse
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-# --- the module changed -----------------------------------------------------------------------
-
 
 CHANGE = "the model changed since the build: "
 CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -89,18 +72,12 @@ EXCHANGED = {
 @pytest.mark.parametrize(
     ("when", "change", "why"),
     [
-        *(
-            pytest.param("start", *case, id=f"{name}, at the start")
-            for name, case in CHANGED.items()
-        ),
+        *(pytest.param("start", *case, id=f"{n}, at the start") for n, case in CHANGED.items()),
         *(pytest.param("ready", *case, id=n) for n, case in {**CHANGED, **EXCHANGED}.items()),
     ],
 )
 @torch.inference_mode()
-def test_a_changed_model_is_level_1(
-    fresh: tuple[Path, Any], when: str, change: Callable[[Any], Any], why: str
-):
-    """The next call notices every change, and names it; its result is the changed model's."""
+def test_a_changed_model_is_level_1(fresh, when, change, why):
     folder, model = fresh
     # Of this one: those of earlier tests end at any time, and their counts with them.
     uses = model.__dict__["_serve_warm"].uses
@@ -180,114 +157,53 @@ def test_collections_pause_until_the_last_thread_is_done():
     assert gc.get_threshold() == before
 
 
+@pytest.mark.parametrize(
+    ("place", "now", "why"),
+    [
+        ("models.SCALE", 3.0, r"models\.SCALE is float 3\.0, but was float 2\.0"),
+        # No source file changed, and another function stands in the class.
+        ("models.Scaled.forward", lambda self, given, scale: self.linear(given) * 7, ".*Scaled.*"),
+    ],
+    ids=["global", "method"],
+)
 @torch.inference_mode()
-def test_a_changed_global_is_level_1(fresh: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch):
-    """A value that the graph took from a Python module is looked up there at the start."""
+def test_what_was_replaced_before_the_start_is_level_1(fresh, place, now, why, monkeypatch):
     folder, model = fresh
-    monkeypatch.setattr(models, "SCALE", 3.0)
-
+    monkeypatch.setattr(place, now)
     with started(folder), eager_below():
         result = served(lambda: model(x(), 1.0))
-
     assert result.level == 1
-    assert result.reason == "models.SCALE is float 3.0, but was float 2.0"
+    assert re.fullmatch(why, result.reason)
     assert torch.equal(result.value, model._orig_mod(x(), 1.0))
-
-
-@torch.inference_mode()
-def test_a_patched_method_is_level_1(fresh: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch):
-    """No source file changed, and another function stands in the class."""
-    folder, model = fresh
-    monkeypatch.setattr(Scaled, "forward", lambda self, given, scale: self.linear(given) * 7)
-
-    with started(folder), eager_below():
-        result = served(lambda: model(x(), 1.0))
-
-    assert result.level == 1
-    assert "Scaled" in result.reason
-    assert torch.equal(result.value, model._orig_mod(x(), 1.0))
-
-
-# --- several modules --------------------------------------------------------------------------
 
 
 @torch.inference_mode()
 def test_other_arguments_of_torch_compile_do_not_share(scaled: tuple[Path, Any]):
-    """Code compiled with another mode is other code."""
     folder, _ = scaled
     model = serve_warm.compile(Scaled().eval(), dynamic=False, options={"max_autotune": True})
-
     with started(folder), eager_below():
         result = served(lambda: model(x(), 1.0))
-
     assert result.level == 1
     assert "the build compiled with dynamic=False, but this process compiles" in result.reason
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [1, 3])
 @torch.inference_mode()
-def test_an_index_in_the_graph_makes_an_entry_for_each_layer(tmp_path: Path):
-    """The layers look alike but compute differently, so no layer gets another layer's entry."""
-    eager = Stack(*[Indexed(i) for i in range(3)]).eval()
+def test_blocks_of_one_structure_share_an_entry_unless_they_differ(number: int, tmp_path: Path):
+    """Each computes with its own weights; an index in the graph makes an entry for each layer."""
+    blocks = [Block() for _ in range(3)] if number == 1 else [Indexed(i) for i in range(3)]
+    eager = Stack(*blocks).eval()
     model = serve_warm.compile_regions(copy.deepcopy(eager), dynamic=False)
     library = build(tmp_path, lambda: model(x()))
-
-    with started(tmp_path), forbid():
-        result = model(x())
-
-    assert [len(unit.entries) for unit in library.units.values()] == [3]
-    close(result, eager(x()))
-
-
-@torch.inference_mode()
-def test_one_entry_serves_all_layers(tmp_path: Path):
-    """Blocks of one structure are compiled once, and each computes with its own weights."""
-    eager = Stack(*[Block() for _ in range(4)]).eval()
-    model = serve_warm.compile_regions(copy.deepcopy(eager), dynamic=False)
-    library = build(tmp_path, lambda: model(x()))
-
     with started(tmp_path), forbid():
         result = model(x())
 
     (unit,) = library.units.values()
-    assert (unit.name, len(unit.entries)) == ("models.Block", 1)
+    assert (unit.name, len(unit.entries)) == (f"models.{type(blocks[0]).__name__}", number)
     assert model.state_dict().keys() == eager.state_dict().keys()
     assert type(model) is Stack
     close(result, eager(x()))
-
-
-# --- fresh processes --------------------------------------------------------------------------
-
-
-class ByMember(nn.Module):
-    """Multiplies with a member of an enumeration, which is a number to compiled code."""
-
-    def __init__(self, scale: Any) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.scale = scale
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x) * self.scale
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [enum.IntEnum, enum.IntFlag])
-@torch.inference_mode()
-def test_the_value_of_a_member_is_a_fact(kind: Any, tmp_path: Path):
-    """A number that was changed where the class is defined is another number."""
-    built, now = kind("Scale", {"OUT": 2}), kind("Scale", {"OUT": 3})
-    model = serve_warm.compile(ByMember(built.OUT).eval(), dynamic=False)
-    build(tmp_path, lambda: model(x(3, 4)))
-    eager = ByMember(now.OUT).eval()
-    ours = serve_warm.compile(eager, dynamic=False)
-
-    with started(tmp_path), eager_below():
-        result = served(lambda: ours(x(3, 4)))
-
-    assert result.level == 1
-    assert "OUT int 3, but was" in result.reason
-    torch.testing.assert_close(result.value, eager(x(3, 4)))
 
 
 class Chain(nn.Module):
@@ -320,14 +236,10 @@ class Chain(nn.Module):
     ],
 )
 @torch.inference_mode()
-def test_a_part_that_goes_or_gets_a_hook_is_seen_while_it_runs(
-    writes: bool, change: Callable[[Any], Any], tmp_path: Path
-):
+def test_a_part_that_goes_or_gets_a_hook_is_seen_while_it_runs(writes, change, tmp_path):
     """The next call equals eager. Nothing is raised, no call is made half, no result is wrong."""
-    model = serve_warm.compile(Chain(writes=writes).eval(), dynamic=False)
-    build(tmp_path, lambda: model(x(3, 4)))
-    eager = Chain(writes=writes).eval()
-    ours = serve_warm.compile(eager, dynamic=False)
+    make = functools.partial(Chain, writes=writes)
+    eager, ours = rebuilt(make, tmp_path, lambda model: model(x(3, 4)))
     with started(tmp_path), eager_below():
         first = served(lambda: ours(x(3, 4)))
         change(eager.layers)
@@ -340,10 +252,7 @@ def test_a_part_that_goes_or_gets_a_hook_is_seen_while_it_runs(
 
 @pytest.mark.slow
 @torch.inference_mode()
-def test_a_part_that_changed_is_named_once_for_all_calls(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    """One line names the part, not one line for each shape of its calls."""
+def test_a_part_that_changed_is_named_once_for_all_calls(tmp_path, caplog):
     forget_callables()
 
     def made(last: nn.Module) -> nn.Module:
@@ -377,29 +286,13 @@ def test_a_part_that_changed_is_named_once_for_all_calls(
             [".: app.Scorer 0123456789abcdef"],
             "the model itself is an object of an earlier definition of app.Scorer: make it again",
         ),
+        (  # without the digests
+            [".: app.Scorer 0123456789abcdef"],
+            [".: app.Scorer 89abcdef01234567"],
+            "the code or a default argument of app.Scorer changed since the build: build again",
+        ),
     ],
 )
 def test_each_change_of_a_model_reads_as_one(now: list[str], built: list[str], says: str):
     """Parts that came, that went, and a class of the same name from another package."""
     assert describe_model_change(now, built).removeprefix(CHANGE) == says
-
-
-@pytest.mark.slow
-@torch.inference_mode()
-def test_code_that_changed_is_named_as_code(tmp_path: Path):
-    """The text names the class with changed methods, and what to do, without digests."""
-
-    def made(forward: Callable[..., Any]) -> nn.Module:
-        kind = type("Changing", (nn.Module,), {"forward": forward, "__module__": __name__})
-        return kind().eval()
-
-    model = serve_warm.compile(made(lambda self, x: x + 1), dynamic=False)
-    build(tmp_path, lambda: model(x(3, 4)))
-    ours = serve_warm.compile(made(lambda self, x: x + 2), dynamic=False)
-
-    with started(tmp_path), eager_below():
-        result = served(lambda: ours(x(3, 4)))
-
-    assert result.level == 1
-    assert "the code or a default argument of test_binding.Changing changed since" in result.reason
-    torch.testing.assert_close(result.value, x(3, 4) + 2)

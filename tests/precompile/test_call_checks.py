@@ -4,16 +4,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from serve_warm.precompile import change_checks
 from serve_warm.precompile.call_checks import DictChanges, count_changes, number_of_changes
 from serve_warm.precompile.change_checks import STEADY, _same_dicts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Versions:
@@ -62,17 +60,13 @@ def test_a_change_is_seen_if_another_thread_asks_in_between(versions: Versions, 
 
 @pytest.mark.parametrize("asked", [0, 1, STEADY + 1])
 @pytest.mark.parametrize("number", [number_of_changes, None], ids=["by number", "by versions"])
-def test_an_empty_dict_that_is_filled_from_another_has_changed(
-    asked: int, number: Any, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_empty_dict_that_is_filled_from_another_has_changed(asked, number, monkeypatch):
     """Torch's watch from Python 3.12 on does not see that kind of change."""
     filled: dict[str, int] = {}
     monkeypatch.setattr(change_checks, "number_of_changes", number)
     same = _same_dicts([{"a": 1}, filled])
-
     steady = [same() for _ in range(asked)]
     filled.update({"b": 1})
-
     assert all(steady)
     assert not same()
 
@@ -81,5 +75,4 @@ def test_a_torch_that_numbers_otherwise_is_not_relied_on(monkeypatch: pytest.Mon
     """A new dict's number would not show the changes of others."""
     numbers = iter(range(1000))
     monkeypatch.setattr("serve_warm.precompile.call_checks.WATCHES_DICTS", True)
-
     assert count_changes(lambda _: next(numbers)) is None

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -20,16 +22,12 @@ from torch import nn
 import serve_warm
 from benchmarks.bench_changes import ADAPTERS, Model, function, rows
 from levels import build, eager_below, started
-from models import one_watch  # noqa: F401 - a fixture
+from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile.change_checks import ChangeChecks
 from serve_warm.precompile.dispatcher import Dispatcher
 from serve_warm.precompile.entry_function import refuse_overlap
 from serve_warm.precompile.module_changes import FactWatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 LAYERS = 3
 
@@ -63,10 +61,10 @@ def counted() -> Iterator[Counter[str]]:
         found["compiles"] = (watch_process().counts() - before).compiles
 
 
-def call(model: Any, times: int, change: Callable[[int], Any]) -> None:
+def call(model: Any, times: int, change: Callable[[int], Any], given: Any = None) -> None:
     for number in range(times):
         change(number)
-        model(rows(3))
+        model(rows(3) if given is None else given)
 
 
 @pytest.fixture(scope="module")
@@ -102,38 +100,29 @@ def served(tmp_path_factory: pytest.TempPathFactory, clock: SimpleNamespace) -> 
     ],
 )
 def test_a_call_that_changes_no_fact_looks_at_none(served: Any, change: Any):
-    """Setting a value again, and building other modules, reads no fact and looks up nothing."""
-    with torch.inference_mode():
-        call(served, 3, lambda _: change(served))
-
-        with counted() as found:
-            call(served, 50, lambda _: change(served))
-
+    call(served, 3, lambda _: change(served))
+    with counted() as found:
+        call(served, 50, lambda _: change(served))
     assert found == {"compiles": 0}
 
 
 def test_two_adapters_in_turn_compile_and_look_up_nothing(served: Any):
     """After 200 switches, only facts of switched parts are judged, and calls are known by key."""
-    with torch.inference_mode():
-        call(served, 4, lambda number: served.set_adapter(ADAPTERS[number % 2]))
+    call(served, 4, lambda number: served.set_adapter(ADAPTERS[number % 2]))
+    with counted() as found:
+        call(served, 200, lambda number: served.set_adapter(ADAPTERS[number % 2]))
 
-        with counted() as found:
-            call(served, 200, lambda number: served.set_adapter(ADAPTERS[number % 2]))
-        right = torch.equal(served(rows(3)), served._orig_mod(rows(3)))
-
-    assert right
+    assert torch.equal(served(rows(3)), served._orig_mod(rows(3)))
     assert (found["compiles"], found["_choose"], found["_group"]) == (0, 0, 0)
     assert found["refresh"] == 200
     assert found["_judge"] <= 200 * LAYERS * len(ADAPTERS)
     assert {use.level for use in served._serve_warm.uses()} == {2}
 
 
-def test_a_flag_is_noticed_although_something_changes_before_each_call(
-    served: Any, clock: SimpleNamespace
-):
+def test_a_flag_is_noticed_although_something_changes_before_each_call(served, clock):
     """Flags are read once a second, whether the calls of that second found a change or not."""
     levels = []
-    with torch.inference_mode(), eager_below():
+    with eager_below():
         served._serve_warm.binder.bind_anew()
         call(served, 4, lambda number: served.set_adapter(ADAPTERS[number % 2]))
         before = sum(use.calls for use in served._serve_warm.uses() if use.level == 1)
@@ -151,22 +140,17 @@ def test_a_flag_is_noticed_although_something_changes_before_each_call(
     assert levels[-1] > 0
 
 
-@torch.inference_mode()
 def test_sizes_in_a_range_are_looked_up_once(tmp_path: Path):
-    """300 shapes that one entry is for are known by one key."""
     model = serve_warm.compile(Model(LAYERS).eval(), dynamic=True)
     build(tmp_path, lambda: model(rows(3)))
-
     with started(tmp_path), counted() as found:
         for number in range(300):
             model(rows(2 + number))
-
     assert found["_choose"] == 1
     assert (found["_judge"], found["compiles"]) == (0, 0)
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 @pytest.mark.parametrize(
     ("arguments", "lookups"),
     [
@@ -179,26 +163,21 @@ def test_a_call_without_an_entry_is_looked_up_once(tmp_path: Path, arguments: An
     """Each shape once; texts and numbers that no entry is for are one kind of call."""
     model = serve_warm.compile(Model(LAYERS).eval(), dynamic=False)
     build(tmp_path, lambda: model(rows(3)))
-
     with started(tmp_path), eager_below(), counted() as found:
         for number in range(600):
             model(*arguments(number))
-
     assert found["_choose"] == lookups
     assert (found["refresh"], found["compiles"]) == (0, 0)
 
 
-@torch.inference_mode()
 def test_a_function_does_not_mind_modules_that_are_built(tmp_path: Path):
     """A function has no module and no fact about hooks, so building modules changes nothing."""
     compiled = serve_warm.compile(function, dynamic=False)
     build(tmp_path, lambda: compiled(rows(3)))
-
     with started(tmp_path):
         compiled(rows(3))
         with counted() as found:
             call(compiled, 20, lambda _: nn.Linear(4, 4).register_forward_hook(print))
-
     assert found == {"compiles": 0}
 
 
@@ -217,7 +196,6 @@ class Total(nn.Module):
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 @pytest.mark.parametrize("level", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_tensors_at_known_addresses_are_not_compared_in_memory_again(level: int, tmp_path: Path):
     """A step with hundreds of weights compares only weights that moved."""
@@ -229,10 +207,10 @@ def test_tensors_at_known_addresses_are_not_compared_in_memory_again(level: int,
     with started(tmp_path), eager_below():
         model(x)
         with counted() as same:
-            call_with(model, x, times=20)
+            call(model, 20, lambda _: None, x)
         model._orig_mod.total.data = whole[4:]
         with counted() as moved:
-            call_with(model, x, times=20)
+            call(model, 20, lambda _: None, x)
         with counted() as overlapping:
             model._orig_mod.total.data = whole[2:6]
             model(whole[:4])
@@ -243,8 +221,3 @@ def test_tensors_at_known_addresses_are_not_compared_in_memory_again(level: int,
     assert overlapping["refuse_overlap"] >= 1
     assert set(uses) == {level, 1}
     assert "overlaps another" in uses[1]
-
-
-def call_with(model: Any, x: torch.Tensor, *, times: int) -> None:
-    for _ in range(times):
-        model(x)

@@ -55,17 +55,12 @@ def _counting(function: Callable[..., Any]) -> Callable[..., Any]:
     return inner
 
 
-class Wrapped(torch.nn.Module):
-    @_counting
-    def forward(self, a: Any, b: Any) -> Any:
-        return torch.mm(a, b.T)
+class Wrapped(Plain):
+    forward = _counting(Plain.forward)
 
 
-class InContexts(torch.nn.Module):
-    @torch.no_grad()
-    @torch.autocast("cpu", enabled=False)
-    def forward(self, a: Any, b: Any, *, scale: float = 1.0) -> Any:
-        return torch.mm(a, b.T) * scale
+class InContexts(Plain):
+    forward = torch.no_grad()(torch.autocast("cpu", enabled=False)(Plain.forward))
 
 
 class Hooked(Plain):
@@ -74,12 +69,11 @@ class Hooked(Plain):
         self.register_forward_pre_hook(lambda _, args: tuple(2 * each for each in args))
 
 
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
 def _level(
-    model: torch.nn.Module,
-    folder: Path,
-    made: tuple[tuple[Any, ...], dict[str, Any]],
-    *calls: tuple[tuple[Any, ...], dict[str, Any]],
-    dynamic: bool = False,
+    model: torch.nn.Module, folder: Path, made: Call, *calls: Call, dynamic: bool = False
 ) -> list[int]:
     """Return the levels of calls after a build with one; each answer is eager's, also again."""
     compiled = serve_warm.compile(model.eval(), dynamic=dynamic)
@@ -97,7 +91,6 @@ def _level(
     return levels
 
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
 BY_NAME: Call = ((), {"a": ONE, "b": OTHER, "scale": 2.0})
 REORDERED: Call = ((), {"scale": 2.0, "b": OTHER, "a": ONE})
 IN_PART: Call = ((ONE,), {"scale": 2.0, "b": OTHER})
@@ -106,20 +99,14 @@ C, D = torch.ones(3), torch.zeros(3)
 NAMES: Call = ((), {"a": ONE, "b": OTHER})
 COLLECTED: Call = ((ONE, OTHER), {"c": C, "d": D})
 
+OTHER_ORDER: Call = ((), {"b": ONE, "a": OTHER, "scale": 2.0})
+OTHER_SCALE: Call = ((), {"b": OTHER, "scale": 3.0, "a": ONE})
+
 FORMS: dict[str, tuple[torch.nn.Module, list[Call], list[int]]] = {
-    "by name": (
-        Plain(),
-        [BY_NAME, REORDERED, IN_PART, SWAPPED, ((), {"b": ONE, "a": OTHER, "scale": 2.0})],
-        [2, 2, 2, 2],
-    ),
+    "by name": (Plain(), [BY_NAME, REORDERED, IN_PART, SWAPPED, OTHER_ORDER], [2] * 4),
     "by position": (
         Plain(),
-        [
-            ((ONE, OTHER), {"scale": 2.0}),
-            REORDERED,
-            ((), {"b": OTHER, "scale": 3.0, "a": ONE}),
-            ((), {"b": OTHER, "a": ONE}),
-        ],
+        [((ONE, OTHER), {"scale": 2.0}), REORDERED, OTHER_SCALE, ((), {"b": OTHER, "a": ONE})],
         [2, 1, 1],
     ),
     # The wrapper is torch's, and cannot show the order of its arguments to the forward.
@@ -128,7 +115,7 @@ FORMS: dict[str, tuple[torch.nn.Module, list[Call], list[int]]] = {
     "collected": (Collecting(), [NAMES, NAMES, ((), {"b": ONE, "a": OTHER})], [2, 1]),
     "collected beside others": (
         Both(),
-        [COLLECTED, COLLECTED, ((ONE, OTHER), {"d": C, "c": D})],
+        [COLLECTED] * 2 + [((ONE, OTHER), {"d": C, "c": D})],
         [2, 1],
     ),
     "by place": (Wrapped(), [NAMES, NAMES, ((ONE,), {"b": OTHER})], [2, 1]),
@@ -148,7 +135,6 @@ FORMS: dict[str, tuple[torch.nn.Module, list[Call], list[int]]] = {
 def test_another_form_of_a_call_is_the_same_call_unless_code_can_see_it(tmp_path: Path, name: str):
     """Tensors of equal shape reach the parameters that they were passed for."""
     model, calls, levels = FORMS[name]
-
     assert _level(model, tmp_path / "entries", *calls) == levels
 
 
@@ -190,7 +176,6 @@ def test_a_build_makes_one_entry_for_all_forms(tmp_path: Path):
         table = build(
             tmp_path / "entries", lambda: model(ONE, OTHER), lambda: model(b=OTHER, a=ONE)
         )
-
     assert sum(len(unit.entries) for unit in table.units.values()) == 1
 
 
@@ -215,20 +200,15 @@ def test_a_check_compares_another_form_with_eager(tmp_path: Path):
 @pytest.mark.parametrize(
     ("args", "kwargs"),
     [
-        ((1, 2, 3), {}),
-        ((1,), {"a": 2}),
-        ((), {"a": 1}),
-        ((), {"a": 1, "b": 2, "e": 3}),
-        ((), {"hidden": 1, "b": 2}),
+        *(((1, 2, 3), {}), ((1,), {"a": 2}), ((), {"a": 1})),
+        *(((), {"a": 1, "b": 2, "e": 3}), ((), {"hidden": 1, "b": 2})),
     ],
 )
 def test_a_call_with_other_arguments_has_no_form(args: tuple[Any, ...], kwargs: dict[str, Any]):
     """Too many or too few arguments, a repeated, a collected, or an unnamed argument."""
     parameters = Parameters(positional=("a", "b"), keyword_only=("c",))
     hidden = Parameters(positional=("hidden", "b"), unnamed=1)
-
     form = form_of("t0, b=t1")
-
     assert form == (1, ("b",))
     assert in_form(form, parameters, args, kwargs) is None
     assert in_form(form, hidden, (), kwargs) is None

@@ -69,15 +69,10 @@ def quick(args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
 
 @pytest.mark.parametrize("args", [pytest.param(call, id=name) for name, call in OTHERS.items()])
 def test_another_call_has_another_signature(args: Any):
-    """Whatever compiled code depends on is in the text, so that no two calls share an entry.
-
-    The key and the C++ check together distinguish what the text distinguishes.
-    """
+    """No two calls share an entry; the key and the C++ check tell apart what the text does."""
     key, tensors = quick(*BASE)
     same = tensor_check(tensors)
-
     other_key, others = quick(*args)
-
     assert describe(*args)[0] != describe(*BASE)[0]
     assert other_key != key or not same(*others)
 
@@ -89,9 +84,7 @@ def test_an_equal_call_is_equal_both_ways(scalar: Any):
     """New tensors with other values, of the same metadata, are the same call."""
     one, two = ((t(2, 3), scalar), {"x": [t(1)]}), ((t(2, 3) * 2, scalar), {"x": [t(1) * 2]})
     key, tensors = quick(*one)
-
     other_key, others = quick(*two)
-
     assert describe(*one)[0] == describe(*two)[0]
     assert other_key == key
     assert tensor_check(tensors)(*others)
@@ -100,9 +93,7 @@ def test_an_equal_call_is_equal_both_ways(scalar: Any):
 def test_a_size_is_neither_a_tuple_nor_another_size():
     """A forward can call `numel()` only on a `torch.Size`."""
     calls = [((t(2, 3), size), {}) for size in (torch.Size([2, 3]), torch.Size([2]), (2, 3))]
-
     structures = [describe(*call)[0].structure for call in calls]
-
     assert structures[0] == "t0, torch.Size([2, 3])"
     assert len(set(structures)) == len({quick(*call)[0] for call in calls}) == len(calls)
     assert list_known_values(structures[0]) == {(int, 2), (int, 3)}
@@ -110,12 +101,8 @@ def test_a_size_is_neither_a_tuple_nor_another_size():
 
 
 def test_a_float_is_known_by_its_value():
-    """Each request makes its own object for the same number.
-
-    Both zeros are equal to Python, but `1 / x` differs.
-    """
+    """Each request makes its own object. Both zeros are equal to Python, but `1 / x` differs."""
     one, two = (t(1), float("0.25")), (t(1), float("0.250"))
-
     assert one[1] is not two[1]
     assert quick(one, {})[0] == quick(two, {})[0]
     assert describe((t(1), 0.0), {})[0] != describe((t(1), -0.0), {})[0]
@@ -127,23 +114,17 @@ def test_values_of_requests_are_not_kept(scalar: Any):
     """All values without an entry are one kind of call."""
     key = key_of((t(1), scalar), {"user": scalar}, [], frozenset())
     other = key_of((t(1), scalar * 2), {"user": scalar * 2}, [], frozenset())
-
     assert key == other
     assert repr(scalar) not in repr(key)
 
 
 def test_values_that_entries_were_made_for_are_known():
-    """Such values are found in the structure of a signature."""
     found = list_known_values("t0, -1, 0.5, 'text', {'key': [2, t1]}, flag=True")
-
     assert {(int, -1), (float, "0.5"), (str, "text"), (int, 2)} <= found
 
 
 def test_a_signature_reads_as_the_call_without_texts_of_requests():
-    """A report, a log and a state file show structure, then tensors, and are read by probes.
-
-    A text is shown by its length, and so is a key that does not look like a name.
-    """
+    """Reports, logs and state files show the length of a text, and of a key that is no name."""
     said, _ = describe(
         (t(1), "secret"),
         {"user": "a@b.c", "n": 3, "parts": {"k": "v"}, "more": {"a@b.c": "v", "mask": 2}},
@@ -161,7 +142,6 @@ def test_a_signature_reads_as_the_call_without_texts_of_requests():
 def test_a_text_that_no_entry_knows_is_not_kept():
     """A megabyte of it is not copied into a signature either."""
     said, _ = describe((t(1), "x" * 1_000_000), {}, frozenset())
-
     assert said.structure == "t0, str[1000000]"
 
 
@@ -172,10 +152,8 @@ ANY_KEY = ("a@b.c", "n" * 41)
 def test_a_key_of_a_request_is_not_kept(key: str):
     """A key that does not read as a name is a value: of a mapping, and of keyword arguments."""
     call = ((t(1), {key: 1}), {key: 2})
-
     said, _ = describe(*call, known=frozenset())
     quick = key_of(*call, [], frozenset())
-
     length = f"str[{len(key)}]"
     assert said.structure == f"t0, {{{length}: 1}}, **{{{length}: 2}}"
     assert quick == key_of((t(1), {"other key": 1}), {"other key": 2}, [], frozenset())
@@ -184,11 +162,9 @@ def test_a_key_of_a_request_is_not_kept(key: str):
 
 @pytest.mark.parametrize("key", [*ANY_KEY, "name"])
 def test_a_key_that_an_entry_was_made_for_is_known(key: str):
-    """The call differs from a call with another key, and equals the call of the entry."""
     call = ((t(1), {key: 1}), {key: 2})
     made, _ = describe(*call)
     known = frozenset(list_known_values(made.structure))
-
     assert describe(*call, known=known)[0] == made
     assert key_of(*call, [], known) != key_of((t(1), {"b c": 1}), {key: 2}, [], known)
     assert key_of(*call, [], known) != key_of((t(1), {key: 1}), {"b c": 2}, [], known)
@@ -249,7 +225,6 @@ def test_what_no_entry_takes_is_named(made: Any, why: str):
     """The reason says which argument: its class, or what its tensor is beside memory."""
     args = made()
     quick(args, {})  # whatever it is, looking it up raises nothing
-
     with pytest.raises(NoEntry, match=why):
         describe(args, {})
 
@@ -257,7 +232,6 @@ def test_what_no_entry_takes_is_named(made: Any, why: str):
 def test_the_reason_for_a_foreign_argument_says_what_to_pass():
     """A cache of transformers has its own way to be compiled."""
     transformers = require_module("transformers", "pip install 'serve-warm[generation]'")
-
     with pytest.raises(NoEntry, match=r"DynamicCache: decode with serve_warm\.compile_generation"):
         describe((t(1), transformers.DynamicCache()), {})
     with pytest.raises(NoEntry, match=r"builtins\.slice: pass plain tensors"):
@@ -269,20 +243,16 @@ def test_one_tensor_passed_twice_has_no_entry():
     one = t(2)
     _, tensors = quick((t(2), t(2)), {})
     same = tensor_check(tensors)
-
     with pytest.raises(NoEntry, match="twice"):
         describe((one, one), {})
     assert not same(one, one)
 
 
 def test_a_signature_becomes_a_function_that_makes_the_call():
-    """The compiled call is exactly the described call."""
     args, kwargs = (t(2), 1.0, "it's", torch.float16, None), {"more": [{"a": (t(1), -0.0)}, ()]}
     signature, tensors = describe(args, kwargs)
     seen = []
-
     signature.function("entry")(lambda *a, **k: seen.append((a, k)), *tensors)
-
     assert repr(seen) == repr([(args, kwargs)])
 
 
@@ -340,7 +310,6 @@ def test_inference_mode_is_not_no_grad(made_in: bool, called_in: bool):
         here = same(plain)
     with torch.inference_mode(called_in), torch.no_grad():
         there = same(plain)
-
     assert (here, there) == (True, False)
 
 
@@ -348,7 +317,6 @@ def test_a_condition_on_what_a_view_is_of_does_not_hold_for_others():
     """A tensor of the same sizes and strides may be no view, and have no base to ask."""
     dynamic = call_signature.Dynamic(conditions=("L['t0']._base.size()[0] == L['t0'].size()[0]",))
     view = t(4, 2)[:]
-
     assert dynamic.holds([view])
     assert not dynamic.holds([t(4, 2)])
 
@@ -367,7 +335,6 @@ def test_a_condition_on_what_a_view_is_of_does_not_hold_for_others():
 def test_a_condition_is_computed_as_torch_writes_it(condition: str, sizes: tuple[int, int]):
     """The second size does not fit, or the condition cannot be computed for it."""
     dynamic = call_signature.Dynamic(conditions=(condition,))
-
     assert [dynamic.holds([t(rows)]) for rows in sizes] == [True, False]
 
 

@@ -12,8 +12,9 @@ import gc
 import inspect
 import io
 import pickle
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -31,6 +32,7 @@ from models import (  # noqa: F401 - fixtures
     Stack,
     close,
     fresh_fixture,
+    in_inference_mode,
     one_watch,
     scaled_fixture,
     x,
@@ -40,17 +42,10 @@ from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import ConfigError
 from serve_warm.precompile.session import SESSION
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
 # --- several modules --------------------------------------------------------------------------
 
 
-@torch.inference_mode()
-def test_blocks_are_compiled_by_torch_when_they_need_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_blocks_are_compiled_by_torch_when_they_need_it(tmp_path, monkeypatch):
     """With entries for all calls, only the first block is compiled, to detect wrong arguments."""
     by_torch = mock.Mock(side_effect=torch.compile)
     model = Stack(*[Block() for _ in range(4)]).eval()
@@ -72,7 +67,6 @@ def test_blocks_are_compiled_by_torch_when_they_need_it(
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_hooks_of_blocks_fire(tmp_path: Path):
     """A hook that was there at the build is part of the call."""
     model = Stack(Block(), Block()).eval()
@@ -81,7 +75,6 @@ def test_hooks_of_blocks_fire(tmp_path: Path):
     expected = model(x())
     serve_warm.compile_regions(model, dynamic=False)
     build(tmp_path, lambda: model(x()))
-
     with started(tmp_path), eager_below():
         result = model(x())
 
@@ -91,10 +84,7 @@ def test_hooks_of_blocks_fire(tmp_path: Path):
 def test_named_blocks_are_compiled_and_no_others():
     """With names, the caller decides, also about single modules."""
     model = serve_warm.compile_regions(Stack(Block(), Block(), Indexed(0)), ["Indexed"])
-
-    compiled_ = [m for m in model.modules() if m._compiled_call_impl is not None]
-
-    assert [type(m) for m in compiled_] == [Indexed]
+    assert [type(m) for m in model.modules() if m._compiled_call_impl is not None] == [Indexed]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +101,6 @@ def test_what_cannot_be_compiled_is_said(call: Any, why: str):
     """An error at once, with a hint, and not at the first request."""
     with pytest.raises(ConfigError, match=why) as caught:
         call()
-
     assert caught.value.hint
 
 
@@ -210,13 +199,11 @@ CALLABLES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("make", [pytest.param(m, id=name) for name, m in CALLABLES.items()])
-@torch.inference_mode()
 def test_it_is_level_2_and_as_torch_compile(make: Any, tmp_path: Path):
     """Methods, closures, decorators, outputs of all kinds: what stock returns is returned."""
     model = make()
     expected = model(x())
     library = build(tmp_path, lambda: model(x()))
-
     with started(tmp_path), forbid():
         result = served(lambda: model(x()))
 
@@ -231,38 +218,29 @@ def leaves(value: Any) -> list[Any]:
     return tree_leaves(vars(value) if isinstance(value, Output) else value)
 
 
-@torch.inference_mode()
 def test_aliases_stay_aliases(tmp_path: Path):
     """An output that is an input, a view of one or a weight is that and no copy."""
     model = serve_warm.compile(Named("alias").eval(), dynamic=False)
     build(tmp_path, lambda: model(x()))
     given = x()
-
     with started(tmp_path), forbid():
         same, weight, view, _ = model(given)
-
     assert same is given
     assert weight is model._orig_mod.a.weight
     assert view.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
 
 
-@torch.inference_mode()
 def test_each_instance_has_its_own_method(tmp_path: Path):
-    """Two objects of one class have their own weights and graphs."""
     one, same, other = Method(2.0), Method(2.0), Method(3.0)
     same.linear = nn.Linear(4, 4).eval()
     build(tmp_path, lambda: one.embed(x()))
-
     with started(tmp_path), eager_below():
         results = [served(lambda m=m: m.embed(x())) for m in (one, same, other)]
 
     assert [r.level for r in results] == [2, 2, 1]
     assert "scale is float 3.0" in results[2].reason
-    for result, method in zip(results, (one, same, other), strict=True):
-        close(
-            result.value,
-            torch.addmm(method.linear.bias, x(), method.linear.weight, alpha=method.scale),
-        )
+    for result, own in zip(results, (one, same, other), strict=True):
+        close(result.value, torch.addmm(own.linear.bias, x(), own.linear.weight, alpha=own.scale))
 
 
 @dataclasses.dataclass
@@ -291,19 +269,14 @@ def test_a_class_method_can_be_compiled():
     close(Held.embed(x()), x() * 2)
 
 
-@torch.inference_mode()
-def test_objects_of_a_class_share_the_counts_and_warnings(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_objects_of_a_class_share_the_counts_and_warnings(tmp_path, caplog):
     """The report still has the calls of freed objects, and a log does not grow by each object."""
     build(tmp_path, lambda: Equal("a", 2.0).embed(x()))
-
     with started(tmp_path), eager_below():
         for _ in range(5):
             Equal("a", 3.0).embed(x())
         gc.collect()
         found = [use for use in SESSION.uses() if use.callable.endswith("Equal.embed")]
-
     assert sum(use.calls for use in found if use.level == 1) >= 5
     assert caplog.text.count("Equal.embed") == 1
 
@@ -311,7 +284,6 @@ def test_objects_of_a_class_share_the_counts_and_warnings(
 def test_equal_objects_are_not_one():
     """A method is of its object, whatever that is equal to, or whether it has a hash."""
     one, other = Equal("a", 2.0), Equal("a", 3.0)
-
     assert one == other
     close(one.embed(x()), x() * 2)
     close(other.embed(x()), x() * 3)
@@ -327,24 +299,19 @@ class Doubling:
 
 @pytest.mark.parametrize(
     "target",
-    [
-        pytest.param(Doubling(2.0), id="object"),
-        pytest.param(functools.partial(torch.mul, other=2.0), id="partial"),
-        pytest.param(lambda given: given * 2, id="lambda"),
-    ],
+    [Doubling(2.0), functools.partial(torch.mul, other=2.0), lambda given: given * 2],
+    ids=["object", "partial", "lambda"],
 )
 def test_what_has_no_name_can_be_compiled_too(target: Any):
     """As with torch.compile: a partial, or an object with `__call__`."""
     close(serve_warm.compile(target, backend="eager")(x()), x() * 2)
 
 
-@torch.inference_mode()
 def test_weights_tied_in_a_closure_must_stay_tied(tmp_path: Path):
     """No tree of modules shows it: the graph has one input for the two."""
     module = Named("tied").eval()
     function = serve_warm.compile(closing_over(module), dynamic=False)
     build(tmp_path, lambda: function(x()))
-
     with started(tmp_path), eager_below():
         tied = served(lambda: function(x()))
         with torch.inference_mode(False):
@@ -359,25 +326,19 @@ def test_weights_tied_in_a_closure_must_stay_tied(tmp_path: Path):
 # --- as torch.compile's result ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "again",
-    [
-        pytest.param(copy.deepcopy, id="deepcopy"),
-        pytest.param(lambda m: pickle.loads(pickle.dumps(m)), id="pickle"),
-        pytest.param(
-            lambda m: torch.load(saved(m), weights_only=False),
-            id="torch.save",
-        ),
-    ],
-)
-def test_a_copy_is_compiled_too(again: Any):
-    """The copy is the same kind of object, with its own weights."""
-    model = serve_warm.compile(Scaled(), backend="eager", dynamic=False)
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda each: pickle.loads(pickle.dumps(each)),
+    "torch.save": lambda each: torch.load(saved(each), weights_only=False),
+}
 
+
+@pytest.mark.parametrize("again", COPIES.values(), ids=COPIES)
+def test_a_copy_is_compiled_too(again: Any):
+    model = serve_warm.compile(Scaled(), backend="eager", dynamic=False)
     other = again(model)
     with torch.no_grad():
         other._orig_mod.linear.weight.zero_()
-
     assert type(other) is type(model)
     assert other.__dict__["_serve_warm"].arguments == {"backend": "eager", "dynamic": False}
     close(other(x()), other._orig_mod(x()))
@@ -391,7 +352,6 @@ def saved(model: Any) -> io.BytesIO:
     return buffer
 
 
-@torch.inference_mode()
 def test_as_part_of_another_module_it_is_level_2(scaled: tuple[Path, Any]):
     """A pipeline holds compiled parts, and moving the whole moves them."""
 
@@ -413,12 +373,10 @@ def test_as_part_of_another_module_it_is_level_2(scaled: tuple[Path, Any]):
     assert "float64" in after.call
 
 
-@torch.inference_mode()
 def test_hooks_of_the_compiled_module_fire(fresh: tuple[Path, Any]):
     """torch.compile's module is a module of its own, with hooks of its own."""
     folder, model = fresh
     seen = []
-
     with started(folder), eager_below():
         model(x(), 1.0)
         handle = model.register_forward_hook(lambda *_: seen.append("after"))
@@ -429,32 +387,25 @@ def test_hooks_of_the_compiled_module_fire(fresh: tuple[Path, Any]):
     assert seen == ["before", "after"]
 
 
-@torch.inference_mode()
 def test_forward_is_served_like_the_call(scaled: tuple[Path, Any]):
     """Libraries call `model.forward(x)`, and no hook of the compiled module is fired by it."""
     folder, model = scaled
-
     with started(folder), forbid():
         found = served(lambda: model.forward(x(), 1.0))
-
     assert (found.level, found.reason, found.compiles) == (2, "", 0)
     close(found.value, model._orig_mod(x(), 1.0))
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.parametrize("level", [2, 3])
-@torch.inference_mode()
 def test_a_forward_that_the_user_sets_on_the_compiled_module_runs(level: int, tmp_path: Path):
     """It runs as on torch.compile's module, whatever entries exist."""
     model = serve_warm.compile(Scaled().eval(), level=level, dynamic=False)
     build(tmp_path, lambda: model(x(), 1.0), level=level)
-
     with started(tmp_path), eager_below():
         before = model(x(), 1.0)
         model.forward = lambda given, scale: given * 0
         after = model(x(), 1.0)
-
     assert before.abs().sum() > 0
     assert torch.equal(after, x() * 0)
 
@@ -462,20 +413,15 @@ def test_a_forward_that_the_user_sets_on_the_compiled_module_runs(level: int, tm
 def test_a_decorated_function_keeps_its_name():
     """A method of a class also stays an attribute of the class, and keeps its parameters."""
     one = Method(2.0)
-
     assert plain.__name__ == "plain"
     assert Method.embed.__doc__ == Method.embed.__wrapped__.__doc__
     assert one.embed is one.embed
     assert list(inspect.signature(one.embed).parameters) == ["given"]
 
 
-@torch.inference_mode()
 def test_without_an_artifact_it_is_torch_compile():
-    """Nothing is counted and nothing is looked up."""
     model = serve_warm.compile(Scaled().eval(), backend="eager", dynamic=False)
-
     result = model(x(), 1.0)
-
     assert model.__dict__["_serve_warm"].uses() == []
     close(result, model._orig_mod(x(), 1.0))
 
@@ -484,11 +430,9 @@ def test_a_buffer_set_in_a_forward_does_not_recompile():
     """serve_warm's watch on modules does not disturb Dynamo."""
     model = serve_warm.compile(Cache(), backend="eager", dynamic=False)
     model(torch.ones(4), torch.zeros(4))
-
     counts = watch_process().counts()
     for _ in range(12):
         model(torch.ones(4), torch.zeros(4))
-
     assert (watch_process().counts() - counts).quiet
 
 
@@ -520,18 +464,10 @@ class Holder:
         return given * self.scale
 
 
-@pytest.mark.parametrize(
-    "again",
-    [
-        pytest.param(copy.deepcopy, id="deepcopy"),
-        pytest.param(lambda each: pickle.loads(pickle.dumps(each)), id="pickle"),
-    ],
-)
+@pytest.mark.parametrize("again", COPIES.values(), ids=COPIES)
 def test_an_object_with_compiled_functions_can_be_copied(again: Any):
-    """The copy's methods run on the copy, as the methods of a copy without compiled code do."""
     first = Holder()
     first.scaled(x())
-
     other = again(first)
     other.scale = 5.0
 

@@ -19,6 +19,7 @@ HIDDEN = "callee.config.hidden_size"
 """Attribute that the class's `attribute_map` reads as `n_embd`."""
 LAYERS = "callee.config.n_layer"
 MISSING = "is_causal"
+DIFFERING = SimpleNamespace(per_layer_attributes={"n_layer"})
 
 
 def _own_reader(self: Any, name: str) -> Any:
@@ -37,12 +38,7 @@ CHANGES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "a map of the instance": (HIDDEN, lambda c: vars(c).update(attribute_map={})),
     "a property": (LAYERS, lambda c: setattr(type(c), "n_layer", property(lambda _: 5))),
     "another reader": (LAYERS, lambda c: setattr(type(c), "__getattribute__", _own_reader)),
-    "layers that differ": (
-        LAYERS,
-        lambda c: vars(c).update(
-            _heterogeneity_spec=SimpleNamespace(per_layer_attributes={"n_layer"})
-        ),
-    ),
+    "layers that differ": (LAYERS, lambda c: vars(c).update(_heterogeneity_spec=DIFFERING)),
 }
 
 
@@ -54,24 +50,19 @@ def callee() -> Any:
     return SimpleNamespace(config=kind(n_embd=48, n_layer=3))
 
 
-def watch_of(callee: Any, path: str) -> FactWatch:
-    value = eval(path, {"callee": callee})
-    guard = Guard(path=path, kind="CONSTANT_MATCH", value=value)
+def watch_of(callee: Any, path: str, kind: str = "CONSTANT_MATCH", argument: Any = None) -> Any:
+    guard = Guard(path=path, kind=kind, value=eval(path, {"callee": callee}), argument=argument)
     return FactWatch(callee, [collect([guard], callee, names={})])
 
 
 @pytest.mark.parametrize(("path", "change"), CHANGES.values(), ids=CHANGES)
-def test_a_change_of_a_configuration_is_noticed_by_the_next_call(
-    callee: Any, path: str, change: Callable[[Any], Any]
-):
+def test_a_change_of_a_configuration_is_noticed_by_the_next_call(callee, path, change):
     """The check reads versions of dicts instead of the attribute; each of them is checked."""
     watch = watch_of(callee, path)
     before = watch.unchanged(), watch.why_broken(0)
-
     change(callee.config)
     noticed = not watch.unchanged()
     watch.refresh()
-
     assert before == (True, "")
     assert noticed
     assert watch.why_broken(0) != ""
@@ -79,12 +70,9 @@ def test_a_change_of_a_configuration_is_noticed_by_the_next_call(
 
 def test_a_missing_attribute_is_noticed_once_it_exists(callee: Any):
     """A model may ask for an attribute that only some configurations have."""
-    guard = Guard(path="callee.config", kind="HASATTR", value=callee.config, argument=MISSING)
-    watch = FactWatch(callee, [collect([guard], callee, names={})])
+    watch = watch_of(callee, "callee.config", "HASATTR", MISSING)
     before = watch.unchanged()
-
     setattr(callee.config, MISSING, True)
-
     assert before
     assert not watch.unchanged()
 
@@ -100,10 +88,9 @@ def test_a_check_runs_no_code_of_the_configuration(callee: Any):
 
     sys.setprofile(note)
     try:
-        is_unchanged = watch.unchanged()
+        assert watch.unchanged()
     finally:
         sys.setprofile(None)
 
-    assert is_unchanged
     assert ran
     assert not [file for file in ran if "transformers" in file]

@@ -13,16 +13,14 @@ import functools
 import subprocess
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
 
 from serve_warm.precompile.names import identity, name_of_class
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Plain:
@@ -89,10 +87,8 @@ VALUES: dict[str, Any] = {
 
 @pytest.mark.parametrize("where", ["default", "closed", "more"])
 def test_each_constant_of_a_method_is_in_the_name(where: str):
-    """The name of the class differs for two different constants, and not for equal ones."""
     names = {name: name_of_class(make(**{where: value})) for name, value in VALUES.items()}
     equal = {name: name_of_class(make(**{where: value})) for name, value in VALUES.items()}
-
     assert len(set(names.values())) == len(VALUES)
     assert names == equal
 
@@ -102,7 +98,6 @@ def test_an_object_that_may_change_is_not_in_the_name():
     names = {name_of_class(make(closed=held)) for held in ([], [1], [2])}
     filled = {name_of_class(make(default=held)) for held in ({}, {1: 2})}
     objects = {name_of_class(make(default=held)) for held in (object(), object())}
-
     assert len(names) == len(filled) == len(objects) == 1
 
 
@@ -136,7 +131,6 @@ def test_a_counter_in_a_closure_is_not_in_the_name():
     kind = type("Made", (), {"__module__": "app", "method": counted()})
     other = type("Made", (), {"__module__": "app", "method": counted()})
     kind().method()  # type: ignore[attr-defined]
-
     assert name_of_class(kind) == name_of_class(other)
 
 
@@ -144,7 +138,6 @@ def test_a_class_that_is_a_default_of_itself_has_a_name():
     """Functions and classes may refer to each other."""
     kind = make()
     kind.method.__defaults__ = (kind, kind.method)  # type: ignore[attr-defined]
-
     assert name_of_class(kind).startswith("app.Made ")
 
 
@@ -155,7 +148,6 @@ def test_another_default_of_a_known_class_is_seen():
     kind.method.__defaults__ = (2,)  # type: ignore[attr-defined]
     after = name_of_class(kind)
     kind.method.__defaults__ = (1,)  # type: ignore[attr-defined]
-
     assert before != after
     assert name_of_class(kind) == before
 

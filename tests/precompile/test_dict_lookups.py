@@ -200,7 +200,6 @@ def _raises(read: Callable[[], float]) -> bool:
 def test_other_keys_change_nothing_for_a_lookup(tmp_path: Path, name: str):
     """New keys do not affect an entry. It refuses if the value of its key changed or is gone."""
     found = _answers(LOOKUPS[name], tmp_path / "entries")
-
     assert all(is_right for _, is_right in found.values()), found
     assert found["nothing"][0] == 2
     is_there = name != "a key that is not there"  # which is the key that is added
@@ -213,7 +212,6 @@ def test_other_keys_change_nothing_for_a_lookup(tmp_path: Path, name: str):
 def test_what_depends_on_all_keys_follows_each_change(tmp_path: Path, name: str):
     """The number and the order of keys, and values without their key, are facts as before."""
     found = _answers(READS_OF_ALL[name], tmp_path / "entries")
-
     assert all(is_right for _, is_right in found.values()), found
     assert found["a key before all others"][0] == 1
 

@@ -12,8 +12,9 @@ import contextlib
 import gc
 import threading
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,24 +24,11 @@ from torch.overrides import TorchFunctionMode
 
 import serve_warm
 from levels import build, eager_below, served, started
-from models import (  # noqa: F401 - fixtures
-    Block,
-    Cache,
-    Scaled,
-    close,
-    one_watch,
-    scaled_fixture,
-    x,
-)
+from models import Block, Cache, Scaled, close, one_watch, scaled_fixture, x  # noqa: F401 - fixtures
 from serve_warm.compiler.proof import forbid
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile.session import SESSION
 from serve_warm.report import Report
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-# --- what an entry serves ---------------------------------------------------------------------
 
 
 @torch.inference_mode()
@@ -48,10 +36,8 @@ def test_a_call_that_an_entry_was_made_for_is_served_by_it(scaled: tuple[Path, A
     """Level 2, nothing compiled although nothing was compiled before; and bit for bit the same."""
     folder, model = scaled
     stock = torch.compile(model._orig_mod, dynamic=False)(x(), 1.0)
-
     with started(folder), forbid():
         first, second = served(lambda: model(x(), 1.0)), served(lambda: model(x(), 1.0))
-
     assert [(s.level, s.reason, s.compiles) for s in (first, second)] == [(2, "", 0)] * 2
     assert torch.equal(first.value, stock)
     assert torch.equal(second.value, stock)
@@ -98,9 +84,7 @@ def calls_at_level_1() -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("request_", [pytest.param(c, id=name) for name, c in REQUESTS.items()])
 @torch.inference_mode()
-def test_texts_of_requests_are_neither_kept_nor_shown(
-    taking: tuple[Path, Any], request_: Any, caplog: pytest.LogCaptureFixture
-):
+def test_texts_of_requests_are_neither_kept_nor_shown(taking, request_, caplog):
     """600 requests with a megabyte each, all different: nothing grows, and nobody reads them."""
     folder, model = taking
     before = calls_at_level_1()
@@ -144,7 +128,6 @@ def test_another_call_is_level_1_with_the_right_numbers(scaled: tuple[Path, Any]
     """Anything that compiled code depends on and that is not as at the build: counted, named."""
     folder, model = scaled
     expected = call(model._orig_mod)
-
     with started(folder), eager_below():
         with torch.inference_mode():
             model(x(), 1.0)  # an entry is at hand
@@ -153,12 +136,6 @@ def test_another_call_is_level_1_with_the_right_numbers(scaled: tuple[Path, Any]
     assert result.level == 1
     assert result.reason
     assert torch.equal(result.value, expected)
-
-
-@contextlib.contextmanager
-def inside(context: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
-    with torch.inference_mode(), context:
-        yield
 
 
 @contextlib.contextmanager
@@ -172,52 +149,41 @@ def setting(put: Any, value: Any, before: Any) -> Iterator[None]:
 
 THREADS = torch.get_num_threads()
 
+INTERCEPTED = "intercepts the call"
+STATES: dict[str, tuple[Any, str]] = {
+    "no_grad": (torch.no_grad, "inference_mode is off, but was on"),
+    "grad": (torch.enable_grad, "grad mode on"),
+    "nothing": (lambda: torch.inference_mode(False), "grad mode on"),
+}
+IN_INFERENCE_MODE: dict[str, tuple[Any, str]] = {
+    "autocast": (lambda: torch.autocast("cpu", dtype=torch.bfloat16), "autocast is"),
+    "threads": (lambda: setting(torch.set_num_threads, 7, THREADS), "threads is 7"),
+    "default dtype": (
+        lambda: setting(torch.set_default_dtype, torch.float64, torch.float32),
+        "default_dtype is float64, but was float32",
+    ),
+    "deterministic": (
+        lambda: setting(torch.use_deterministic_algorithms, True, False),
+        "deterministic is",
+    ),
+    "default device": (lambda: setting(torch.set_default_device, "cpu", None), INTERCEPTED),
+    "function mode": (Under, INTERCEPTED),
+}
 
-@pytest.mark.parametrize(
-    ("context", "why"),
-    [
-        pytest.param(torch.no_grad, "inference_mode is off, but was on", id="no_grad"),
-        pytest.param(torch.enable_grad, "grad mode on", id="grad"),
-        pytest.param(lambda: torch.inference_mode(False), "grad mode on", id="nothing"),
-        pytest.param(
-            lambda: inside(torch.autocast("cpu", dtype=torch.bfloat16)),
-            "autocast is",
-            id="autocast",
-        ),
-        pytest.param(
-            lambda: inside(setting(torch.set_num_threads, 7, THREADS)),
-            "threads is 7",
-            id="threads",
-        ),
-        pytest.param(
-            lambda: inside(setting(torch.set_default_dtype, torch.float64, torch.float32)),
-            "default_dtype is float64, but was float32",
-            id="default dtype",
-        ),
-        pytest.param(
-            lambda: inside(setting(torch.use_deterministic_algorithms, True, False)),
-            "deterministic is",
-            id="deterministic",
-        ),
-        pytest.param(
-            lambda: inside(setting(torch.set_default_device, "cpu", None)),
-            "intercepts the call",
-            id="default device",
-        ),
-        pytest.param(lambda: inside(Under()), "intercepts the call", id="function mode"),
-    ],
-)
+
+@pytest.mark.parametrize("name", STATES | IN_INFERENCE_MODE)
 @pytest.mark.parametrize("known", [False, True], ids=["first call", "known call"])
-def test_another_state_is_level_1(scaled: tuple[Path, Any], context: Any, why: str, known: bool):
-    """State outside the arguments is checked at each call, and the reason names the difference."""
+def test_another_state_is_level_1(scaled: tuple[Path, Any], name: str, known: bool):
     folder, model = scaled
     given = x()
+    context, why = (STATES | IN_INFERENCE_MODE)[name]
 
     with started(folder), eager_below():
         if known:
             with torch.inference_mode():
                 model(given, 1.0)
-        with context():
+        mode = torch.inference_mode() if name in IN_INFERENCE_MODE else contextlib.nullcontext()
+        with mode, context():
             result = served(lambda: model(given, 1.0))
         with torch.inference_mode():
             back = served(lambda: model(given, 1.0))
@@ -232,8 +198,7 @@ def test_under_a_transform_a_call_is_level_1(scaled: tuple[Path, Any]):
     """A tensor inside vmap looks like one tensor, but stands for many inputs or weights."""
     folder, model = scaled
     many = x(5, 3, 4)
-    weights = {"linear.weight": torch.stack([torch.eye(4), 2 * torch.eye(4)])}
-
+    weights = torch.stack([torch.eye(4), 2 * torch.eye(4)])
     one = x()
 
     def with_weight(given: Any) -> Any:
@@ -243,14 +208,12 @@ def test_under_a_transform_a_call_is_level_1(scaled: tuple[Path, Any]):
         with torch.inference_mode():
             model(x(), 1.0)
         inputs = served(lambda: torch.vmap(lambda given: model(given, 1.0))(many))
-        ensemble = served(lambda: torch.vmap(with_weight)(weights["linear.weight"]))
+        ensemble = served(lambda: torch.vmap(with_weight)(weights))
 
     assert inputs.level == ensemble.level == 1
     close(inputs.value, model._orig_mod(many.reshape(15, 4)).reshape(5, 3, 4))
-    close(
-        ensemble.value[1] - model._orig_mod.linear.bias,
-        2 * (ensemble.value[0] - model._orig_mod.linear.bias),
-    )
+    once, twice = (value - model._orig_mod.linear.bias for value in ensemble.value)
+    close(twice, 2 * once)
 
 
 @torch.inference_mode()
@@ -266,9 +229,6 @@ def test_inside_another_compiled_function_it_is_traced(scaled: tuple[Path, Any])
         result = outer(x())
 
     close(result, model._orig_mod(x(), 1.0) @ x().T)
-
-
-# --- state that is written --------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -288,7 +248,6 @@ def test_state_is_written_as_in_eager(cached: tuple[Path, Any]):
     eager, ours = Cache(), torch.zeros(4)
     theirs = torch.zeros(4)
     model._orig_mod.load_state_dict(eager.state_dict())
-
     with started(folder), forbid():
         for number in range(1, 4):
             given = torch.full((4,), float(number))
@@ -321,13 +280,11 @@ def test_overlapping_tensors_are_not_written_by_an_entry(tmp_path: Path):
     """Apart at the build and overlapping now: compiled code would read before it wrote."""
     model, eager = serve_warm.compile(Both(), dynamic=False), Both()
     build(tmp_path, lambda: model(torch.ones(4), torch.ones(4)))
-
     with started(tmp_path), eager_below():
         apart = served(lambda: model(torch.ones(4), torch.ones(4)))
         for kind in ("torch", "numpy"):
             ours, theirs = views(kind), views(kind)
             overlap = served(lambda ours=ours: model(*ours))
-
             assert overlap.level == 1
             assert "overlaps another" in overlap.reason
             close(overlap.value, eager(*theirs))
@@ -343,10 +300,8 @@ def test_a_buffer_that_is_passed_in_as_well_is_level_1(cached: tuple[Path, Any])
     folder, model = cached
     eager = Cache()
     model._orig_mod.load_state_dict(eager.state_dict())
-
     with started(folder), eager_below():
         result = served(lambda: model(torch.ones(4), model._orig_mod.total))
-
     assert result.level == 1
     assert "the same" in result.reason
     close(result.value, eager(torch.ones(4), eager.total))
@@ -358,14 +313,9 @@ def test_parts_of_one_storage_that_do_not_overlap_are_level_2(cached: tuple[Path
     """Slices of one big cache, as serving loops make them."""
     folder, model = cached
     storage = torch.zeros(8)
-
     with started(folder), forbid():
         result = served(lambda: model(storage[:4], storage[4:]))
-
     assert result.level == 2
-
-
-# --- dynamic shapes ---------------------------------------------------------------------------
 
 
 @torch.inference_mode()
@@ -373,7 +323,6 @@ def test_a_dynamic_entry_serves_other_sizes_and_not_all(tmp_path: Path):
     """One entry serves a range of batches. A batch of one was not in this range."""
     model = serve_warm.compile(Block().eval(), dynamic=True)
     build(tmp_path, lambda: model(x(3, 4)))
-
     with started(tmp_path), eager_below():
         several = [served(lambda n=n: model(x(n, 4))) for n in (2, 3, 17)]
         one = served(lambda: model(x(1, 4)))
@@ -395,15 +344,11 @@ class Marked(nn.Module):
 @pytest.mark.slow
 @torch.inference_mode()
 @pytest.mark.parametrize("level", [2, 3])
-def test_an_attribute_that_the_forward_asks_for_decides_which_entry_fits(
-    tmp_path: Path, level: int
-):
-    """An argument that has the attribute needs another graph."""
+def test_an_attribute_that_the_forward_asks_for_decides_which_entry_fits(tmp_path, level: int):
     model = serve_warm.compile(Marked().eval(), level=level)
     build(tmp_path, lambda: model(x(3, 4)), level=level)
     plain, marked = x(3, 4), x(3, 4)
     marked.jax = True
-
     with started(tmp_path), eager_below():
         results = [served(lambda: model(plain)), served(lambda: model(marked))]
 
@@ -412,13 +357,9 @@ def test_an_attribute_that_the_forward_asks_for_decides_which_entry_fits(
     close(results[1].value, marked * 2)
 
 
-# --- threads ----------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @torch.inference_mode()
 def test_eight_threads_get_their_own_answers(tmp_path: Path):
-    """Several shapes from eight threads, and a rebinding in the middle: no compile, no mix-up."""
     model = serve_warm.compile(Block().eval(), dynamic=False)
     shapes = [(n, 4) for n in (1, 2, 3, 5)]
     build(tmp_path, *[lambda s=s: model(x(*s)) for s in shapes])

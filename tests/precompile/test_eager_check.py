@@ -14,11 +14,7 @@ import pytest
 import torch
 
 from serve_warm.precompile.distance_check import compare_in_build
-from serve_warm.precompile.eager_check import (
-    TOLERANCE,
-    NotComparable,
-    why_not_twice,
-)
+from serve_warm.precompile.eager_check import TOLERANCE, NotComparable, why_not_twice
 from serve_warm.precompile.entry_checks import compare_in_service
 from serve_warm.precompile.facts import NoEntry
 
@@ -93,9 +89,7 @@ def test_each_dtype_has_room_for_rounding_and_no_more(dtype: torch.dtype):
     one, x = torch.ones(4, dtype=torch.float64), X.to(dtype)
     unit = max(torch.finfo(dtype).eps, TOLERANCE[torch.float64] / 2)
     over = max(100 * unit, 2e-4) if dtype is not torch.float64 else 4 * unit
-
     error = difference(lambda x: one.to(dtype), lambda out: (one + unit).to(dtype), x)
-
     assert error <= unit * 1.01
     with pytest.raises(NoEntry, match="eager"):
         difference(lambda x: one.to(dtype), lambda out: (one + over).to(dtype), x)
@@ -113,6 +107,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "not a number": (lambda x: x + 3, lambda out: out * float("nan"), "finite"),
     "the other infinity": (lambda x: INFINITE, lambda out: -out, "infinite or NaN"),
     "not infinite": (lambda x: INFINITE, lambda out: out - out, "infinite or NaN"),
+    "a number": (lambda x: INFINITE * 0, lambda out: out.nan_to_num(), "infinite or NaN"),
     "the imaginary part": (lambda x: COMPLEX, lambda out: out + 0.1j, "differs"),
     "a plain value": (lambda x: (x, 1), lambda out: (out[0], True), "it returns"),
     "integers": (lambda x: torch.ones(2, dtype=torch.int64), lambda out: out ^ True, "values"),
@@ -143,12 +138,13 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
 def test_what_differs_is_refused_with_its_reason(name: str):
     """Kind, shape and dtype are compared before values are; integers have no tolerance."""
     callee, change, why = REFUSED[name]
-
     with pytest.raises(NoEntry, match=why):
         difference(callee, change, X)
 
 
-@pytest.mark.parametrize("value", [INFINITE, COMPLEX], ids=["infinite", "complex"])
+@pytest.mark.parametrize(
+    "value", [INFINITE, INFINITE * 0, COMPLEX], ids=["infinite", "not a number", "complex"]
+)
 def test_equal_numbers_of_any_kind_pass(value: torch.Tensor):
     assert difference(lambda x: value, lambda out: out * 1, X) == 0.0
 
@@ -192,9 +188,7 @@ def test_copies_overlap_as_the_tensors_do():
 def test_copies_are_strided_as_the_tensors_are():
     """Compiled code asserts strides: a copy that was made contiguous would fail it."""
     seen = []
-
     difference(lambda x: seen.append(x) or x, lambda out: out, torch.ones(4, 6).T[::2])
-
     assert {(x.shape, x.stride()) for x in seen} == {((3, 4), (2, 6))}
 
 
@@ -204,20 +198,15 @@ def test_copies_are_of_the_tensor_s_kind(inference: bool):
     seen = []
     with torch.inference_mode(inference):
         x = torch.ones(2)
-
     with torch.inference_mode():
         difference(lambda x: seen.append(x) or x, lambda out: out, x)
-
     assert {x.is_inference() for x in seen} == {inference}
 
 
 def test_buffers_are_compared_and_left_as_they_were():
-    """Buffers that are written into or replaced are the module's own buffers afterwards."""
     module = Cached()
     before = dict(module.named_buffers())
-
     error = difference(module, lambda out: out, X)
-
     assert error == 0.0
     assert all(module.get_buffer(name) is buffer for name, buffer in before.items())
     assert module.cache.tolist() == [0, 0, 0, 0]
@@ -225,7 +214,6 @@ def test_buffers_are_compared_and_left_as_they_were():
 
 
 def test_a_buffer_that_is_not_updated_is_an_error():
-    """An entry that returns the right answer once, and forgets the state, is refused."""
     module = Cached()
 
     def forgetful(callee: Any, x: torch.Tensor) -> torch.Tensor:
@@ -238,12 +226,8 @@ def test_a_buffer_that_is_not_updated_is_an_error():
 def test_both_draw_the_same_random_numbers():
     """Random is no reason to refuse where compiled code draws as eager does."""
     state = torch.get_rng_state()
-
     assert difference(torch.rand_like, lambda out: out, X) == 0.0
     assert torch.equal(torch.get_rng_state(), state)
-
-
-# --- in a replica -------------------------------------------------------------------------------
 
 
 def in_service(callee: Any, change: Any, *tensors: torch.Tensor, restore: bool = True) -> float:
@@ -255,7 +239,6 @@ def in_service(callee: Any, change: Any, *tensors: torch.Tensor, restore: bool =
 def test_eager_that_differs_from_eager_is_no_measure():
     """Nothing is held against an answer that another run would not give."""
     count = itertools.count()
-
     with pytest.raises(NotComparable, match="two eager runs of the same call differ"):
         in_service(lambda x: x + next(count), lambda out: out + 0.5, X)
 
@@ -283,7 +266,6 @@ def test_no_value_is_in_the_text_of_a_replica():
     """Values outside tensors may be a part of a request."""
     with pytest.raises(NoEntry, match="a different structure") as caught:
         in_service(lambda x: (x, "secret"), lambda out: (out[0], "other"), X)
-
     assert "secret" not in str(caught.value)
     assert "other'" not in str(caught.value)
 
@@ -313,9 +295,7 @@ def test_an_output_of_another_kind_is_a_failure():
 def test_state_is_left_alone_where_nothing_is_restored():
     """Other threads may be reading buffers, and drawing random numbers."""
     module = Cached()
-
     in_service(module, lambda out: out.nan_to_num(), X * 0, restore=False)
-
     assert module.count == 2
 
 
@@ -334,7 +314,6 @@ def test_what_a_second_run_would_do_again_is_found(callee: Any, why: str):
     state, x = torch.get_rng_state(), X.clone()
     buffers = [*callee.buffers()] if isinstance(callee, torch.nn.Module) else []
     before = [buffer.clone() for buffer in buffers]
-
     assert why_not_twice(callee, [lambda c, *ts: c(*ts)], [x]) == why
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(x, X)

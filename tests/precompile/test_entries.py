@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +20,8 @@ from serve_warm.precompile.entries import FORMAT, INDEX, EntryTable, tree
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.session import SESSION
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 X = torch.ones(2, 4)
+SOURCE = "serve_warm.precompile.call_signature"
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +44,16 @@ def edit(folder: Path, change: Callable[[Any], Any]) -> None:
     (folder / INDEX).write_text(json.dumps(change(index) or index))
 
 
-def entry_file(folder: Path) -> Path:
-    (found,) = folder.glob("entry_*")
-    return found
+def answer(model: Any) -> tuple[int, str]:
+    """Return the level of a call, whose result must be eager's, and the reason for it."""
+    with torch.inference_mode(), eager_below():
+        result = served(lambda: model(X))
+    assert torch.equal(result.value, model._orig_mod(X))
+    return result.level, result.reason
 
 
 def test_what_is_written_is_what_is_read(built: tuple[Path, Any]):
-    """Units, signatures, facts and bytes survive the journey."""
     once = EntryTable.read(built[0])
-
     assert once.to_files().keys() == {p.name for p in built[0].iterdir()}
     assert json.loads(once.to_files()[INDEX]) == json.loads((built[0] / INDEX).read_bytes())
 
@@ -61,14 +61,7 @@ def test_what_is_written_is_what_is_read(built: tuple[Path, Any]):
 @pytest.mark.parametrize(
     "garbage",
     [
-        b"",
-        b"\xff\x00",
-        b"null",
-        b"[]",
-        b"5",
-        b'"text"',
-        b"{}",
-        b'{"format": 1}',
+        *(None, b"", b"\xff\x00", b"null", b"[]", b"5", b'"text"', b"{}", b'{"format": 1}'),
         b'{"format": 1, "units": 5, "facts": {}, "refused": []}',
         b'{"format": 1, "units": [{}], "facts": {}, "refused": []}',
         b'{"format": 1, "units": [], "facts": {"a": {"steps": [[]], "facts": []}}, "refused": []}',
@@ -76,19 +69,13 @@ def test_what_is_written_is_what_is_read(built: tuple[Path, Any]):
     ],
     ids=str,
 )
-def test_a_garbage_index_is_one_sentence(garbage: bytes, tmp_path: Path):
+def test_a_garbage_index_is_one_sentence(garbage: bytes | None, tmp_path: Path):
     """Nothing is loaded, nothing raises, and the sentence says that it is about the entries."""
-    (tmp_path / INDEX).write_bytes(garbage)
-
+    if garbage is not None:
+        (tmp_path / INDEX).write_bytes(garbage)
     why = SESSION.load(tmp_path)
-
     assert why.startswith("its entries ")
     assert "\n" not in why
-
-
-def test_a_missing_index_is_one_sentence(tmp_path: Path):
-    """A part without an index has no entries."""
-    assert SESSION.load(tmp_path).startswith("its entries cannot be read")
 
 
 def test_entries_that_nobody_waits_for_are_not_used(copy: Path):
@@ -105,19 +92,14 @@ def test_entries_that_nobody_waits_for_are_not_used(copy: Path):
 
 
 def test_another_format_is_not_read(copy: Path):
-    """The sentence names both versions."""
     edit(copy, lambda index: index.update(format=FORMAT + 1))
-
-    assert SESSION.load(copy) == (
-        f"its entries have format {FORMAT + 1}, but this release reads format {FORMAT}"
-    )
+    says = f"its entries have format {FORMAT + 1}, but this release reads format {FORMAT}"
+    assert SESSION.load(copy) == says
 
 
 @pytest.mark.parametrize("name", ["../escape", "a/b", "", "entry.bin", "/etc/passwd", 5])
 def test_a_file_name_cannot_leave_the_folder(copy: Path, name: Any):
-    """The index names files: a path in it is not followed."""
     edit(copy, lambda index: index["units"][0]["entries"][0].update(file=name))
-
     with pytest.raises(NoEntry, match=r"invalid entry name|cannot be read"):
         EntryTable.read(copy)
 
@@ -142,67 +124,39 @@ def flip(path: Path) -> None:
     ],
     ids=["missing", "empty", "cut", "one bit"],
 )
-def test_a_damaged_entry_is_level_1(
-    built: tuple[Path, Any], copy: Path, damage: Callable[[Path], None], why: str
-):
-    """Its calls get the right numbers from level 1, and the reason names the file."""
-    model, path = built[1], entry_file(copy)
+def test_a_damaged_entry_is_level_1(built, copy, damage, why):
+    model, [path] = built[1], copy.glob("entry_*")
     damage(path)
     loaded = SESSION.load(copy)
-
-    with torch.inference_mode(), eager_below():
-        result = served(lambda: model(X))
-
     assert loaded == ""
-    assert (result.level, result.reason) == (1, f"its file {path.name} is {why}")
-    assert torch.equal(result.value, model._orig_mod(X))
-
-
-def refer(entry: Any) -> None:
-    entry["references"]["missing"] = ["no.such.module", "thing"]
+    assert answer(model) == (1, f"its file {path.name} is {why}")
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (refer, "No module named 'no'"),
-        (lambda entry: entry["references"].update(x=["math", "gone"]), "gone"),
         (
-            lambda entry: entry["sources"].update({"serve_warm.precompile.call_signature": "00"}),
-            "serve_warm.precompile.call_signature",
+            lambda entry: entry["references"].update(x=["no.such.module", "thing"]),
+            "No module named 'no'",
         ),
+        (lambda entry: entry["references"].update(x=["math", "gone"]), "gone"),
+        (lambda entry: entry["sources"].update({SOURCE: "00"}), SOURCE),
         (lambda entry: entry["sources"].update({"no.such.module": "00"}), "no.such.module"),
     ],
     ids=["module", "name", "source", "source gone"],
 )
-def test_an_entry_that_does_not_fit_this_program_is_level_1(
-    built: tuple[Path, Any], copy: Path, change: Callable[[Any], None], why: str
-):
-    """If the module is missing or has changed, the reason names it."""
-    model = built[1]
+def test_an_entry_that_does_not_fit_this_program_is_level_1(built, copy, change, why):
     edit(copy, lambda index: change(index["units"][0]["entries"][0]))
     SESSION.load(copy)
-
-    with torch.inference_mode(), eager_below():
-        result = served(lambda: model(X))
-
-    assert result.level == 1
-    assert why in result.reason
-    assert torch.equal(result.value, model._orig_mod(X))
+    level, reason = answer(built[1])
+    assert level == 1
+    assert why in reason
 
 
 def test_an_intact_copy_is_level_2(built: tuple[Path, Any], copy: Path):
     """The tests above fail for their own reasons."""
-    model = built[1]
     SESSION.load(copy)
-
-    with torch.inference_mode(), eager_below():
-        result = served(lambda: model(X))
-
-    assert (result.level, result.reason) == (2, "")
-
-
-# --- trees --------------------------------------------------------------------------------------
+    assert answer(built[1]) == (2, "")
 
 
 def pair() -> torch.nn.Module:
@@ -221,7 +175,6 @@ def test_a_changed_module_is_another_tree(change: Callable[[Any], Any]):
     """Entries are shared by what has equal lines, and by nothing else."""
     module = pair()
     change(module)
-
     assert tree(module) != tree(pair())
 
 
@@ -229,13 +182,10 @@ def test_other_weights_are_the_same_tree():
     """Values are not in it: modules of one structure share entries."""
     one, other = pair(), pair()
     other.load_state_dict({name: tensor + 1 for name, tensor in other.state_dict().items()})
-
     assert tree(one) == tree(other)
 
 
 def test_a_method_has_the_tree_of_its_module():
-    """A function has no tree."""
     module = pair()
-
     assert tree(module.forward) == tree(module)
     assert tree(len) == []

@@ -7,8 +7,9 @@ from __future__ import annotations
 import copy
 import enum
 import itertools
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -16,21 +17,10 @@ from packaging.version import Version
 from torch import nn
 
 import serve_warm
-from levels import build, eager_below, served, started
-from models import (  # noqa: F401 - fixtures
-    Block,
-    close,
-    one_watch,
-    x,
-)
+from levels import build, eager_below, entries_of, served, started
+from models import Block, close, in_inference_mode, one_watch, x  # noqa: F401 - fixtures
 from serve_warm.compiler.proof import forbid
 from serve_warm.precompile.session import SESSION
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-# --- state that is written --------------------------------------------------------------------
 
 
 class Looked(nn.Module):
@@ -42,57 +32,42 @@ class Looked(nn.Module):
         return given @ table @ self.table
 
 
-@torch.inference_mode()
 def test_an_input_that_is_a_weight_at_the_build_has_no_entry(tmp_path: Path):
     """The graph would have one input for both, and another table would not be looked at."""
     model = serve_warm.compile(Looked(), dynamic=False)
     library = build(tmp_path, lambda: model(x(), model._orig_mod.table))
-
     with started(tmp_path), eager_below():
         result = served(lambda: model(x(), 2 * torch.eye(4)))
-
     assert "the same" in next(iter(library.refused.values()))
     assert result.level == 1
     close(result.value, x() * 2)
 
 
-# --- what has no entry ------------------------------------------------------------------------
+def breaks(given: torch.Tensor) -> torch.Tensor:
+    torch._dynamo.graph_break()
+    return given @ given.T
 
 
-class Breaks(nn.Module):
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        torch._dynamo.graph_break()
-        return given @ given.T
+def depends(given: torch.Tensor) -> torch.Tensor:
+    return given @ given.T if given.sum() > 0 else given
 
 
-class Depends(nn.Module):
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        return given @ given.T if given.sum() > 0 else given
-
-
-class Raises(nn.Module):
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        raise ValueError("not today")
+def raises(given: torch.Tensor) -> torch.Tensor:
+    raise ValueError("not today")
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "why"),
     [
-        pytest.param(Breaks(), "graph_break", id="graph break"),
-        pytest.param(Depends(), "ata-dependent", id="control flow"),
+        pytest.param(breaks, "graph_break", id="graph break"),
+        pytest.param(depends, "ata-dependent", id="control flow"),
         pytest.param(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), "random", id="random"),
     ],
 )
-@torch.inference_mode()
-def test_what_has_no_entry_says_so_at_the_build_and_at_the_start(
-    model: nn.Module, why: str, tmp_path: Path
-):
-    """Level 1 serves it, and a report says in words why."""
+def test_what_has_no_entry_says_so_at_the_build_and_at_the_start(model, why, tmp_path):
     compiled_ = serve_warm.compile(model, dynamic=False)
     library = build(tmp_path, lambda: compiled_(x()))
-
     with started(tmp_path), eager_below():
         result = served(lambda: compiled_(x()))
 
@@ -127,6 +102,11 @@ class Colour(enum.Enum):
 def an_attribute(model: Any) -> Any:
     model.n += 1
     return model.n
+
+
+def a_count(model: Any) -> Any:
+    model.n += 1
+    return 1
 
 
 def a_length(model: Any) -> Any:
@@ -174,23 +154,21 @@ BEFORE_2_12 = Version(torch.__version__).release < (2, 12)
 
 CHANGING: dict[str, tuple[Callable[..., Any], str]] = {
     "attribute": (an_attribute, "callee.n is int 1, but was int 0"),
+    # Compiled code would write the count of the build.
+    "count that no result depends on": (a_count, "callee.n is int 1, but was int 0"),
     "length of a list": (a_length, "callee.seen is a builtins.list of length 1, but was"),
     "there and back": (a_swap, "t[0] is float "),
     "enum": (a_member_of_an_enum, "Colour BLUE int 2, but was test_entry_builder.Colour RED int 1"),
     "global": (a_global, ".STEPS is int 1, but was int 0"),
     "closure": (a_cell, "cell_contents is int 1, but was int 0"),
     # 2.11 does not trace what it is made of.
-    "iterator": (
-        a_ticket,
-        "Unsupported" if BEFORE_2_12 else "a count, not a plain value",
-    ),
+    "iterator": (a_ticket, "Unsupported" if BEFORE_2_12 else "a count, not a plain value"),
 }
 
 
 @pytest.mark.parametrize(
     ("step", "why"), [pytest.param(*case, id=name) for name, case in CHANGING.items()]
 )
-@torch.inference_mode()
 def test_a_call_that_changes_what_its_graph_is_built_on_has_no_entry(
     step: Callable[..., Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -198,7 +176,6 @@ def test_a_call_that_changes_what_its_graph_is_built_on_has_no_entry(
     model = serve_warm.compile(Counts(step), dynamic=False)
     library = build(tmp_path, lambda: model(x(3, 3)))
     eager, ours = Counts(step), serve_warm.compile(Counts(step), dynamic=False)
-
     monkeypatch.setitem(globals(), "STEPS", 0)
     expected = [eager(x(3, 3)) for _ in range(3)]
     monkeypatch.setitem(globals(), "STEPS", 0)
@@ -209,20 +186,12 @@ def test_a_call_that_changes_what_its_graph_is_built_on_has_no_entry(
     assert why in refused
     assert [(r.level, r.reason) for r in results] == [(1, refused)] * 3
     assert all(torch.equal(r.value, e) for r, e in zip(results, expected, strict=True))
+    assert ours._orig_mod.n == eager.n
 
 
-class Counted(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-        self.last: Any = None
+class Noted(nn.Module):
+    last: Any = None
 
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return given @ given.T
-
-
-class Noted(Counted):
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         self.last = given.shape[0]
         return given @ given.T
@@ -241,47 +210,25 @@ def removes(rows: dict[str, Any], given: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("forward", "rows"), [(appends, [x()]), (removes, {"first": x(), "second": x()})]
 )
-@torch.inference_mode()
 def test_a_call_that_changes_what_it_is_given_has_no_entry(forward: Any, rows: Any, tmp_path: Path):
     """An entry is given lists and dicts of its own: the caller's would stay as they are."""
     function = serve_warm.compile(forward, dynamic=False)
     library = build(tmp_path, lambda: function(copy.copy(rows), x()))
     ours, eager = copy.copy(rows), copy.copy(rows)
-
     with started(tmp_path), eager_below():
         function(ours, x())
     forward(eager, x())
-
     assert list(library.refused.values()) == ["the call changes a list or dict in its arguments"]
     assert len(ours) == len(eager) != len(rows)
 
 
-@torch.inference_mode()
-def test_a_count_of_calls_goes_on(tmp_path: Path):
-    """Compiled code would write the count of the build: it has no entry, and counts."""
-    model = serve_warm.compile(Counted(), dynamic=False)
-    library = build(tmp_path, lambda: model(x()))
-    model._orig_mod.calls = 0
-
-    with started(tmp_path), eager_below():
-        results = [served(lambda: model(x())) for _ in range(3)]
-
-    assert "callee.calls is int 1, but was int 0" in next(iter(library.refused.values()))
-    assert [r.level for r in results] == [1, 1, 1]
-    assert model._orig_mod.calls == 3
-    assert torch.equal(results[-1].value, x() @ x().T)
-
-
-@torch.inference_mode()
 def test_what_is_written_and_never_read_is_no_obstacle(tmp_path: Path):
     """An entry writes it as eager does, the same at each call."""
     model = serve_warm.compile(Noted(), dynamic=False)
     library = build(tmp_path, lambda: model(x()))
     model._orig_mod.last = None
-
     with started(tmp_path), forbid():
         result = served(lambda: model(x()))
-
     assert (library.refused, result.level, model._orig_mod.last) == ({}, 2, 3)
 
 
@@ -299,33 +246,25 @@ class Phases(nn.Module):
         return torch.addmm(given, given, given, alpha=self.length)
 
 
-@torch.inference_mode()
 def test_what_another_call_changes_is_withdrawn_at_the_end_of_a_build(tmp_path: Path):
     """The entry fitted when it was made, but no longer fits. The other entry is kept."""
     model = serve_warm.compile(Phases(), dynamic=False)
-    library = build(
-        tmp_path, lambda: model(x(3, 3), first=False), lambda: model(x(5, 3), first=True)
-    )
+    calls = [lambda: model(x(3, 3), first=False), lambda: model(x(5, 3), first=True)]
+    library = build(tmp_path, *calls)
     model._orig_mod.length = 1
-
     with started(tmp_path), eager_below():
-        first = served(lambda: model(x(5, 3), first=True))
-        second = served(lambda: model(x(3, 3), first=False))
+        second, first = (served(call) for call in calls)
 
     (why,) = library.refused.values()
     assert "between calls: callee.length is int 5, but was int 1" in why
     assert (first.level, second.level, second.reason) == (2, 1, why)
     assert torch.equal(second.value, torch.addmm(x(3, 3), x(3, 3), x(3, 3), alpha=5))
-    assert [name for name in library.to_files() if name.startswith("entry")] == [
-        entry.file for unit in library.units.values() for entry in unit.entries
-    ]
+    files = [name for name in library.to_files() if name.startswith("entry")]
+    assert files == [entry.file for entry in entries_of(library)]
 
 
-@torch.inference_mode()
 def test_a_model_that_raises_raises(tmp_path: Path):
-    """Its own error comes out, at the build and afterwards."""
-    model = serve_warm.compile(Raises(), dynamic=False)
-
+    model = serve_warm.compile(raises, dynamic=False)
     with pytest.raises(ValueError, match="not today"):
         build(tmp_path, lambda: model(x()))
     SESSION.unload()
@@ -333,22 +272,20 @@ def test_a_model_that_raises_raises(tmp_path: Path):
         model(x())
 
 
-@torch.inference_mode()
 def test_another_backend_is_level_1(tmp_path: Path):
     """Entries are Inductor's: with another backend the model works as ever."""
     model = serve_warm.compile(Block().eval(), backend="eager")
     library = build(tmp_path, lambda: model(x()))
-
     assert list(library.refused.values()) == ["the backend is eager, but entries need Inductor"]
     close(model(x()), model._orig_mod(x()))
 
 
+@torch.inference_mode(mode=False)
 def test_with_gradients_nothing_is_made(tmp_path: Path):
     """A build in grad mode says what to use instead."""
     model = serve_warm.compile(Block().eval(), backend="aot_eager", dynamic=False)
     with SESSION.building() as building:
         out = model(x())
-
     assert "torch.inference_mode()" in next(iter(building.table.refused.values()))
     assert out.requires_grad
 
@@ -364,8 +301,7 @@ def test_built_ins_that_compiled_code_uses_are_found(tmp_path: Path):
     model = serve_warm.compile(eager, dynamic=False)
     pixels = torch.rand(2, 3, 32, 32)
     library = build(tmp_path, lambda: model(pixel_values=pixels))
-
-    with started(tmp_path), eager_below(), torch.inference_mode():
+    with started(tmp_path), eager_below():
         result = served(lambda: model(pixel_values=pixels))
         expected = eager(pixel_values=pixels).logits
 
@@ -391,7 +327,7 @@ def test_floats_of_a_model_are_facts_where_sizes_are_open(tmp_path: Path):
     model = serve_warm.compile(Scaled().eval(), dynamic=True)
     with eager_below():
         table = build(tmp_path / "entries", lambda: model(torch.ones(3, 4)))
-    with started(tmp_path / "entries"), torch.inference_mode(), eager_below():
+    with started(tmp_path / "entries"), eager_below():
         other = served(lambda: model(torch.ones(5, 6)))
         model.eps = 1.0
         changed = served(lambda: model(torch.ones(5, 6)))

@@ -4,21 +4,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from levels import in_a_process
-from models import (  # noqa: F401 - fixtures
-    one_watch,
-)
-
-# --- fresh processes --------------------------------------------------------------------------
-
+from models import one_watch  # noqa: F401 - a fixture
 
 APP = """
 import torch
@@ -114,7 +107,6 @@ OUR_NAMES = {"CompiledModule", "LightModule", "Dispatcher", "_CompiledFunction"}
 def test_one_callable_inside_another_starts_in_a_fresh_process(level: int, tmp_path: Path):
     """No fact names a module of serve_warm or digests its code: artifacts outlive releases."""
     (tmp_path / "app.py").write_text(NESTED.replace("LEVEL", str(level)))
-
     built = in_a_process(tmp_path, "build", level=level)
     start = in_a_process(tmp_path, "start")
 
@@ -129,49 +121,21 @@ def test_one_callable_inside_another_starts_in_a_fresh_process(level: int, tmp_p
     assert ours <= {f"serve_warm.{n}{end}" for n in OUR_NAMES for end in ("", ".__call__")}
 
 
-@dataclasses.dataclass(frozen=True)
-class Program:
-    folder: Path
-
-    def write(self, *, function: str = "gelu", forbid: bool = True) -> None:
-        (self.folder / "app.py").write_text(textwrap.dedent(APP.format(forbid=forbid)))
-        (self.folder / "helper.py").write_text(textwrap.dedent(HELPER.format(function=function)))
-
-    def run(self, do: str) -> dict[str, Any]:
-        return in_a_process(self.folder, do)
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Program, dict[str, Any]]:
-    program = Program(tmp_path_factory.mktemp("program"))
-    program.write()
-    return program, program.run("build")
+def run(do: str, folder: Path, *, function: str, forbid: bool) -> dict[str, Any]:
+    """Run a program whose module `helper` calls this function."""
+    (folder / "app.py").write_text(APP.format(forbid=forbid))
+    (folder / "helper.py").write_text(HELPER.format(function=function))
+    return in_a_process(folder, do)
 
 
 @pytest.mark.long
-@pytest.mark.slow
-def test_a_fresh_process_starts_at_level_2(program: tuple[Program, dict[str, Any]]):
-    """Nothing is traced and no compiler runs; every bit is torch.compile's."""
-    written, build_ = program
-
-    start, stock = written.run("start"), written.run("stock")
-
-    assert build_["refused"] == {}
-    assert (start["why"], start["levels"], start["reasons"]) == ("", [2, 2], [""])
-    assert (start["compiles"], start["compiler_processes"]) == (0, 0)
-    assert start["outputs"] == stock["outputs"] == build_["outputs"]
-
-
-@pytest.mark.long
-def test_a_changed_source_is_level_1(program: tuple[Program, dict[str, Any]]):
+def test_a_changed_source_is_level_1(tmp_path: Path):
     """Another function in a module that the model only calls: its file is named, and it is run."""
-    written, build_ = program
-    written.write(function="silu", forbid=False)
-    try:
-        start = written.run("start")
-    finally:
-        written.write()
-
-    assert start["levels"] == [1, 1]
-    assert all("helper" in reason for reason in start["reasons"])
-    assert start["outputs"] != build_["outputs"]
+    built = run("build", tmp_path, function="gelu", forbid=True)
+    same = run("start", tmp_path, function="gelu", forbid=True)
+    other = run("start", tmp_path, function="silu", forbid=False)
+    assert (same["levels"], same["compiles"]) == ([2, 2], 0)
+    assert same["outputs"] == built["outputs"]
+    assert other["levels"] == [1, 1]
+    assert all("helper" in reason for reason in other["reasons"])
+    assert other["outputs"] != built["outputs"]

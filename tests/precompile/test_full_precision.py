@@ -110,23 +110,18 @@ def cast(tensors: Any, dtype: torch.dtype) -> list[Any]:
 @pytest.mark.parametrize("inference", [True, False], ids=["inference mode", "no mode"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_run_agrees_with_a_copy_in_float32(name: str, dtype: torch.dtype, inference: bool):
-    """Outputs, changed inputs and buffers are those of a copy whose weights are cast up."""
     make, tensors = MODELS[name]
     torch.manual_seed(0)
     model = make().eval().to(dtype)
     given = cast(tensors, dtype)
     copied = copy.deepcopy(model).float()
-
     with torch.inference_mode(inference):
         run = full(model, *given)
 
     with torch.no_grad():
         exact = Kept(copied).run(call, cast(given, torch.float32))
-    pairs = zip(run.tensors, [*exact.outputs, *exact.inputs, *exact.buffers], strict=True)
-    assert all(left.dtype == right.dtype for left, right in pairs)
-    torch.testing.assert_close(
-        run.tensors, [*exact.outputs, *exact.inputs, *exact.buffers], rtol=1e-5, atol=1e-6
-    )
+    expected = [*exact.outputs, *exact.inputs, *exact.buffers]
+    torch.testing.assert_close(run.tensors, expected, rtol=1e-5, atol=1e-6, check_dtype=True)
     assert run.eager_operators == ()
 
 
@@ -135,9 +130,7 @@ def test_weights_inputs_and_buffers_are_not_changed():
     model = Cache().to(torch.bfloat16)
     x = torch.ones(1, 2, 8, dtype=torch.bfloat16)
     before = {name: (each.data_ptr(), each.clone()) for name, each in model.state_dict().items()}
-
     full(model, x)
-
     after = model.state_dict()
     assert all(after[name].data_ptr() == place for name, (place, _) in before.items())
     assert all(torch.equal(after[name], value) for name, (_, value) in before.items())
@@ -145,14 +138,11 @@ def test_weights_inputs_and_buffers_are_not_changed():
 
 
 def test_functions_closures_and_methods_run_in_full_precision():
-    """The tensors of a closure are found where they are used."""
     weight = torch.full((4, 4), 0.3, dtype=torch.bfloat16)
     model = nn.Linear(4, 4).to(torch.bfloat16)
     x = torch.full((2, 4), 0.1, dtype=torch.bfloat16)
-
     closure = full(lambda given: given @ weight, x).outputs[0]
     method = full(model.forward, x).outputs[0]
-
     assert torch.equal(closure, x.float() @ weight.float())
     assert method.dtype is torch.float32
 
@@ -160,13 +150,8 @@ def test_functions_closures_and_methods_run_in_full_precision():
 def test_float32_runs_in_float64():
     """The reference of a float32 call is a float64 run, also for numbers that the code makes."""
     model = nn.Linear(4, 4)
-
-    run = full(
-        lambda x: model(x) + torch.ones(4).div(3),
-        torch.ones(2, 4),
-        precision=choose_precision(half=False, device_types=["cpu"]),
-    )
-
+    precision = choose_precision(half=False, device_types=["cpu"])
+    run = full(lambda x: model(x) + torch.ones(4).div(3), torch.ones(2, 4), precision=precision)
     exact = copy.deepcopy(model).double()(torch.ones(2, 4).double()) + 1 / 3
     torch.testing.assert_close(run.outputs[0], exact.detach(), rtol=1e-14, atol=1e-14)
 
@@ -206,10 +191,8 @@ def test_random_draws_are_those_of_eager(draw: Any, dtype: torch.dtype):
     """One seed gives the same numbers, although half precision draws other numbers than float32."""
     x = torch.ones(40, dtype=dtype)
     kept = Kept(draw)
-
     eager = kept.run(call, [x]).outputs[0]
     run = run_in_full_precision(kept, call, [x], PRECISION)
-
     assert torch.equal(run.outputs[0], eager.float())
 
 
@@ -243,11 +226,8 @@ def test_operators_of_other_libraries_run_in_their_eager_dtype_and_are_named():
 
 
 def test_reading_the_bits_of_a_tensor_gives_those_of_eager():
-    """`view` with a dtype reads the half-precision value."""
     x = torch.full((4,), 0.1, dtype=torch.bfloat16)
-
     run = full(lambda given: (given * 1).view(torch.int16), x)
-
     assert torch.equal(run.outputs[0], x.view(torch.int16))
     assert run.eager_operators == ("aten::view",)
 
@@ -257,9 +237,7 @@ def test_tensors_that_contain_tensors_run_in_full_precision():
     parts = [torch.full((4, 4), value, dtype=torch.bfloat16) for value in (0.1, 0.3)]
     weight = TwoTensor(*parts)
     x = torch.full((2, 4), 0.7, dtype=torch.bfloat16)
-
     run = full(lambda given: (weight.t() * 3 / 7).a.sum() + given, x)
-
     torch.testing.assert_close(run.outputs[0], (parts[0].float() * 3 / 7).sum() + x.float())
 
 
@@ -286,15 +264,12 @@ def test_casts_share_memory_as_in_eager():
 def test_a_softmax_that_casts_runs_in_full_precision():
     """A GPU casts half precision inside the operator, which refuses float32."""
     x = torch.linspace(-1, 1, 8, dtype=torch.float16)
-
     run = full(lambda given: torch.ops.aten._softmax(given, -1, True), x)
-
     assert torch.equal(run.outputs[0], torch.softmax(x.float(), -1))
     assert run.eager_operators == ()
 
 
 def test_inputs_that_overlap_see_writes_of_each_other():
-    """The copy in full precision has the same overlaps."""
     whole = torch.zeros(6, dtype=torch.float16)
 
     def writes(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -312,17 +287,14 @@ def test_large_weights_are_not_kept_twice():
     """The copy of a weight is dropped after its use, so two models never need to fit."""
     model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4))).to(torch.bfloat16)
     mode = FullPrecision(PRECISION)
-
     with torch.no_grad(), mode.active():
         model(torch.ones(1, 512, dtype=torch.bfloat16))
-
     large = [each for each in mode._shadows.values() if each._tensor.numel() == 512 * 512]
     assert len(large) == 4
     assert all(each._kept is None and each._weak.expired() for each in large)
 
 
 def test_other_threads_are_not_affected():
-    """Only the thread of the run casts tensors."""
     found = []
     x = torch.ones(2, dtype=torch.bfloat16)
 
@@ -367,22 +339,15 @@ def test_float32_products_that_are_rounded_lead_to_float64():
     assert choose_precision(half=True, device_types=["cuda"]).is_conv_double
 
 
-class Branches(torch.nn.Module):
-    """Calls an operator that compiles itself in eager execution."""
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return torch.cond(x.sum() > 0, torch.cos, torch.sin, (x,))
-
-
 def test_an_operator_that_compiles_itself_still_runs_after_a_comparison():
     """Dynamo must not remember its code as code that it can never compile."""
-    model, x = Branches().eval(), torch.ones(4)
+    x = torch.ones(4)
 
-    def eager(callee: Any, *tensors: Any) -> Any:
-        return callee(*tensors)
+    def model(x: torch.Tensor) -> Any:
+        return torch.cond(x.sum() > 0, torch.cos, torch.sin, (x,))
 
     with torch.inference_mode():
-        verdict = compare(model, eager, eager, [x]).verdict
+        verdict = compare(model, call, call, [x]).verdict
         after = model(x)
 
     assert verdict.passes
@@ -411,13 +376,6 @@ def test_what_a_forward_keeps_is_restored():
     """The next call must not get a float32 tensor from a run in full precision."""
     model = Streaming().bfloat16().eval()
     before = model.state
-
-    run_in_full_precision(
-        Kept(model),
-        lambda callee, x: callee(x),
-        [torch.ones(2, 4, dtype=torch.bfloat16)],
-        choose_precision(half=True, device_types=["cpu"]),
-    )
-
+    full(model, torch.ones(2, 4, dtype=torch.bfloat16))
     assert model.state is before
     assert model.seen == []

@@ -9,8 +9,9 @@ import enum
 import functools
 import json
 import math
+from collections.abc import Callable
 from types import FunctionType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +21,6 @@ from torch.nn.attention import SDPBackend
 from serve_warm.precompile.facts import Facts, NoEntry, decode_key, encode_key
 from serve_warm.precompile.guard_facts import CHECKED_ELSEWHERE, Guard, collect
 from serve_warm.precompile.names import literal, locate, name_of_class
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Colour(enum.Enum):
@@ -46,6 +44,14 @@ def value_at(path: str, value: Any) -> Guard:
     return Guard(path=path, kind="CONSTANT_MATCH", value=value)
 
 
+def broken_by(change: Callable[[Any], Any], callee: Any, *guards: Guard) -> str:
+    """Return how a change breaks the facts behind guards, which hold before it."""
+    known = says(callee, *guards)
+    assert known.broken(callee) == ""
+    change(callee)
+    return known.broken(callee)
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -61,6 +67,8 @@ def value_at(path: str, value: Any) -> Guard:
         (torch.float32, "torch.float32"),
         (Colour.RED, Colour.BLUE),
         (Side.LEFT | Side.TOP, Side.RIGHT | Side.TOP),
+        (enum.IntEnum("Scale", {"OUT": 2}).OUT, enum.IntEnum("Scale", {"OUT": 3}).OUT),
+        (enum.IntFlag("Scale", {"OUT": 4}).OUT, enum.IntFlag("Scale", {"OUT": 8}).OUT),
         (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION),
         (SDPBackend.MATH, int(SDPBackend.MATH)),
         ({"a": 1}, {"a": True}),
@@ -101,22 +109,14 @@ def test_what_is_not_plain_has_no_text(value: Any):
     ids=["set", "deleted", "item set", "item gone", "inserted", "none", "of another type"],
 )
 def test_a_changed_value_breaks_its_fact(path: str, break_it: Callable[[Any], None]):
-    """A value that is built into the graph has changed, and the reason names its place."""
     callee = SimpleNamespace(scale=2, config={"rate": 2}, steps=[2])
-    known = says(callee, value_at(path, 2))
-
-    before = known.broken(callee)
-    break_it(callee)
-    after = known.broken(callee)
-
-    assert before == ""
-    assert after.startswith(path.replace("L['callee']", "callee"))
+    why = broken_by(break_it, callee, value_at(path, 2))
+    assert why.startswith(path.replace("L['callee']", "callee"))
 
 
 def test_a_value_of_a_module_is_a_fact():
     """A global that the graph was built on is found through the module, not the callable."""
     known = says(None, value_at("G['__import_math'].pi", math.pi))
-
     assert known.broken(None) == ""
     assert known.path(known.facts[0][0]) == "math.pi"
 
@@ -126,7 +126,6 @@ def test_the_class_of_an_argument_needs_no_fact(argument: str):
     """The signature fixes the class. What the class holds is a fact about `torch.Tensor`."""
     itself = Guard(path=f"type({argument})", kind="CLASS_MATCH", value=torch.Tensor)
     name = value_at(f"type({argument}).__name__", "Tensor")
-
     assert not says(None, itself).facts
     known = says(None, itself, name)
     assert [known.path(row) for row, *_ in known.facts] == ["torch.Tensor.__name__"]
@@ -158,10 +157,7 @@ def test_the_class_of_an_argument_needs_no_fact(argument: str):
     ids=lambda each: f"{each.kind} {each.path}" if isinstance(each, Guard) else "",
 )
 def test_a_guard_that_no_fact_can_say_stops_the_entry(guard: Guard, why: str):
-    """No guard is dropped, because the protected call would get a wrong answer.
-
-    It is named with its line and advice: without them, nobody knows what to change.
-    """
+    """Without it the call would get a wrong answer. Its line and advice say what to change."""
     with pytest.raises(NoEntry, match=why):
         says(SimpleNamespace(thing=thing, a={}, kinds={}), guard)
 
@@ -186,9 +182,7 @@ def test_a_value_is_found_by_the_number_of_its_key():
     path = "dict.__getitem__(callee.kinds, list(dict.keys(callee.kinds))[1]).size"
     first, second = SimpleNamespace(size=3), SimpleNamespace(size=5)
     callee = SimpleNamespace(kinds={"a": first, "b": second})
-
     known = says(callee, value_at(path, 5))
-
     assert known.broken(callee) == ""
     assert "was int 5" in known.broken(SimpleNamespace(kinds={"b": second, "a": first}))
 
@@ -202,7 +196,6 @@ def test_guards_that_the_dispatcher_checks_at_each_call_are_no_facts(kind: str):
     """The reason for which they may go says nothing of an object of the application."""
     itself = Guard(path=ABOUT.get(kind, ""), kind=kind, value=None)
     another = Guard(path="callee.thing", kind=kind, value=thing)
-
     assert says(SimpleNamespace(), itself) == Facts()
     with pytest.raises(NoEntry):
         says(SimpleNamespace(thing=thing), another)
@@ -219,7 +212,6 @@ def test_guards_that_the_dispatcher_checks_at_each_call_are_no_facts(kind: str):
 def test_a_key_comes_back_from_a_file(key: Any):
     """Whatever a dict is looked up by: the same key is looked up at the start."""
     back = decode_key(json.loads(json.dumps(encode_key(key))))
-
     assert (type(back), back) == (type(key), key)
 
 
@@ -233,40 +225,26 @@ def test_a_key_that_only_its_identity_tells_from_others_has_no_form():
 def test_a_value_under_any_key_is_a_fact(key: Any):
     """The graph was built on it, however it is looked up."""
     callee = SimpleNamespace(kinds={key: 2})
-    guard = Guard(
-        path="dict.__getitem__(callee.kinds, KEYS[0])", kind="CONSTANT_MATCH", value=2, keys=[key]
-    )
-    known = says(callee, guard)
-
-    before = known.broken(callee)
-    callee.kinds[key] = 3
-
-    assert (before, "was int 2" in known.broken(callee)) == ("", True)
+    path = "dict.__getitem__(callee.kinds, KEYS[0])"
+    guard = Guard(path=path, kind="CONSTANT_MATCH", value=2, keys=[key])
+    assert "was int 2" in broken_by(lambda c: c.kinds.update({key: 3}), callee, guard)
 
 
 @pytest.mark.parametrize("key", [b"X", (1, 2), torch.float32, None], ids=repr)
 def test_a_key_that_was_not_there_is_a_fact(key: Any):
     """`os.environ.get` at the build, and a variable that is set at the start."""
-    callee = SimpleNamespace(table={})
     guard = Guard(path="callee.table", kind="DICT_NOT_CONTAINS", value={}, argument=key)
-    known = says(callee, guard)
-
-    before = known.broken(callee)
-    callee.table[key] = 1
-
-    assert before == ""
-    assert known.broken(callee).startswith("callee.table has key ")
+    why = broken_by(lambda c: c.table.update({key: 1}), SimpleNamespace(table={}), guard)
+    assert why.startswith("callee.table has key ")
 
 
 def test_a_length_is_one_of_a_type():
     """A list of one and a tuple of one are two graphs."""
     callee = SimpleNamespace(sizes=[1])
-    known = says(callee, Guard(path="callee.sizes", kind="SEQUENCE_LENGTH", value=callee.sizes))
-
-    callee.sizes = (1,)
-
-    assert known.broken(callee) == (
-        "callee.sizes is a builtins.tuple of length 1, but was a builtins.list of length 1"
+    guard = Guard(path="callee.sizes", kind="SEQUENCE_LENGTH", value=callee.sizes)
+    why = broken_by(lambda c: setattr(c, "sizes", (1,)), callee, guard)
+    assert (
+        why == "callee.sizes is a builtins.tuple of length 1, but was a builtins.list of length 1"
     )
 
 
@@ -291,29 +269,15 @@ def duplicate(callee: Any) -> list[Guard]:
     [
         (Sentinel(), Sentinel(), two_types, "callee.two is now the same as callee.one"),
         ((items := [1]), items, two_types, "callee.two is no longer the same as callee.one"),
-        (
-            (tensor := torch.ones(2)),
-            tensor,
-            duplicate,
-            "callee.one is no longer the same as callee.two",
-        ),
+        ((t := torch.ones(2)), t, duplicate, "callee.one is no longer the same as callee.two"),
     ],
     ids=["two objects become one", "a list becomes two", "a tensor becomes two"],
 )
-def test_objects_that_become_one_or_two_break_a_fact(
-    first: Any, second: Any, guards: Callable[[Any], list[Guard]], reason: str
-):
-    """Dynamo has no guard for `self.mode is STRICT`, but the result depends on it.
-
-    It follows a list of two names under one, and gives the graph one input for a tied pair.
-    """
+def test_objects_that_become_one_or_two_break_a_fact(first, second, guards, reason):
+    """Dynamo has no guard for `self.mode is STRICT`; a tied pair is one input of the graph."""
     callee = SimpleNamespace(one=first, two=second)
-    known = says(callee, *guards(callee))
-
-    before = known.broken(callee)
-    callee.two = copy.copy(callee.one) if first is second else callee.one
-
-    assert (before, known.broken(callee)) == ("", reason)
+    other = copy.copy(first) if first is second else first
+    assert broken_by(lambda c: setattr(c, "two", other), callee, *guards(callee)) == reason
 
 
 @functools.wraps(torch.mm)
@@ -325,13 +289,11 @@ def test_what_dynamo_does_not_look_into_stops_the_entry():
     """Nothing protects the code of a function marked with `allow_in_graph`."""
     guard = Guard(path="callee.act", kind="CLOSURE_MATCH", value=mine)
 
+    def marked(value: Any) -> str:
+        return "allow_in_graph" if value is mine else ""
+
     with pytest.raises(NoEntry, match="does not trace it"):
-        collect(
-            [guard],
-            SimpleNamespace(act=mine),
-            names={},
-            marked=lambda value: "allow_in_graph" if value is mine else "",
-        )
+        collect([guard], SimpleNamespace(act=mine), names={}, marked=marked)
 
 
 def constant() -> int:
@@ -341,15 +303,11 @@ def constant() -> int:
 CONSTANT = 3
 
 
-def test_the_result_of_a_function_that_is_taken_for_constant_is_a_fact(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_the_result_of_a_function_that_is_taken_for_constant_is_a_fact(monkeypatch):
     """`assume_constant_result` holds for one process, and a start is another process."""
     known = collect([], None, names={}, results=[(constant, (), {}, 3)])
-
     before = known.broken(None)
     monkeypatch.setitem(globals(), "CONSTANT", 4)
-
     assert before == ""
     assert known.broken(None).endswith("constant returns int 4, but returned int 3")
 
@@ -382,19 +340,10 @@ def also_without_gradients() -> Any:
     ids=["lambda", "partial", "of another module", "cached", "wraps torch's", "no_grad"],
 )
 def test_a_function_is_more_than_its_name(one: Any, other: Any):
-    """Two lambdas of one function have one name, so the fact includes their code.
-
-    `functools.wraps` copies the name of torch's module, and `torch.no_grad` makes a function of
-    its own around the user's: neither makes the code torch's.
-    """
-    callee = SimpleNamespace(act=one)
-    known = says(callee, Guard(path="callee.act", kind="CLOSURE_MATCH", value=one))
-
-    before = known.broken(callee)
-    callee.act = other
-
-    assert before == ""
-    assert known.broken(callee).startswith("callee.act is ")
+    """Neither `functools.wraps` of torch.mm nor `torch.no_grad` makes the code torch's."""
+    guard = Guard(path="callee.act", kind="CLOSURE_MATCH", value=one)
+    why = broken_by(lambda c: setattr(c, "act", other), SimpleNamespace(act=one), guard)
+    assert why.startswith("callee.act is ")
 
 
 def decorated(function: Any) -> Any:
@@ -415,16 +364,12 @@ def test_a_class_is_more_than_its_name(kind: Any):
     one = a_class(kind(lambda x: x + 1))
     same = a_class(kind(lambda x: x + 1))
     other = a_class(kind(lambda x: x + 2))
-
     assert name_of_class(one) == name_of_class(same)
     assert name_of_class(one) != name_of_class(other)
 
 
 def test_a_method_in_the_place_of_one_that_is_gone_is_another():
-    """The digest of a class is kept, but not beyond a change of it.
-
-    A new function may get the address of the last one, and so its id.
-    """
+    """A new function may get the address of the last one, and so its id."""
     kind = a_class(lambda x: x)
     first = kind.method
     digests = {name_of_class(kind)}
@@ -432,7 +377,6 @@ def test_a_method_in_the_place_of_one_that_is_gone_is_another():
         kind.method = FunctionType(code, globals())
         digests.add(name_of_class(kind))
         kind.method = first
-
     assert len(digests) == 3
 
 
@@ -440,7 +384,6 @@ def test_a_class_of_torch_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch):
     """Its version is in the fingerprint; a method that an application replaced is seen."""
     before = name_of_class(torch.nn.Linear)
     monkeypatch.setattr(torch.nn.Linear, "forward", lambda self, x: x)
-
     assert before == "torch.nn.modules.linear.Linear"
     assert name_of_class(torch.nn.Linear) != before
 
@@ -474,14 +417,10 @@ def test_another_object_breaks_a_fact_and_raises_nothing(kind: str, argument: An
         "CONSTANT_SUBCLASS_MATCH": np.float64(1),
     }
     was = others.get(kind, {"a": 1, "c": 2})
-    callee = SimpleNamespace(thing=was)
-    known = says(callee, Guard(path="callee.thing", kind=kind, value=was, argument=argument))
+    guard = Guard(path="callee.thing", kind=kind, value=was, argument=argument)
+    why = broken_by(lambda c: setattr(c, "thing", now), SimpleNamespace(thing=was), guard)
 
-    before = known.broken(callee)
-    callee.thing = now
-
-    assert before == ""
-    assert known.broken(callee).startswith("callee.thing ")
+    assert why.startswith("callee.thing ")
 
 
 @pytest.mark.parametrize(
@@ -501,9 +440,7 @@ def test_damaged_facts_are_not_read(plain: Any):
 
 
 def test_a_module_that_is_gone_breaks_its_facts():
-    """An application that no longer has the module gets a reason, not an ImportError."""
     known = Facts(steps=((-1, "root", "no_such_module_here"),), facts=((0, "value", "int 1"),))
-
     assert "no_such_module_here is gone" in known.broken(None)
 
 
@@ -519,6 +456,5 @@ def test_a_name_is_only_given_where_it_leads_back():
 def test_a_guard_of_an_unknown_kind_stops_the_entry():
     """The meaning of a new guard kind is unknown, and could be the value of a number."""
     guard = Guard(path="L['callee'].mode", kind="SOMETHING_NEW_MATCH", value=3)
-
     with pytest.raises(NoEntry, match="guard of the unknown kind SOMETHING_NEW_MATCH"):
         collect([guard], SimpleNamespace(mode=3), names={})

@@ -9,13 +9,15 @@ Where the library itself is not the property, `exported.make` is replaced by a s
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -33,9 +35,6 @@ from serve_warm.precompile.entries import EntryTable
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica.prepare import only_libraries
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Net(nn.Module):
@@ -74,14 +73,12 @@ class EagerLibraries:
 
     def make(self, function: Any, callee: Any, tensors: Any, arguments: Any) -> aot_compile.Made:
         made = aot_compile.make(function, callee, tensors, arguments)
-        return aot_compile.Made(
-            fn=function,
-            data=b"library of " + str(tensors[0].shape).encode(),
-            plan={"said": "plan"},
-            facts=made.facts,
-            conditions=made.conditions,
-            sources=made.sources,
-        )
+        data = b"library of " + str(tensors[0].shape).encode()
+        plan = self.plan(callee)
+        return dataclasses.replace(made, fn=function, data=data, plan=plan, references={})
+
+    def plan(self, callee: Any) -> dict[str, Any]:
+        return {"said": "plan"}
 
     def load(self, path: Path, plan: Any) -> Any:
         assert plan["said"] == "plan"
@@ -92,6 +89,20 @@ class EagerLibraries:
 @pytest.fixture
 def stand_in() -> EagerLibraries:
     return EagerLibraries()
+
+
+@pytest.fixture
+def written(stand_in: EagerLibraries, tmp_path: Path) -> tuple[Path, Any]:
+    """The files of one library, and its call."""
+    model = serve_warm.compile(Net().eval(), level=3)
+    build(tmp_path / "entries", lambda: model(x()), level=3, make_library=stand_in.make)
+    return tmp_path / "entries", model
+
+
+def run_python(program: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
 # --- a module as torch.compile gives it, without torch's compiler -----------------------------
@@ -123,19 +134,15 @@ def both(level: int) -> tuple[Any, Any]:
 def test_a_module_is_as_torch_compile_gives_it(look: Any, level: int):
     """To code that looks at it there is no difference."""
     ours, theirs = both(level)
-
     assert look(ours) == look(theirs)
 
 
 @pytest.mark.parametrize("level", [2, 3])
 def test_what_is_set_is_set_on_the_module(level: int):
-    """Attributes, parameters and their removal go through to it, as with torch.compile."""
     model, _ = both(level)
-
     model.label = "other"
     model.extra = nn.Parameter(torch.ones(2))
     del model.calls
-
     inner = model._orig_mod
     assert (inner.label, "extra" in dict(inner.named_parameters())) == ("other", True)
     assert not hasattr(inner, "calls")
@@ -143,15 +150,13 @@ def test_what_is_set_is_set_on_the_module(level: int):
 
 
 def test_a_pickle_is_handed_over_again():
-    """The unpickled object is a module of level 3 with the same arguments."""
     model = serve_warm.compile(Net().eval(), level=3, dynamic=False)
-
     again = pickle.loads(pickle.dumps(model))
-
     assert type(again) is LightModule
-    assert compile_arguments(SimpleNamespace(again=again, model=model)) == dict.fromkeys(
-        ("again", "model"), "dynamic=False, level=3"
-    )
+    function = serve_warm.compile(lambda x: x, level=3)
+    owner = SimpleNamespace(again=again, model=model, function=function)
+    named = {"again": "dynamic=False, level=3", "model": "dynamic=False, level=3"}
+    assert compile_arguments(owner) == {**named, "function": "level=3"}
 
 
 def test_torch_compile_traces_through_a_module():
@@ -186,20 +191,18 @@ def test_the_class_of_a_module_imports_no_compiler():
         assert type(copy.deepcopy(model)) is type(model)
         """
 
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    subprocess.run([sys.executable, "-c", program], env=env, check=True)
+    ran = run_python(program)
+
+    assert ran.returncode == 0, ran.stderr
 
 
-def test_hooks_of_the_wrapper_fire(stand_in: EagerLibraries, tmp_path: Path):
-    """The wrapper is a module with its own hooks, and its calls keep their level."""
-    model = serve_warm.compile(Net().eval(), level=3)
-    build(tmp_path, lambda: model(x()), level=3, make_library=stand_in.make)
-    with started(tmp_path, load_library=stand_in.load), torch.inference_mode():
+def test_hooks_of_the_wrapper_fire(stand_in: EagerLibraries, written: tuple[Path, Any]):
+    folder, model = written
+    with started(folder, load_library=stand_in.load), torch.inference_mode():
         handle = model.register_forward_hook(lambda module, args, out: out + 1)
         hooked = served(lambda: model(x()))
         handle.remove()
         plain = model(x())
-
     assert hooked.level == 3
     assert torch.equal(hooked.value, plain + 1)
 
@@ -208,7 +211,6 @@ def test_hooks_of_the_wrapper_fire(stand_in: EagerLibraries, tmp_path: Path):
 
 
 def test_a_known_call_is_level_3(stand_in: EagerLibraries, tmp_path: Path):
-    """The library answers the known call, and torch.compile answers another call."""
     model = serve_warm.compile(Net().eval(), level=3)
     library = build(tmp_path, lambda: model(x()), level=3, make_library=stand_in.make)
     with started(tmp_path, load_library=stand_in.load), torch.inference_mode(), eager_below():
@@ -235,31 +237,24 @@ class Towers(nn.Module):
         return x @ self.d.weight
 
 
-def test_the_same_machine_code_with_other_weights_is_another_function(tmp_path: Path):
-    """A library holds no names: whose weights go in stands in the plan, one for each entry."""
+class OfMethods(EagerLibraries):
+    def plan(self, callee: Any) -> dict[str, Any]:
+        return {"name": callee.__name__}
 
-    def make(function: Any, callee: Any, tensors: Any, arguments: Any) -> aot_compile.Made:
-        made = aot_compile.make(function, callee, tensors, arguments)
-        return aot_compile.Made(
-            fn=function,
-            data=b"machine code",
-            plan={"name": callee.__name__},
-            facts=made.facts,
-            conditions=made.conditions,
-            sources=made.sources,
-        )
-
-    def load(path: Path, plan: Any) -> Any:
+    def load(self, path: Path, plan: Any) -> Any:
         return lambda callee, *tensors: getattr(callee.__self__, plan["name"])(*tensors)
 
-    towers = Towers().eval()
+
+def test_the_same_machine_code_with_other_weights_is_another_function(tmp_path: Path):
+    """A library holds no names: whose weights go in stands in the plan, one for each entry."""
+    towers, stand_in = Towers().eval(), OfMethods()
     query, document = (
         serve_warm.compile(method, level=3) for method in (towers.query, towers.document)
     )
-    library = build(tmp_path, lambda: query(x()), lambda: document(x()), level=3, make_library=make)
-
-    with started(tmp_path, load_library=load), torch.inference_mode(), eager_below():
-        first, second = served(lambda: query(x())), served(lambda: document(x()))
+    calls = [lambda: query(x()), lambda: document(x())]
+    library = build(tmp_path, *calls, level=3, make_library=stand_in.make)
+    with started(tmp_path, load_library=stand_in.load), torch.inference_mode(), eager_below():
+        first, second = map(served, calls)
 
     assert len(library.files) == 1
     assert (first.level, second.level) == (3, 3)
@@ -269,21 +264,14 @@ def test_the_same_machine_code_with_other_weights_is_another_function(tmp_path: 
 
 @pytest.mark.parametrize("kind", ["function", "decorated", "method"])
 def test_functions_and_methods_have_level_3(kind: str, stand_in: EagerLibraries, tmp_path: Path):
-    """Each way to pass a callable works, as at level 2."""
-
     class Owner:
         @serve_warm.compile(level=3)
         def decorated(self, x: torch.Tensor) -> torch.Tensor:
             return x @ x.T
 
-    # A matrix product and nothing else: no C++ is compiled for it.
-    def squared(x: torch.Tensor) -> torch.Tensor:
-        return x @ x.T
-
-    net = Net().eval()
-    owner = Owner()
+    owner, net = Owner(), Net().eval()
     call: Any = {
-        "function": serve_warm.compile(squared, level=3),
+        "function": serve_warm.compile(lambda x: x @ x.T, level=3),
         "decorated": owner.decorated,
         "method": serve_warm.compile(net.forward, level=3),
     }[kind]
@@ -293,8 +281,6 @@ def test_functions_and_methods_have_level_3(kind: str, stand_in: EagerLibraries,
 
 
 def test_what_no_library_can_be_made_of_is_level_2(tmp_path: Path):
-    """The next level serves it, and the report says why it is not the highest."""
-
     def refuse(*_: Any) -> Any:
         raise NoEntry("it returns a memory map")
 
@@ -309,41 +295,34 @@ def test_what_no_library_can_be_made_of_is_level_2(tmp_path: Path):
     assert not library.has_entries(3)
 
 
-def test_a_library_is_not_an_entry_of_level_2(stand_in: EagerLibraries, tmp_path: Path):
-    """The same model passed at level 2 does not use what was made for level 3."""
-    light = serve_warm.compile(Net().eval(), level=3)
-    build(tmp_path, lambda: light(x()), level=3, make_library=stand_in.make)
+def test_a_library_is_not_an_entry_of_level_2(stand_in: EagerLibraries, written: tuple[Path, Any]):
     model = serve_warm.compile(Net().eval())
-    with started(tmp_path, load_library=stand_in.load), torch.inference_mode(), eager_below():
+    with started(written[0], load_library=stand_in.load), torch.inference_mode(), eager_below():
         other = served(lambda: model(x()))
-
     assert (other.level, "level=3" in other.reason) == (1, True)
 
 
 @pytest.mark.parametrize("level", [0, 1, 4, "3"])
 def test_another_level_is_refused(level: Any):
-    """The sentence names the existing levels."""
     with pytest.raises(ConfigError, match="level="):
         serve_warm.compile(Net(), level=level)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "settings"),
+    ("arguments", "settings", "says"),
     [
-        ({"mode": "reduce-overhead"}, {}),
-        ({"options": {"triton.cudagraphs": True}}, {}),
-        ({}, {"triton.cudagraphs": True}),
+        # With torch, the result of a block becomes invalid when the next block reads it.
+        ({"mode": "reduce-overhead"}, {}, "CUDA graphs"),
+        ({"options": {"triton.cudagraphs": True}}, {}, "CUDA graphs"),
+        ({}, {"triton.cudagraphs": True}, "CUDA graphs"),
+        ({"level": 3}, {}, "compile the whole model"),
     ],
 )
-def test_regions_have_no_graphs(arguments: Any, settings: Any, monkeypatch: pytest.MonkeyPatch):
-    """With torch, the result of a block becomes invalid when the next block reads it."""
+def test_regions_have_no_graphs_or_libraries(arguments, settings, says, monkeypatch):
+    """The sentence says what to do instead."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    blocks = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(2)))
-
-    with (
-        torch._inductor.config.patch(settings),
-        pytest.raises(ConfigError, match="CUDA graphs"),
-    ):
+    blocks = nn.Sequential(Net(), Net())
+    with torch._inductor.config.patch(settings), pytest.raises(ConfigError, match=says):
         serve_warm.compile_regions(blocks, **arguments)
 
 
@@ -351,33 +330,14 @@ def test_regions_have_every_mode_without_a_gpu(monkeypatch: pytest.MonkeyPatch):
     """Without a GPU nothing is captured, and `max-autotune` only uses its templates."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     blocks = torch.nn.Sequential(*(Net() for _ in range(2)))
-
-    regions = serve_warm.compile_regions(blocks, mode="max-autotune")
-
-    assert regions is blocks
-
-
-def test_regions_have_no_libraries():
-    """The sentence says what to do instead."""
-    with pytest.raises(ConfigError, match="compile the whole model"):
-        serve_warm.compile_regions(nn.Sequential(Net(), Net()), level=3)
+    assert serve_warm.compile_regions(blocks, mode="max-autotune") is blocks
 
 
 # --- files ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def written(stand_in: EagerLibraries, tmp_path: Path) -> tuple[Path, Any]:
-    """The files of one library, and its call."""
-    model = serve_warm.compile(Net().eval(), level=3)
-    build(tmp_path / "entries", lambda: model(x()), level=3, make_library=stand_in.make)
-    return tmp_path / "entries", model
-
-
 def test_what_was_written_is_read(written: tuple[Path, Any]):
-    """The index has the level, plan and reason of each entry. The library stays a file."""
     library = EntryTable.read(written[0])
-
     [entry] = [entry for unit in library.units.values() for entry in unit.entries]
     assert (entry.level, entry.plan, entry.reason) == (3, {"said": "plan", "once": ""}, "")
     assert library.files == {}
@@ -385,9 +345,7 @@ def test_what_was_written_is_read(written: tuple[Path, Any]):
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
-def test_a_damaged_library_is_not_opened(
-    damage: str, written: tuple[Path, Any], stand_in: EagerLibraries
-):
+def test_a_damaged_library_is_not_opened(damage, written, stand_in):
     """Opening executes the library, so its digest is checked first. Level 1 serves instead."""
     folder, model = written
     [file] = folder.glob("library_*")
@@ -403,18 +361,12 @@ def test_a_damaged_library_is_not_opened(
     assert stand_in.opened == []
 
 
-def test_both_parts_are_loaded_together(
-    stand_in: EagerLibraries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """One folder has entries of level 2, the other libraries.
-
-    A bad folder does not affect the other.
-    """
+def test_both_parts_are_loaded_together(stand_in, tmp_path, monkeypatch):
+    """Entries of level 2 in one folder, libraries in the other: a bad one spares the other."""
     light, model = serve_warm.compile(Net().eval(), level=3), serve_warm.compile(Net().eval())
     build(tmp_path / "exported", lambda: light(x()), level=3, make_library=stand_in.make)
     build(tmp_path / "precompiled", lambda: model(x()))
     monkeypatch.setattr("serve_warm.precompile.aoti_library.load", stand_in.load)
-
     why = SESSION.load(tmp_path / "precompiled", tmp_path / "exported")
     with torch.inference_mode():
         levels = [level_of(called, x()) for called in (light, model)]
@@ -454,7 +406,6 @@ MIXED = [{"level": 3}, {"level": 1}]
 def test_each_level_has_a_round_trip(stored: Any, entries: Any, levels: Any):
     """If every call has a library, one trip runs without torch's compiler."""
     trips = plan(dict.fromkeys(stored, b""), entries)
-
     assert [(trip.level, trip.without_compiler) for trip in trips] == levels
 
 
@@ -486,7 +437,6 @@ def test_libraries_that_need_more_are_not_published(other: Any, says: str):
     accept(report(), without_compiler=True)
     accept(report(compiler_imported="app"), without_compiler=True)
     accept(report(**other))
-
     with pytest.raises(BuildFailed, match=says):
         accept(report(**other), without_compiler=True)
 
@@ -513,23 +463,8 @@ def test_a_start_knows_whether_it_needs_the_compiler(level: int, arguments: Any,
     """Not if everything that is compiled requests libraries."""
     SESSION.dispatchers.clear()
     model = serve_warm.compile(Net().eval(), level=level)
-
     assert only_libraries(arguments) == only
     del model
-
-
-def test_arguments_of_level_3_are_named_without_the_compiler():
-    """By attribute, as those of torch.compile, whether or not anything was compiled yet."""
-
-    class Owner:
-        def __init__(self) -> None:
-            self.model = serve_warm.compile(Net().eval(), level=3, dynamic=False)
-            self.function = serve_warm.compile(lambda x: x, level=3)
-
-    assert compile_arguments(Owner()) == {
-        "model": "dynamic=False, level=3",
-        "function": "level=3",
-    }
 
 
 # --- fresh processes --------------------------------------------------------------------------
@@ -575,11 +510,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
 
 @pytest.mark.long
 def test_a_fresh_process_starts_without_any_compiler(program: tuple[Path, dict[str, Any]]):
-    """Neither Dynamo nor Inductor is imported, no g++ exists, and the numbers equal the build's."""
     folder, built = program
-
     start = in_a_process(folder, "start", BATCH="3", PATH="/nowhere", CXX="/nowhere/g++")
-
     assert built["refused"] == {}
     assert (start["why"], start["levels"], start["reasons"]) == ("", [3, 3], [""])
     assert (start["compiles"], start["compiler_processes"]) == (0, 0)
@@ -591,9 +523,7 @@ def test_a_fresh_process_starts_without_any_compiler(program: tuple[Path, dict[s
 def test_another_call_imports_the_compiler_and_is_compiled(program: tuple[Path, Any]):
     """The watch is there before Dynamo is used: what level 1 compiles is counted."""
     folder, _ = program
-
     start = in_a_process(folder, "start", BATCH="5")
-
     assert sorted(start["levels"]) == [1, 3]
     assert "no entry for this call, but 2 for other calls" in start["reasons"]
     assert (start["imported"], start["compiles"]) == (True, 1)
@@ -622,15 +552,7 @@ print("compiles", (watch.counts() - before).compiles)
 
 @pytest.mark.slow
 def test_a_proof_holds_for_a_compiler_that_is_imported_in_it():
-    """A compiler that is imported during a proof compiles nothing before its end."""
-    process = subprocess.run(
-        [sys.executable, "-c", FORBIDDEN],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
+    process = run_python(FORBIDDEN)
     assert process.stdout.splitlines() == ["forbidden True", "compiles 1"], process.stderr[-2000:]
 
 
@@ -638,10 +560,8 @@ def test_a_proof_holds_for_a_compiler_that_is_imported_in_it():
 def test_what_has_no_library_is_compiled_by_torch_once(module: nn.Module):
     """This includes a module with length 0, which is false, and one whose length raises."""
     model = serve_warm.compile(module, level=3)
-
     with torch.inference_mode(), eager_below():
         results = [model(torch.ones(2)).tolist() for _ in range(3)]
-
     assert results == [[1.0, 1.0]] * 3
     assert model._serve_warm.torch_compiled() is model._serve_warm.torch_compiled()
 
@@ -662,7 +582,6 @@ def test_a_library_that_fails_raises_what_eager_raises(tmp_path: Path, capfd: An
     model = serve_warm.compile(Looks().eval(), level=3, dynamic=False)
     build(tmp_path, lambda: model(torch.zeros(2, dtype=torch.long)), level=3)
     capfd.readouterr()
-
     with started(tmp_path):
         model(torch.ones(2, dtype=torch.long))
         for _ in range(3):

@@ -76,7 +76,6 @@ def test_weights_are_read_again_at_each_call_without_a_walk():
     """A replaced weight needs no new reader, because the dicts that hold weights are the same."""
     net, inputs = Net(), Walks(INPUTS)
     read = inputs.reader(net, Watch())
-
     before = read(net, CALL)
     first: Any = net.layers[0]
     first.weight = nn.Parameter(torch.zeros(2, 2))
@@ -104,7 +103,6 @@ def test_a_module_that_no_watch_covers_is_walked_at_each_call(unwatched: Any):
     net, inputs = Net(), Walks(INPUTS)
     read = inputs.reader(net, Watch(without=(unwatched(net),)))
     net.layers = copy.deepcopy(net.layers)
-
     assert is_same(read(net, CALL), expected(net))
 
 
@@ -112,7 +110,6 @@ def test_an_input_that_is_gone_is_named():
     net = Net()
     read = Inputs(INPUTS).reader(net, Watch())
     del net.layers[1]._buffers["running_mean"]
-
     with pytest.raises(NoEntry, match="missing: 'running_mean'"):
         read(net, CALL)
 
@@ -162,25 +159,20 @@ def test_a_change_of_the_modules_makes_the_next_call_walk_once():
         found: list[Any] = followed(net, *CALL)
         return found
 
-    for _ in range(3):
-        assert is_same(call(), expected(net))
-    walks = [inputs.walks]
-    net.layers = copy.deepcopy(net.layers)
-    for _ in range(3):
-        assert is_same(call(), expected(net))
-    walks.append(inputs.walks)
+    for walks in (1, 2):
+        for _ in range(3):
+            assert is_same(call(), expected(net))
+        assert inputs.walks == walks
+        net.layers = copy.deepcopy(net.layers) if walks == 1 else net.layers
     first: Any = net.layers[0]
     first._parameters["weight"] = nn.Parameter(torch.zeros(2, 2))
     assert is_same(call(), expected(net))
-
-    assert walks == [1, 2]
 
 
 def test_two_callables_of_one_library_read_their_own_weights():
     one, other = Net(), Net()
     library = Asked(Inputs(INPUTS))
     of_one, of_other = (Followed(library, watched(net)) for net in (one, other))
-
     for _ in range(2):
         assert is_same(of_one(one, *CALL), expected(one))
         assert is_same(of_other(other, *CALL), expected(other))
@@ -191,7 +183,6 @@ def test_a_call_that_nobody_checked_reads_what_is_there():
     net, library = Net(), Asked(Inputs(INPUTS))
     Followed(library, watched(net))(net, *CALL)
     net.layers = copy.deepcopy(net.layers)
-
     assert is_same(library(net, *CALL), expected(net))
 
 
@@ -207,7 +198,6 @@ def test_replaced_modules_are_freed_although_one_library_is_not_called_again():
     weight = weakref.ref(old[0].weight)
     net.layers = copy.deepcopy(old)
     del old
-
     watch.refresh()
     often(net, *CALL)
     gc.collect()

@@ -13,8 +13,9 @@ import re
 import sys
 import tracemalloc
 import weakref
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -25,11 +26,15 @@ from serve_warm.precompile.facts import take
 from serve_warm.precompile.guard_facts import Guard, collect
 from serve_warm.precompile.module_changes import FactWatch
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import CodeType, FrameType
-
 SCALE = 2
+
+VALUE, LENGTH, KEYS = "CONSTANT_MATCH", "SEQUENCE_LENGTH", "DICT_KEYS_MATCH"
+TYPE, TENSOR = "TYPE_MATCH", "TENSOR_MATCH"
+"""Kinds of guards."""
+
+DEEP, CELL = "callee.config.deep['sizes'][1]", "callee.act.__closure__[0].cell_contents"
+PART = "callee._modules['layers']._modules['{}']"
+WEIGHT, TABLE = "callee._parameters['weight']", "callee._buffers['table']"
 
 
 class Layer(nn.Module):
@@ -64,6 +69,14 @@ class Config:
     rate: int
 
 
+class OtherConfig(Config):
+    rate = 3
+
+
+def refill(layer: Any, value: Any) -> None:
+    layer.act.__closure__[0].cell_contents = value
+
+
 class Slotted:
     __slots__ = ("rate",)
 
@@ -82,7 +95,7 @@ def closing_over(value: int) -> Callable[[], int]:
     return act
 
 
-def guards_of(callee: Any, **values: str) -> list[Guard]:
+def guards_of(callee: Any, /, **values: str) -> list[Guard]:
     """Return a guard of a kind for each path."""
     return [
         Guard(path=path, kind=kind, value=eval(path, {"callee": callee}))
@@ -91,9 +104,20 @@ def guards_of(callee: Any, **values: str) -> list[Guard]:
 
 
 def watch_of(callee: Any, path: str, kind: str) -> FactWatch:
-    value = eval(path, {"callee": callee})
-    guard = Guard(path=path, kind=kind, value=value)
-    return FactWatch(callee, [collect([guard], callee, names={})])
+    return watch_of_each(callee, **{path: kind})
+
+
+def watch_of_each(callee: Any, /, **values: str) -> FactWatch:
+    """Return a watch of an entry for each path."""
+    guards = guards_of(callee, **values)
+    return FactWatch(callee, [collect([guard], callee, names={}) for guard in guards])
+
+
+def sees(watch: FactWatch) -> bool:
+    """Return whether a watch has noticed a change, and look anew."""
+    noticed = not watch.unchanged()
+    watch.refresh()
+    return noticed
 
 
 @contextlib.contextmanager
@@ -113,76 +137,40 @@ def at_each_call_of(code: CodeType, do: Callable[[], Any]) -> Iterator[None]:
 
 
 CHANGES: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
-    "attribute": ("callee.rate", "CONSTANT_MATCH", lambda m: setattr(m, "rate", 3)),
-    "its dict": ("callee.rate", "CONSTANT_MATCH", lambda m: vars(m).update(rate=3)),
-    "deleted": ("callee.rate", "CONSTANT_MATCH", lambda m: delattr(m, "rate")),
-    "of an object": (
-        "callee.config.rate",
-        "CONSTANT_MATCH",
-        lambda m: setattr(m.config, "rate", 3),
-    ),
-    "object": (
-        "callee.config.rate",
-        "CONSTANT_MATCH",
-        lambda m: setattr(m, "config", SimpleNamespace(rate=3)),
-    ),
-    "item of a list": ("callee.items[0]", "CONSTANT_MATCH", lambda m: m.items.insert(0, 7)),
-    "deep item": (
-        "callee.config.deep['sizes'][1]",
-        "CONSTANT_MATCH",
-        lambda m: m.config.deep["sizes"].reverse(),
-    ),
-    "list as a value": ("callee.items", "CONSTANT_MATCH", lambda m: m.items.append(3)),
-    "dict as a value": ("callee.kinds", "CONSTANT_MATCH", lambda m: m.kinds.update(a=2)),
-    "set as a value": ("callee.names", "CONSTANT_MATCH", lambda m: m.names.add("c")),
-    "length": ("callee.items", "SEQUENCE_LENGTH", lambda m: m.items.pop()),
-    "length of a deque": ("callee.queue", "SEQUENCE_LENGTH", lambda m: m.queue.append(1)),
-    "keys of an empty dict": (
-        "callee.empty",
-        "DICT_KEYS_MATCH",
-        lambda m: m.empty.update({"b": 1}),
-    ),
-    "keys": ("callee.kinds", "DICT_KEYS_MATCH", lambda m: m.kinds.update(b=1)),
-    "slot": ("callee.point.rate", "CONSTANT_MATCH", lambda m: setattr(m.point, "rate", 3)),
-    "property": ("callee.kept", "CONSTANT_MATCH", lambda m: setattr(m, "_kept", 6)),
-    "class attribute": ("callee.size", "CONSTANT_MATCH", lambda m: setattr(type(m), "size", 5)),
-    "shadowed": ("callee.size", "CONSTANT_MATCH", lambda m: setattr(m, "size", 5)),
+    "attribute": ("callee.rate", VALUE, lambda m: setattr(m, "rate", 3)),
+    "its dict": ("callee.rate", VALUE, lambda m: vars(m).update(rate=3)),
+    "deleted": ("callee.rate", VALUE, lambda m: delattr(m, "rate")),
+    "of an object": ("callee.config.rate", VALUE, lambda m: setattr(m.config, "rate", 3)),
+    "object": ("callee.config.rate", VALUE, lambda m: setattr(m, "config", OtherConfig())),
+    "item of a list": ("callee.items[0]", VALUE, lambda m: m.items.insert(0, 7)),
+    "deep item": (DEEP, VALUE, lambda m: m.config.deep["sizes"].reverse()),
+    "list as a value": ("callee.items", VALUE, lambda m: m.items.append(3)),
+    "dict as a value": ("callee.kinds", VALUE, lambda m: m.kinds.update(a=2)),
+    "set as a value": ("callee.names", VALUE, lambda m: m.names.add("c")),
+    "length": ("callee.items", LENGTH, lambda m: m.items.pop()),
+    "length of a deque": ("callee.queue", LENGTH, lambda m: m.queue.append(1)),
+    "keys of an empty dict": ("callee.empty", KEYS, lambda m: m.empty.update({"b": 1})),
+    "keys": ("callee.kinds", KEYS, lambda m: m.kinds.update(b=1)),
+    "slot": ("callee.point.rate", VALUE, lambda m: setattr(m.point, "rate", 3)),
+    "property": ("callee.kept", VALUE, lambda m: setattr(m, "_kept", 6)),
+    "class attribute": ("callee.size", VALUE, lambda m: setattr(type(m), "size", 5)),
+    "shadowed": ("callee.size", VALUE, lambda m: setattr(m, "size", 5)),
     "method of a class": (
         "callee",
-        "TYPE_MATCH",
+        TYPE,
         lambda m: setattr(type(m), "forward", lambda self, x: x + 1),
     ),
-    "cell": (
-        "callee.act.__closure__[0].cell_contents",
-        "CONSTANT_MATCH",
-        lambda m: setattr(m.act.__closure__[0], "cell_contents", 4),
-    ),
-    "function of a decorator": (
-        "callee.act",
-        "CLOSURE_MATCH",
-        lambda m: setattr(m.act.__closure__[0], "cell_contents", lambda: 5),
-    ),
-    "inserted": (
-        "callee._modules['layers']._modules['0']",
-        "TYPE_MATCH",
-        lambda m: m.layers.insert(0, nn.ReLU()),
-    ),
-    "part deleted": (
-        "callee._modules['layers']._modules['1']",
-        "TYPE_MATCH",
-        lambda m: m.layers.__delitem__(1),
-    ),
+    "cell": (CELL, VALUE, lambda m: refill(m, 4)),
+    "function of a decorator": ("callee.act", "CLOSURE_MATCH", lambda m: refill(m, lambda: 5)),
+    "inserted": (PART.format(0), TYPE, lambda m: m.layers.insert(0, nn.ReLU())),
+    "part deleted": (PART.format(1), TYPE, lambda m: m.layers.__delitem__(1)),
     "parameter": (
-        "callee._parameters['weight']",
-        "TENSOR_MATCH",
+        WEIGHT,
+        TENSOR,
         lambda m: m._parameters.update(weight=nn.Parameter(torch.ones(3))),
     ),
-    "data of a tensor": (
-        "callee._buffers['table']",
-        "TENSOR_MATCH",
-        lambda m: setattr(m.table, "data", torch.ones(3)),
-    ),
-    "hook": ("callee", "TYPE_MATCH", lambda m: m.register_forward_hook(print)),
+    "data of a tensor": (TABLE, TENSOR, lambda m: setattr(m.table, "data", torch.ones(3))),
+    "hook": ("callee", TYPE, lambda m: m.register_forward_hook(print)),
 }
 
 
@@ -196,23 +184,15 @@ def layer() -> Any:
 @pytest.mark.parametrize(
     ("path", "kind", "change"), [pytest.param(*case, id=name) for name, case in CHANGES.items()]
 )
-def test_a_change_is_seen_by_the_next_call(
-    layer: Any, path: str, kind: str, change: Callable[[Any], Any]
-):
-    """Whatever a fact was read from: nothing says that it changed, and it is noticed.
-
-    Also by another thread, which looked before the change and asks after somebody looked anew.
-    """
+def test_a_change_is_seen_by_the_next_call(layer, path, kind, change):
+    """Also by another thread, which looked before it and asks after somebody looked anew."""
     watch = watch_of(layer, path, kind)
     before = watch.unchanged(), watch.why_broken(0)
     of_another_thread = watch.unchanged
-
     change(layer)
-    noticed = not watch.unchanged()
-    watch.refresh()
 
     assert before == (True, "")
-    assert noticed
+    assert sees(watch)
     assert not of_another_thread()
     assert watch.why_broken(0) != ""
     assert watch.unchanged()
@@ -223,11 +203,9 @@ def test_a_change_is_seen_by_the_next_call(
 )
 def test_a_change_is_seen_however_often_there_was_none(layer: Any, asked: int):
     """Dicts are compared in C++ once the answer was the same many times."""
-    watch = watch_of(layer, "callee.config.rate", "CONSTANT_MATCH")
+    watch = watch_of(layer, "callee.config.rate", VALUE)
     steady = [watch.unchanged() for _ in range(asked)]
-
     layer.config.rate = 3
-
     assert all(steady)
     assert not watch.unchanged()
 
@@ -237,7 +215,7 @@ def test_what_comes_back_fits_again(layer: Any):
     tables = []
     for rate in (2, 3):
         layer.rate = rate
-        guards = guards_of(layer, **{"callee.rate": "CONSTANT_MATCH"})
+        guards = guards_of(layer, **{"callee.rate": VALUE})
         tables.append(collect(guards, layer, names={}))
     watch = FactWatch(layer, tables)
     seen = [[watch.why_broken(0), watch.why_broken(1)]]
@@ -254,33 +232,26 @@ def test_what_comes_back_fits_again(layer: Any):
 def test_another_order_of_an_ordered_dict_is_seen(layer: Any):
     """`move_to_end` does not change the version of the dict, not even of a dict that grew."""
     layer.order = collections.OrderedDict(a=1)
-    watch = watch_of(layer, "callee.order", "DICT_KEYS_MATCH")
+    watch = watch_of(layer, "callee.order", KEYS)
     layer.order["b"] = 2
     watch.refresh()
     before = watch.unchanged()
-
     layer.order.move_to_end("a")
-    noticed = not watch.unchanged()
-    watch.refresh()
-
-    assert (before, noticed, watch.unchanged()) == (True, True, True)
+    assert (before, sees(watch), watch.unchanged()) == (True, True, True)
     assert watch.why_broken(0).startswith("callee.order has the keys str 'b', str 'a'")
 
 
 def test_a_global_is_watched(monkeypatch: pytest.MonkeyPatch):
-    """A name of a Python module that a forward reads."""
-    guard = Guard(path="G['here'].SCALE", kind="CONSTANT_MATCH", value=SCALE)
+    guard = Guard(path="G['here'].SCALE", kind=VALUE, value=SCALE)
     watch = FactWatch(None, [collect([guard], None, names={"here": (__name__, "")})])
     before = watch.unchanged()
-
     monkeypatch.setitem(globals(), "SCALE", 3)
-
     assert (before, watch.unchanged()) == (True, False)
 
 
 def test_what_no_fact_is_about_is_noticed_once_or_twice_and_not_for_ever(layer: Any):
     """A count of requests in the dict of a model: its other values are compared one by one."""
-    watch = watch_of(layer, "callee.rate", "CONSTANT_MATCH")
+    watch = watch_of(layer, "callee.rate", VALUE)
     noticed = 0
     for number in range(20):
         layer.requests = number
@@ -308,17 +279,14 @@ IN_THE_MIDDLE: dict[str, tuple[str, Callable[[Any, int], Any]]] = {
 @pytest.mark.parametrize(
     ("path", "put"), [pytest.param(*case, id=name) for name, case in IN_THE_MIDDLE.items()]
 )
-def test_what_changes_during_a_look_is_looked_at_again(
-    layer: Any, path: str, put: Callable[[Any, int], Any]
-):
+def test_what_changes_during_a_look_is_looked_at_again(layer, path, put):
     """Another thread sets a number back after it was remembered, and then as it was again."""
     put(layer, 1)
-    watch = watch_of(layer, path, "CONSTANT_MATCH")
+    watch = watch_of(layer, path, VALUE)
     if "count" in layer.kinds:
         for number in range(10):
             layer.kinds["count"] = number
             watch.refresh()
-
     put(layer, 7)
     with at_each_call_of(take.__code__, lambda: put(layer, 1)):
         watch.refresh()
@@ -333,14 +301,9 @@ def test_what_changes_during_a_look_is_looked_at_again(
 def test_the_same_value_again_is_no_change(layer: Any):
     """`eval()` before each call sets each flag to its current value."""
     layer.eval()
-    watch = FactWatch(
-        layer,
-        [collect(guards_of(layer, **{"callee.training": "CONSTANT_MATCH"}), layer, names={})],
-    )
-
+    watch = watch_of(layer, "callee.training", VALUE)
     layer.eval()
     layer.to("cpu")
-
     assert watch.unchanged()
 
 
@@ -355,7 +318,7 @@ def test_a_number_that_is_made_anew_is_no_change():
             return self.whole / 2
 
     callee = Half()
-    watch = watch_of(callee, "callee.rate", "CONSTANT_MATCH")
+    watch = watch_of(callee, "callee.rate", VALUE)
     before = watch.unchanged()
 
     callee.whole = 5
@@ -370,19 +333,19 @@ class WiderLayer(Layer):
 WITHIN_A_SECOND: dict[str, tuple[str, str, Callable[[Any], Any], str]] = {
     "a class": (
         "callee.point",
-        "TYPE_MATCH",
+        TYPE,
         lambda m: setattr(m.point, "__class__", OtherSlotted),
         "callee.point is ",
     ),
     "a dict, as only pickling does": (
         "callee.rate",
-        "CONSTANT_MATCH",
+        VALUE,
         lambda m: setattr(m, "__dict__", {**vars(m), "rate": 3}),
         "callee.rate is int 3, but was int 2",
     ),
     "a base, which changes no dict": (
         "callee.width",
-        "CONSTANT_MATCH",
+        VALUE,
         lambda m: setattr(type(m), "__bases__", (WiderLayer,)),
         "callee.width is int 5, but was int 4",
     ),
@@ -406,7 +369,6 @@ def test_what_is_assigned_is_seen_within_a_second(  # noqa: PLR0917 - a table
     now = 0.0
     monkeypatch.setattr(change_checks, "clock", lambda: now)
     watch = watch_of(layer, path, kind)
-
     change(layer)
     at_once = watch.unchanged()
     now = change_checks.RELOOK_S + 0.1
@@ -418,10 +380,7 @@ def test_what_is_assigned_is_seen_within_a_second(  # noqa: PLR0917 - a table
 
 
 @pytest.mark.parametrize("wrapper", [lambda f: f, property, staticmethod], ids=lambda w: w.__name__)
-def test_code_that_is_assigned_to_a_method_is_seen_within_a_second(
-    monkeypatch: pytest.MonkeyPatch,
-    wrapper: Callable[..., Any],
-):
+def test_code_that_is_assigned_to_a_method_is_seen_within_a_second(monkeypatch, wrapper):
     """The class has the same function as before, and that does something else."""
     now = 0.0
 
@@ -430,21 +389,17 @@ def test_code_that_is_assigned_to_a_method_is_seen_within_a_second(
 
     kind = type("Kind", (), {"method": wrapper(method), "__module__": __name__})
     monkeypatch.setattr(change_checks, "clock", lambda: now)
-    watch = watch_of(SimpleNamespace(part=kind()), "callee.part", "TYPE_MATCH")
+    watch = watch_of(SimpleNamespace(part=kind()), "callee.part", TYPE)
     before = watch.unchanged(), watch.why_broken(0)
 
     was, method.__code__ = method.__code__, (lambda self: (self, self)).__code__
     now += change_checks.RELOOK_S + 0.1
-    noticed = not watch.unchanged()
-    watch.refresh()
-    why = watch.why_broken(0)
+    noticed, why = sees(watch), watch.why_broken(0)
     method.__code__ = was
     now += change_checks.RELOOK_S + 0.1
-    back = not watch.unchanged()
-    watch.refresh()
 
     assert before == (True, "")
-    assert (noticed, back) == (True, True)
+    assert (noticed, sees(watch)) == (True, True)
     assert why.startswith("callee.part is ")
     assert watch.why_broken(0) == ""
 
@@ -468,14 +423,11 @@ def test_a_property_that_raises_anything_hides_no_change(kind: type[Exception]):
 
     callee = Moody()
     callee.rate = 2
-    guards = guards_of(callee, **{"callee.mood": "CONSTANT_MATCH", "callee.rate": "CONSTANT_MATCH"})
-    watch = FactWatch(callee, [collect([guard], callee, names={}) for guard in guards])
+    watch = watch_of_each(callee, **{"callee.mood": VALUE, "callee.rate": VALUE})
 
     callee.rate, callee.good = 3, False
-    noticed = not watch.unchanged()
-    watch.refresh()
 
-    assert noticed
+    assert sees(watch)
     assert re.search("mood.*not today", watch.why_broken(0))
     assert watch.why_broken(1) == "callee.rate is int 3, but was int 2"
 
@@ -490,7 +442,7 @@ class OtherPart(nn.Module):
 
 def test_a_tensor_that_changes_during_a_look_is_looked_at_again(layer: Any):
     """Another thread changes its data after the fact was judged, before the check is built."""
-    watch = watch_of(layer, "callee._parameters['weight']", "TENSOR_MATCH")
+    watch = watch_of(layer, WEIGHT, TENSOR)
 
     def swap() -> None:
         layer.weight.data = torch.ones(3)
@@ -498,10 +450,7 @@ def test_a_tensor_that_changes_during_a_look_is_looked_at_again(layer: Any):
     layer.weight = nn.Parameter(torch.ones_like(layer.weight))
     with at_each_call_of(change_checks._same_tensors.__code__, swap):
         watch.refresh()
-    noticed = not watch.unchanged()
-    watch.refresh()
-
-    assert noticed
+    assert sees(watch)
     assert "float32[3]" in watch.why_broken(0)
 
 
@@ -510,10 +459,9 @@ def test_either_side_of_a_relation_is_watched(path: str):
     """Two attributes are one object. Whichever is exchanged, the relation is judged again."""
     model: Any = nn.Module()
     model.conf = model.alias = Config()
-    guards = guards_of(model, **{"callee.conf": "TYPE_MATCH", "callee.alias": "TYPE_MATCH"})
+    guards = guards_of(model, **{"callee.conf": TYPE, "callee.alias": TYPE})
     watch = FactWatch(model, [collect(guards, model, names={})])
     was = getattr(model, path)
-
     setattr(model, path, copy.copy(was))
     watch.refresh()
     apart = watch.why_broken(0)
@@ -530,52 +478,37 @@ def test_a_source_outlives_one_of_its_users(gone: str, left: str):
     kind: Any = type("Shared", (), {"kind": "a"})
     model: Any = nn.Module()
     model.one, model.two = kind(), kind()
-    guards = guards_of(
-        model, **{f"callee.{name}.kind": "CONSTANT_MATCH" for name in ("one", "two")}
-    )
-    watch = FactWatch(model, [collect([guard], model, names={}) for guard in guards])
-
+    watch = watch_of_each(model, **{"callee.one.kind": VALUE, "callee.two.kind": VALUE})
     for _ in range(5):
         setattr(model, gone, Part())
         watch.refresh()
     kind.kind = "c"
-    noticed = not watch.unchanged()
-    watch.refresh()
 
-    assert noticed
+    assert sees(watch)
     assert watch.why_broken(("one", "two").index(left)) != ""
 
 
 def test_a_parameter_that_becomes_none_hides_no_change(layer: Any):
-    """The weight of a layer is removed, and later its config changes."""
-    guards = guards_of(
-        layer,
-        **{"callee._parameters['weight']": "TENSOR_MATCH", "callee.config.rate": "CONSTANT_MATCH"},
-    )
-    watch = FactWatch(layer, [collect([guard], layer, names={}) for guard in guards])
-
+    kinds = {WEIGHT: TENSOR, "callee.config.rate": VALUE}
+    watch = watch_of_each(layer, **kinds)
     layer.weight = None
     watch.refresh()
     weight = watch.why_broken(0)
     layer.config.rate = 3
-    noticed = not watch.unchanged()
-    watch.refresh()
 
     assert "weight" in weight
-    assert noticed
+    assert sees(watch)
     assert watch.why_broken(1) == "callee.config.rate is int 3, but was int 2"
 
 
 @pytest.mark.slow
 def test_weights_that_were_replaced_are_not_kept(layer: Any):
     """A model that gets other weights has memory for one set of them."""
-    watch = watch_of(layer, "callee._parameters['weight']", "TENSOR_MATCH")
+    watch = watch_of(layer, WEIGHT, TENSOR)
     watch = FactWatch(layer, [watch._facts.with_inputs(layer, {id(layer.weight)})])
     gone = weakref.ref(layer.weight)
-
     layer.weight = nn.Parameter(torch.ones(2))
     gc.collect()
-
     assert gone() is None
     assert not watch.unchanged()
 
@@ -585,7 +518,7 @@ def test_thousands_of_changes_need_no_memory(layer: Any):
     """A model whose parts are exchanged keeps neither the old parts nor notes about them."""
     layer.config = Config()
     layer.config.rate = 2
-    watch = watch_of(layer, "callee.config.rate", "CONSTANT_MATCH")
+    watch = watch_of(layer, "callee.config.rate", VALUE)
 
     def exchange(times: int) -> int:
         for _ in range(times):
@@ -636,9 +569,7 @@ UNDONE: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
-def test_facts_are_judged_as_by_a_new_watch_after_any_changes(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_facts_are_judged_as_by_a_new_watch_after_any_changes(seed, monkeypatch):
     """Random changes in random order. The old watch may not know less than a new one."""
     choose = random.Random(seed)
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +18,8 @@ from torch import nn
 
 import serve_warm
 from calls_counted import calls_of
-from levels import build, eager_below, served, started
-from models import one_watch  # noqa: F401 - a fixture
+from levels import build, eager_below, entries_of, served, started
+from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
 from serve_warm._redaction import redact
 from serve_warm.precompile import call_signature, names
 from serve_warm.precompile.binding import OBJECTS_WITHOUT_SHARING
@@ -25,10 +27,6 @@ from serve_warm.precompile.facts import Facts
 from serve_warm.precompile.module_changes import FactWatch
 from serve_warm.precompile.same_code import CALLABLES_WITHOUT_SHARING
 from serve_warm.precompile.session import SESSION
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 OFFSET = 1.0
 """A global that the methods read."""
@@ -131,11 +129,7 @@ def started_with(tmp_path: Path, layer: nn.Module) -> Callable[..., Any]:
     "kind",
     [*KINDS, pytest.param(AtLevel3, marks=[pytest.mark.slow, pytest.mark.long], id="level 3")],
 )
-@torch.inference_mode()
-def test_a_new_object_costs_no_look_at_its_class(
-    kind: Any, layer: nn.Module, started_with: Callable[..., Any]
-):
-    """Over 50 objects, no class, function, tensor or call is described, and no watch is made."""
+def test_a_new_object_costs_no_look_at_its_class(kind, layer, started_with):
     slow = (
         names.name_of_class,
         names.identity,
@@ -157,9 +151,7 @@ def test_a_new_object_costs_no_look_at_its_class(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@torch.inference_mode()
 def test_objects_are_freed_with_their_parts(kind: Any, started_with: Callable[..., Any]):
-    """What the objects of a class share keeps none of them alive, and no module of them."""
     with started_with(kind):
         kept = []
         for _ in range(2 * FIRST):
@@ -177,56 +169,34 @@ def changed_helper(_: Any, given: torch.Tensor) -> torch.Tensor:
     return given @ given
 
 
+CLASS_CHANGES: dict[str, Callable[[Any, pytest.MonkeyPatch], None]] = {
+    "method": lambda kind, patch: patch.setattr(kind, "helped", changed_helper),
+    "value": lambda kind, patch: patch.setattr(kind, "factor", 3.0),
+    "global": lambda kind, patch: patch.setitem(globals(), "OFFSET", 5.0),
+}
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "change",
-    [
-        pytest.param(("helped", changed_helper), id="method"),
-        pytest.param(("factor", 3.0), id="value"),
-    ],
-)
-@torch.inference_mode()
+@pytest.mark.parametrize("name", CLASS_CHANGES)
 def test_a_class_that_changes_between_two_objects_is_noticed(
-    kind: Any,
-    change: tuple[str, Any],
-    layer: nn.Module,
-    started_with: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
+    kind: Any, name: str, layer: nn.Module, started_with: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """The next object runs at level 1. If the class is restored, entries answer again."""
     with started_with(kind), eager_below():
         serve(kind, layer)
         with monkeypatch.context() as patch:
-            patch.setattr(kind, *change)
+            CLASS_CHANGES[name](kind, patch)
             changed = served(lambda: kind(layer).run(rows()))
             expected = eager(kind(layer))
         restored = served(lambda: kind(layer).run(rows()))
 
     assert (changed.level, restored.level) == (1, 2)
+    assert name != "global" or "OFFSET is float 5.0, but was float 1.0" in changed.reason
     torch.testing.assert_close(changed.value, expected)
     torch.testing.assert_close(restored.value, eager(kind(layer)))
 
 
-@torch.inference_mode()
-def test_a_global_that_changes_between_two_objects_is_noticed(
-    layer: nn.Module, started_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-):
-    """The reason names the global."""
-    with started_with(Plain), eager_below():
-        serve(Plain, layer)
-        monkeypatch.setitem(globals(), "OFFSET", 5.0)
-        changed = served(lambda: Plain(layer).run(rows()))
-        expected = eager(Plain(layer))
-
-    assert changed.level == 1
-    assert "OFFSET is float 5.0, but was float 1.0" in changed.reason
-    torch.testing.assert_close(changed.value, expected)
-
-
-@torch.inference_mode()
-def test_new_code_of_a_method_is_noticed_within_a_second(
-    layer: nn.Module, started_with: Callable[..., Any]
-):
+def test_new_code_of_a_method_is_noticed_within_a_second(layer, started_with):
     """As for an object that stays (`RELOOK_S`)."""
     clock = SimpleNamespace(now=0.0)
     before = Plain.helped.__code__
@@ -262,14 +232,8 @@ def _widen(each: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "change",
-    [_replace_layer, _replace_scale, _add_hook, _widen],
-)
-@torch.inference_mode()
-def test_an_object_that_differs_is_noticed(
-    kind: Any, change: Any, layer: nn.Module, started_with: Callable[..., Any]
-):
+@pytest.mark.parametrize("change", [_replace_layer, _replace_scale, _add_hook, _widen])
+def test_an_object_that_differs_is_noticed(kind, change, layer, started_with):
     """Both before its first call and between two calls. Other objects are served by the entry."""
     with started_with(kind), eager_below():
         serve(kind, layer)
@@ -285,11 +249,7 @@ def test_an_object_that_differs_is_noticed(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@torch.inference_mode()
-def test_objects_of_two_entries_take_turns(
-    kind: Any, layer: nn.Module, started_with: Callable[..., Any]
-):
-    """Each object gets the answer of its own entry, also if it changes between two calls."""
+def test_objects_of_two_entries_take_turns(kind, layer, started_with):
     with started_with(kind, 2.0, 3.0), eager_below():
         serve(kind, layer)
         found = []
@@ -305,17 +265,13 @@ def test_objects_of_two_entries_take_turns(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@torch.inference_mode()
-def test_a_withdrawn_entry_answers_no_later_object(
-    kind: Any, layer: nn.Module, started_with: Callable[..., Any]
-):
-    """Neither an object that was made before, nor a new one."""
+def test_a_withdrawn_entry_answers_no_later_object(kind, layer, started_with):
     with started_with(kind), eager_below():
         serve(kind, layer)
         before = kind(layer)
         before.run(rows())
         assert SESSION.loaded is not None
-        (entry,) = (e for unit in SESSION.loaded.units.values() for e in unit.entries)
+        (entry,) = entries_of(SESSION.loaded)
         SESSION.withdraw(entry, "withdrawn: it is wrong", eagerly=False)
         found = [served(lambda e=e: e.run(rows())) for e in (before, kind(layer))]
 
@@ -323,10 +279,7 @@ def test_a_withdrawn_entry_answers_no_later_object(
     assert {each.reason for each in found} == {"withdrawn: it is wrong"}
 
 
-@torch.inference_mode()
-def test_checks_against_eager_that_begin_later_see_new_objects(
-    layer: nn.Module, started_with: Callable[..., Any]
-):
+def test_checks_against_eager_that_begin_later_see_new_objects(layer, started_with):
     """Calls that were known before the checks are looked up again."""
     with started_with(Plain):
         serve(Plain, layer)
@@ -334,14 +287,10 @@ def test_checks_against_eager_that_begin_later_see_new_objects(
         assert checks is not None
         checks.serve()
         serve(Plain, layer)
-
         assert checks.report().results["same"] == 1
 
 
-@torch.inference_mode()
 def test_a_class_with_the_same_name_is_another_class(tmp_path: Path, layer: nn.Module):
-    """It shares no known calls with the first class."""
-
     def make(factor: float) -> Any:
         def helped(self: Any, given: torch.Tensor) -> torch.Tensor:
             return torch.addmm(given, given, given, alpha=factor)
@@ -358,9 +307,7 @@ def test_a_class_with_the_same_name_is_another_class(tmp_path: Path, layer: nn.M
         torch.testing.assert_close(each.value, eager(kind(layer)))
 
 
-def test_threads_get_the_answers_of_their_own_objects(
-    layer: nn.Module, started_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-):
+def test_threads_get_the_answers_of_their_own_objects(layer, started_with, monkeypatch):
     """While objects of two entries are made in all threads, and a global changes."""
     wrong: list[Any] = []
 
@@ -390,10 +337,7 @@ def test_threads_get_the_answers_of_their_own_objects(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@torch.inference_mode()
-def test_objects_without_an_entry_are_not_looked_up_again(
-    kind: Any, layer: nn.Module, started_with: Callable[..., Any]
-):
+def test_objects_without_an_entry_are_not_looked_up_again(kind, layer, started_with):
     """A call that no entry was made for is counted for each of 50 objects, but described once."""
     other = torch.ones(4, 8)[:, ::2]
     with started_with(kind), eager_below():
@@ -409,19 +353,14 @@ def test_objects_without_an_entry_are_not_looked_up_again(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@torch.inference_mode()
-def test_each_object_that_differs_has_its_own_reason(
-    kind: Any, layer: nn.Module, started_with: Callable[..., Any]
-):
-    """The text of a reason is made once for each value, not for each object."""
+def test_each_object_that_differs_has_its_own_reason(kind, layer, started_with):
     with started_with(kind), eager_below():
         serve(kind, layer)
-        reasons = [
-            served(lambda s=scale: kind(layer, s).run(rows())).reason for scale in (3.0, 4.0, 3.0)
-        ]
+        calls = [lambda s=scale: kind(layer, s).run(rows()) for scale in (3.0, 4.0, 3.0)]
+        reasons = [served(call).reason for call in calls]
         with calls_of(redact) as found:
-            kind(layer, 3.0).run(rows())
-            kind(layer, 4.0).run(rows())
+            for call in calls:
+                call()
 
     assert ["scale is float 3.0" in each for each in reasons] == [True, False, True]
     assert "scale is float 4.0" in reasons[1]
@@ -430,9 +369,6 @@ def test_each_object_that_differs_has_its_own_reason(
 
 def _calls_at_level_1() -> int:
     return sum(use.calls for use in SESSION.uses() if use.level == 1)
-
-
-# --- closures -----------------------------------------------------------------------------------
 
 
 def make_closure(layer: nn.Module, scale: float = 2.0, **arguments: Any) -> Any:
@@ -444,22 +380,17 @@ def make_closure(layer: nn.Module, scale: float = 2.0, **arguments: Any) -> Any:
     return serve_warm.compile(run, dynamic=False, **arguments)
 
 
-@torch.inference_mode()
 def test_a_new_closure_makes_no_watch_and_is_not_compiled(tmp_path: Path, layer: nn.Module):
-    """Over 50 closures, torch.compile never runs, because entries answer all calls."""
     build(tmp_path, lambda: make_closure(layer)(rows()))
     with started(tmp_path):
         serve(make_closure, layer)
         with calls_of(torch.compile, FactWatch.__init__) as found:
             answers = [make_closure(layer)(rows()) for _ in range(50)]
-
     assert found == {}
     torch.testing.assert_close(answers[-1], torch.addmm(rows(), layer(rows()), rows(), alpha=2.0))
 
 
-@torch.inference_mode()
 def test_a_closure_that_differs_is_noticed_and_freed(tmp_path: Path, layer: nn.Module):
-    """Each closure is compared with the entry."""
     build(tmp_path, lambda: make_closure(layer)(rows()))
     with started(tmp_path), eager_below():
         serve(make_closure, layer)

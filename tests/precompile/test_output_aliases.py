@@ -4,19 +4,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import serve_warm
-from levels import build, eager_below, served, started
+from levels import build, eager_below, entries_of, served, started
 from models import close, one_watch, x  # noqa: F401 - a fixture
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 class Twice(nn.Module):
@@ -46,20 +42,17 @@ def overwrite(outputs: Any) -> list[torch.Tensor]:
 @pytest.mark.parametrize("level", [2, 3])
 @pytest.mark.parametrize("kind", [Twice, Views])
 @torch.inference_mode()
-def test_a_write_into_an_output_changes_what_it_changes_in_eager(
-    kind: Callable[[], Any], level: int, tmp_path: Path
-):
+def test_a_write_into_an_output_changes_what_it_changes_in_eager(kind, level, tmp_path):
     """An entry copies an output that shares memory only in compiled code, and no other."""
     given = x()
     model = serve_warm.compile(kind().eval(), dynamic=False, level=level)
     table = build(tmp_path, lambda: model(x()), level=level)
     fresh = serve_warm.compile(kind().eval(), dynamic=False, level=level)
-
     with started(tmp_path), eager_below():
         found = served(lambda: fresh(given))
         again = served(lambda: fresh(given))
 
-    (entry,) = (entry for unit in table.units.values() for entry in unit.entries)
+    (entry,) = entries_of(table)
     assert (entry.level, found.level, found.compiles) == (level, level, 0)
     assert entry.plan.get("copies", []) == ([1] if kind is Twice else [])
     expected = overwrite(kind()(given))

@@ -8,7 +8,8 @@ import functools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -20,9 +21,6 @@ from serve_warm.precompile.distance_check import compare_in_build
 from serve_warm.precompile.eager_check import why_not_twice
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.plain_state import PlainState
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROWS = 4
 """Rows of a cache. A build that counts each of its runs writes past the end."""
@@ -139,15 +137,16 @@ def eager(callee: Any, *tensors: torch.Tensor) -> Any:
     return callee(*tensors)
 
 
+def difference(callee: Any, code: Callable[..., Any], *tensors: torch.Tensor) -> float:
+    """Return the difference of some code from itself."""
+    return compare_in_build(callee, code, code, list(tensors or (x(),))).difference
+
+
 def check_unchanged(callee: Any, state: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Compare a call with itself, and check that the state is as before."""
     before = state()
-
-    error = compare_in_build(callee, eager, eager, [x()]).difference
-    why = why_not_twice(callee, [eager], [x()])
-
-    assert error == 0.0
-    assert why == "it writes into buffers"
+    assert difference(callee, eager) == 0.0
+    assert why_not_twice(callee, [eager], [x()]) == "it writes into buffers"
     assert all(now is old for now, old in zip(state(), before, strict=True))
     assert state()[0].tolist() == [0]
     assert not state()[1].any()
@@ -156,9 +155,7 @@ def check_unchanged(callee: Any, state: Callable[[], tuple[torch.Tensor, torch.T
 @pytest.mark.parametrize("kind", MODULES)
 @torch.no_grad()
 def test_state_in_plain_tensors_is_as_before(kind: type[Stateful]):
-    """Wherever the module keeps its tensors."""
     module = kind()
-
     check_unchanged(module, module.state)
 
 
@@ -169,7 +166,6 @@ def test_large_tensors_are_restored(kind: type[Stateful], inference: bool):
     with torch.inference_mode(inference):
         module = kind()
     state, before = PlainState(module, large_bytes=0), module.state()
-
     with torch.inference_mode():
         for _ in range(2):
             with state.watched():
@@ -200,7 +196,7 @@ def test_inference_tensors_that_are_only_read_need_no_inference_mode():
     def read(callee: Any, given: torch.Tensor) -> torch.Tensor:
         return given * callee.table * callee.plain
 
-    assert compare_in_build(module, read, read, [x()]).difference == 0.0
+    assert difference(module, read) == 0.0
 
 
 SHARED = Cache()
@@ -235,7 +231,6 @@ def _callables() -> dict[str, tuple[Callable[..., Any], Cache]]:
 def test_state_that_a_function_or_method_reaches_is_as_before(name: str):
     """The callable is no module, but it has a module or an object to read."""
     callee, cache = _callables()[name]
-
     check_unchanged(callee, lambda: (cache.position, cache.rows))
 
 
@@ -261,7 +256,7 @@ def test_a_first_input_that_writes_equal_values_hides_no_write():
         callee.rows.add_(given)
         return callee.rows.bfloat16()
 
-    compare_in_build(module, add, add, [torch.zeros(2, 4)])
+    difference(module, add, torch.zeros(2, 4))
 
     assert not module.rows.any()
 
@@ -272,11 +267,9 @@ def test_large_tensors_that_are_only_read_are_not_copied():
     module = InObject()
     module.weights = {"one": torch.eye(4)}
     state = PlainState(module, large_bytes=0)
-
     assert state.before == []
     with state.watched():
         module(x() @ module.weights["one"])
-
     assert sorted(tuple(each.shape) for each in state.before) == [(1,), (ROWS, 4)]
 
 
@@ -291,7 +284,7 @@ def test_state_in_python_objects_is_named_as_a_cause():
         return given * callee.calls[0]
 
     with pytest.raises(NoEntry, match=r"two eager runs .* keep the state in a buffer"):
-        compare_in_build(module, count, count, [x()])
+        difference(module, count)
 
 
 @pytest.mark.slow
@@ -302,13 +295,9 @@ def test_state_in_python_objects_is_named_as_a_cause():
         *((kind, 3) for kind in (Stateful, InObject, Assigned)),
     ],
 )
-def test_a_call_in_a_build_advances_plain_state_once(
-    kind: type[Stateful], level: int, tmp_path: Path
-):
-    """The call has an entry, and the state afterwards is that after one eager call."""
+def test_a_call_in_a_build_advances_plain_state_once(kind: Any, level: int, tmp_path: Path):
     model, other = kind().eval(), kind().eval()
     compiled = serve_warm.compile(model, dynamic=False, level=level)
-
     table = build(tmp_path, lambda: compiled(x()), level=level)
     fresh = kind().eval()
     again = serve_warm.compile(fresh, dynamic=False, level=level)

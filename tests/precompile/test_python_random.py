@@ -5,20 +5,18 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import serve_warm
-from levels import build, eager_below, served, started
-from models import close, one_watch, x  # noqa: F401 - a fixture
+from levels import build, eager_below, entries_of, rebuilt, refusal, served, started
+from models import close, in_inference_mode, one_watch, x  # noqa: F401 - fixtures
 from serve_warm.precompile.python_random import drawing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 class Base(nn.Module):
@@ -77,23 +75,14 @@ def seeded(call: Callable[[], Any], seed: int) -> tuple[Any, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "level"), [(Skipping, 2), (Skipping, 3), (Using, 2)])
-@torch.inference_mode()
-def test_an_entry_draws_the_same_numbers_as_eager(
-    kind: Callable[[], Any], level: int, tmp_path: Path
-):
-    """The generator also has the same state after each call."""
-    model = serve_warm.compile(kind(), dynamic=False, level=level)
-    library = build(tmp_path, lambda: model(x()), level=level)
-    eager, fresh = kind(), kind()
-    compiled = serve_warm.compile(fresh, dynamic=False, level=level)
-
+def test_an_entry_draws_the_same_numbers_as_eager(kind, level, tmp_path):
+    eager, (_, compiled) = kind(), rebuilt(kind, tmp_path, lambda m: m(x()), level=level)
     with started(tmp_path), eager_below():
         pairs = [
             (seeded(lambda: served(lambda: compiled(x())), seed), seeded(lambda: eager(x()), seed))
             for seed in range(3)
         ]
 
-    assert library.refused == {}
     for (ours, our_state), (expected, expected_state) in pairs:
         assert our_state == expected_state
         assert (ours.level, ours.compiles) == (level if ours.call else 2, 0)
@@ -101,30 +90,21 @@ def test_an_entry_draws_the_same_numbers_as_eager(
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_a_build_leaves_pythons_generator_alone(tmp_path: Path):
     """The trace and the comparison with eager draw, but the build's own call comes first."""
     model = serve_warm.compile(Skipping(), dynamic=False)
-
     random.seed(0)
     build(tmp_path, lambda: model(x()))
     after = random.getstate()
-
     assert after == seeded(lambda: Skipping()(x()), 0)[1]
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_an_entry_that_refuses_a_call_draws_nothing(tmp_path: Path):
     """The entry writes into a buffer, so it refuses an argument that overlaps the buffer."""
-    model = serve_warm.compile(Written(), dynamic=False)
-    build(tmp_path, lambda: model(x()))
-    fresh, eager = Written(), Written()
-    compiled = serve_warm.compile(fresh, dynamic=False)
-
+    eager, (fresh, compiled) = Written(), rebuilt(Written, tmp_path, lambda model: model(x()))
     with started(tmp_path), eager_below():
         found, ours = seeded(lambda: served(lambda: compiled(fresh.total[:3])), 0)
-
     expected, state = seeded(lambda: eager(eager.total[:3]), 0)
     assert found.level == 1
     assert ours == state
@@ -132,31 +112,21 @@ def test_an_entry_that_refuses_a_call_draws_nothing(tmp_path: Path):
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_a_replaced_function_of_random_has_no_entry(tmp_path: Path, monkeypatch: Any):
-    """The next call uses the new function."""
-    model = serve_warm.compile(Using(), dynamic=False)
-    build(tmp_path, lambda: model(x()))
-    fresh = serve_warm.compile(Using(), dynamic=False)
-
+    _, compiled = rebuilt(Using, tmp_path, lambda model: model(x()))
     with started(tmp_path), eager_below():
-        before = served(lambda: fresh(x()))
+        before = served(lambda: compiled(x()))
         monkeypatch.setattr(random, "uniform", lambda a, b: 0.25)
-        after = served(lambda: fresh(x()))
-
+        after = served(lambda: compiled(x()))
     assert (before.level, after.level) == (2, 1)
     assert after.value[1] == 0.25
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_numbers_in_the_result_have_no_library(tmp_path: Path):
-    """The call gets a level-2 entry, and the reason says what to use."""
     model = serve_warm.compile(Using(), dynamic=False, level=3)
-
     library = build(tmp_path, lambda: model(x()), level=3)
-
-    (entry,) = (entry for unit in library.units.values() for entry in unit.entries)
+    (entry,) = entries_of(library)
     assert (entry.level, library.refused) == (2, {})
     assert "numbers from Python's random module" in entry.reason
     assert "pass the numbers as an argument" in entry.reason
@@ -164,15 +134,10 @@ def test_numbers_in_the_result_have_no_library(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", [2, 3])
-@torch.inference_mode()
 def test_a_generator_object_has_no_entry(level: int, tmp_path: Path):
     """Dynamo makes the state of such an object a constant, so all calls draw equal numbers."""
     model = serve_warm.compile(Held(), dynamic=False, level=level)
-
-    library = build(tmp_path, lambda: model(x()), level=level)
-
-    (refused,) = library.refused.values()
-    assert "random.Random object" in refused
+    assert "random.Random object" in refusal(tmp_path, lambda: model(x()), level=level)
 
 
 def test_a_file_cannot_name_other_functions():

@@ -4,20 +4,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import serve_warm
-from levels import build, eager_below, served, started
-from models import one_watch  # noqa: F401 - a fixture
+from levels import build, eager_below, rebuilt, refusal, served, started
+from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
 from serve_warm.precompile.trace_notes import STEPS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 class Recurrent(nn.Module):
@@ -79,12 +77,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
-@torch.inference_mode()
 def test_a_change_of_a_recurrent_layer_is_seen_by_the_next_call(name: str, folder: Path):
     """Its weights are inputs of the graph, by the list or by their names."""
     model = Recurrent(seed=1).eval()
     compiled = serve_warm.compile(model, dynamic=False)
-
     with started(folder), eager_below():
         before = served(lambda: compiled(x()))
         expected = model(x())
@@ -97,32 +93,22 @@ def test_a_change_of_a_recurrent_layer_is_seen_by_the_next_call(name: str, folde
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
-@torch.inference_mode()
 def test_a_recurrent_layer_is_a_library(kind: type, tmp_path: Path):
     """A library takes the weights from the module, not from the build's."""
-    model = serve_warm.compile(Output(kind).eval(), dynamic=False, level=3)
-    build(tmp_path, lambda: model(x()), level=3)
-    fresh = Output(kind, seed=1).eval()
-    compiled = serve_warm.compile(fresh, dynamic=False, level=3)
-
+    fresh, compiled = rebuilt(lambda: Output(kind), tmp_path, lambda m: m(x()), level=3)
+    fresh.load_state_dict(Output(kind, seed=1).state_dict())
     with started(tmp_path), eager_below():
         found = served(lambda: compiled(x()))
-
     assert (found.level, found.compiles, found.reason) == (3, 0, "")
     torch.testing.assert_close(found.value, fresh(x()))
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_a_recurrent_layer_with_many_steps_says_what_to_do(tmp_path: Path):
     """Its graph would repeat the code of a step for each of them."""
     model = serve_warm.compile(Recurrent(nn.GRU).eval(), dynamic=False)
-
     with eager_below():
-        table = build(tmp_path, lambda: model(x(STEPS + 1)))
-
-    reason = next(iter(table.refused.values()))
+        reason = refusal(tmp_path, lambda: model(x(STEPS + 1)))
     assert f"with {STEPS + 1} steps" in reason
     assert "compile the parts before and after it" in reason

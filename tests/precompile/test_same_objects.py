@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import serve_warm
-from levels import build, eager_below, served, started
-from models import one_watch  # noqa: F401 - a fixture
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from levels import eager_below, rebuilt, served, started
+from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
 
 
 class Small:
@@ -68,29 +65,18 @@ class OfTwoAttributes(Choosing):
 
 @pytest.mark.parametrize(
     ("kind", "at_the_build", "at_the_start"),
-    [
-        (OfClass, Large, Small),
-        (OfObject, OTHER, ONE),
-        (OfKey, Large, Small),
-        (OfTwoAttributes, Large, Small),
-    ],
+    [(OfObject, OTHER, ONE), *((kind, Large, Small) for kind in (OfClass, OfKey, OfTwoAttributes))],
 )
-@torch.inference_mode()
-def test_a_name_of_another_object_is_noticed(
-    kind: Any, at_the_build: Any, at_the_start: Any, tmp_path: Path
-):
+def test_a_name_of_another_object_is_noticed(kind, at_the_build, at_the_start, tmp_path):
     """Dynamo has no guard on the second name if one of them is global; an entry has a fact."""
     x = torch.linspace(-1, 1, 9).view(3, 3)
-    model = serve_warm.compile(kind(at_the_build), dynamic=False)
-    table = build(tmp_path, lambda: model(x))
-    same, other = kind(at_the_build), kind(at_the_build)
+    same, same_ = rebuilt(lambda: kind(at_the_build), tmp_path, lambda model: model(x))
+    other = kind(at_the_build)
     other.choice = at_the_start
-    same_, other_ = (serve_warm.compile(each, dynamic=False) for each in (same, other))
-
+    other_ = serve_warm.compile(other, dynamic=False)
     with started(tmp_path), eager_below():
         found = [served(lambda: same_(x)), served(lambda: other_(x))]
 
-    assert table.refused == {}
     assert [one.level for one in found] == [2, 1]
     assert "choice" in found[1].reason
     assert torch.equal(found[0].value, same(x))
@@ -131,10 +117,7 @@ COMPARISONS = {
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
-@torch.inference_mode()
-def test_a_module_that_is_loaded_again_is_noticed(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_module_that_is_loaded_again_is_noticed(name, tmp_path, monkeypatch):
     """Its new classes and functions have the names and the code of the earlier ones."""
     number = [*COMPARISONS].index(name)  # torch keeps objects of modules by their names
     blocks, app = types.ModuleType(f"blocks_{number}"), types.ModuleType(f"app_{number}")
@@ -143,17 +126,13 @@ def test_a_module_that_is_loaded_again_is_noticed(
     exec(BLOCKS, vars(blocks))
     exec(MODEL.format(blocks=blocks.__name__, text=COMPARISONS[name]), vars(app))
     x = torch.linspace(-1, 1, 9).view(3, 3)
-    built = serve_warm.compile(app.Model(), dynamic=False)
-    table = build(tmp_path, lambda: built(x))
-    model = app.Model()
-    compiled = serve_warm.compile(model, dynamic=False)
+    model, compiled = rebuilt(app.Model, tmp_path, lambda model: model(x))
 
     with started(tmp_path), eager_below():
         before = served(lambda: compiled(x))
         exec(BLOCKS, vars(blocks))
         after = served(lambda: compiled(x))
 
-    assert table.refused == {}
     assert [before.level, after.level] == [2, 1]
     assert not torch.equal(before.value, after.value)
     assert torch.equal(after.value, model(x))

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,13 +15,9 @@ from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 
 import serve_warm
-from levels import build, eager_below, served, started
-from models import close, one_watch, x  # noqa: F401 - a fixture
+from levels import eager_below, rebuilt, refusal, served, started
+from models import close, in_inference_mode, one_watch, x  # noqa: F401 - fixtures
 from serve_warm.precompile.set_orders import arrangements
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 NAMES = ("one", "two", "three")
 
@@ -190,32 +188,21 @@ WAYS: dict[str, Callable[[set[str]], int]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-@torch.inference_mode()
 def test_a_number_that_depends_on_the_order_has_no_entry(way: str, tmp_path: Path):
     """Torch has different code for each way through a set."""
     model = serve_warm.compile(Weighed(WAYS[way]).eval(), dynamic=False)
-
-    library = build(tmp_path, lambda: model(x()))
-
-    (refused,) = library.refused.values()
-    assert "it iterates over a set" in refused
+    assert "it iterates over a set" in refusal(tmp_path, lambda: model(x()))
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("kind", [ByName, Held, Constant, Attending, Branching])
-@torch.inference_mode()
 def test_a_set_whose_order_does_not_matter_has_an_entry(kind: Callable[..., Any], tmp_path: Path):
-    """The entry fits as long as the set has the same items."""
-    model = serve_warm.compile(kind().eval(), dynamic=False)
-    library = build(tmp_path, lambda: model(x()))
+    rebuilt(kind, tmp_path, lambda model: model(x()))
     fresh, other = kind(NAMES[::-1] if kind is Held else NAMES).eval(), kind(NAMES[:2]).eval()
     same, differs = (serve_warm.compile(each, dynamic=False) for each in (fresh, other))
-
     with started(tmp_path), eager_below():
         found, changed = served(lambda: same(x())), served(lambda: differs(x()))
-
-    assert library.refused == {}
     assert (found.level, found.compiles, changed.level) == (2, 0, 1)
     close(found.value, fresh(x()))
     close(changed.value, other(x()))
@@ -223,19 +210,11 @@ def test_a_set_whose_order_does_not_matter_has_an_entry(kind: Callable[..., Any]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind",
-    [
-        *(InTurn, Listed, Paired, Random, Written, Assigned, Counted, BranchInTurn),
-    ],
+    "kind", [InTurn, Listed, Paired, Random, Written, Assigned, Counted, BranchInTurn]
 )
-@torch.inference_mode()
 def test_a_set_whose_order_is_in_the_graph_has_no_entry(kind: Callable[[], Any], tmp_path: Path):
-    """The reason says what to do."""
     model = serve_warm.compile(kind().eval(), dynamic=False)
-
-    library = build(tmp_path, lambda: model(x()))
-
-    (refused,) = library.refused.values()
+    refused = refusal(tmp_path, lambda: model(x()))
     assert "it iterates over a set" in refused
     assert "in a list" in refused
 
@@ -245,7 +224,6 @@ def test_items_and_sets_are_arranged_independently(sets: int, largest: int):
     """Each two items occur in both orders, each item at several places, and no two sets agree."""
     names = [str(number) for number in range(largest)]
     orders = [[names] * sets]
-
     orders += [[list(f(names, n)) for n in range(sets)] for f in arrangements(sets, largest)]
 
     for number in range(sets):

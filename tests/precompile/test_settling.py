@@ -5,21 +5,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import serve_warm
-from levels import build, eager_below, in_a_process, served, started
-from models import one_watch  # noqa: F401 - a fixture
+from levels import build, eager_below, entries_of, in_a_process, rebuilt, served, started
+from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
 from serve_warm.precompile.session import SESSION
 from serve_warm.precompile.settling import CALLS, SETTLES, state_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def x(seed: int = 1) -> torch.Tensor:
@@ -27,22 +25,23 @@ def x(seed: int = 1) -> torch.Tensor:
     return torch.rand(3, 4)
 
 
-# --- what settles -----------------------------------------------------------------------------
-
-
 class Base(nn.Module):
+    """A layer, and what a model has before its first call."""
+
+    has: tuple[tuple[str, Any], ...] = ()
+
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.linear = nn.Linear(4, 4)
+        for name, value in self.has:
+            setattr(self, name, value)
 
 
 class Table(Base):
     """Makes a table that it keeps."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.table: torch.Tensor | None = None
+    has = (("table", None),)
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         if self.table is None:
@@ -98,9 +97,7 @@ class Rescaled(Base):
 class Noise(Base):
     """Draws random numbers, once."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.noise: Any = None
+    has = (("noise", None),)
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         if self.noise is None:
@@ -111,9 +108,7 @@ class Noise(Base):
 class OtherAnswer(Base):
     """Answers its first call as no other call."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_known = False
+    has = (("is_known", False),)
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         alpha = 3 if self.is_known else 2
@@ -124,9 +119,7 @@ class OtherAnswer(Base):
 class TwoCalls(Base):
     """Has its final state after its second call."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.stage = 0
+    has = (("stage", 0),)
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         self.stage = min(self.stage + 1, 2)
@@ -156,9 +149,7 @@ class InModule(Base):
         return torch.addmm(self.linear(given), given, given.T @ given, alpha=_LENGTHS["length"])
 
 
-MODELS = [
-    *(Table, Buffer, Locked, Rescaled, Noise, OtherAnswer, TwoCalls, InModule),
-]
+MODELS = [Table, Buffer, Locked, Rescaled, Noise, OtherAnswer, TwoCalls, InModule]
 
 
 def answers(model: Any, times: int = CALLS + 3) -> list[Any]:
@@ -171,9 +162,7 @@ def answers(model: Any, times: int = CALLS + 3) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("has_run", [False, True], ids=["new", "has run"])
 @pytest.mark.parametrize("kind", MODELS)
-@torch.inference_mode()
 def test_a_model_that_settles_has_an_entry(kind: Callable[[], Any], has_run: bool, tmp_path: Path):
-    """The start answers as eager does from the first call on, and then by the entry."""
     _LENGTHS.clear()
     model = serve_warm.compile(kind().eval(), dynamic=False)
     if has_run:  # as in a replica, whose build comes after its own start
@@ -197,14 +186,12 @@ def test_a_model_that_settles_has_an_entry(kind: Callable[[], Any], has_run: boo
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_a_model_whose_parts_change_their_class_has_an_entry(tmp_path: Path):
     """The start finds the entries of another structure."""
     model = serve_warm.compile(Lazy().eval(), dynamic=False)
     with eager_below():
         answers(model)
     build(tmp_path, lambda: model(x()))
-
     fresh = serve_warm.compile(Lazy().eval(), dynamic=False)
     with started(tmp_path), eager_below():
         found = answers(fresh)
@@ -214,8 +201,12 @@ def test_a_model_whose_parts_change_their_class_has_an_entry(tmp_path: Path):
     torch.testing.assert_close(found[-2], fresh._orig_mod(x()))
 
 
+class Base2(Base):
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return self.linear(given) @ given.T
+
+
 @pytest.mark.slow
-@torch.inference_mode()
 def test_only_entries_of_models_that_make_state_are_marked(tmp_path: Path):
     """A start of other models has no eager calls."""
     plain, table = (serve_warm.compile(kind().eval(), dynamic=False) for kind in (Base2, Table))
@@ -223,30 +214,14 @@ def test_only_entries_of_models_that_make_state_are_marked(tmp_path: Path):
         answers(plain)
         answers(table)
     library = build(tmp_path, lambda: plain(x()), lambda: table(x()))
-
-    marks = {
-        unit.name: e.plan.get(SETTLES) for unit in library.units.values() for e in unit.entries
-    }
-
-    assert marks == {"test_settling.Base2": None, "test_settling.Table": True}
-
-
-class Base2(Base):
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        return self.linear(given) @ given.T
+    assert [entry.plan.get(SETTLES) for entry in entries_of(library)] == [None, True]
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_a_model_that_differs_in_another_way_is_not_called_for_ever(tmp_path: Path):
-    """After a few calls, level 1 answers, with the reason."""
-    model = serve_warm.compile(Table().eval(), dynamic=False)
-    build(tmp_path, lambda: model(x()))
-    other = Table().eval()
+    other, fresh = rebuilt(Table, tmp_path, lambda model: model(x()))
     other.linear.register_forward_hook(lambda _module, _given, out: out * 2)
-    fresh = serve_warm.compile(other, dynamic=False)
     before = SESSION.settling_calls
-
     with started(tmp_path), eager_below():
         found = answers(fresh)
         last = served(lambda: fresh(x()))
@@ -270,20 +245,13 @@ class Fails(Table):
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_an_error_of_a_settling_call_is_the_answer(tmp_path: Path):
-    """The call is not run again."""
-    model = serve_warm.compile(Fails().eval(), dynamic=False)
-    build(tmp_path, lambda: model(x()))
-    eager = Fails().eval()
+    eager, fresh = rebuilt(Fails, tmp_path, lambda model: model(x()))
     eager.is_bad = True
-    fresh = serve_warm.compile(eager, dynamic=False)
     calls = []
     eager.register_forward_pre_hook(lambda _module, _given: calls.append(1))
-
     with started(tmp_path), pytest.raises(AttributeError, match="not today"):
         fresh(x())
-
     assert calls == [1]
 
 
@@ -310,9 +278,6 @@ def test_the_state_of_a_callable_runs_no_code_of_it():
 
     assert state["callee.__self__.loop[length]"] == (int, 1)
     assert state["callee.__self__.names[0]"] == (str, "'a'")
-
-
-# --- a fresh process --------------------------------------------------------------------------
 
 
 APP = """
@@ -361,13 +326,10 @@ def calls():
 @pytest.mark.long
 @pytest.mark.parametrize("level", [2, pytest.param(3, marks=pytest.mark.stress)])
 def test_a_fresh_process_makes_the_settling_calls(level: int, tmp_path: Path):
-    """Nothing compiles, and the answers are torch.compile's."""
     (tmp_path / "app.py").write_text(APP.replace("LEVEL", str(level)))
-
     built = in_a_process(tmp_path, "build", level=level)
     start = in_a_process(tmp_path, "start", level=level)
     stock = in_a_process(tmp_path, "stock", level=level)
-
     assert built["refused"] == {}
     assert (start["why"], start["compiles"], start["levels"]) == ("", 0, [level, level])
     assert start["outputs"] == stock["outputs"]

@@ -8,7 +8,8 @@ are matrix products, for which no C++ is compiled.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +19,6 @@ from torch.nn import functional
 from models import one_watch  # noqa: F401 - a fixture
 from soundness import created, judge, table
 from soundness.rows import Group, numbered, on, own, x
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
@@ -92,11 +90,9 @@ def test_a_change_is_answered_as_by_eager(group: Group, tmp_path: Path):
     """Before the start, and after the replica answered the same call from an entry."""
     built: dict[str, Any] = judge.build(group, 2, tmp_path)
     assert built["refused"] == []
-
     verdicts = {
         (row.name, when): judge.judge(group, row, when, level=2, built=built, folder=tmp_path)
         for row in group.rows
         for when in row.when
     }
-
     assert {verdict.value for verdict in verdicts.values()} <= {"right", "level1"}, verdicts

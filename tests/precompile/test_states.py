@@ -10,29 +10,24 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook
 
 import serve_warm
-from levels import build, eager_below, served, started
-from models import one_watch  # noqa: F401 - a fixture
+from levels import build, eager_below, entries_of, rebuilt, served, started
+from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
 from searched_environment import Searched
 from serve_warm.compiler.proof import forbid
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile import change_checks
 from serve_warm.precompile.session import SESSION
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SWITCHES = 1000
 WAIT_S = 60.0
@@ -45,9 +40,6 @@ def x(rows: int = 3) -> torch.Tensor:
 def linear(seed: int, size: int = 4, out: int = 4) -> nn.Linear:
     torch.manual_seed(seed)
     return nn.Linear(size, out, bias=False)
-
-
-# --- several states ---------------------------------------------------------------------------
 
 
 class Adapter(nn.Module):
@@ -96,32 +88,24 @@ class Switched(nn.Module):
 
 
 @pytest.mark.parametrize("part", [nn.Identity(), linear(1)], ids=["one structure", "two"])
-@torch.inference_mode()
 def test_a_state_that_can_have_no_entry_costs_the_next_one_nothing(part: nn.Module, tmp_path: Path):
     """The refused state comes first in the build, with the same arguments."""
     model = serve_warm.compile(Switched(part).eval(), dynamic=False)
-
     library = build(tmp_path, lambda: model(x()), model._orig_mod.ready, *[lambda: model(x())] * 2)
     fresh = serve_warm.compile(Switched(part).eval(), dynamic=False)
     with started(tmp_path):
         fresh._orig_mod.ready()
         found = served(lambda: fresh(x()))
 
-    assert [len(unit.entries) for unit in library.units.values() if unit.entries] == [1]
+    assert len(entries_of(library)) == 1
     assert (found.level, found.compiles) == (2, 0)
     torch.testing.assert_close(found.value, fresh._orig_mod(x()))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [(2, 2), (2, 3)], ids=["one structure", "two structures"])
-@torch.inference_mode()
-def test_each_declared_adapter_has_an_entry(
-    ranks: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Two states in turn, one of them active when the build ends: no compile, no wrong answer.
-
-    No text says at each change why the other state's entry does not fit. It would take 0.1 ms.
-    """
+def test_each_declared_adapter_has_an_entry(ranks, tmp_path, monkeypatch):
+    """Two states in turn; no text says at each change why the other's entry does not fit."""
     model = serve_warm.compile(Adapted(ranks).eval(), dynamic=False)
 
     def call_with(name: str) -> Any:
@@ -152,7 +136,7 @@ def test_each_declared_adapter_has_an_entry(
 
     assert library.refused == {}
     assert texts == 0
-    assert sum(len(unit.entries) for unit in library.units.values()) == 2
+    assert len(entries_of(library)) == 2
     assert not torch.allclose(expected["one"], expected["two"])
     assert wrong == []
     assert (counts.compiles, counts.forbidden) == (0, 0)
@@ -208,11 +192,7 @@ def of_another_class(model: Any) -> Iterator[None]:
 
 @pytest.mark.parametrize("at_the_start", [False, True], ids=["after a call", "at the start"])
 @pytest.mark.parametrize("change", [inserted, replaced_in_the_class, of_another_class])
-@torch.inference_mode()
-def test_a_structure_that_comes_back_is_level_2_again(
-    change: Callable[[Any], Any], at_the_start: bool, tmp_path: Path
-):
-    """In between, the model has no entry, also at the start."""
+def test_a_structure_that_comes_back_is_level_2_again(change, at_the_start, tmp_path):
     model = serve_warm.compile(Layered().eval(), dynamic=False)
     build(tmp_path, lambda: model(x()))
     inner = model._orig_mod
@@ -236,8 +216,7 @@ def test_a_structure_that_comes_back_is_level_2_again(
             call()
 
     assert [r.level for r in results] == [2, 1, 2, 1, 2][at_the_start:]
-    for result, wanted in zip(results, expected, strict=True):
-        torch.testing.assert_close(result.value, wanted)
+    torch.testing.assert_close([result.value for result in results], expected)
 
 
 @contextlib.contextmanager
@@ -249,16 +228,12 @@ def in_training(model: Any) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [contextlib.nullcontext, in_training, inserted])
-@torch.inference_mode()
-def test_no_call_compiles_after_a_withdrawal_without_a_compiler(
-    change: Callable[[Any], Any], tmp_path: Path
-):
+def test_no_call_compiles_after_a_withdrawal_without_a_compiler(change, tmp_path):
     """Also if the withdrawn entry did not match the model at that moment."""
     layered = Layered()
     layered.layers[0] = Doubled()
     model = serve_warm.compile(layered.eval(), dynamic=False)
-    table = build(tmp_path, lambda: model(x()))
-    (entry,) = (entry for unit in table.units.values() for entry in unit.entries)
+    (entry,) = entries_of(build(tmp_path, lambda: model(x())))
 
     with started(tmp_path):
         warm = served(lambda: model(x()))
@@ -272,9 +247,6 @@ def test_no_call_compiles_after_a_withdrawal_without_a_compiler(
     assert (found.level, found.reason) == (1, "withdrawn: it is wrong")
     assert (found.compiles, longer.compiles) == (0, 0)
     torch.testing.assert_close(found.value, warm.value)
-
-
-# --- other threads ----------------------------------------------------------------------------
 
 
 class Doubled(nn.Module):
@@ -322,12 +294,10 @@ def compile_under_way() -> Iterator[threading.Thread]:
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_a_compile_in_another_thread_switches_no_entry_off(doubled: Path):
     """Torch's flag for it is the process': calls are served as ever, and a change is seen."""
     model = serve_warm.compile(Doubled().eval(), dynamic=False)
     eager, states = Doubled(), (False, False, True, False)
-
     with started(doubled), compile_under_way() as thread, eager_below():
         results = [served(lambda mode=mode: model.train(mode)(x())) for mode in states]
         under_way = thread.is_alive()
@@ -336,8 +306,7 @@ def test_a_compile_in_another_thread_switches_no_entry_off(doubled: Path):
     assert under_way
     assert [r.level for r in results] == [2, 2, 1, 2]
     assert "training is bool True" in results[2].reason
-    for result, wanted in zip(results, expected, strict=True):
-        torch.testing.assert_close(result.value, wanted)
+    torch.testing.assert_close([result.value for result in results], expected)
 
 
 def in_threads(*calls: Callable[[], Any]) -> list[Any]:
@@ -354,9 +323,7 @@ def in_threads(*calls: Callable[[], Any]) -> list[Any]:
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_one_callable_is_built_from_two_threads(tmp_path: Path):
-    """Calls of one kind make one entry, whichever comes first."""
     model = serve_warm.compile(Doubled().eval(), dynamic=False)
     answers: list[Any] = []
 
@@ -373,13 +340,9 @@ def test_one_callable_is_built_from_two_threads(tmp_path: Path):
     (unit,) = library.units.values()
     assert library.refused == {}
     assert len(unit.entries) == 3
-    for rows, result, first in zip((2, 3, 4), after, answers[0], strict=True):
-        torch.testing.assert_close(result, model._orig_mod(x(rows)))
-        torch.testing.assert_close(first, result)
-    torch.testing.assert_close(answers[1], [after[0], after[2], after[1]])
-
-
-# --- whether a weight requires grad -----------------------------------------------------------
+    expected = [model._orig_mod(x(rows)) for rows in (2, 3, 4)]
+    torch.testing.assert_close(after, expected)
+    torch.testing.assert_close(answers, [expected, [expected[n] for n in (0, 2, 1)]])
 
 
 class Asking(nn.Module):
@@ -395,35 +358,24 @@ class Asking(nn.Module):
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_a_forward_that_asks_whether_a_weight_is_frozen_is_told(tmp_path: Path):
-    """The entry is for one answer. A call with the other answer runs at level 1."""
-    model = serve_warm.compile(Asking().eval(), dynamic=False)
-    library = build(tmp_path, lambda: model(x()))
-    eager, states = Asking().eval(), (True, False, True)
-
+    model, compiled = rebuilt(Asking, tmp_path, lambda model: model(x()))
+    results, expected = [], []
     with started(tmp_path), eager_below():
-        results = [served(lambda on=on: model.requires_grad_(on)(x())) for on in states]
-    expected = [eager.requires_grad_(on)(x()) for on in states]
+        for on in (True, False, True):
+            results.append(served(lambda on=on: compiled.requires_grad_(on)(x())))
+            expected.append(model(x()))
 
-    assert library.refused == {}
     assert [r.level for r in results] == [2, 1, 2]
     assert "requires_grad" in results[1].reason
-    for result, wanted in zip(results, expected, strict=True):
-        torch.testing.assert_close(result.value, wanted)
-
-
-# --- what has no entry ------------------------------------------------------------------------
+    torch.testing.assert_close([r.value for r in results], expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", [2, 3])
-@torch.inference_mode()
 def test_a_hook_of_all_modules_runs_once_for_each(tmp_path: Path, level: int):
     """At level 1, torch's own module around the model would run the hook twice."""
-    model = serve_warm.compile(Layered().eval(), level=level, dynamic=False)
-    build(tmp_path, lambda: model(x()), level=level)
-
+    _, model = rebuilt(Layered, tmp_path, lambda model: model(x()), level=level)
     with started(tmp_path), eager_below():
         before = served(lambda: model(x()))
         handle = register_module_forward_hook(lambda module, args, out: out * 2)
@@ -437,54 +389,6 @@ def test_a_hook_of_all_modules_runs_once_for_each(tmp_path: Path, level: int):
     assert after.level > 1
     assert "_global_forward_hooks" in hooked.reason
     torch.testing.assert_close(hooked.value, wanted)
-
-
-def by_its_storage(given: torch.Tensor) -> torch.Tensor:
-    return torch.mm(given, given.T) * given.untyped_storage().size()
-
-
-def by_a_hash(given: torch.Tensor) -> torch.Tensor:
-    return torch.mm(given, given) * (hash("alpha") % 7)
-
-
-def by_mapped_hashes(given: torch.Tensor) -> torch.Tensor:
-    return torch.mm(given, given) * (sum(map(hash, ("alpha", "beta"))) % 7)
-
-
-def by_a_method(given: torch.Tensor) -> torch.Tensor:
-    return torch.mm(given, given) * ("alpha".__hash__() % 7)
-
-
-def by_an_id(given: torch.Tensor) -> torch.Tensor:
-    return torch.mm(given, given) * (id(by_a_hash) % 7)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("function", "why"),
-    [
-        (by_its_storage, "it reads a tensor's storage"),
-        (by_a_hash, "it uses the result of hash()"),
-        (by_mapped_hashes, "it uses the result of hash()"),
-        (by_a_method, "it uses the result of hash()"),
-        (by_an_id, "it uses the result of id()"),
-    ],
-)
-@torch.inference_mode()
-def test_what_no_check_can_hold_refuses_the_entry(
-    function: Callable[..., Any], why: str, tmp_path: Path
-):
-    """Orders of sets, hashes and ids differ by process; a tensor may be part of a larger one."""
-    if torch.__version__.startswith("2.11.") and function in (by_a_hash, by_mapped_hashes):
-        why = "Unsupported: Failed to trace builtin operator"  # its Dynamo has no hash()
-    compiled = serve_warm.compile(function, dynamic=False)
-
-    library = build(tmp_path, lambda: compiled(x(4)))
-
-    assert [reason[: len(why)] for reason in library.refused.values()] == [why]
-
-
-# --- flags of the process ---------------------------------------------------------------------
 
 
 Flag = tuple[Callable[[], Any], Callable[[Any], Any], Any]
@@ -516,9 +420,7 @@ FLAGS: dict[str, Flag] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flag", [pytest.param(flag, id=name) for name, flag in FLAGS.items()])
-@torch.inference_mode()
 def test_a_flag_that_is_set_after_the_start_is_seen_within_a_second(doubled: Path, flag: Flag):
-    """Level 1 while the flag differs, and level 2 within a second after it is restored."""
     get, put, other = flag
     now = 0.0
     model = serve_warm.compile(Doubled().eval(), dynamic=False)
@@ -537,5 +439,4 @@ def test_a_flag_that_is_set_after_the_start_is_seen_within_a_second(doubled: Pat
 
     assert before != other
     assert [r.level for r in results] == [1, 2] * 2
-    for result in results:
-        torch.testing.assert_close(result.value, expected)
+    torch.testing.assert_close([result.value for result in results], [expected] * 4)

@@ -11,21 +11,19 @@ import dataclasses
 import functools
 import re
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import serve_warm
-from levels import build, eager_below, forget_callables, served, started
-from models import one_watch  # noqa: F401 - a fixture
+from levels import build, eager_below, entries_of, forget_callables, refusal, served, started
+from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
 from serve_warm.precompile.session import SESSION
 from serve_warm.precompile.tensor_parts import describe_parts, steady
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 aten: Any = torch.ops.aten
 
@@ -135,16 +133,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
         model = serve_warm.compile(Net(weight()).eval(), dynamic=False, level=level)
         table = build(found, lambda: model(x()), level=level)
         assert not table.refused
-        assert [e.reason for unit in table.units.values() for e in unit.entries] == [""]
+        assert [entry.reason for entry in entries_of(table)] == [""]
         return found
 
     return make
-
-
-@pytest.fixture
-def folder(folders: Callable[[int], Path]) -> Path:
-    """Return a folder with an entry for the model as it is."""
-    return folders(2)
 
 
 def replace(model: Net, given: Any) -> None:
@@ -167,7 +159,11 @@ def swap(model: Net) -> None:
     torch.utils.swap_tensors(model.weight, nn.Parameter(weight(3, block=2), requires_grad=False))
 
 
-CHANGES: dict[str, tuple[Callable[[Net], Any], str]] = {
+def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    return torch.mm(args[0], args[1].numbers)
+
+
+CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "block": (lambda m: setattr(m.weight, "block", 2), "block: int 2"),
     "layout": (lambda m: setattr(m.weight, "form", Layout(factor=3.0)), "form: "),
     "layout in place": (lambda m: setattr(m.weight.form, "factor", 3.0), "form: "),
@@ -179,22 +175,31 @@ CHANGES: dict[str, tuple[Callable[[Net], Any], str]] = {
     "another class": (lambda m: replace(m, weight(kind=Other)), "Other"),
     "a plain tensor": (lambda m: replace(m, torch.eye(4)), "Parameter|Tensor"),
 }
+OF_ALL: dict[str, tuple[Callable[[Any], Any], str]] = {
+    # Dynamo guards no global that is read while torch traces below it.
+    "a global": (
+        lambda patch: patch.setattr(f"{__name__}.FACTOR", 5.0),
+        "FACTOR is float 5.0, but was float 1.0",
+    ),
+    "new code": (
+        lambda patch: patch.setattr(Scaled, "__torch_dispatch__", classmethod(dispatch)),
+        "",
+    ),
+}
+"""Changes of what all weights of a class read."""
 
 
 @LEVELS
 @pytest.mark.parametrize("when", ["at the start", "before the first call", "in traffic"])
-@pytest.mark.parametrize("name", CHANGES)
-@torch.inference_mode()
-def test_changed_parts_are_a_miss(name: str, when: str, level: int, folders: Callable[[int], Path]):
-    """The graph depends on each of these, but the whole tensor hides them.
-
-    In traffic, the very next call sees the change.
-    """
-    change, reason = CHANGES[name]
+@pytest.mark.parametrize("name", CHANGES | OF_ALL)
+def test_changed_parts_are_a_miss(name, when, level, folders, monkeypatch):
+    """The graph depends on each of these, but the whole tensor hides them."""
+    change, reason = (CHANGES | OF_ALL)[name]
     forget_callables()
     model = Net(weight(1)).eval()
+    changed = monkeypatch if name in OF_ALL else model
     if when == "at the start":
-        change(model)
+        change(changed)
     compiled = serve_warm.compile(model, dynamic=False, level=level)
 
     with started(folders(level)), eager_below():
@@ -202,7 +207,7 @@ def test_changed_parts_are_a_miss(name: str, when: str, level: int, folders: Cal
             assert served(lambda: compiled(x())).level == level
             compiled(x())
         if when != "at the start":
-            change(model)
+            change(changed)
         found = served(lambda: compiled(x()))
 
     assert found.level == 1
@@ -224,16 +229,11 @@ VALUES: dict[str, Callable[[Net], Any]] = {
 
 @LEVELS
 @pytest.mark.parametrize("name", VALUES)
-@torch.inference_mode()
 def test_other_values_of_parts_are_served(name: str, level: int, folders: Callable[[int], Path]):
-    """Quantised weights are inputs of the graph, like other weights.
-
-    A library takes the parts themselves: it knows no class of a tensor.
-    """
+    """Quantised weights are inputs of the graph. A library takes the parts themselves."""
     forget_callables()
     model = Net(weight(1)).eval()
     compiled = serve_warm.compile(model, dynamic=False, level=level)
-
     with started(folders(level)), eager_below():
         before = served(lambda: compiled(x()))
         expected = model(x())
@@ -246,41 +246,6 @@ def test_other_values_of_parts_are_served(name: str, level: int, folders: Callab
     torch.testing.assert_close(after.value, model(x()))
 
 
-@torch.inference_mode()
-def test_a_global_that_a_dispatch_reads_is_a_fact(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """Dynamo guards no global that is read while torch traces below it."""
-    model = Net(weight(1)).eval()
-    compiled = serve_warm.compile(model, dynamic=False)
-
-    with started(folder), eager_below():
-        before = served(lambda: compiled(x()))
-        monkeypatch.setattr(f"{__name__}.FACTOR", 5.0)
-        after = served(lambda: compiled(x()))
-
-    assert (before.level, after.level) == (2, 1)
-    assert "FACTOR is float 5.0, but was float 1.0" in after.reason
-    torch.testing.assert_close(after.value, before.value * 5)
-
-
-@torch.inference_mode()
-def test_new_code_of_a_class_is_a_miss(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """A method that is replaced while requests come."""
-    model = Net(weight(1)).eval()
-    compiled = serve_warm.compile(model, dynamic=False)
-
-    def dispatch(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return torch.mm(args[0], args[1].numbers)
-
-    with started(folder), eager_below():
-        before = served(lambda: compiled(x()))
-        monkeypatch.setattr(Scaled, "__torch_dispatch__", classmethod(dispatch))
-        after = served(lambda: compiled(x()))
-
-    assert (before.level, after.level) == (2, 1)
-    torch.testing.assert_close(after.value, x() @ model.weight.numbers)
-
-
-@torch.inference_mode()
 def test_the_file_of_a_dispatch_is_known_in_each_build_of_a_process(tmp_path: Path):
     """The second build has the same graph, and its entry also depends on the file of the class."""
     found = []
@@ -288,8 +253,7 @@ def test_the_file_of_a_dispatch_is_known_in_each_build_of_a_process(tmp_path: Pa
         torch._dynamo.reset()
         model = serve_warm.compile(Net(weight(number)).eval(), dynamic=False)
         table = build(tmp_path / str(number), lambda: model(x()))  # noqa: B023 - called here
-        found += [e.sources for unit in table.units.values() for e in unit.entries]
-
+        found += [entry.sources for entry in entries_of(table)]
     assert [list(sources) for sources in found] == [[__name__], [__name__]]
 
 
@@ -304,14 +268,11 @@ class WithBuffer(Net):
         return torch.mm(super().forward(given), self.other), self.weight  # type: ignore[arg-type]
 
 
-@torch.inference_mode()
 def test_a_buffer_with_parts_is_served_and_a_weight_is_returned(tmp_path: Path):
-    """The returned tensor is the model's own tensor, with its class."""
     model = serve_warm.compile(WithBuffer(weight()).eval(), dynamic=False)
     table = build(tmp_path, lambda: model(x()))
     fresh = WithBuffer(weight(1)).eval()
     compiled = serve_warm.compile(fresh, dynamic=False)
-
     with started(tmp_path), eager_below():
         found = served(lambda: compiled(x()))
 
@@ -321,22 +282,12 @@ def test_a_buffer_with_parts_is_served_and_a_weight_is_returned(tmp_path: Path):
     assert found.value[1] is fresh.weight
 
 
-# --- level 3 ----------------------------------------------------------------------------------
-
-
-@torch.inference_mode()
 def test_a_library_that_returns_such_a_tensor_says_so(tmp_path: Path):
-    """Its entry is at level 2."""
     model = serve_warm.compile(WithBuffer(weight()).eval(), dynamic=False, level=3)
-
     table = build(tmp_path, lambda: model(x()), level=3)
-    entries = [entry for unit in table.units.values() for entry in unit.entries]
-
+    (entry,) = entries_of(table)
     reason = "it returns a tensor that its graph neither takes nor computes"
-    assert [(entry.level, entry.reason) for entry in entries] == [(2, reason)]
-
-
-# --- what has no entry ------------------------------------------------------------------------
+    assert (entry.level, entry.reason) == (2, reason)
 
 
 @pytest.mark.parametrize(
@@ -354,54 +305,40 @@ def test_metadata_without_a_form_of_its_own_is_refused(metadata: dict[str, Any],
         describe_parts(weight(**metadata))
 
 
-@torch.inference_mode()
-def test_a_weight_whose_metadata_has_no_form_of_its_own_has_no_entry(tmp_path: Path):
-    """The reason names the weight, and what of it cannot be described."""
-    compiled = serve_warm.compile(
-        Net(weight(form=Layout(names=(torch.ones(1),)))).eval(), dynamic=False
-    )
-
-    with eager_below():
-        table = build(tmp_path, lambda: compiled(x()))
-
-    reason = next(iter(table.refused.values()))
-    assert re.search("weight.*its metadata contains a Tensor", reason)
-
-
 def nearly(value: float) -> float:
     # True while torch traces, as a comparison of two steps may come out otherwise.
     tracing = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL) is not None
     return value * 1.001 if tracing else value
 
 
-@torch.inference_mode()
-def test_a_quantised_model_that_differs_from_eager_says_what_to_do(tmp_path: Path):
-    """An entry that rounds differently from eager is not published."""
-    model = serve_warm.compile(Net(weight(fn=nearly)).eval(), dynamic=False)
+class Sharing(Net):
+    def __init__(self) -> None:
+        super().__init__(weight())
+        self.other = nn.Parameter(weight(1), requires_grad=False)
+        self.other.scale = self.weight.scale
 
-    table = build(tmp_path, lambda: model(x()))
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return torch.mm(torch.mm(given, self.weight), self.other)
 
-    assert re.search("times eager's.*in bfloat16", next(iter(table.refused.values())))
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "metadata without a form of its own": (
+        lambda: Net(weight(form=Layout(names=(torch.ones(1),)))),  # type: ignore[arg-type]
+        "weight.*its metadata contains a Tensor",
+    ),
+    "other numbers than eager": (lambda: Net(weight(fn=nearly)), "times eager's.*in bfloat16"),
+    # Nothing would notice when they stop sharing it.
+    "two weights with one part": (Sharing, "contain the same inner tensor"),
+}
 
 
-@torch.inference_mode()
-def test_two_tensors_that_share_a_part_have_no_entry(tmp_path: Path):
-    """Nothing would notice when they stop sharing it."""
-
-    class Pair(Net):
-        def __init__(self) -> None:
-            super().__init__(weight())
-            self.other = nn.Parameter(weight(1), requires_grad=False)
-            self.other.scale = self.weight.scale
-
-        def forward(self, given: torch.Tensor) -> torch.Tensor:
-            return torch.mm(torch.mm(given, self.weight), self.other)
-
-    model = serve_warm.compile(Pair().eval(), dynamic=False)
-
-    table = build(tmp_path, lambda: model(x()))
-
-    assert "contain the same inner tensor" in next(iter(table.refused.values()))
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_entry_says_why(name: str, tmp_path: Path):
+    make, reason = REFUSED[name]
+    model = serve_warm.compile(make().eval(), dynamic=False)
+    with eager_below():
+        refused = refusal(tmp_path, lambda: model(x()))
+    assert re.search(reason, refused)
 
 
 @pytest.mark.parametrize(

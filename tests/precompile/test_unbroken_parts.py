@@ -5,18 +5,16 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import serve_warm
-from levels import build, eager_below, served, started
+from levels import build, eager_below, refusal, served, started
 from models import one_watch  # noqa: F401 - a fixture
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Inner(nn.Module):
@@ -58,9 +56,7 @@ class Model(nn.Module):
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         for part in self.parts:
             given = part(given)
-        if given.sum() > 1e9:
-            return given * 2
-        return given
+        return given * 2 if given.sum() > 1e9 else given
 
 
 def x() -> torch.Tensor:
@@ -70,8 +66,7 @@ def x() -> torch.Tensor:
 def reason_of(model: nn.Module, folder: Path) -> str:
     compiled: Any = serve_warm.compile(model.eval(), dynamic=False)
     with torch.inference_mode(), eager_below():
-        table = build(folder, lambda: compiled(x()))
-    return next(iter(table.refused.values()))
+        return refusal(folder, lambda: compiled(x()))
 
 
 @pytest.mark.parametrize(
@@ -84,26 +79,22 @@ def reason_of(model: nn.Module, folder: Path) -> str:
     ],
     ids=["two blocks", "one breaks", "below a break", "beside a break"],
 )
-def test_the_reason_names_the_parts_that_have_a_graph(
-    parts: list[nn.Module], names: list[str], tmp_path: Path
-):
+def test_the_reason_names_the_parts_that_have_a_graph(parts, names, tmp_path):
     """The reason names the outermost parts, because inner classes are compiled with them."""
     reason = reason_of(Model(*parts), tmp_path)
-
     assert "test_unbroken_parts.py:" in reason
     assert re.search(r"compile_regions\(model, (.*)\)", reason)[1] == repr(names)  # type: ignore[index]
 
 
 @torch.inference_mode()
 def test_the_advice_can_be_followed(tmp_path: Path):
-    """The parts that it names are served at level 2."""
-    model = serve_warm.compile_regions(Model(Block(), Block()).eval(), ["Block"], dynamic=False)
+    model, fresh = (
+        serve_warm.compile_regions(Model(Block(), Block()).eval(), ["Block"], dynamic=False)
+        for _ in range(2)
+    )
     build(tmp_path, lambda: model(x()))
-    fresh = serve_warm.compile_regions(Model(Block(), Block()).eval(), ["Block"], dynamic=False)
-
     with started(tmp_path), eager_below():
         found = served(lambda: fresh(x()))
-
     assert (found.level, found.compiles) == (2, 0)
 
 
@@ -111,7 +102,6 @@ def test_the_advice_can_be_followed(tmp_path: Path):
 def test_hooks_of_the_look_are_gone(model: nn.Module, tmp_path: Path):
     """A hook that stays would be a fact, and a cost of each call."""
     reason = reason_of(model, tmp_path)
-
     assert reason
     assert not any(each._forward_pre_hooks for each in model.modules())
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import serve_warm
+from levels import build, eager_below, entries_of
 from serve_warm.precompile import torch_functions
 from serve_warm.precompile.names import resolve
 from serve_warm.precompile.session import SESSION
@@ -27,24 +28,20 @@ def unloaded() -> Iterator[None]:
     SESSION.unload()
 
 
+LABELS = ("names", "kinds", "version", "count", "pair")
+
+
 class Labelled(nn.Module):
     """Returns objects that its graph does not read."""
 
     def __init__(self, **labels: Any) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 2)
-        self.names, self.kinds = labels["names"], labels["kinds"]
-        self.version, self.count, self.pair = labels["version"], labels["count"], labels["pair"]
+        for name in LABELS:
+            setattr(self, name, labels[name])
 
     def forward(self, given: torch.Tensor) -> dict[str, Any]:
-        return {
-            "logits": self.linear(given),
-            "names": self.names,
-            "kinds": self.kinds,
-            "version": self.version,
-            "count": self.count,
-            "pair": self.pair,
-        }
+        return {"logits": self.linear(given), **{name: getattr(self, name) for name in LABELS}}
 
 
 def test_a_library_returns_existing_objects_as_they_are_now(tmp_path: Path):
@@ -52,18 +49,14 @@ def test_a_library_returns_existing_objects_as_they_are_now(tmp_path: Path):
     built = Labelled(names={0: "cat"}, kinds=["cat"], version="v1", count=1, pair=(1, 2))
     given = torch.ones(3, 4)
     compiled = serve_warm.compile(built.eval(), level=3, dynamic=False)
-    with torch.inference_mode(), SESSION.building() as build:
-        compiled(given)
-    for file, data in build.table.to_files(3).items():
-        (tmp_path / file).write_bytes(data)
+    build(tmp_path, lambda: compiled(given), level=3)
     model = Labelled(names={0: "cow"}, kinds=["cow"], version="v2", count=2, pair=(1, 3)).eval()
     compiled = serve_warm.compile(model, level=3, dynamic=False)
     assert SESSION.load(tmp_path) == ""
-
-    with torch.inference_mode(), torch.compiler.set_stance("force_eager"):
+    with torch.inference_mode(), eager_below():
         result = compiled(given)
 
-    for name in ("names", "kinds", "version", "count", "pair"):
+    for name in LABELS:
         assert result[name] is getattr(model, name)
 
 
@@ -75,14 +68,10 @@ class Asking(nn.Module):
         return given * 2 if is_traced else given + given
 
 
-def test_a_forward_that_asks_whether_it_is_traced_has_an_entry():
+def test_a_forward_that_asks_whether_it_is_traced_has_an_entry(tmp_path: Path):
     """Within a trace, the answer is always the same, so no fact depends on it."""
     compiled = serve_warm.compile(Asking().eval(), dynamic=False)
-
-    with torch.inference_mode(), SESSION.building() as build:
-        compiled(torch.ones(3))
-
-    assert build.table.refused == {}
+    assert build(tmp_path, lambda: compiled(torch.ones(3))).refused == {}
 
 
 OF_DYNAMO = pytest.importorskip("torch._dynamo.variables.torch")
@@ -101,7 +90,6 @@ def test_each_function_that_a_trace_runs_is_covered(function: Callable[..., Any]
     """A fact names the function, or its result is steady, or each call compares its result."""
     is_covered = function.__name__ in torch_functions.STEADY | torch_functions.CHECKED_EACH_CALL
     place = torch_functions._place(function)
-
     assert is_covered or (place is not None and resolve(*place) is function)
 
 
@@ -115,16 +103,13 @@ class InAutocast(nn.Module):
             return given.float().to(dtype).float() * 2
 
 
-def test_graphs_without_a_cache_entry_have_their_own_code():
+def test_graphs_without_a_cache_entry_have_their_own_code(tmp_path: Path):
     """A build restores Python's generator, from which torch draws the key of such a graph."""
-    model = InAutocast().eval()
-    compiled = serve_warm.compile(model, dynamic=False)
-
-    with torch.inference_mode(), SESSION.building() as build:
-        results = [compiled(torch.ones(size, size)) for size in (3, 4, 5)]
-
-    assert build.table.refused == {}
-    assert [result.shape for result in results] == [(3, 3), (4, 4), (5, 5)]
+    compiled = serve_warm.compile(InAutocast().eval(), dynamic=False)
+    shapes: list[Any] = []
+    calls = [lambda n=n: shapes.append(compiled(torch.ones(n, n)).shape) for n in (3, 4, 5)]
+    assert build(tmp_path, *calls).refused == {}
+    assert shapes == [(3, 3), (4, 4), (5, 5)]
 
 
 class Repeating(nn.Module):
@@ -135,14 +120,11 @@ class Repeating(nn.Module):
         return made, made
 
 
-def test_a_list_that_is_returned_twice_stays_one_list():
+def test_a_list_that_is_returned_twice_stays_one_list(tmp_path: Path):
     """A plan would make two lists, so the call has a level-2 entry."""
     compiled = serve_warm.compile(Repeating().eval(), level=3, dynamic=False)
-
-    with torch.inference_mode(), SESSION.building() as build:
-        compiled(torch.ones(3))
-        first, second = compiled(torch.ones(3))
-
-    ((entry,),) = [unit.entries for unit in build.table.units.values()]
+    answers: list[Any] = []
+    table = build(tmp_path, *[lambda: answers.append(compiled(torch.ones(3)))] * 2, level=3)
+    (entry,), (first, second) = entries_of(table), answers[-1]
     assert (entry.level, entry.reason) == (2, "it returns the same list twice")
     assert first is second

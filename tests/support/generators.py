@@ -143,6 +143,19 @@ def eagerly() -> Iterator[None]:
     forget_callables()
 
 
+def random_model(name: str, kind: str = "ForCausalLM", **settings: Any) -> Any:
+    """Return a model of `transformers` with these settings."""
+    transformers = require_module("transformers", "pip install 'serve-warm[generation]'")
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**settings)
+    return getattr(transformers, f"{name}{kind}")(config).eval()
+
+
+def with_steps(model: Any, **options: Any) -> Any:
+    given = {"batch": BATCH, "max_length": MAX_LENGTH, "prompt_lengths": PROMPT_LENGTHS, **options}
+    return serve_warm.compile_generation(model, **given)
+
+
 def load(name: str) -> Any:
     """Return a model with random weights, which are equal in all processes."""
     transformers = require_module("transformers", "pip install 'serve-warm[generation]'")

@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 
+import serve_warm
 from processes import search_path
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile import aoti_build, aoti_library, change_checks
@@ -25,7 +26,7 @@ from serve_warm.precompile.session import SESSION
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from serve_warm.precompile.entries import EntryTable
+    from serve_warm.precompile.entries import Entry, EntryTable
 
 
 def build(
@@ -46,6 +47,27 @@ def build(
     for name, data in building.table.to_files(level).items():
         (folder / name).write_bytes(data)
     return building.table
+
+
+def entries_of(table: EntryTable) -> list[Entry]:
+    return [entry for unit in table.units.values() for entry in unit.entries]
+
+
+def refusal(folder: Path, *calls: Callable[[], Any], level: int = 2) -> str:
+    """Build, and return the only reason for which a call has no entry."""
+    (reason,) = build(folder, *calls, level=level).refused.values()
+    return reason
+
+
+def rebuilt(
+    make: Callable[[], Any], folder: Path, call: Callable[[Any], Any], *, level: int = 2
+) -> tuple[Any, Any]:
+    """Build an entry of one module. Return another module, as it is and compiled."""
+    first, other = (make().eval() for _ in range(2))
+    model = serve_warm.compile(first, dynamic=False, level=level)
+    table = build(folder, lambda: call(model), level=level)
+    assert table.refused == {}
+    return other, serve_warm.compile(other, dynamic=False, level=level)
 
 
 def forget_callables() -> None:

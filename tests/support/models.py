@@ -33,6 +33,13 @@ def one_watch() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.fixture(autouse=True)
+def in_inference_mode() -> Iterator[None]:
+    """Each test of a module that imports this runs in inference mode, as replicas do."""
+    with torch.inference_mode():
+        yield
+
+
 def flat(parts: Any) -> list[Any]:
     if isinstance(parts, torch.Tensor):
         return [parts]

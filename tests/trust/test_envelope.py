@@ -9,10 +9,7 @@ import hashlib
 import json
 
 import pytest
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from artifacts import edited, new_key, trusting
 from believing import PAYLOAD, refusal
@@ -31,11 +28,8 @@ OTHER = new_key()
 
 
 def test_signing_is_deterministic():
-    """Signing again in steps, at once, or twice gives equal bytes, so a store has one object."""
     at_once = sign(PAYLOAD, KEY, OTHER)
-
     in_steps = add_signatures(sign(PAYLOAD, KEY), OTHER)
-
     assert sign(PAYLOAD, KEY, OTHER) == in_steps == at_once
     assert add_signatures(in_steps, OTHER, KEY) == at_once
     assert sign(PAYLOAD, KEY, OTHER, KEY) == at_once
@@ -56,12 +50,9 @@ def test_the_envelope_is_dsse():
 
 
 def test_a_repeated_signature_counts_once():
-    """A signature that is written twice does not count as two signers."""
     envelope = json.loads(sign(PAYLOAD, KEY, OTHER))
     envelope["signatures"] = [envelope["signatures"][0]] * 3
-
     signers = Envelope.parse(json.dumps(envelope).encode()).signers(trusting(KEY, OTHER).keys)
-
     assert [signer.name for signer in signers] == ["key0"]
 
 
@@ -89,33 +80,25 @@ MALFORMED = {
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_what_is_no_envelope_is_refused(name: str):
-    """Any other content instead of a statement becomes a refusal, and no other error."""
     assert refusal(MALFORMED[name], trusting(KEY)).reason == "bad_statement"
 
 
 def test_an_unsigned_envelope_can_be_read_and_signed_and_is_untrusted():
     """Nobody believes it, but it can be read, and a first signature is like any other."""
     unsigned = edited(sign(PAYLOAD, KEY), signatures=[])
-
     refused = refusal(unsigned, trusting(KEY))
     assert Envelope.parse(unsigned) == Envelope(payload=PAYLOAD, signatures=())
-    assert (refused.reason, refused.message) == (
-        "untrusted",
-        "the statement has no signature",
-    )
+    assert (refused.reason, refused.message) == ("untrusted", "the statement has no signature")
     assert add_signatures(unsigned, KEY) == sign(PAYLOAD, KEY)
 
 
 def test_an_envelope_over_the_cap_is_refused_unread():
-    """The size is checked before anything is parsed."""
     padded = sign(PAYLOAD, KEY).ljust(MAX_ENVELOPE_BYTES + 1)
-
     assert verify(padded[:-1], trusting(KEY)).payload == PAYLOAD
     assert refusal(padded, trusting(KEY)).reason == "too_large"
 
 
 def test_a_statement_that_nobody_would_read_is_not_signed():
-    """A builder gets an error for an envelope above the limit of readers."""
     with pytest.raises(BuildFailed, match="the limit is"):
         sign(b" " * MAX_ENVELOPE_BYTES, KEY)
 
@@ -126,30 +109,18 @@ def test_signing_needs_a_key():
         sign(PAYLOAD)
 
 
-# --- several signatures --------------------------------------------------------------------
-
-
 def test_signatures_that_are_there_are_kept():
-    """A signer keeps all other signatures, valid or not, known or not, each once."""
     foreign = {"keyid": "of another tool", "sig": "AAAA"}
     [ours] = json.loads(sign(PAYLOAD, KEY))["signatures"]
     envelope = edited(sign(PAYLOAD, KEY), signatures=[foreign, ours, foreign, {"sig": "AAAA"}])
-
     signatures = json.loads(add_signatures(envelope, OTHER))["signatures"]
-
-    assert signatures == [
-        foreign,
-        ours,
-        {"keyid": "", "sig": "AAAA"},
-        *json.loads(sign(PAYLOAD, OTHER))["signatures"],
-    ]
+    theirs = json.loads(sign(PAYLOAD, OTHER))["signatures"]
+    assert signatures == [foreign, ours, {"keyid": "", "sig": "AAAA"}, *theirs]
 
 
 def test_no_more_signatures_are_written_than_read():
-    """An envelope that every reader would refuse is not made."""
     keys = [new_key() for _ in range(MAX_SIGNATURES + 1)]
     full = sign(PAYLOAD, *keys[:-1])
-
     assert verify(full, trusting(keys[0])).payload == PAYLOAD
     assert add_signatures(full, keys[0]) == full
     with pytest.raises(ConfigError, match="17 signatures"):
@@ -159,10 +130,8 @@ def test_no_more_signatures_are_written_than_read():
 
 
 def test_adding_needs_a_key_and_an_envelope():
-    """Signing without a key fails, and bytes that are not an envelope are refused as on reading."""
     with pytest.raises(ConfigError, match="at least one key"):
         add_signatures(sign(PAYLOAD, KEY))
     with pytest.raises(ArtifactRefused) as caught:
         add_signatures(b"[]", KEY)
-
     assert caught.value.reason == "bad_statement"

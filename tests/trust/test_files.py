@@ -13,11 +13,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from artifacts import new_key
 from believing import PAYLOAD, STORE, public_pem, refusal, trust_in, write_trust
@@ -31,27 +27,21 @@ from serve_warm.trust.policy import Trust, signed_by, unsigned_ok
 KEY = new_key()
 OTHER = new_key()
 PEM = public_pem(KEY)
+LINES = trust_lines(KEY.public_key(), name="x")
 
 
 def test_keys_of_all_files_are_merged(tmp_path: Path):
-    """The files of machine and user are combined; a key in both counts once, as first named."""
     system = write_trust(tmp_path / "etc", trust_lines(KEY.public_key(), name="ci"))
-    user = write_trust(
-        tmp_path / "home",
-        f'pinned = ["sha256:{"ab" * 32}"]\n'
-        + trust_lines(KEY.public_key(), name="copy")
-        + trust_lines(OTHER.public_key(), name="me"),
-    )
-
+    keys = (trust_lines(k.public_key(), name=n) for k, n in ((KEY, "copy"), (OTHER, "me")))
+    text = f'pinned = ["sha256:{"ab" * 32}"]\n' + "".join(keys)
+    user = write_trust(tmp_path / "home", text)
     loaded = trust_in(system, user, tmp_path / "absent" / "trust.toml")
-
     assert [key.name for key in loaded.keys] == ["ci", "me"]
     assert [key.id for key in loaded.keys] == [key_id(k.public_key()) for k in (KEY, OTHER)]
     assert loaded.pinned == {"ab" * 32}
 
 
 def test_a_trust_file_says_all_that_code_can(tmp_path: Path):
-    """Deny-lists, age limits and exceptions also come from files, and combine like policies."""
     system = write_trust(
         tmp_path / "etc",
         f'denied = ["sha256:{"0a" * 32}"]\nmax_age_days = 90\n'
@@ -75,14 +65,12 @@ def test_a_trust_file_says_all_that_code_can(tmp_path: Path):
 
 def test_a_trust_file_gives_keys_a_scope_and_says_what_is_required(tmp_path: Path):
     """Scopes are set for each key; `require` and `rollback` apply to everything in the file."""
-    loaded = trust_in(
-        write_trust(
-            tmp_path,
-            'rollback = "refuse"\nrequire = {builder = "https://ci/*", source = "*"}\n'
-            + trust_lines(KEY.public_key(), name="ci")
-            + 'deployments = ["Embedder", "text/*"]\nstores = ["s3://prod/*"]\n',
-        )
+    text = (
+        'rollback = "refuse"\nrequire = {builder = "https://ci/*", source = "*"}\n'
+        f"{trust_lines(KEY.public_key(), name='ci')}"
+        'deployments = ["Embedder", "text/*"]\nstores = ["s3://prod/*"]\n'
     )
+    loaded = trust_in(write_trust(tmp_path, text))
 
     [key] = loaded.keys
     assert (key.deployments, key.stores) == (("Embedder", "text/*"), ("s3://prod/*",))
@@ -94,7 +82,6 @@ def test_a_trust_file_gives_keys_a_scope_and_says_what_is_required(tmp_path: Pat
 
 
 def test_the_example_of_the_module_is_a_trust_file(tmp_path: Path):
-    """The example in the documentation is valid once it has real keys and digests."""
     example = trustfiles.__doc__.partition("add a key.\n")[2].partition("serve_warm combines")[0]
     pem = PEM.replace("\n", "\\n")
     for old, new in [
@@ -115,7 +102,6 @@ def test_the_example_of_the_module_is_a_trust_file(tmp_path: Path):
 
 
 def test_no_file_trusts_nobody(tmp_path: Path):
-    """Trust must be configured; nothing is trusted by default."""
     assert trust_in(tmp_path / "trust.toml") == Trust()
 
 
@@ -123,14 +109,11 @@ def test_a_key_can_stand_in_a_file_of_its_own(tmp_path: Path):
     """`file` is relative to the trust file, regardless of the working directory."""
     path = write_trust(tmp_path, '[[keys]]\nname = "release"\nfile = "release.pem"\n')
     write_trust(tmp_path, public_pem(KEY), "release.pem")
-
     loaded = trust_in(path)
-
     assert loaded.keys == (TrustedKey(name="release", raw=KEY.public_key().public_bytes_raw()),)
 
 
 def test_nothing_configured_refuses_and_says_which_lines_to_add(tmp_path: Path):
-    """The hint has three lines for a trust file, which are valid once a key is filled in."""
     refused = refusal(sign(PAYLOAD, KEY), Trust())
 
     lines = refused.hint.splitlines()[1:]
@@ -147,14 +130,12 @@ def test_the_home_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatc
     """Setting HOME for the process does not allow anyone to add a key."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-
     files = trustfiles.default_trust_files()
-
     assert files[0] == Path("/etc/serve_warm/trust.toml")
     assert not any(path.is_relative_to(tmp_path) for path in files)
 
 
-PEM_LINE = trust_lines(KEY.public_key(), name="x").splitlines()[2]
+PEM_LINE = LINES.splitlines()[2]
 BROKEN = {
     "not_toml": "keys = [",
     "unknown_setting": "key = []",
@@ -213,16 +194,10 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_trust_file_is_an_error(tmp_path: Path, name: str):
-    """A mistake in a trust file is an error that names the file."""
     path = write_trust(tmp_path, BROKEN[name])
-
     with pytest.raises(ConfigError) as caught:
         trust_in(path)
-
     assert str(tmp_path) in str(caught.value) or "'x'" in str(caught.value)
-
-
-# --- who may have written them -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
@@ -234,22 +209,18 @@ def test_what_others_can_write_is_not_trusted(tmp_path: Path, what: str, mode: i
     assert trust_in(path).keys
     target = {"file": path, "directory": path.parent, "pem": pem}[what]
     target.chmod(mode | 0o111 if what == "directory" else mode)
-
     with pytest.raises(ConfigError, match="written by group or others") as caught:
         trust_in(path)
-
     assert caught.value.hint == f"chmod go-w {target}"
 
 
 def test_a_link_out_of_an_unsafe_folder_is_not_trusted(tmp_path: Path):
-    """The target of a link must be as safe as the link."""
-    real = write_trust(tmp_path / "shared", trust_lines(KEY.public_key(), name="x"))
+    real = write_trust(tmp_path / "shared", LINES)
     (tmp_path / "etc").mkdir()
     link = tmp_path / "etc" / "trust.toml"
     link.symlink_to(real)
     assert trust_in(link).keys
     real.parent.chmod(0o777)
-
     with pytest.raises(ConfigError, match="shared can be written"):
         trust_in(link)
 
@@ -260,19 +231,17 @@ def test_what_others_can_exchange_is_not_trusted(tmp_path: Path, above: str, mod
     """Other users with write access to a parent folder could replace the trust folder."""
     path = tmp_path / "home" / ".config" / "serve_warm" / "trust.toml"
     path.parent.mkdir(parents=True, mode=0o700)
-    write_trust(path.parent, trust_lines(KEY.public_key(), name="x"))
+    write_trust(path.parent, LINES)
     assert trust_in(path).keys
     (tmp_path / above).chmod(mode)
-
     with pytest.raises(ConfigError, match="can be written by group or others") as caught:
         trust_in(path)
-
     assert caught.value.hint == f"chmod go-w {tmp_path / above}"
 
 
 def test_a_folder_that_is_a_link_in_an_unsafe_place_is_not_trusted(tmp_path: Path):
     """The unsafe folder is that of the link, not that of the name or of the file."""
-    real = write_trust(tmp_path / "elsewhere", trust_lines(KEY.public_key(), name="x"))
+    real = write_trust(tmp_path / "elsewhere", LINES)
     (tmp_path / "middle").mkdir()
     (tmp_path / "middle" / "link").symlink_to(real.parent)
     (tmp_path / "config").mkdir()
@@ -289,20 +258,16 @@ def test_a_folder_that_is_a_link_in_an_unsafe_place_is_not_trusted(tmp_path: Pat
 @pytest.mark.parametrize("what", ["file", "directory"])
 def test_what_belongs_to_somebody_else_is_not_trusted(tmp_path: Path, what: str):
     """Only root and this user may decide whom to believe."""
-    path = write_trust(tmp_path / "etc", trust_lines(KEY.public_key(), name="x"))
+    path = write_trust(tmp_path / "etc", LINES)
     target = path if what == "file" else path.parent
     os.chown(target, 12345, -1)
-
     with pytest.raises(ConfigError, match="belongs to user id 12345") as caught:
         trust_in(path)
-
     assert caught.value.hint == f"chown root {target}"
 
 
 def test_a_pipe_does_not_hang_the_start(tmp_path: Path):
-    """A trust file that is not a regular file is an immediate error."""
     os.mkfifo(tmp_path / "trust.toml", 0o600)
-
     with pytest.raises(ConfigError, match="not a regular file"):
         trust_in(tmp_path / "trust.toml")
 
@@ -322,25 +287,17 @@ print(len(files.load_trust().keys))" "$1"
 
 
 @pytest.mark.parametrize(("mount", "trusted"), [("ro", True), ("rw", False)])
-def test_a_read_only_mount_cannot_be_written_whatever_its_mode(
-    tmp_path: Path, mount: str, *, trusted: bool
-):
+def test_a_read_only_mount_cannot_be_written_whatever_its_mode(tmp_path, mount: str, trusted: bool):
     """A ConfigMap, which Kubernetes mounts read-only with mode 0777, is safe."""
     namespace = [shutil.which("unshare") or "unshare", "--user", "--map-root-user", "--mount"]
     # Where root is not mapped the folders above the mount seem to be somebody else's.
     roots = ["sh", "-c", 'test "$(stat -c %u /)" = 0']
     if subprocess.run([*namespace, *roots], check=False, capture_output=True).returncode:
         pytest.skip("this machine does not let us mount anything as root")
-    source = write_trust(tmp_path / "source", trust_lines(KEY.public_key(), name="x"))
-    (tmp_path / "mount").mkdir()
-
-    result = subprocess.run(
-        [*namespace, "sh", "-c", MOUNTED, "-", tmp_path / "mount", source, mount, sys.executable],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
+    source, folder = write_trust(tmp_path / "source", LINES), tmp_path / "mount"
+    folder.mkdir()
+    command = [*namespace, "sh", "-c", MOUNTED, "-", folder, source, mount, sys.executable]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
 
     assert (result.stdout == "1\n") == trusted
     assert ("can be written by group or others" in result.stderr) != trusted

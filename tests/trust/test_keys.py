@@ -47,20 +47,15 @@ UNUSABLE = {
 
 @pytest.mark.parametrize("name", UNUSABLE)
 def test_a_key_file_that_holds_no_usable_key_is_an_error(tmp_path: Path, name: str):
-    """The error says what is wrong with the file, without showing its content."""
     path = tmp_path / "key.pem"
     data = UNUSABLE[name]
     if data is not None:
         path.write_bytes(data)
         path.chmod(0o600)
-
     with pytest.raises(ConfigError, match=r"key\.pem") as caught:
         load_signing_key(path)
-
     assert "PRIVATE" not in str(caught.value).replace("BEGIN PRIVATE KEY", "")
 
-
-# --- public keys ---------------------------------------------------------------------------
 
 LINES = {
     "as written": lambda pem: pem,
@@ -80,13 +75,11 @@ LINES = {
 
 @pytest.mark.parametrize("name", LINES)
 def test_a_public_key_is_read_as_the_library_reads_it(name: str):
-    """Reading a key without the library gives the same key, id and refusals."""
     pem = LINES[name](public_pem(KEY).encode())
     try:
         expected = load_pem_public_key(pem)
     except ValueError:
         expected = None
-
     if not isinstance(expected, Ed25519PublicKey):
         with pytest.raises(ConfigError, match="is not"):
             TrustedKey.from_pem(pem, name="ci")
@@ -98,15 +91,9 @@ def test_a_public_key_is_read_as_the_library_reads_it(name: str):
     assert key.id == hashlib.sha256(der).hexdigest()
 
 
-# --- key pairs -----------------------------------------------------------------------------
-
-
 def test_a_key_pair_signs_and_is_trusted(tmp_path: Path):
-    """The public key verifies what the private key signs; openssl writes the same files."""
     path = tmp_path / "ci.key"
-
     made = write_key_pair(path)
-
     key, public = load_signing_key(path), (tmp_path / "ci.key.pub").read_text()
     assert made == TrustedKey(name="ci", raw=key.public_key().public_bytes_raw())
     assert public == public_pem(key)
@@ -116,42 +103,31 @@ def test_a_key_pair_signs_and_is_trusted(tmp_path: Path):
 
 @pytest.mark.parametrize("umask", [0, 0o077])
 def test_only_the_public_half_can_be_read_by_others(tmp_path: Path, umask: int):
-    """The files have safe modes regardless of the umask, and no other file is left behind."""
     old = os.umask(umask)
     try:
         write_key_pair(tmp_path / "ci.key")
     finally:
         os.umask(old)
-
-    assert {path.name: mode_of(path) for path in tmp_path.iterdir()} == {
-        "ci.key": 0o600,
-        "ci.key.pub": 0o644,
-    }
+    modes = {path.name: mode_of(path) for path in tmp_path.iterdir()}
+    assert modes == {"ci.key": 0o600, "ci.key.pub": 0o644}
 
 
 @pytest.mark.parametrize("taken", ["ci.key", "ci.key.pub"])
 @pytest.mark.parametrize("kind", ["file", "link"])
 def test_no_key_is_overwritten(tmp_path: Path, taken: str, kind: str):
-    """An existing file or link with either name is an error before anything is written."""
     if kind == "file":
         (tmp_path / taken).write_bytes(b"precious")
     else:
         (tmp_path / taken).symlink_to(tmp_path / "elsewhere")
-
     with pytest.raises(ConfigError, match=rf"{taken} already exists"):
         write_key_pair(tmp_path / "ci.key")
-
     assert [path.name for path in tmp_path.iterdir()] == [taken]
     assert kind == "link" or (tmp_path / taken).read_bytes() == b"precious"
 
 
 @pytest.mark.parametrize("name", ["absent/ci.key", "file/ci.key", "file/..", "."])
-def test_a_place_for_no_key_pair_is_a_config_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-):
-    """A missing folder or file name gives an error of one sentence."""
+def test_a_place_for_no_key_pair_is_a_config_error(tmp_path, monkeypatch, name):
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
-
     with pytest.raises(ConfigError, match=r"cannot be written|already exists"):
         write_key_pair(Path(name))

@@ -21,7 +21,6 @@ PEM = public_pem(KEY)
 
 
 def test_signed_by_takes_pem_and_trusted_keys():
-    """A key is accepted in both forms, and a key given in both forms counts once."""
     trust = signed_by(
         TrustedKey.from_pem(PEM, name="ci"),
         PEM,
@@ -38,13 +37,11 @@ def test_signed_by_takes_pem_and_trusted_keys():
 def test_pinned_believes_exactly_what_it_names():
     """A pin is a digest in the form in which people paste it."""
     trust = pinned(f"sha256:{DIGEST}", f"sha256:{'0a' * 32}")
-
     assert verify(sign(PAYLOAD, OTHER), trust).how == "pin"
     assert refusal(sign(b"{}", OTHER), trust).reason == "untrusted"
 
 
 def test_a_pin_must_be_a_digest():
-    """A pin that can never match is an error."""
     with pytest.raises(ConfigError, match="64 hex digits"):
         Trust(pinned=frozenset({"9f2c"}))
 
@@ -52,9 +49,7 @@ def test_a_pin_must_be_a_digest():
 USELESS = {
     "signed_by_nobody": signed_by,
     "signed_by_no_key": lambda: signed_by("ssh-ed25519 AAAA"),
-    "signed_by_other_kind": lambda: signed_by(
-        public_pem(ec.generate_private_key(ec.SECP256R1())),
-    ),
+    "signed_by_other_kind": lambda: signed_by(public_pem(ec.generate_private_key(ec.SECP256R1()))),
     "denied_without_kind": lambda: signed_by(PEM, denied=[DIGEST]),
     "denied_in_trust": lambda: Trust(denied=frozenset({f"sha256:{DIGEST}"})),
     "no_age": lambda: signed_by(PEM, max_age_s=0.0),
@@ -79,7 +74,6 @@ def test_a_policy_that_means_nothing_is_an_error(name: str):
 
 
 def test_policies_add_up():
-    """Combined policies have all beliefs and denials, and the stricter age limit."""
     first = signed_by(PEM, max_age_s=60.0, denied=[f"sha256:{'0a' * 32}"])
     second = (
         signed_by(TrustedKey.from_pem(PEM, name="copy"), public_pem(OTHER), max_age_s=30.0)
@@ -103,9 +97,6 @@ def test_policies_add_up():
     assert (both | Trust(), Trust() | both) == (both, both)
 
 
-# --- stores that are believed unsigned -----------------------------------------------------
-
-
 EXACT = [
     "file:///",
     "file:///srv/my%20artifacts",
@@ -120,7 +111,6 @@ EXACT = [
 
 @pytest.mark.parametrize("store", EXACT)
 def test_exact_addresses_can_be_exceptions(store: str):
-    """Every kind of store can be used in a policy."""
     assert unsigned_ok(store, reason="x").unsigned_ok == (UnsignedOk(store=store, reason="x"),)
 
 
@@ -159,13 +149,11 @@ def test_what_names_no_one_store_is_no_exception(name: str):
     """Wildcards, moving names and other spellings are errors, with advice but without passwords."""
     with pytest.raises(ConfigError, match="not the exact address") as caught:
         unsigned_ok(STORE, INEXACT[name], reason="x")
-
     assert caught.value.hint
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("reason", ["", " \n"])
 def test_an_exception_needs_a_reason(reason: str):
-    """An exception needs a reason."""
     with pytest.raises(ConfigError, match="has no reason"):
         unsigned_ok(STORE, reason=reason)

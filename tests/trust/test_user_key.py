@@ -26,57 +26,48 @@ from serve_warm.trust.verify import verify
 OTHER = new_key()
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "serve_warm"
+
+
 def test_the_user_key_is_made_once_and_trusted(tmp_path: Path):
-    """Users can load what they sign, from the first call on; a second call changes nothing."""
     directory = tmp_path / "config" / "serve_warm"
     first = key_in(directory)
     before = (directory / "trust.toml").read_bytes()
-
     second = key_in(directory)
-
     assert first.private_bytes_raw() == second.private_bytes_raw()
     assert (directory / "trust.toml").read_bytes() == before
     assert verify(sign(PAYLOAD, second), trust_in(directory / "trust.toml")).payload == PAYLOAD
 
 
-def test_the_user_key_is_private(tmp_path: Path):
-    """Other users cannot read the key or change what is trusted, regardless of the umask."""
+def test_the_user_key_is_private(folder: Path):
     old = os.umask(0)
     try:
-        key = key_in(tmp_path / "serve_warm")
+        key = key_in(folder)
     finally:
         os.umask(old)
 
-    pem = (tmp_path / "serve_warm" / "signing_key.pem").read_bytes()
+    pem = (folder / "signing_key.pem").read_bytes()
     assert pem == key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    assert mode_of(tmp_path / "serve_warm") == 0o700
-    assert {path.name: mode_of(path) for path in (tmp_path / "serve_warm").iterdir()} == {
-        "signing_key.pem": 0o600,
-        "trust.toml": 0o600,
-    }
+    assert mode_of(folder) == 0o700
+    modes = {path.name: mode_of(path) for path in folder.iterdir()}
+    assert modes == {"signing_key.pem": 0o600, "trust.toml": 0o600}
 
 
-def test_a_trust_file_that_is_there_is_kept(tmp_path: Path):
-    """The user's own keys and comments stay; the new key is added at the end."""
+def test_a_trust_file_that_is_there_is_kept(folder: Path):
     text = "# ours\npinned = []\n" + trust_lines(OTHER.public_key(), name="ci").rstrip()
-    path = write_trust(tmp_path / "serve_warm", text)
-
-    key = key_in(tmp_path / "serve_warm")
-
+    path = write_trust(folder, text)
+    key = key_in(folder)
     assert path.read_text().startswith(text)
-    assert [trusted.id for trusted in trust_in(path).keys] == [
-        key_id(OTHER.public_key()),
-        key_id(key.public_key()),
-    ]
+    ids = [trusted.id for trusted in trust_in(path).keys]
+    assert ids == [key_id(each.public_key()) for each in (OTHER, key)]
 
 
-def test_a_trust_file_that_cannot_be_extended_is_kept(tmp_path: Path):
-    """A file in another TOML notation is not changed; the error has the lines to add by hand."""
-    path = write_trust(tmp_path / "serve_warm", "keys = []\n")
-
+def test_a_trust_file_that_cannot_be_extended_is_kept(folder: Path):
+    path = write_trust(folder, "keys = []\n")
     with pytest.raises(ConfigError, match="cannot add a key to ") as caught:
-        key_in(tmp_path / "serve_warm")
-
+        key_in(folder)
     assert path.read_text() == "keys = []\n"
     assert "BEGIN PUBLIC KEY" in caught.value.hint
 
@@ -87,24 +78,22 @@ def test_no_key_is_made_where_others_can_write(tmp_path: Path, unsafe: str):
     directory = tmp_path / "config" / "serve_warm"
     directory.mkdir(parents=True, mode=0o700)
     (tmp_path / unsafe).chmod(0o777)
-
     with pytest.raises(ConfigError, match=f"{Path(unsafe).name} can be written"):
         key_in(directory)
-
     assert list(directory.iterdir()) == []
 
 
-def test_keys_are_made_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_keys_are_made_without_hard_links(folder: Path, monkeypatch: pytest.MonkeyPatch):
     """A home on a file system without hard links works, and no file there is overwritten."""
 
     def none(*_: Any, **__: Any) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "link", none)
-    key = key_in(tmp_path / "serve_warm")
-    path = tmp_path / "serve_warm" / "signing_key.pem"
+    key = key_in(folder)
+    path = folder / "signing_key.pem"
 
-    assert key_in(tmp_path / "serve_warm").private_bytes_raw() == key.private_bytes_raw()
+    assert key_in(folder).private_bytes_raw() == key.private_bytes_raw()
     assert mode_of(path) == 0o600
     assert len(list(path.parent.iterdir())) == 2
     before = path.read_bytes()
@@ -113,7 +102,7 @@ def test_keys_are_made_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mo
     assert path.read_bytes() == before
 
 
-def test_half_a_key_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_half_a_key_does_not_stay(folder: Path, monkeypatch: pytest.MonkeyPatch):
     """A full disk leaves no file that a second attempt would read."""
 
     def full(*_: Any) -> None:
@@ -122,16 +111,14 @@ def test_half_a_key_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as broken:
         broken.setattr(os, "fsync", full)
         with pytest.raises(ConfigError, match="No space left"):
-            key_in(tmp_path / "serve_warm")
+            key_in(folder)
 
-    assert list((tmp_path / "serve_warm").iterdir()) == []
-    assert key_in(tmp_path / "serve_warm")
+    assert list(folder.iterdir()) == []
+    assert key_in(folder)
 
 
 def test_a_place_that_cannot_be_written_is_a_config_error(tmp_path: Path):
-    """A home that is not a folder gives an error of one sentence."""
     (tmp_path / "file").touch()
-
     with pytest.raises(ConfigError, match="cannot be written"):
         key_in(tmp_path / "file" / "serve_warm")
 
@@ -152,20 +139,12 @@ print(key_id(user_key().public_key()))
 
 @pytest.mark.slow
 def test_racing_first_uses_agree_on_one_key(tmp_path: Path):
-    """Eight processes that start at the same time get the same key, which is trusted once."""
     directory, go = tmp_path / "serve_warm", tmp_path / "go"
-    racers = [
-        subprocess.Popen(
-            [sys.executable, "-c", RACER, str(directory), str(go)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(8)
-    ]
+    command = [sys.executable, "-c", RACER, str(directory), str(go)]
+    racers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(8)]
     for racer in racers:
         assert racer.stdout is not None
         racer.stdout.readline()
-
     go.touch()
     ids = {racer.communicate(timeout=400)[0].strip() for racer in racers}
 
@@ -175,13 +154,10 @@ def test_racing_first_uses_agree_on_one_key(tmp_path: Path):
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o602])
-def test_a_signing_key_that_others_can_read_is_not_used(tmp_path: Path, mode: int):
-    """A key that others may have copied is not used to sign; the error names the fix."""
-    key_in(tmp_path / "serve_warm")
-    path = tmp_path / "serve_warm" / "signing_key.pem"
+def test_a_signing_key_that_others_can_read_is_not_used(folder: Path, mode: int):
+    key_in(folder)
+    path = folder / "signing_key.pem"
     path.chmod(mode)
-
     with pytest.raises(ConfigError, match="read by other users") as caught:
         load_signing_key(path)
-
     assert f"chmod 600 {path}" in caught.value.hint
