@@ -40,9 +40,7 @@ def test_later_sources_win():
     """The class, then the environment, then user_config; each field by itself."""
     base = WarmupConfig(artifact="class", deadline_s=1, max_level=2)
     environ = {"SERVE_WARM_ARTIFACT": "environment", "SERVE_WARM_DEADLINE_S": "2.5"}
-
     config = resolve(base, user_config=section(artifact="user_config"), environ=environ)
-
     assert (config.artifact, config.deadline_s, config.max_level) == ("user_config", 2.5, 2)
 
 
@@ -55,7 +53,6 @@ def test_a_user_config_of_any_kind_is_somebody_elses(user_config: Any):
 def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch):
     """A variable set for the replica is read without being passed on."""
     monkeypatch.setenv("SERVE_WARM_MAX_LEVEL", "1")
-
     assert resolve(WarmupConfig()).max_level == 1
     assert environment()["SERVE_WARM_MAX_LEVEL"] == "1"
 
@@ -78,7 +75,6 @@ def test_variables_are_text_that_becomes_the_field(
 ):
     """Each field has a variable of its name, read as the type that it has."""
     config = resolve(WarmupConfig(), environ={variable: text})
-
     assert getattr(config, field) == value
 
 
@@ -86,9 +82,7 @@ def test_each_source_says_what_it_has_of_seats():
     """Imports belong into the code, and how many seats there are into the YAML."""
     base = WarmupConfig(seats=Seats(imports=("transformers",), keep_alive_s=60))
     environ = {"SERVE_WARM_SEATS": '{"keep_alive_s": 120}'}
-
     config = resolve(base, user_config=section(seats={"count": 1}), environ=environ)
-
     assert config.seats == Seats(count=1, imports=("transformers",), keep_alive_s=120)
 
 
@@ -111,16 +105,13 @@ def test_a_mistake_in_seats_is_named(seats: Any, says: str):
 def test_on_and_off_are_words_in_yaml_too(text: str):
     """YAML reads a bare on or off as a boolean, and documents write it bare."""
     user_config = yaml.safe_load(f"warmup: {{eager_sample: {text}}}")
-
     config = resolve(WarmupConfig(), user_config=user_config, environ={})
-
     assert config.eager_sample == "off"
 
 
 def test_an_unknown_field_is_named_with_the_known_ones():
     """A mistyped setting is an error, not a default."""
     error = problem(user_config=section(artefact="./artifacts"))
-
     assert "user_config.warmup.artefact: Extra inputs" in error.message
     assert "fields: enabled, artifact, max_level" in error.hint
 
@@ -128,7 +119,6 @@ def test_an_unknown_field_is_named_with_the_known_ones():
 def test_the_value_under_an_unknown_name_is_not_repeated():
     """The value may be a credential, and pydantic's own error repeats it."""
     error = problem(user_config=section(aws_secret_access_key="wJalrXUtnFEMI"))
-
     assert "wJalrXUtnFEMI" not in "".join(traceback.format_exception(error))
     assert error.__context__ is None
 
@@ -136,7 +126,6 @@ def test_the_value_under_an_unknown_name_is_not_repeated():
 def test_an_unknown_field_is_compared_with_the_known_ones():
     """The nearest one is asked for, whichever source the name comes from."""
     error = problem(user_config=section(artefact="./artifacts", on_mising="fail"))
-
     assert "user_config.warmup.artefact: Extra inputs are not permitted; did you mean" in str(error)
     assert "did you mean 'artifact'?" in error.message
     assert "did you mean 'on_missing'?" in error.message
@@ -150,7 +139,6 @@ def test_a_former_name_is_answered_with_the_name_of_today(former: str, name: str
     """A setting that is renamed must not be lost silently, in the environment either."""
     by_yaml = problem(user_config=section(**{former: "x"}))
     by_variable = problem(environ={f"SERVE_WARM_{former.upper()}": "x"})
-
     assert f"user_config.warmup.{former}: Extra inputs" in by_yaml.message
     assert f"SERVE_WARM_{former.upper()}: Extra inputs" in by_variable.message
     for error in (by_yaml, by_variable):
@@ -165,7 +153,6 @@ def test_a_former_name_is_answered_with_the_name_of_today(former: str, name: str
 def test_a_duration_in_words_is_told_in_seconds(name: str, text: str, seconds: str):
     """Settings have no other unit, so the error asks for the number."""
     error = problem(user_config=section(**{name: text}))
-
     expected = f"user_config.warmup.{name}: must be a number of seconds: write {seconds} (found"
     assert expected in error.message
 
@@ -184,7 +171,6 @@ def test_a_duration_in_words_is_told_in_seconds(name: str, text: str, seconds: s
 def test_an_address_of_no_store_is_refused_with_the_settings(artifact: str, message: str):
     """Without the refusal, one wrong letter would make a replica compile at each start."""
     error = problem(user_config=section(artifact=artifact))
-
     assert "user_config.warmup.artifact: " in error.message
     assert message in error.message
     assert "hush" not in error.message
@@ -194,7 +180,6 @@ def test_an_address_in_code_is_not_repeated_either():
     """Pydantic's own error would show what somebody wrote into it."""
     with pytest.raises(ValidationError, match="unknown store scheme s4") as refused:
         WarmupConfig(artifact="s4://user:hush@bucket")
-
     assert "hush" not in "".join(traceback.format_exception(refused.value)).replace(
         'artifact="s4://user:hush@bucket"', ""
     )
@@ -204,7 +189,6 @@ def test_an_address_in_code_is_not_repeated_either():
 def test_a_folder_of_any_name_is_an_address(artifact: str):
     """Only a text that looks like a misspelt URL is refused. `./` marks it as a folder."""
     config = resolve(WarmupConfig(), user_config=section(artifact=artifact), environ={})
-
     assert config.artifact == artifact
 
 
@@ -219,7 +203,6 @@ def test_all_problems_are_named_at_once_with_their_source():
         user_config=section(on_missing="wait", max_level=4),
         environ={"SERVE_WARM_DEADLINE_S": "soon"},
     )
-
     assert "user_config.warmup.on_missing: " in error.message
     assert "(found 'wait')" in error.message
     assert "user_config.warmup.max_level: " in error.message
@@ -246,14 +229,12 @@ def test_all_problems_are_named_at_once_with_their_source():
 def test_values_out_of_range_are_refused(settings: dict[Any, Any]):
     """A value that cannot be meant is an error that names its field."""
     (name,) = settings
-
     assert f"user_config.warmup.{name}: " in problem(user_config={"warmup": settings}).message
 
 
 def test_a_section_that_is_no_mapping_is_shown_as_one():
     """`warmup: true` is not a setting; the hint shows one."""
     error = problem(user_config={"warmup": True})
-
     assert "user_config.warmup must be a mapping, but it is a bool" in error.message
     assert "{warmup: {artifact: ./artifacts}}" in error.hint
 
@@ -262,9 +243,7 @@ def test_torch_is_pointed_into_one_directory(tmp_path: Path, monkeypatch: pytest
     """Compiler and Triton write below the directory, whatever torch had set before."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/var/tmp/shared")
     monkeypatch.setenv("TRITON_CACHE_DIR", "/var/tmp/shared")
-
     point_torch_caches_at(tmp_path)
-
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
     assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton")
     assert stat.S_ISDIR(tmp_path.stat().st_mode)

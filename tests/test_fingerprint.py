@@ -207,7 +207,6 @@ def test_a_process_fits_itself(here: Fingerprint) -> None:
         machine=read_machine(os.environ),
         app=read_app(os.environ, compile_arguments={"dynamic": "False"}),
     )
-
     assert here.compare(again) == ()
     assert here.key == again.key
 
@@ -219,7 +218,6 @@ def test_each_factor_alone_is_a_named_difference(
     """A change of any one factor is found, named with both values, and changes the key."""
     other, without = (changed(here, group, factor, value) for value in ("other", None))
     ours = here.to_json()[group][factor]
-
     for artifact, machine, was, now in (
         (other, here, "other", ours),
         (without, here, None, ours),
@@ -237,9 +235,7 @@ def test_machine_factors_come_first() -> None:
     """All differences are reported at once, the machine's before the app's, sorted by name."""
     artifact = Fingerprint(machine={"torch": "1", "gpu": "A"}, app={"threads": "1", "autocast": ""})
     other = Fingerprint(machine={"torch": "2", "gpu": "B"}, app={"threads": "2", "autocast": "x"})
-
     mismatches = artifact.compare(other)
-
     assert [mismatch.factor for mismatch in mismatches] == ["gpu", "torch", "autocast", "threads"]
 
 
@@ -249,7 +245,6 @@ def test_what_an_artifact_does_not_need_is_no_difference(here: str) -> None:
     libraries = Fingerprint(machine={"compiler": "not needed"}, app={})
     kernels = Fingerprint(machine={"compiler": "g++ 13.1.0"}, app={})
     machine = Fingerprint(machine={"compiler": here}, app={})
-
     assert libraries.compare(machine) == ()
     assert [mismatch.factor for mismatch in kernels.compare(machine)] == ["compiler"]
 
@@ -287,9 +282,7 @@ def test_a_gpu_that_torch_cannot_use_is_not_none(
 ) -> None:
     """With a driver that is too old, nothing fits, and the reason is reported."""
     cuda_without_devices(TOO_OLD)
-
     machine = read_machine(os.environ)
-
     assert machine["gpu"] == "unknown"
     assert why_no_gpu(os.environ).endswith(
         " (CUDA 13.0) cannot use this machine's GPU, so no artifact fits: "
@@ -307,9 +300,7 @@ def test_a_machine_without_a_gpu_has_none(
 ) -> None:
     """A CUDA build of torch without a visible GPU is a normal machine."""
     cuda_without_devices(why)
-
     machine = read_machine(os.environ)
-
     assert (machine["gpu"], machine["driver"]) == ("none", "none")
     assert why_no_gpu(os.environ) == ""
 
@@ -317,9 +308,7 @@ def test_a_machine_without_a_gpu_has_none(
 def test_unknown_fits_nothing() -> None:
     """Two machines whose instruction sets could not be read are not taken for equal."""
     machine = Fingerprint(machine={"cpu_isa": "unknown"}, app={})
-
     (mismatch,) = machine.compare(machine)
-
     assert str(mismatch) == "cpu_isa: artifact unknown, here unknown"
 
 
@@ -336,7 +325,6 @@ def test_unknown_fits_nothing() -> None:
 def test_of_two_lists_only_the_difference_is_shown(artifact: str, here: str, text: str) -> None:
     """Shared instructions are not printed. Strange text from a manifest is printed."""
     mismatch = Mismatch(group="machine", factor="cpu_isa", artifact=artifact, here=here)
-
     assert str(mismatch).replace('"', "").replace("it's ", "") == f"cpu_isa: {text}"
 
 
@@ -346,7 +334,6 @@ def test_key_does_not_depend_on_order(here: Fingerprint) -> None:
     reversed_order = Fingerprint(
         machine=dict(reversed(data["machine"].items())), app=dict(reversed(data["app"].items()))
     )
-
     assert Fingerprint.from_json(data) == here
     assert Fingerprint.from_json(data).key == reversed_order.key == here.key
     assert re.fullmatch("[0-9a-f]{16}", here.key)
@@ -420,7 +407,6 @@ def without(cpuinfo: str, *names: str) -> str:
 def test_two_cpus_with_avx2_are_one_portable_machine() -> None:
     """A wider CPU, and a CPU that torch is told to use less of, fit each other's artifacts."""
     wide, narrow = portable(AVX512), portable(AVX2)
-
     assert wide.compare(narrow) == ()
     assert wide.compare(portable(AVX2, "avx2")) == wide.compare(portable(AVX512, "avx512")) == ()
     assert wide.machine["cpu_isa"] != cpu_isa(AVX2)
@@ -430,9 +416,7 @@ def test_two_cpus_with_avx2_are_one_portable_machine() -> None:
 def test_a_cpu_without_one_feature_fits_no_portable_artifact(name: str) -> None:
     """Whichever it lacks of x86-64-v3 is named, and it keeps an instruction set of its own."""
     lesser = portable(without(AVX2, name))
-
     [mismatch] = [m for m in portable(AVX512).compare(lesser) if m.factor == "cpu_isa"]
-
     assert lacking(cpu_isa(without(AVX2, name))) == (name,)
     assert f"only in the artifact {name};" in str(mismatch)
     assert lesser.machine["cpu_isa"] == cpu_isa(without(AVX2, name))
@@ -441,7 +425,6 @@ def test_a_cpu_without_one_feature_fits_no_portable_artifact(name: str) -> None:
 def test_a_portable_artifact_is_not_for_torch_without_vectors() -> None:
     """`ATEN_CPU_CAPABILITY=default` refuses to compile some graphs: it stays a factor."""
     [mismatch] = portable(AVX2).compare(portable(AVX2, "default"))
-
     assert str(mismatch) == "cpu_capability: artifact any, here default"
 
 
@@ -451,9 +434,7 @@ def test_native_and_portable_replicas_share_no_artifact() -> None:
         Fingerprint(machine=read_machine({}, cpu=cpu), app=read_app({}, cpu=cpu))
         for cpu in ("native", "portable")
     )
-
     said = [str(mismatch) for mismatch in preset.compare(native)]
-
     assert "cpu: artifact portable, here native" in said
 
 
@@ -492,9 +473,7 @@ def test_compiler_variables_are_a_sorted_factor() -> None:
         "TORCH_LOGS": "recompiles",
         "HOME": "/home/user",
     }
-
     text = fingerprint.torch_environment(environ)
-
     assert text == (
         "TORCHDYNAMO_NOT_YET_INVENTED= TORCHINDUCTOR_MAX_AUTOTUNE=1 "
         """'TORCH_COMPILE_DYNAMIC_SOURCES=L['"'"'x'"'"'], L['"'"'y'"'"']'"""
@@ -505,7 +484,6 @@ def test_two_sets_of_compile_arguments_never_read_the_same() -> None:
     """Quoting keeps values with blanks apart, so that no two settings share a fingerprint."""
     one = read_app({}, compile_arguments={"mode": "default dynamic=False"})
     two = read_app({}, compile_arguments={"mode": "default", "dynamic": "False"})
-
     assert one["compile_arguments"] == "'mode=default dynamic=False'"
     assert two["compile_arguments"] == "dynamic=False mode=default"
     assert read_app({})["compile_arguments"] == "none"
@@ -547,7 +525,6 @@ def test_matmul_precision_is_read_after_mixed_setters() -> None:
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     with pytest.raises(RuntimeError, match="mix of the legacy and new"):
         torch.get_float32_matmul_precision()
-
     assert read_app({})["matmul_precision"].startswith("cuda=tf32 cpu=ieee ")
 
 
@@ -589,9 +566,7 @@ def test_kernel_paths_are_those_on_the_compiler_command_line() -> None:
     command = CppBuilder(name="o", sources="i", BuildOption=options).get_command_line()
     machine = read_machine(os.environ)
     directories = {word[2:] for word in command.split() if word.startswith(("-I/", "-L/"))}
-
     covered = (machine["python_include"], machine["python_lib"], machine["torch_install"])
-
     assert {path for path in directories if path.startswith(covered)} == directories
     for prefix in covered:
         assert any(path.startswith(prefix) for path in directories)
@@ -630,7 +605,6 @@ def test_the_current_device_is_the_one_that_is_read(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(devices))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", devices.__getitem__)
-
     assert (
         read_machine(os.environ)["gpu"]
         == "B sm_90 132 SMs 80 GiB as cuda:2, beside A sm_80 132 SMs 80 GiB"
@@ -650,7 +624,6 @@ def test_a_rank_is_a_factor_of_its_own() -> None:
             in_groups.append(read_app(os.environ))
         finally:
             torch.distributed.destroy_process_group()
-
     assert in_groups == [alone, {**alone, "rank": "1 of 2"}, {**alone, "rank": "2 of 4"}]
     assert "rank" not in alone
 
@@ -667,7 +640,6 @@ def test_a_part_of_a_device_is_another_device() -> None:
     part = SimpleNamespace(
         **{**vars(whole), "multi_processor_count": 16, "total_memory": 18_790_481_920}
     )
-
     assert fingerprint._device(whole) == "NVIDIA H200 sm_90 132 SMs 140 GiB"
     assert fingerprint._device(part) == "NVIDIA H200 sm_90 16 SMs 18 GiB"
 
@@ -675,5 +647,4 @@ def test_a_part_of_a_device_is_another_device() -> None:
 def test_importing_the_module_imports_no_torch() -> None:
     """Inspecting an artifact on a laptop needs no torch."""
     program = "import serve_warm.fingerprint, sys; sys.exit('torch' in sys.modules)"
-
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

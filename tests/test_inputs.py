@@ -46,7 +46,6 @@ def refusal(action: Callable[[], Any]) -> InputError:
 def test_fit_returns_the_smallest_bucket_that_holds_the_size():
     """Each axis by itself, and a size that is a bucket is its own."""
     buckets = Buckets(batch=[8, 1, 4], length=[16, 64])
-
     assert buckets.fit(batch=2, length=64) == {"batch": 4, "length": 64}
     assert buckets.fit(batch=8) == {"batch": 8}
     assert buckets.fit(length=1) == {"length": 16}
@@ -56,16 +55,13 @@ def test_fit_never_returns_a_size_that_is_not_compiled():
     """The handler pads to sizes of the grid, because both use the same object."""
     buckets = Buckets(batch=[1, 3, 8], length=[5, 7])
     points = buckets.grid()
-
     fitted = [buckets.fit(batch=b, length=n) for b in range(1, 9) for n in range(1, 8)]
-
     assert all(point in points for point in fitted)
 
 
 def test_fit_over_the_top_is_an_error_that_says_what_to_do():
     """A request that no bucket holds is not silently padded to a new shape."""
     error = refusal(lambda: Buckets(length=[16, 64]).fit(length=65))
-
     assert str(error) == (
         "length=65 is larger than the largest bucket of Buckets(length=[16, 64])\n"
         "hint: truncate or split the request, or add a bucket to 'length'"
@@ -76,9 +72,7 @@ def test_fit_over_the_top_is_an_error_that_says_what_to_do():
 def test_the_grid_is_every_combination_largest_first():
     """The product of the sizes never grows along the grid, and no combination is missing."""
     buckets = Buckets(batch=[1, 2, 8], length=[16, 128], width=[3])
-
     points = buckets.grid()
-
     volumes = [p["batch"] * p["length"] * p["width"] for p in points]
     assert volumes == sorted(volumes, reverse=True)
     assert {(p["batch"], p["length"], p["width"]) for p in points} == {
@@ -93,7 +87,6 @@ def test_the_grid_is_every_combination_largest_first():
 def test_sizes_that_are_none_are_refused(sizes: Any):
     """An axis has at least one whole number, and none below 1; the hint shows the form."""
     error = refusal(lambda: Buckets(batch=sizes))
-
     assert str(error).startswith(f"Buckets axis 'batch' has sizes {sizes!r}\n")
     assert "Buckets(batch=[1, 8])" in error.hint
 
@@ -106,7 +99,6 @@ def test_buckets_without_an_axis_are_refused():
 def test_an_unknown_axis_is_named():
     """A mistyped axis is an error in the handler, not an unpadded tensor."""
     error = refusal(lambda: Buckets(batch=[1]).fit(bach=1))
-
     assert "no axis 'bach' in Buckets(batch=[1])\nhint: " in str(error)
 
 
@@ -143,7 +135,6 @@ def test_an_input_that_cannot_be_replayed_is_refused(
 ):
     """Mistakes are found where the input is written, with what to write instead."""
     error = refusal(lambda: Input(**options))
-
     assert message in error.message
     assert hint in error.hint
 
@@ -154,7 +145,6 @@ def test_an_input_that_cannot_be_replayed_is_refused(
 def test_a_method_gets_a_tensor_for_each_required_argument():
     """Without fields, each required argument gets int64 ones over all axes."""
     inputs = shape_grid(EMBEDDER.embed, Buckets(batch=[1, 2], length=[4]))
-
     assert [item.name for item in inputs[::2]] == [
         "embed batch=2 length=4",
         "embed batch=1 length=4",
@@ -167,9 +157,7 @@ def test_a_method_gets_a_tensor_for_each_required_argument():
 def test_masks_have_a_second_input_with_padding():
     """Eager code takes a shorter way for a mask of ones, and traffic has padding."""
     buckets = Buckets(batch=[1, 3], length=[1, 5])
-
     inputs = {item.name: item.kwargs for item in shape_grid(EMBEDDER.embed, buckets)}
-
     assert [name for name in inputs if "padded" in name] == [
         "embed batch=3 length=5 padded",
         "embed batch=1 length=5 padded",
@@ -192,7 +180,6 @@ def test_masks_have_a_second_input_with_padding():
 )
 def test_only_masks_of_ones_are_padded(name: str, field: Field, varied: bool):
     inputs = shape_grid("embed", Buckets(n=[4]), fields={name: field})
-
     assert len(inputs) == 1 + varied
 
 
@@ -233,9 +220,7 @@ def test_making_values_leaves_the_global_generator_alone():
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-
     shape_grid("embed", Buckets(n=[4]), fields={"x": Field(axes=("n",), high=9)})
-
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -258,10 +243,8 @@ def test_make_is_called_with_the_sizes_of_each_point():
 def test_the_concurrency_axis_is_a_number_of_calls():
     """This axis makes concurrent calls, is not a dimension, and is not passed to `make`."""
     buckets = Buckets(batch=[1, 4], length=[16])
-
     made = shape_grid("embed", buckets, concurrency="batch", make=lambda length: {"n": length})
     tensors = shape_grid(EMBEDDER.embed, buckets, concurrency="batch")[::2]
-
     assert [(item.concurrency, item.kwargs) for item in made] == [(4, {"n": 16}), (1, {"n": 16})]
     assert [tuple(item.kwargs["ids"].shape) for item in tensors] == [(16,), (16,)]
     assert made[0].name == "embed batch=4 length=16"
@@ -270,17 +253,14 @@ def test_the_concurrency_axis_is_a_number_of_calls():
 def test_a_model_id_is_on_every_input():
     """Multiplexed models are warmed one grid each."""
     inputs = shape_grid(EMBEDDER.embed, Buckets(batch=[1, 2]), model_id="fr")[1:]
-
     assert [item.model_id for item in inputs] == ["fr", "fr"]
 
 
 def test_a_grid_over_its_budget_is_an_error_and_not_cut():
     """Too many inputs are said with both numbers; at the budget itself they are made."""
     buckets = Buckets(batch=range(1, 13), length=range(1, 12))
-
     error = refusal(lambda: shape_grid(EMBEDDER.embed, buckets))
     inputs = shape_grid("embed", buckets, budget=132, fields={"ids": Field(axes=("batch",))})
-
     assert "makes 132 inputs, but the budget is 128" in error.message
     assert "fewer buckets, or raise budget=" in error.hint
     assert len(inputs) == 132
@@ -334,7 +314,6 @@ def test_a_grid_that_cannot_be_made_says_why(
 ):
     """Every mistake has a message with the found value and a hint."""
     error = refusal(lambda: shape_grid(target, Buckets(batch=[1]), **options))
-
     assert message in error.message
     assert hint in error.hint
 
@@ -342,7 +321,6 @@ def test_a_grid_that_cannot_be_made_says_why(
 def test_a_range_that_is_none_is_refused():
     """The two ends of a field's values are given in order."""
     error = refusal(lambda: Field(axes=("batch",), low=2, high=1))
-
     assert "low=2 above high=1" in error.message
     assert error.hint
 
@@ -356,7 +334,6 @@ def test_declared_inputs_are_replayed_largest_first():
         Input(target="embed", name=name, size=size)
         for name, size in [("a", 1), ("b", 9), ("c", 0), ("d", 9)]
     ]
-
     assert [item.name for item in sort_by_size(iter(inputs), of="Embedder")] == ["b", "d", "a", "c"]
     assert sort_by_size(inputs[0], of="Embedder") == [inputs[0]]
 
@@ -364,9 +341,7 @@ def test_declared_inputs_are_replayed_largest_first():
 def test_names_become_unique():
     """Reports and results are by name; a made one never takes a name that was given."""
     names = ["a", "a", "a #2", "a", "b"]
-
     inputs = sort_by_size([Input(target="embed", name=name) for name in names], of="Embedder")
-
     assert [item.name for item in inputs] == ["a", "a #3", "a #2", "a #4", "b"]
 
 
@@ -386,7 +361,6 @@ def test_names_become_unique():
 def test_declarations_that_are_none_are_refused(declared: Any, message: str, hint: str):
     """The error names the class that returned it, and the allowed return values."""
     error = refusal(lambda: sort_by_size(declared, of="Embedder"))
-
     assert message in error.message
     assert hint in error.hint
 
@@ -417,7 +391,6 @@ def test_a_signature_names_what_compiled_code_depends_on():
         secret="do not log",
         nothing=None,
     )
-
     assert text == (
         "ids=int64[2, 3], score=float32[scalar], array=float32[4], "
         "flag=True, number=3, ratio=0.5, secret=str[10]"
@@ -427,7 +400,6 @@ def test_a_signature_names_what_compiled_code_depends_on():
 def test_containers_are_entered_by_path():
     """Lists, tuples and mappings, up to three levels deep and no deeper."""
     batch = {"inputs": [torch.ones(1), {"mask": torch.ones(2)}], "sizes": (1, 2)}
-
     assert signature(batch=batch) == (
         "batch.inputs[0]=float32[1], batch.sizes[0]=1, batch.sizes[1]=2"
     )
@@ -437,7 +409,6 @@ def test_containers_are_entered_by_path():
 def test_a_key_of_a_request_is_a_value_too():
     """A key that reads as a name stays, since paths are made of them; any other is a length."""
     batch = {"input_ids": 1, "a@b.c": 2, "n" * 41: 3, 7: 4, ("a@b.c",): 5}
-
     assert signature(batch=batch) == (
         "batch.input_ids=1, batch.str[5]=2, batch.str[41]=3, batch.7=4, batch.tuple=5"
     )
@@ -457,7 +428,6 @@ def test_a_key_of_a_request_is_a_value_too():
 def test_a_signature_is_of_bounded_length(values: dict[str, Any]):
     """Whatever a request brings, a log line and a state file have room for it."""
     found = InputSignature.of(values)
-
     assert 0 < len(str(found)) <= 1000
     assert len(found.entries) <= 64
 
@@ -481,7 +451,6 @@ def test_tensors_without_shape_or_strides_have_a_signature():
     """Nested and sparse tensors raise when they are asked; a request must not notice."""
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     sparse = torch.eye(2).to_sparse_csr()
-
     assert signature(x=nested, y=sparse) == "x=float32[nested], y=float32[sparse_csr]"
 
 
@@ -499,7 +468,6 @@ def test_signatures_compare_by_content():
     """Equal metadata is one signature, whatever the values; another dtype is another."""
     first, same = (InputSignature.of({"x": torch.rand(2)}) for _ in range(2))
     other = InputSignature.of({"x": torch.rand(2).double()})
-
     assert first == same
     assert len({first, same, other}) == 2
 
@@ -513,9 +481,7 @@ def test_sizes_of_batches_that_nobody_declared():
         *(Input(target="embed", name=f"embed {n}", concurrency=n, size=n) for n in (8, 4, 2, 1)),
         Input(target="stream"),
     ]
-
     missing = missing_batches(declared, largest=5)
-
     assert [(item.target, item.concurrency) for item in missing] == [("embed", 3), ("embed", 5)]
     assert [item.name for item in missing] == [
         "embed as a batch of 3",
@@ -569,7 +535,6 @@ def test_sizes_of_batches_that_nobody_declared():
 def test_a_compile_in_traffic_suggests_an_input(declared: Any, given: Any, pasted: str):
     """The suggestion is Python code, with `...` for unknown values."""
     text = suggest_input(declared, function="forward (app.py:7)", **given)
-
     assert text == pasted
     names = {"Input": Input, "torch": torch}
     assert eval(text, names).target == eval(pasted, names).target

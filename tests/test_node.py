@@ -141,9 +141,7 @@ HOSTILE = "\ud800\u2028\"'\\" * 500_000
 def test_no_text_makes_a_warm_replica_unready(tmp_path: Path, texts: dict[str, object]):
     """A state is never larger than readers accept, and keeps what readiness needs."""
     facts = {"stage": "READY", "loop_boot_s": boot_s(), "inputs_done": 3, "inputs_expected": 3}
-
     state_file(tmp_path / "state").write({**facts, **texts})
-
     (replica,) = look(tmp_path / "state")
     assert (replica.condition, replica.why) == ("warm", "")
     assert warmth([replica], Policy())[0] == []
@@ -156,9 +154,7 @@ def test_replicas_have_a_file_each(tmp_path: Path):
     names = ["Embedder#1", "Embedder/../../etc", "Embedder 1", ".."]
     for name in names:
         state_file(tmp_path / "state", name).write({})
-
     states = list(read_states(tmp_path / "state"))
-
     assert sorted(state["replica"] for state in states) == sorted(names)
     assert len(list((tmp_path / "state").glob("*.json"))) == len(names)
     assert len(list((tmp_path / "state").iterdir())) == 2 * len(names)
@@ -168,9 +164,7 @@ def test_replicas_have_a_file_each(tmp_path: Path):
 def test_directories_are_made_private(tmp_path: Path):
     """This applies to the directory and its parent, if both are missing."""
     directory = tmp_path / "serve_warm-0" / "state"
-
     state_file(directory)
-
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (directory, directory.parent)}
     assert modes == {0o700}
 
@@ -211,12 +205,10 @@ def test_a_directory_that_others_prepared_is_refused(tmp_path: Path, poison):
     directory = tmp_path / "above" / "serve_warm-0" / "state"
     directory.parent.parent.mkdir()
     poison(directory)
-
     with pytest.raises(PermissionError, match="is not a private directory of uid"):
         state_file(directory)
     with pytest.raises(PermissionError, match="is not a private directory of uid") as caught:
         list(read_states(directory))
-
     assert "to fix it: " in caught.value.strerror
 
 
@@ -228,7 +220,6 @@ def test_states_of_another_user_are_not_read(tmp_path: Path):
     if os.geteuid() != 0:
         pytest.skip("only root can give a directory away")
     os.chown(directory, 65534, 65534)
-
     with pytest.raises(PermissionError, match="belongs to user id 65534"):
         list(read_states(directory))
     with pytest.raises(PermissionError, match="is not a private directory"):
@@ -240,9 +231,7 @@ def test_a_directory_may_lie_in_tmp(tmp_path: Path):
     shared = tmp_path / "tmp"
     shared.mkdir()
     shared.chmod(0o1777)
-
     state_file(shared / "state").write({"stage": "READY"})
-
     assert [state["stage"] for state in read_states(shared / "state")] == ["READY"]
 
 
@@ -339,9 +328,7 @@ def test_a_killed_replica_is_dead_at_once(tmp_path: Path, process):
     process(directory, "alive").write(stage="READY")
     killed = process(directory, "killed").write(stage="READY")
     before = conditions(directory)
-
     killed.kill()
-
     assert before == {"alive": "warm", "killed": "warm"}
     assert conditions(directory) == {"alive": "warm", "killed": "dead"}
     assert [state["replica"] for state in read_states(directory)] == ["alive"]
@@ -353,9 +340,7 @@ def test_children_do_not_keep_a_dead_replica_alive(tmp_path: Path, process):
     directory = tmp_path / "state"
     parent = process(directory, "parent").write(stage="READY").write(fork=True)
     before = conditions(directory)
-
     parent.kill()
-
     assert before == {"parent": "warm"}
     assert conditions(directory) == {"parent": "dead"}
 
@@ -369,7 +354,6 @@ def test_process_ids_do_not_matter(tmp_path: Path):
         path.write_text(json.dumps({**json.loads(path.read_text()), "pid": pid}))
         if replica == "dead":
             file.close()
-
     assert conditions(tmp_path / "state") == {"alive": "warm", "dead": "dead"}
 
 
@@ -400,9 +384,7 @@ def test_readers_do_not_keep_a_replica_from_its_lock(tmp_path: Path, readers: in
 def test_a_replica_that_has_only_begun_is_seen(tmp_path: Path):
     """Between its lock and its first state it is there, by name, and not warm."""
     state_file(tmp_path / "state")
-
     (replica,) = look(tmp_path / "state")
-
     assert replica.names == ("app", "Embedder", "Embedder#1")
     assert (replica.condition, replica.state) == ("warming", None)
     assert 0.0 <= boot_s() - replica.began_s < 60.0
@@ -412,10 +394,8 @@ def test_a_replica_that_has_only_begun_is_seen(tmp_path: Path):
 def test_a_replica_without_heartbeat_is_stale(tmp_path: Path, clock: Clock, ahead_s, condition):
     """Half a minute after the last one, though its process is there."""
     state_file(tmp_path / "state").write({"stage": "READY"})
-
     clock.move_on(ahead_s)
     (replica,) = look(tmp_path / "state")
-
     assert replica.condition == condition
     assert replica.why == ("" if condition == "warm" else replica.why)
     assert "no heartbeat for 3" in replica.why or condition == "warm"
@@ -426,9 +406,7 @@ def test_a_replica_whose_loop_is_blocked_is_stale(tmp_path: Path, blocked_s: flo
     """Its heartbeat continues, but it answers no request."""
     loop_ran_s = node.boot_s() - blocked_s
     state_file(tmp_path / "state").write({"stage": "READY", "loop_boot_s": loop_ran_s})
-
     (replica,) = look(tmp_path / "state")
-
     assert replica.condition == condition
     assert ("event loop has not run for 31 s" in replica.why) == (condition == "stale")
 
@@ -436,7 +414,6 @@ def test_a_replica_whose_loop_is_blocked_is_stale(tmp_path: Path, blocked_s: flo
 def test_a_loop_that_compiles_before_ready_is_no_trouble(tmp_path: Path):
     """Until then nobody is to be served: it is warming, and says how far."""
     state_file(tmp_path / "state").write({"stage": "REPLAYING", "loop_boot_s": 1.0})
-
     assert conditions(tmp_path / "state") == {"Embedder#1": "warming"}
 
 
@@ -446,7 +423,6 @@ def test_a_state_that_cannot_be_written_says_nothing_of_the_loop(tmp_path: Path,
     file.write({"stage": "READY", "loop_boot_s": node.boot_s()})
     clock.move_on(3600.0)
     os.pwrite(file._lock, node.heartbeat_text(boot_s()), 0)
-
     assert conditions(tmp_path / "state") == {"Embedder#1": "warm"}
 
 
@@ -480,11 +456,9 @@ def test_a_file_that_is_no_state_is_not_warm(tmp_path: Path, content: bytes):
     """Half a file or an odd one does not hide the others, and does not make a node ready."""
     state_file(tmp_path / "state").write({"stage": "READY"})
     (tmp_path / "state" / "z.json").write_bytes(content)
-
     with held(tmp_path / "state" / "z.lock"):
         found = look(tmp_path / "state")
         states = list(read_states(tmp_path / "state"))
-
     assert [replica.condition for replica in found] == ["warm", "unreadable"]
     assert [state["replica"] for state in states] == ["Embedder#1"]
     assert "z.json " in warmth(found, Policy())[0][0]
@@ -522,7 +496,6 @@ def test_bytes_that_are_no_text_are_no_json():
 def test_a_record_is_made_of_its_fields():
     """Only the fields count. A replaced record is another record."""
     made = Policy("min", 2, latch="off")
-
     assert made == Policy(expect="min", at_least=2, deployments=(), latch="off")
     assert made._replace(at_least=3) == Policy("min", 3, (), "off")
     assert made.at_least == 2
@@ -539,7 +512,6 @@ STAGES = [None, 7, "", "ready", "READYISH", ["READY"], {"READY": 1}]
 def test_only_ready_is_warm(tmp_path: Path, stage: object):
     """No other word for a stage is taken for it, and none breaks the reader."""
     state_file(tmp_path / "state").write({"stage": stage})
-
     assert conditions(tmp_path / "state") == {"Embedder#1": "warming"}
 
 
@@ -587,7 +559,6 @@ def test_a_replica_goes_on_when_its_files_are_removed(tmp_path: Path):
         with contextlib.suppress(FileNotFoundError):
             file.write({"stage": "READY"})
         file.write({"stage": "READY"})
-
         assert conditions(tmp_path / "state") == {"Embedder#1": "warm"}
 
 
@@ -613,11 +584,9 @@ def test_a_full_directory_keeps_the_heartbeat(small: Path):
     with contextlib.suppress(OSError), (small / "filler").open("wb", buffering=0) as filler:
         while True:
             filler.write(b"x" * 4096)
-
     with pytest.raises(OSError, match="No space left") as caught:
         file.write({"stage": "READY"})
     (second,) = look(small)
-
     assert caught.value.errno == errno.ENOSPC
     assert second.condition == "warm"
     assert second.heartbeat_s > first.heartbeat_s
@@ -658,7 +627,6 @@ def test_a_read_only_directory_is_said_once(small: Path, caplog: pytest.LogCaptu
     wait_until("it says so", lambda: "can write its state again" in caplog.text)
     after = conditions(small)
     beat.stop()
-
     assert said == 1
     assert (meanwhile, after) == ({}, {"Embedder#1": "warm"})
 
@@ -680,11 +648,9 @@ def test_a_heartbeat_goes_on_without_changes(tmp_path: Path):
     """By itself, from the first moment on, until it is stopped; then the replica is dead."""
     turns: list[int] = []
     beat = heartbeat(tmp_path / "state", lambda: turns.append(1) or {"stage": "READY"})
-
     wait_until("it goes on", lambda: len(turns) > 5)
     alive = conditions(tmp_path / "state")
     beat.stop()
-
     assert alive == {"Embedder#1": "warm"}
     assert conditions(tmp_path / "state") == {"Embedder#1": "dead"}
 
@@ -714,11 +680,9 @@ def test_a_heartbeat_survives_whatever_a_report_raises(tmp_path: Path, caplog):
 def test_a_folder_that_cannot_be_written_is_named_with_what_to_do(tmp_path: Path, caplog):
     """The message has the folder, the system's error, the effect, and the setting to change."""
     (tmp_path / "file").touch()
-
     beat = heartbeat(tmp_path / "file" / "state", lambda: {"stage": "READY"})
     wait_until("it is said", lambda: "cannot write" in caplog.text)
     beat.stop()
-
     (record,) = caplog.records
     assert record.message == (
         f"cannot write this replica's state to {tmp_path / 'file' / 'state'}: Not a directory. "
@@ -732,11 +696,9 @@ def test_a_refused_directory_keeps_no_replica_from_starting(tmp_path: Path, capl
     """It is said, with what to do, by the thread: nobody waits for it and nothing raises."""
     (tmp_path / "state").mkdir()
     (tmp_path / "state").chmod(0o777)
-
     beat = heartbeat(tmp_path / "state", lambda: {"stage": "READY"})
     wait_until("it is said", lambda: "is not a private directory" in caplog.text)
     beat.stop()
-
     assert "chmod go-w" in caplog.text
     assert "cannot write this replica's state: " in caplog.text
     assert caplog.text.count("SERVE_WARM_STATE_DIR") == 1
@@ -752,9 +714,7 @@ def test_what_dead_replicas_left_is_swept_by_a_later_start(tmp_path: Path):
     left = tmp_path / "state" / "half.4711.tmp"
     left.touch()
     os.utime(left, (0, 0))
-
     state_file(tmp_path / "state", "later").write({"stage": "READY"})
-
     assert conditions(tmp_path / "state") == {"later": "warm", "new": "dead"}
     assert len(list((tmp_path / "state").iterdir())) == 4
 
@@ -765,9 +725,7 @@ def test_a_living_replica_is_never_swept(tmp_path: Path):
     alive.write({"stage": "READY"})
     for path in (tmp_path / "state").iterdir():
         os.utime(path, (0, 0))
-
     state_file(tmp_path / "state", "later").write({"stage": "READY"})
-
     assert conditions(tmp_path / "state") == {"alive": "warm", "later": "warm"}
 
 
@@ -787,7 +745,6 @@ def test_the_default_directory_is_where_replicas_write(monkeypatch: pytest.Monke
     for mode in (0o1777, 0o777):
         temporary.chmod(mode)
         found.append((default_directory(), str(_private_folders.state_folder())))
-
     assert [mine for mine, _ in found] == [theirs for _, theirs in found]
     assert found[0] != found[1]
 
@@ -795,7 +752,6 @@ def test_the_default_directory_is_where_replicas_write(monkeypatch: pytest.Monke
 def test_the_environment_says_where_before_all_else(monkeypatch: pytest.MonkeyPatch):
     """The same holds for replicas."""
     monkeypatch.setenv("SERVE_WARM_STATE_DIR", "/run/warm/state")
-
     assert default_directory() == "/run/warm/state"
 
 
@@ -879,7 +835,6 @@ OTHER = replica("o", "warm", began=0, ready=11, of="Other")
 def test_policies(policy: Policy, replicas: list[Replica], ready: bool, excused: str):
     """Which replicas count, and when the node is warm."""
     reasons, without = warmth(replicas, policy)
-
     assert (not reasons) == ready
     assert "".join(r.stem for r in without) == excused
 
@@ -904,9 +859,7 @@ def test_a_flush_writes_what_is_so_now(tmp_path: Path) -> None:
     )
     beat.flush(60.0)
     said = {"stage": "FAILED"}
-
     in_time = beat.flush(60.0)
-
     (state,) = node.read_states(tmp_path / "state")
     beat.stop()
     assert in_time
@@ -918,9 +871,7 @@ def test_a_late_replica_says_so_before_it_is_ready(tmp_path: Path) -> None:
     names = {"application": "a", "deployment": "d", "replica": "r"}
     file = StateFile(tmp_path / "state", **names)
     file.write({"stage": "REPLAYING", "verdict": "late", "inputs_done": 0, "inputs_expected": 1})
-
     (replica,) = node.look(tmp_path / "state")
     file.close()
-
     assert replica.condition == "warming"
     assert replica.why.endswith("0/1 inputs, late: its deadline has passed")

@@ -77,7 +77,6 @@ def samples(families: Iterable[Metric]) -> dict[str, float]:
 def test_openmetrics_is_for_those_who_ask(page, accept: str, kind: str) -> None:
     """Prometheus asks for it, and a browser does not."""
     found, body = page(accept)
-
     assert found == kind
     assert body.endswith("\n# EOF\n") == (kind == OPENMETRICS)
 
@@ -87,10 +86,8 @@ def test_both_formats_have_the_same_samples(page, replica: Callable[..., StateFi
     replica(Report())
     page()
     replica(FULL)
-
     old = samples(plain(page()[1]))
     new = samples(openmetrics(page(NEW)[1]))
-
     assert new == old
     assert any("_bucket" in name for name in new)
     assert any("_total" in name for name in new)
@@ -109,7 +106,5 @@ def test_names_of_replicas_do_not_clash(
     counter = {**GAUGE, "kind": "counter", "samples": [[[], 3.0]]}
     gauge = {**GAUGE, "name": f"serve_warm_odd{suffix}", "samples": [[[], 1.0]]}
     replica(Report(), metrics=[counter, gauge] if first else [gauge, counter])
-
     found = samples(openmetrics(page(NEW)[1]))
-
     assert [value for name, value in found.items() if "serve_warm_odd_total" in name] == [3.0]

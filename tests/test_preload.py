@@ -94,10 +94,8 @@ def test_modes_that_an_import_set_are_on_the_thread_that_serves(process: Any, mo
         {"imports": [name], "seat": False, **on_rays},
         {"imports": [name], **on_rays},
     ]
-
     with ThreadPoolExecutor(2) as pool:
         plain, seat = pool.map(lambda question: process(**question), questions)
-
     assert seat["use"]["miss"] == ""
     assert plain["facts"]["modes"][0] == "meta"
     assert plain["facts"]["modes"][-1] == 0.0
@@ -109,7 +107,6 @@ def test_modes_that_an_import_set_are_on_the_thread_that_serves(process: Any, mo
 def test_a_seat_of_level_3_has_no_compiler(process: Any):
     """Its imports do not bring Dynamo, which would cost a second and 100 MB."""
     answer = process(imports=list(IMPORTS))
-
     assert answer["use"]["hit"]
     assert not answer["compiler"]
     assert answer["frozen"] > 100_000  # Serve's own collection has little left to do
@@ -129,9 +126,7 @@ def test_no_garbage_is_collected_during_imports(process: Any, own: str):
         "    cycle.append(cycle)\n"
         f"assert not phases, phases\ngc.callbacks.pop()\n{own}\n",
     )
-
     seat = process(imports=[name])
-
     enabled, thresholds = seat["collection_then"]
     assert seat["use"]["hit"], seat["use"]
     assert enabled is (own != "gc.disable()")
@@ -143,9 +138,7 @@ def test_no_garbage_is_collected_during_imports(process: Any, own: str):
 def test_threads_that_an_app_set_in_its_own_import_of_torch_are_noticed(process: Any, ticket: str):
     """The app's module comes first, and imports torch itself."""
     name = process.module("app_sets_threads", "import torch\ntorch.set_num_threads(3)\n")
-
     answer = process(imports=[name, "torch"], omp="1", omp_of_ticket=ticket, facts=True)
-
     assert answer["use"]["miss"] == ("" if ticket == "1" else "threads")
     assert answer["facts"]["fingerprint"]["app"]["threads"] == "3"
 
@@ -158,7 +151,6 @@ def test_threads_of_openblas_that_cannot_be_set_are_named(process: Any):
         process(imports=[name, "torch"], omp="1", omp_of_ticket=ticket) for ticket in ("1", "2")
     ]
     has_openblas = "openblas" in answers[0]["maps"]
-
     assert [each["use"]["hit"] for each in answers] == [True, True]
     assert answers[0]["use"]["note"] == ""
     assert ("OpenBLAS keeps the thread count" in answers[1]["use"]["note"]) is has_openblas
@@ -168,9 +160,7 @@ def test_threads_of_openblas_that_cannot_be_set_are_named(process: Any):
 def test_threads_that_cannot_be_known_are_a_reason(process: Any):
     """An import set them under another thread count, which it may have computed them from."""
     name = process.module("app_sets_threads", "import torch\ntorch.set_num_threads(3)\n")
-
     answer = process(imports=["torch", name], omp="1", omp_of_ticket="2")
-
     assert answer["use"]["miss"] == "threads"
     assert "OMP_NUM_THREADS was set to 1 later" in answer["use"]["text"]
 
@@ -179,9 +169,7 @@ def test_threads_that_cannot_be_known_are_a_reason(process: Any):
 def test_an_environment_that_libraries_have_read_is_a_reason(process: Any):
     """A variable that is set after the imports cannot have its effect any more."""
     name = "HF_HUB_OFFLINE"
-
     answer = process(imports=["torch"], environ={name: "default", "OTHER": "1", "HF_TOKEN": "x"})
-
     assert answer["use"]["miss"] == "environment"
     assert f"changed after the imports of the seat: {name}. List the" in answer["use"]["note"]
 
@@ -189,7 +177,6 @@ def test_an_environment_that_libraries_have_read_is_a_reason(process: Any):
 def test_modules_that_another_deployment_did_not_list_are_named(process: Any):
     """Deployments with the same runtime_env share their seats. Other modules may import them."""
     answer = process(imports=["json"], wanted=["json", "json.decoder", "colorsys"])
-
     assert answer["missing"] == ["colorsys"]
 
 
@@ -202,9 +189,7 @@ def test_a_module_that_sets_the_folder_for_temporary_files_keeps_its_seats(
     name = process.module(
         "app_with_scratch", f"import os\nos.environ['TMPDIR'] = {str(scratch)!r}\n"
     )
-
     answer = process(imports=[name])
-
     assert answer["use"]["hit"]
     assert "/seats/" in answer["folder"]
     assert not answer["folder"].startswith(str(scratch))
@@ -216,9 +201,7 @@ def test_a_module_that_names_the_process_does_not_look_taken(process: Any):
         "sets_its_title",
         "import sys\nsys.modules['__main__'].name_process(b'my-embedder')\n",
     )
-
     named = process(imports=[name], named_idle=True, only_the_seat=True)
-
     assert named["seat_file"] == {"state": "waiting", "note": "", "is_taken": False}
 
 
@@ -231,9 +214,7 @@ def test_what_the_app_sets_before_it_imports_torch_comes_first(process: Any):
         "assert 'torch' not in sys.modules\n"
         "os.environ['TORCH_SHOW_DISPATCH_TRACE'] = '0'\nimport torch\n",
     )
-
     answer = process(imports=[name, "torch"])
-
     assert answer["use"]["hit"], answer["use"]
 
 
@@ -244,7 +225,6 @@ def test_what_the_app_sets_before_it_imports_torch_comes_first(process: Any):
 def test_a_worker_without_a_ticket_imports_nothing(process: Any):
     """A start without a seat does not wait for imports at low priority."""
     answer = process(imports=["torch"], ticket=False)
-
     assert answer["loaded"] == []
     assert answer["use"]["miss"] == "none"
     assert answer["use"]["text"] == "seat: no (none): no seat was free"
@@ -253,7 +233,6 @@ def test_a_worker_without_a_ticket_imports_nothing(process: Any):
 def test_a_seat_whose_file_cannot_be_written_is_no_hit(process: Any):
     """The worker imported nothing, and its replica reports this."""
     answer = process(imports=["colorsys"], no_file=True)
-
     assert answer["use"]["miss"] == "failed"
     assert "seat-" in answer["use"]["note"]
     assert answer["loaded"] == []
@@ -263,7 +242,6 @@ def test_a_seat_whose_file_cannot_be_written_is_no_hit(process: Any):
 def test_a_ticket_that_hangs_holds_up_no_start(process: Any):
     """As on a dead network mount. The waiting thread imports nothing later."""
     answer = process(imports=["colorsys"], fifo=True, go=True)
-
     assert answer["use"]["miss"] == "hung"
     assert answer["use"]["note"] == "looking for a ticket took more than 5 s"
     assert answer["before_replica"] == []
@@ -284,7 +262,6 @@ def test_a_ticket_that_cannot_be_read_is_ignored_and_named(
 ):
     """The worker continues as without a ticket."""
     answer = process(imports=["colorsys"], change=ticket)
-
     assert answer["use"]["miss"] == "failed"
     assert says in answer["use"]["note"]
     assert answer["loaded"] == []
@@ -302,9 +279,7 @@ def test_a_ticket_that_cannot_be_read_is_ignored_and_named(
 def test_an_import_that_fails_does_not_end_the_worker(process: Any, source: str, says: str):
     """The start imports again, and reports the error. Later modules are imported."""
     name = process.module("bad_app", source)
-
     answer = process(imports=[name, "colorsys"])
-
     assert answer["use"]["miss"] == "failed"
     assert says in answer["use"]["text"]
     assert answer["loaded"] == ["colorsys"]
@@ -315,10 +290,8 @@ def test_a_worker_with_an_import_that_hangs_ends(process: Any):
     """Its file names the modules. A second import in another thread would hang too."""
     inner = process.module("hangs_in_a_seat", "import threading\nthreading.Event().wait()\n")
     name = process.module("app_over_it", f"import {inner}\n")
-
     with pytest.raises(AssertionError):
         process(imports=[name], limit_s=0.5)
-
     (seat,) = process.tmp.glob("serve_warm-*/seats/*/seat-*")
     assert '"state": "hung"' in seat.read_text()
     assert "app_over_it, hangs_in_a_seat took more than 0 s; the worker ended" in seat.read_text()
@@ -334,9 +307,7 @@ def test_modules_of_the_drivers_folder_are_found(
     folder.mkdir()
     source = f"import os, sys\nown = os.path.dirname(__file__)\n{more}\n"
     (folder / "app_of_the_driver.py").write_text(source)
-
     answer = process(imports=["app_of_the_driver"], paths=[str(folder)])
-
     assert answer["use"]["hit"], answer["use"]
     assert answer["paths"].count(str(folder)) == left
 
@@ -366,9 +337,7 @@ def test_the_low_priority_ends_with_the_imports(process: Any, tmp_path: Path):
     note = tmp_path / "note"
     name = process.module("begins_a_thread", BEGINS_A_THREAD)
     notes = process.module("notes_its_priority", NOTES_ITS_PRIORITY)
-
     answer = process(imports=[name, "torch", notes], own_environ={"NOTE": str(note)})
-
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert answer["use"]["hit"], answer["use"]
     if os.geteuid() == 0:
@@ -379,9 +348,7 @@ def test_the_low_priority_ends_with_the_imports(process: Any, tmp_path: Path):
 def test_a_seat_that_may_not_raise_priorities_names_the_threads(process: Any):
     """As in a container without the right. The main thread has its own priority all along."""
     name = process.module("begins_a_thread", BEGINS_A_THREAD)
-
     answer = process(imports=[name], may_raise_priority=False)
-
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert answer["nice"] == [own, min(19, own + 10)]
     assert answer["use"]["hit"]
@@ -416,7 +383,6 @@ def test_a_seat_touches_no_driver(process: Any, fake_driver: dict[str, str]):
     touched = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, **fake_driver}, check=False
     )
-
     assert answer["use"]["hit"]
     assert touched.returncode == 66
 
@@ -444,9 +410,7 @@ def test_a_driver_that_is_only_loaded_is_no_reason(
     name = process.module(
         "loads_driver", f"import ctypes\ndriver = ctypes.CDLL({str(library)!r})\n{then}\n"
     )
-
     answer = process(imports=[name])
-
     assert answer["use"]["miss"] == miss
 
 
@@ -454,10 +418,8 @@ def test_a_driver_that_is_only_loaded_is_no_reason(
 def test_a_file_of_the_app_that_changed_after_its_import_is_found(process: Any):
     """The seat would serve the old code, and a plain start the new one."""
     name = process.module("edited_app", "import json\n")
-
     edited = process(imports=[name, "json"], edited=name)
     same = process(imports=[name])
-
     assert edited["stale"].endswith("/edited_app.py changed after this seat had imported it")
     assert "/edited_app.py changed after this seat had imported it" in edited["refused"]
     assert same["stale"] == ""
@@ -479,9 +441,7 @@ def test_code_that_the_next_job_has_in_another_folder_is_found(
     else:
         name = process.module("moved_app", "import json\n")
         (other / "moved_app.py").write_text("import json\n")
-
     moved = process(imports=[name], paths_of_job=[str(other)])
-
     assert moved["stale"].startswith(f"this seat imported {tmp_path / 'modules'}/moved_app")
     assert f", but a replica imports {other}/moved_app" in moved["stale"]
 
@@ -493,9 +453,7 @@ def test_modules_of_the_start_itself_are_not_stale(process: Any, tmp_path: Path)
     )
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "models_lib.py").write_text("import json\n")
-
     answer = process(imports=[name, "models_lib"], paths=[str(tmp_path / "lib")])
-
     assert answer["use"]["hit"]
     assert answer["stale"] == ""
 
@@ -510,8 +468,6 @@ def test_cuda_that_began_in_a_seat_is_a_reason(
     """CUDA never reads its variable again, so a later choice of Ray has no effect."""
     name = process.module("begins_cuda", f"import torch\ntorch.cuda._initialized = True\n{then}\n")
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-
     answer = process(imports=[name], environ=environ)
-
     assert answer["use"]["miss"] == miss
     assert answer["wrong_gpu"] is (visible is not None)

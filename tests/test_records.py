@@ -43,7 +43,6 @@ def test_text_equality_and_hash_are_those_of_a_dataclass(how: Any):
     for decorator in (record, dataclasses.dataclass):
         kind = define(decorator, **how)
         one, same, other = kind(x=1, names=("a",)), kind(x=1, names=("a",), secret="t"), kind(x=2)
-
         assert repr(one).endswith("Point(x=1, names=('a',))")
         assert one == same
         assert one != other
@@ -58,7 +57,6 @@ def test_text_equality_and_hash_are_those_of_a_dataclass(how: Any):
 def test_a_frozen_record_refuses_every_change():
     """Of a field, of an attribute that no field has, and by deletion."""
     kept = Kept(x=1)
-
     for change in (
         lambda: setattr(kept, "x", 2),
         lambda: setattr(kept, "y", 2),
@@ -72,9 +70,7 @@ def test_a_frozen_record_refuses_every_change():
 def test_records_are_copied_and_replaced_like_dataclasses():
     """By pickle, copy, `replace`, `asdict` and `fields`."""
     kept = Kept(x=1, items=[2])
-
     copies = pickle.loads(pickle.dumps(kept)), copy.deepcopy(kept), dataclasses.replace(kept)
-
     assert all(each == kept for each in copies)
     assert copies[1].items is not kept.items
     assert dataclasses.asdict(dataclasses.replace(kept, x=5)) == {"x": 5, "items": [2]}

@@ -46,7 +46,6 @@ def kinds(value: Any) -> set[type]:
 def test_json_is_plain_and_round_trips(report: Report):
     """No tuple, enum or record is left, so reading gives what was written."""
     data = report.to_json()
-
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert kinds(data) <= {dict, list, str, int, float, bool, type(None)}
 
@@ -55,7 +54,6 @@ def test_json_is_plain_and_round_trips(report: Report):
 def test_json_has_every_field(report: Report):
     """Nothing that was recorded is lost, and the form has a version."""
     data = report.to_json()
-
     fields = {f.name for f in dataclasses.fields(Report)}
     assert data.keys() == {"schema", "traced", "levels", "seconds_by_owner"} | fields
     assert data["schema"] == SCHEMA
@@ -91,7 +89,6 @@ def test_the_text_says_what_a_person_looks_for():
 def test_the_text_says_what_graphs_hold():
     """By device, with what each pool has of it; a device without graphs is there as well."""
     lines = [line for line in FULL.text().splitlines() if line.startswith("  memory: ")]
-
     assert lines == [
         (
             "  memory: 60.0 MB held on cuda:0, 80.0 MB at the peak; "
@@ -135,9 +132,7 @@ def test_the_text_of_a_clean_start_has_no_complaints():
         covered=Coverage(expected=1, proven=1),
         inputs=(InputResult(name="a", proven=True, first_s=1.0, steady_s=0.1, compiles=1),),
     )
-
     text = clean.text()
-
     assert "verdict=full_hit proven=1/1" in text
     absent = ("not proven", "degraded", "warning", "error:", "on the GPU", "memory", "tunings")
     assert not any(word in text for word in absent)
@@ -153,7 +148,6 @@ def test_the_parts_of_a_start_add_up_to_it():
         Span(name="proving", began_boot_s=13.0, seconds=1.0),
         Span(name="prefetch", began_boot_s=1.0, seconds=9.0, beside=True),
     ]
-
     assert describe(spans) == (
         " 14.0 s after its process began: process 5.0, pending 1.0, loading 4.0, "
         "torch's compiler 3.0, proving 1.0; in other threads: prefetch 9.0"
@@ -196,7 +190,6 @@ def test_a_report_tells_how_much_of_an_import_init_hid():
         Span(name="pull", began_boot_s=2.0, seconds=0.01, beside=True),
         Span(name="pending", began_boot_s=5.0, seconds=1.0),
     ]
-
     assert describe(spans).endswith(
         "pending 1.0; in other threads: torch's compiler 2.5 (2.0 during __init__)"
     )
@@ -205,9 +198,7 @@ def test_a_report_tells_how_much_of_an_import_init_hid():
 def test_a_reason_of_several_lines_stays_below_its_artifact():
     """A miss says which folder was looked into on a line of its own."""
     used = ArtifactUse(store="./artifacts", reason="nothing is there\nit is a relative path")
-
     lines = Report(artifact=used).text().splitlines()
-
     assert lines[-3:] == [
         "  artifact: ./artifacts",
         "    nothing is there",
@@ -220,7 +211,6 @@ def test_entries_of_several_objects_are_counted_in_one_way():
     one = EntryUse(callable="app.Net", call="(t0)", level=2, calls=2)
     shared = Report(entries=(one,), parity=Parity(entries=2, checked=2, results={"same": 2}))
     alone = Report(entries=(one,), parity=Parity(entries=1, checked=1, results={"same": 1}))
-
     said = "  parity: 2 of 2 entries checked, counted for each compiled object (2 same)"
     assert said in shared.text().splitlines()
     assert "  parity: 1 of 1 entries checked (1 same)" in alone.text().splitlines()
@@ -229,7 +219,6 @@ def test_entries_of_several_objects_are_counted_in_one_way():
 def test_each_clock_says_from_where_it_counts():
     """Process to READY, and the end of `__init__` to the proof: two figures, two names."""
     first, second = FULL.text().splitlines()[:2]
-
     assert "s after its process began" in first
     assert f"init_end_to_proof={FULL.to_proof_s:.2f} s" in second
 
@@ -238,9 +227,7 @@ def test_counts_are_subtracted_field_by_field():
     """The counts of a span are the counts after it minus the counts before it."""
     earlier = Counts(**{f.name: n for n, f in enumerate(dataclasses.fields(Counts))})
     later = Counts(**{f.name: 2 * n for n, f in enumerate(dataclasses.fields(Counts))})
-
     span = later - earlier
-
     assert dataclasses.astuple(span) == tuple(range(len(dataclasses.fields(Counts))))
     assert later - later == Counts()
 
@@ -264,11 +251,9 @@ def test_a_report_is_read_with_the_standard_library_alone():
         "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
         "print(sorted(new - set(sys.stdlib_module_names) - {'serve_warm'}))"
     )
-
     completed = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-
     assert completed.stdout.strip() == "[]"
 
 

@@ -123,9 +123,7 @@ def test_the_families_are_those_of_the_tables(sinks, replica):
     """Name, type and text of each, those of the server and of the table; and no other."""
     replica(FULL)
     replica(REFUSED, "r2")
-
     server = {(f.name, f.type, f.documentation) for f in sinks.server()}
-
     of_nodes = {(name, kind, text) for name, (kind, _, text) in NODE_METRICS.items()}
     of_replicas = {(m.name, m.kind, m.help) for m in metrics.METRICS}
     assert server == of_nodes | of_replicas
@@ -137,9 +135,7 @@ def test_what_the_server_adds_has_the_labels_that_are_documented(sinks, replica,
     replica(Report())
     sinks.series()
     replica(FULL)
-
     (family,) = (f for f in sinks.server() if f.name == name)
-
     found = {frozenset(sample.labels) - {"le"} for sample in family.samples}
     assert found == {frozenset(NODE_METRICS[name][1])}
 
@@ -150,9 +146,7 @@ def test_what_the_server_adds_has_the_labels_that_are_documented(sinks, replica,
 def test_histograms_are_zero_before_there_is_work(sinks, replica):
     """A bucket that is born at 1 has no increase."""
     replica(Report())
-
     found = {key: value for key, value in sinks.series().items() if "_duration_" in key[0]}
-
     assert set(found.values()) == {0.0}
     assert len(found) == len(OUTCOMES) * (len(BUCKETS) + 3)
 
@@ -161,13 +155,11 @@ def test_elapsed_time_is_of_the_scrape_and_not_of_the_state(sinks, replica):
     """It grows while a replica in a compile writes nothing, and ends with READY."""
     created_s = boot_s() - 1000.0
     replica(Report(stage=Stage.REPLAYING, created_boot_s=created_s, elapsed_s=1.0))
-
     before = boot_s() - created_s
     growing = [of(sinks.series(), "serve_warm_start_elapsed_seconds", **WHO) for _ in range(2)]
     after = boot_s() - created_s
     replica(dataclasses.replace(FULL, elapsed_s=1234.5678))
     ended = [of(sinks.series(), "serve_warm_start_elapsed_seconds", **WHO) for _ in range(2)]
-
     assert before < growing[0] < growing[1] < after
     assert ended == [1234.5678] * 2
 
@@ -252,7 +244,6 @@ def test_a_start_that_died_is_counted_once(sinks, replica, directory, clock):
     for path in directory.iterdir():
         path.unlink()
     seen.append(died(sinks))
-
     assert at_once == {}
     assert seen == [{"died": 1.0}] * 3
     labels = {**STARTS, "outcome": "died"}
@@ -264,7 +255,6 @@ def test_a_start_that_had_ended_did_not_die(sinks, replica, clock, stage):
     """An end after READY or FAILED has this outcome, and counts once."""
     replica(dataclasses.replace(FULL, stage=stage)).close()
     clock.move_on(node.STALE_S + 1)
-
     assert died(sinks) == {"partial" if stage is Stage.READY else "failed": 1.0}
 
 
@@ -273,7 +263,6 @@ def test_another_server_does_not_count_it_again(sinks, replica, directory, clock
     replica(Report()).close()
     later = Sinks(directory)
     clock.move_on(node.STALE_S + 1)
-
     assert died(sinks) == {"died": 1.0}
     assert died(later) == {}
 
@@ -334,9 +323,7 @@ TWO = [[["1", "2"], 1.0]]
 def test_a_row_that_is_none_is_left_out(sinks, replica, odd):
     """It breaks neither the scrape nor the server's own figures."""
     replica(Report(), metrics=[odd, *metrics.as_data(FULL)])
-
     found = sinks.series()
-
     assert of(found, "serve_warm_to_proof_seconds", **WHO) == 3.5
     assert "serve_warm_x" not in names(found)
     assert not any(
@@ -382,11 +369,9 @@ def test_a_ray_that_takes_no_metrics_is_said_once_and_asked_again(exports, caplo
     for count in (1, 2, 3):
         sink.changed()
         wait_until("it is refused", lambda count=count: exports.refused == count)
-
     exports.refusal = None
     sink.changed()
     wait_until("it is exported", lambda: exports.totals["serve_warm_compiles_after_ready"])
-
     said = [record.getMessage() for record in caplog.records if record.exc_info]
     assert said == ["metrics are not exported: OSError: no agent on this node"]
     assert exports.totals["serve_warm_compiles_after_ready"] == 1

@@ -83,7 +83,6 @@ def test_gaps_and_overlaps_are_noticed(pieces: list[tuple[int, bytes]]):
 def test_hashed_bytes_cannot_be_exchanged_afterwards():
     """Bytes that overwrite hashed bytes are refused: the file would differ from the digest."""
     evil = b"evil" + DATA[4:1000]
-
     with pytest.raises(StoreError, match="received more data than"):
         received([(0, DATA[:1000]), (1000, DATA[1000:]), (0, evil)])
 
@@ -106,7 +105,6 @@ def test_other_bytes_are_refused():
     """A blob with another digest is refused, and the message has both digests."""
     with tempfile.TemporaryFile() as file, pytest.raises(ArtifactRefused) as caught:
         receive(file, "0" * 64, 4, lambda sink: sink(0, b"evil"))
-
     assert caught.value.reason == "digest_mismatch"
     assert hashlib.sha256(b"evil").hexdigest()[:16] in caught.value.message
 
@@ -136,13 +134,11 @@ def test_a_file_without_a_name(good: bool):
     """The file is at offset 0 and has no name; a refused file is closed."""
     before = len([*Path("/proc/self/fd").iterdir()])
     data = DATA if good else bytes(len(DATA))
-
     try:
         with receive_unnamed(DIGEST, len(DATA), lambda sink: sink(0, data)) as file:
             found, names = file.read(), list(Path(tempfile.gettempdir()).iterdir())
     except ArtifactRefused:
         found, names = b"", []
-
     assert found == (DATA if good else b"")
     assert names == []
     assert len([*Path("/proc/self/fd").iterdir()]) == before

@@ -79,9 +79,7 @@ def test_one_deployment_can_be_described(store: MemoryStore):
     """Statements of other deployments are not read."""
     publish(store)
     other, _ = publish(store, deployment="Other")
-
     (item,) = describe(store, trusting(KEY), deployment="Other")
-
     assert item.statement == other
     assert store.read == [other]
 
@@ -89,9 +87,7 @@ def test_one_deployment_can_be_described(store: MemoryStore):
 def test_describe_works_without_any_trust(store: MemoryStore):
     """A store can be described before deciding whom to trust."""
     publish(store)
-
     (item,) = describe(store, Trust())
-
     assert (item.trusted, item.reason) == (False, "no_trust")
     assert "[[keys]]" in item.hint
     assert item.manifest is not None
@@ -105,9 +101,7 @@ def test_what_is_not_in_force_is_told(store: MemoryStore, limit: str):
         "expired": trusting(KEY, max_age_s=DAY),
         "denied": trusting(KEY, denied=frozenset({manifest.parts[0].sha256})),
     }[limit]
-
     (item,) = describe(store, trust)
-
     assert (item.trusted, item.reason) == (False, limit)
     assert item.manifest == manifest
 
@@ -144,9 +138,7 @@ def test_a_good_store_is_good(store: MemoryStore, tmp_path: Path):
     publish(store, raw={"cache": raw, "extra": b"more"})
     publish(store, raw={"cache": raw}, deployment="Other")
     before = set(Path(tempfile.gettempdir()).iterdir())
-
     checked = check(store, trusting(KEY))
-
     assert [(item.trusted, item.reason) for item in checked] == 2 * [(True, "")]
     assert sum(key.startswith("blobs/") for key in store.read) == 3
     assert set(Path(tempfile.gettempdir()).iterdir()) == before
@@ -155,18 +147,14 @@ def test_a_good_store_is_good(store: MemoryStore, tmp_path: Path):
 def test_what_could_not_be_put_in_place_is_found(store: MemoryStore):
     """A broken artifact is reported even if a trusted key signed it."""
     push(store, *build(raw={"cache": b"kernels"}), [KEY])
-
     (item,) = check(store, trusting(KEY))
-
     assert (item.trusted, item.reason) == (False, "bad_archive")
 
 
 def test_parts_of_strangers_are_not_even_downloaded(store: MemoryStore):
     """No part is unpacked before the signature is checked."""
     publish(store)
-
     (item,) = check(store, trusting(OTHER))
-
     assert (item.trusted, item.reason) == (False, "untrusted")
     assert [key for key in store.read if key.startswith("blobs/")] == []
 

@@ -65,16 +65,13 @@ def test_a_manifest_survives_its_statement():
         raw={"cache": b"kernels", "extra": b"more"},
         facts={"seconds": 12.5, "git": None, "inputs": ["a", "\u00e9"]},
     )
-
     assert Manifest.from_statement(manifest.to_statement()) == manifest
 
 
 def test_a_statement_is_in_toto_over_the_stored_bytes():
     """Other tools see every part as a subject, with the digest of the stored bytes."""
     manifest, stored = build(raw={"cache": b"kernels", "extra": b"more"})
-
     statement = json.loads(manifest.to_statement())
-
     assert statement["_type"] == "https://in-toto.io/Statement/v1"
     assert statement["predicateType"] == f"https://serve-warm.dev/artifact/v{FORMAT}"
     assert statement["subject"] == [
@@ -87,7 +84,6 @@ def test_equal_manifests_have_equal_statements():
     """The bytes do not depend on the order in which facts and factors were added."""
     one, _ = build(facts={"a": 1, "b": 2})
     two, _ = build(facts={"b": 2, "a": 1})
-
     assert one.to_statement() == two.to_statement()
 
 
@@ -95,7 +91,6 @@ def test_equal_manifests_have_equal_statements():
 def test_facts_that_are_no_json_are_not_written(fact: Any):
     """The builder gets an error for facts that a reader could not parse."""
     manifest, _ = build(facts={"fact": fact})
-
     with pytest.raises(ValueError, match="JSON"):
         manifest.to_statement()
 
@@ -122,10 +117,8 @@ def test_a_newer_format_is_told_from_a_broken_one():
         "predicateType": f"https://serve-warm.dev/artifact/v{FORMAT + 1}",
         "predicate": {"format": FORMAT + 1, "unheard": "of"},
     }
-
     with pytest.raises(ArtifactRefused, match=r"has format 2, .* reads format 1") as caught:
         Manifest.from_statement(json.dumps(newer).encode())
-
     assert caught.value.reason == "newer_format"
 
 
@@ -195,7 +188,6 @@ BAD_MEMBERS = [
 def test_a_statement_that_deviates_is_refused(path: str, value: Any):
     """Unknown, missing and wrong members are all refused; nothing is guessed or ignored."""
     forged = statement_with(path, value)
-
     assert reason_of(lambda: Manifest.from_statement(forged)) == "bad_statement"
 
 
@@ -209,7 +201,6 @@ def test_subjects_in_another_order_are_refused():
     statement = json.loads(statement_with("predicate.deployment", "x"))
     statement["subject"].reverse()
     forged = json.dumps(statement).encode()
-
     assert reason_of(lambda: Manifest.from_statement(forged)) == "bad_statement"
 
 
@@ -219,17 +210,14 @@ def test_two_parts_of_one_name_are_refused():
     for item in (*statement["subject"], *statement["predicate"]["parts"]):
         item["name"] = "cache"
     forged = json.dumps(statement).encode()
-
     with pytest.raises(ArtifactRefused, match="distinct names") as caught:
         Manifest.from_statement(forged)
-
     assert caught.value.reason == "bad_statement"
 
 
 def test_the_number_of_parts_is_bounded():
     """An artifact may have up to MAX_PARTS parts, inclusive."""
     build(raw={f"p{number}": b"" for number in range(MAX_PARTS)})
-
     with pytest.raises(ValueError, match="1 to 16 parts"):
         build(raw={f"p{number}": b"" for number in range(MAX_PARTS + 1)})
 
@@ -241,7 +229,6 @@ def test_the_number_of_parts_is_bounded():
 def test_a_part_survives_packing(raw: bytes):
     """The raw bytes are returned unchanged, whether empty, incompressible or all equal."""
     part, stored = pack_part("cache", raw)
-
     assert opened(part, stored) == raw
     assert (part.raw_bytes, part.stored_bytes) == (len(raw), len(stored))
 
@@ -251,7 +238,6 @@ def test_every_change_of_the_stored_bytes_is_noticed():
     part, stored = pack_part("cache", b"kernels" * 100)
     flipped = bytearray(stored)
     flipped[-1] ^= 1
-
     assert reason_of(lambda: check_stored(part, bytes(flipped))) == "digest_mismatch"
     assert reason_of(lambda: check_stored(part, stored[:-1])) == "truncated"
     assert reason_of(lambda: check_stored(part, stored + b"\0")) == "size_mismatch"
@@ -303,9 +289,7 @@ def test_a_bomb_is_stopped_at_the_promised_size(bombs: dict[str, bytes], kind: s
     bomb = bombs[kind]
     part = claiming(bomb, bytes(1000))
     assert len(bomb) < MIB
-
     found, peak = reason_and_peak_of(lambda: opened(part, bomb))
-
     assert found == reason
     assert peak < 4 * MIB
 
@@ -334,17 +318,14 @@ WRONG_FRAMES = {
 def test_a_frame_of_other_bytes_than_promised_is_refused(name: str):
     """The digest of the stored bytes is right; each is refused when it is unpacked."""
     stored, raw, reason = WRONG_FRAMES[name]
-
     assert reason_of(lambda: opened(claiming(stored, raw), stored)) == reason
 
 
 def test_an_open_part_is_a_file_that_nobody_else_can_open():
     """The file has no name and is at offset 0; closing it removes it."""
     part, stored = pack_part("cache", b"kernels")
-
     with open_part(part, io.BytesIO(stored)) as raw:
         status = os.fstat(raw.fileno())
-
         assert (raw.tell(), raw.read()) == (0, b"kernels")
         assert (status.st_nlink, status.st_mode & 0o077) == (0, 0)
 
@@ -414,9 +395,7 @@ def test_a_directory_survives_packing(tmp_path: Path):
     source = cache_directory(private(tmp_path / "source"))
     (source / "24" / "c244b2rga7kqcbbf2xhyb.so").chmod(0o755)
     target = private(tmp_path / "target")
-
     unpacked(pack_directory(source), target)
-
     expected = {name: data for name, (_, data) in tree(source).items() if not is_scratch(name)}
     assert {name: data for name, (_, data) in tree(target).items()} == expected
     assert "locks" not in expected
@@ -434,7 +413,6 @@ def test_packing_depends_on_names_and_contents_alone(tmp_path: Path):
             (directory / name / "file").write_bytes(name.encode())
     os.utime(two / "a" / "file", (1, 1))
     (two / "a" / "file").chmod(0o777)
-
     assert pack_directory(one) == pack_directory(two)
     (two / "a" / "file").write_bytes(b"other")
     assert pack_directory(one) != pack_directory(two)
@@ -473,7 +451,6 @@ def test_what_could_not_be_unpacked_is_not_packed(tmp_path: Path):
     ):
         directory = private(tmp_path / str(number))
         make(directory / "x")
-
         with pytest.raises(BuildFailed, match="cannot be packed"):
             pack_directory(directory)
 
@@ -547,7 +524,6 @@ def test_a_hostile_archive_is_refused_before_anything_is_written(tmp_path: Path,
     """One bad member makes the whole archive invalid, and no file is written."""
     target = private(tmp_path / "target")
     raw = tar(GOOD, *EVIL[name])
-
     assert reason_of(lambda: unpacked(raw, target)) == "bad_archive"
     assert [path.name for path in tmp_path.rglob("*")] == ["target"]
     assert reason_of(lambda: check_directory(io.BytesIO(raw))) == "bad_archive"
@@ -567,9 +543,7 @@ def tar_with_header_for_all(*, keys: int, members: int) -> bytes:
 def test_a_header_for_all_members_costs_no_memory_for_each():
     """70 kilobytes of signed bytes would become gigabytes of names; the first header is refused."""
     raw = tar_with_header_for_all(keys=50_000, members=200)
-
     reason, peak = reason_and_peak_of(lambda: check_directory(io.BytesIO(raw)))
-
     assert reason == "bad_archive"
     assert peak < 64 * MIB
 
@@ -577,9 +551,7 @@ def test_a_header_for_all_members_costs_no_memory_for_each():
 def test_long_names_cost_no_memory_for_each():
     """A name of a megabyte is refused before the next name is read."""
     raw = tar(*(member(f"{number}" + "x" * MIB) for number in range(60)))
-
     reason, peak = reason_and_peak_of(lambda: check_directory(io.BytesIO(raw)))
-
     assert reason == "bad_archive"
     assert peak < 16 * MIB
 
@@ -587,9 +559,7 @@ def test_long_names_cost_no_memory_for_each():
 def test_the_good_file_of_the_test_above_is_written_alone(tmp_path: Path):
     """Each refusal in the test above is due to the members after the good one."""
     target = private(tmp_path / "target")
-
     unpacked(tar(GOOD, FOLDER), target)
-
     assert {path.name for path in target.iterdir()} == {"a.so", "d"}
 
 
@@ -597,9 +567,7 @@ def test_checking_a_directory_accepts_what_can_be_unpacked_and_writes_nothing(tm
     """A start can install every archive that verification accepts."""
     raw = packed_cache(tmp_path / "source")
     before = sorted(tmp_path.rglob("*"))
-
     check_directory(io.BytesIO(raw))
-
     assert sorted(tmp_path.rglob("*")) == before
     assert reason_of(lambda: check_directory(io.BytesIO(raw + b"x"))) == "bad_archive"
 
@@ -613,9 +581,7 @@ def test_a_size_that_a_header_claims_is_not_acted_on(kind: bytes, size: int):
     """A huge claimed size neither allocates memory nor causes a file system error."""
     header = member("a", kind, size=size).tobuf(tarfile.GNU_FORMAT)
     raw = io.BytesIO(header + bytes(10240))
-
     reason, peak = reason_and_peak_of(lambda: check_directory(raw))
-
     assert reason == "bad_archive"
     assert peak < MIB
 
@@ -624,9 +590,7 @@ def test_a_long_header_is_not_read_into_memory():
     """A name of many megabytes is refused even if all its bytes exist."""
     header = member("a", b"L", size=64 * MIB).tobuf(tarfile.GNU_FORMAT)
     raw = io.BytesIO(header + bytes(64 * MIB) + GOOD.tobuf() + bytes(10240))
-
     reason, peak = reason_and_peak_of(lambda: check_directory(raw))
-
     assert reason == "bad_archive"
     assert peak < 4 * MIB
 
@@ -638,12 +602,10 @@ def test_the_number_of_members_is_bounded(monkeypatch: pytest.MonkeyPatch):
     empty = member("b").tobuf()
     full = archive + 49 * empty
     messages = []
-
     for raw in (full + bytes(10240), full + empty + bytes(10240)):
         with pytest.raises(ArtifactRefused) as caught:
             check_directory(io.BytesIO(raw))
         messages.append(caught.value.message)
-
     assert "appears twice" in messages[0]
     assert "more than 50 members" in messages[1]
 
@@ -680,12 +642,10 @@ def test_a_directory_that_is_not_private_is_not_unpacked_into(tmp_path: Path):
     private(tmp_path / "real")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     (tmp_path / "plain").touch()
-
     reasons = {
         name: reason_of(lambda name=name: unpacked(raw, tmp_path / name))
         for name in ("open", "used", "link", "plain")
     }
-
     assert set(reasons.values()) == {"unsafe_directory"}
     assert list((tmp_path / "real").iterdir()) == []
 
@@ -695,5 +655,4 @@ def test_a_directory_of_somebody_else_is_not_unpacked_into(tmp_path: Path):
     """A folder of another user is refused, because its owner could change the loaded files."""
     target = private(tmp_path / "target")
     os.chown(target, 12345, -1)
-
     assert reason_of(lambda: unpacked(tar(GOOD), target)) == "unsafe_directory"

@@ -87,7 +87,6 @@ def test_the_folder_is_made_private(root: Path):
     """Only the owner can enter the new folder and its new parent folders."""
     with NodeCache.open(root) as cache:
         fetched(cache, Download())
-
     for made in (root, root.parent):
         assert made.stat().st_mode & 0o7777 == 0o700
     assert [path.stat().st_mode & 0o7777 for path in root.iterdir()] == 3 * [0o600]
@@ -99,10 +98,8 @@ def test_a_folder_that_others_can_enter_is_refused(root: Path, mode: int):
     root.mkdir(parents=True)
     root.parent.chmod(0o700)
     root.chmod(mode)
-
     with pytest.raises(ArtifactRefused) as caught:
         NodeCache.open(root)
-
     assert caught.value.reason == "unsafe_directory"
     assert f"{root} is open to other users (mode {mode & 0o777:o})" in caught.value.message
     assert "set TMPDIR" in caught.value.hint
@@ -123,9 +120,7 @@ def test_only_what_is_its_own_is_removed(root: Path):
         for name in (*names_of_others, *own, record):
             (root / name).write_bytes(bytes(1000))
             set_age(root / name, 3600.0)
-
         fetched(cache, Download())
-
     left = {path.name for path in root.iterdir()}
     assert left == {*names_of_others, record, "folder.lock", DIGEST, f"{DIGEST}.lock"}
 
@@ -139,11 +134,9 @@ def test_a_folder_that_cannot_be_made_is_done_without(
     """A file in place of the folder prevents only sharing; one warning names the file."""
     (tmp_path / "file").write_bytes(b"")
     download = Download()
-
     for _ in range(2):
         with NodeCache.open(tmp_path / "file" / "blobs") as cache:
             assert [fetched(cache, download) for _ in range(2)] == [DATA, DATA]
-
     assert download.calls == 4
     (record,) = caplog.records
     assert record.levelname == "WARNING"
@@ -196,7 +189,6 @@ def test_without_a_folder_other_bytes_are_refused_too(tmp_path: Path):
         pytest.raises(ArtifactRefused) as caught,
     ):
         cache.fetch(DIGEST, len(DATA), Download(bytes(len(DATA))))
-
     assert caught.value.reason == "digest_mismatch"
 
 
@@ -207,9 +199,7 @@ def test_a_file_system_without_locks_shares_all_the_same(
     """NFS and Lustre may have no locks; without locks, a blob may be downloaded twice."""
     monkeypatch.setattr(fcntl, "flock", raising_error(number))
     download = Download()
-
     found = [fetched(cache, download) for _ in range(2)]
-
     assert (found, download.calls) == ([DATA, DATA], 1)
     assert names(root) == {DIGEST}
 
@@ -218,7 +208,6 @@ def test_a_folder_that_is_exchanged_later_is_not_used(root: Path, cache: NodeCac
     """Files are written to the folder that was checked when it was opened."""
     root.rename(root.parent / "moved")
     root.mkdir(mode=0o777)
-
     assert fetched(cache, Download()) == DATA
     assert list(root.iterdir()) == []
     assert names(root.parent / "moved") == {DIGEST}
@@ -230,9 +219,7 @@ def test_a_folder_that_is_exchanged_later_is_not_used(root: Path, cache: NodeCac
 def test_a_blob_is_downloaded_once(root: Path, cache: NodeCache):
     """The second fetch returns the blob that the first fetch stored."""
     download = Download()
-
     both = [fetched(cache, download) for _ in range(2)]
-
     assert both == [DATA, DATA]
     assert download.calls == 1
     assert names(root) == {DIGEST}
@@ -243,7 +230,6 @@ def test_a_file_outlives_its_blob(root: Path, cache: NodeCache):
     with NodeCache.open(root) as other:
         file = other.fetch(DIGEST, len(DATA), Download())
     (root / DIGEST).unlink()
-
     with file:
         assert file.read() == DATA
 
@@ -269,9 +255,7 @@ def test_a_damaged_blob_is_downloaded_again(
     download = Download()
     fetched(cache, download)
     (root / DIGEST).write_bytes(damage(DATA))
-
     assert fetched(cache, download) == DATA
-
     assert download.calls == 2
     assert (root / DIGEST).read_bytes() == DATA
     assert [record.message for record in caplog.records] == [
@@ -286,9 +270,7 @@ def test_a_link_in_the_place_of_a_blob_is_not_followed(
     (tmp_path / "elsewhere").write_bytes(DATA)
     (root / DIGEST).symlink_to(tmp_path / "elsewhere")
     download = Download()
-
     assert fetched(cache, download) == DATA
-
     assert download.calls == 1
     assert not (root / DIGEST).is_symlink()
 
@@ -319,10 +301,8 @@ def test_a_download_that_fails_leaves_nothing(root: Path, cache: NodeCache, name
     """A failed download leaves no blob, temporary or open file, and the next fetch downloads."""
     fill, kind = BROKEN[name]
     before = len([*Path("/proc/self/fd").iterdir()])
-
     with pytest.raises(kind):
         cache.fetch(DIGEST, len(DATA), fill)
-
     assert names(root) == set()
     assert len([*Path("/proc/self/fd").iterdir()]) == before
     assert fetched(cache, Download()) == DATA
@@ -374,12 +354,10 @@ def test_processes_of_a_node_share_a_download(root: Path, tmp_path: Path):
     """Eight replicas that start at once download a blob once, and each replica hashes it."""
     calls = tmp_path / "calls"
     processes = [fetcher(root, calls) for _ in range(8)]
-
     for process in processes:
         process.stdin.write("go\n")
         process.stdin.flush()
     said = [process.communicate(timeout=400)[0] for process in processes]
-
     assert said == 8 * ["True\n"]
     assert len(calls.read_text().split()) == 1
     assert names(root) == {DIGEST}
@@ -396,9 +374,7 @@ def test_a_killed_download_is_made_again_by_another(root: Path, tmp_path: Path, 
     process.communicate(timeout=400)
     (left,) = names(root)
     download = Download()
-
     found = fetched(cache, download)
-
     assert left.endswith(".tmp")
     assert (found, download.calls) == (DATA, 1)
     assert names(root) == {left, DIGEST}
@@ -416,14 +392,12 @@ def test_a_download_that_hangs_is_not_waited_for_without_end(
     download = Download()
     monotonic = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: 600 * monotonic())
-
     try:
         found = fetched(cache, download)
     finally:
         monkeypatch.undo()
         process.kill()
         process.communicate(timeout=400)
-
     assert (found, download.calls) == (DATA, 1)
 
 
@@ -438,11 +412,9 @@ def test_a_waiter_does_not_believe_what_it_waited_for(root: Path, cache: NodeCac
         with pytest.raises(futures.TimeoutError):
             waiter.result(0.3)
         assert download.calls == 0
-
         (root / DIGEST).write_bytes(bytes(len(DATA)))
         os.close(lock)
         found = waiter.result(60)
-
     assert (found, download.calls) == (DATA, 1)
 
 
@@ -475,7 +447,6 @@ def test_the_oldest_files_go_first(root: Path):
     set_age(root / left, 1.5 * 3600)
     with NodeCache.open(root, max_bytes=3500) as cache:
         fetched(cache, Download(b"5" * 1000), b"5" * 1000)
-
     assert names(root) == {left, *digests[3:], digest_of(b"5" * 1000)}
     assert len([*root.glob("*.lock")]) == 4
 
@@ -485,7 +456,6 @@ def test_a_blob_that_is_there_removes_nothing(root: Path):
     digests = filled(root, 3)
     with NodeCache.open(root, max_bytes=10) as cache:
         fetched(cache, download := Download(), bytes(1000))
-
     assert names(root) == {*digests}
     assert download.calls == 0
 
@@ -496,7 +466,6 @@ def test_a_blob_that_is_too_large_is_kept(root: Path):
     with NodeCache.open(root, max_bytes=10) as cache:
         fetched(cache, Download())
         fetched(cache, download := Download())
-
     assert names(root) == {DIGEST}
     assert download.calls == 0
 

@@ -101,9 +101,7 @@ def test_junk_does_not_turn_a_hit_into_a_miss(
     store.tells_times = tells_times
     flood(store, name, at=at)
     store.read.clear()
-
     assert pull_here(store).chosen.key == key
-
     assert store.statements_read <= MAX_READ
     assert store.pages_given <= 2 * MAX_KEYS / 1000
 
@@ -115,7 +113,6 @@ def test_junk_hides_no_newer_generation(store: Flooded, name: str):
     published(store, OLDER)
     newest = published(store, NEWEST, raw={"cache": b"newer"})
     flood(store, name, count=10_000, at="2027-01-01T00:00:00.000000Z")
-
     assert pull_here(store).chosen.key == newest
 
 
@@ -131,7 +128,6 @@ def test_an_old_statement_that_is_written_again_is_no_rollback(
     for number in range(READ_WHOLE):
         copy = f"{FOLDER}{VARIANT}-s{number:08x}.dsse.json"
         store.objects[copy], store.modified[copy] = envelope, unix("2027-01-01T00:00:00.000000Z")
-
     assert pull_here(store).chosen.key == new
 
 
@@ -140,11 +136,9 @@ def test_reading_ends_where_nothing_newer_can_come(store: Flooded):
     key = published(store, "2026-11-20T10:00:00.000000Z")
     flood(store, "{:08}.dsse.json", count=5000, at="2026-11-01T10:00:00.000000Z")
     store.read.clear()
-
     found = find_fitting(
         store, deployment=DEPLOYMENT, trust=trusting(KEY), fingerprint=fingerprint()
     )
-
     assert found.is_complete
     assert store.statements_read <= 8
     assert [each.key for each in found.statements if each.readable] == [key]
@@ -158,9 +152,7 @@ def test_what_was_not_read_is_said(store: Flooded, caplog: pytest.LogCaptureFixt
         pull_here(store)
     published(store, OLDER)
     caplog.clear()
-
     pull_here(store)
-
     assert [line for line in warnings(caplog) if "skipped at least 4489" in line]
 
 
@@ -169,7 +161,6 @@ def test_nothing_fits_says_how_many_were_not_read(store: Flooded):
     """The reader learns that the reason may be in an unread statement."""
     for number in range(MAX_READ + 5):
         published(store, OLDER, built_for=fingerprint(threads=f"1{number}"))
-
     with pytest.raises(ArtifactNotFound, match="and 5 more that were not read"):
         pull_here(store)
 
@@ -179,9 +170,7 @@ def test_an_explanation_has_all(store: Flooded):
     """The explanation contains every statement, however many exist."""
     for number in range(MAX_READ + 5):
         published(store, OLDER, built_for=fingerprint(threads=f"1{number}"))
-
     seen = explain(store, fingerprint=fingerprint(), trust=trusting(KEY), deployment=DEPLOYMENT)
-
     assert len(seen) == MAX_READ + 5
 
 

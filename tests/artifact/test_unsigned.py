@@ -59,21 +59,17 @@ def site(tmp_path: Path) -> Site:
 def test_no_replica_loads_what_has_no_signature(site: Site):
     """An unsigned artifact is `untrusted`, and a rotation does not sign it."""
     site.leave()
-
     with pytest.raises(ArtifactRefused, match="has no signature") as pulled:
         pull_here(site.left, trust=trusting(KEY))
     with pytest.raises(ArtifactRefused, match="has no signature") as signed:
         sign_again(site.left, [KEY], trust=trusting(KEY))
-
     assert pulled.value.reason == signed.value.reason == "untrusted"
 
 
 def test_what_is_signed_later_is_loaded(site: Site, tmp_path: Path):
     """The parts are those of the build, and the signature covers its statement."""
     made = site.leave(raw={"cache": packed(tmp_path)})
-
     done = site.sign()
-
     pulled = pull_here(site.fleet, trust=trusting(KEY))
     assert pulled.chosen.manifest == made
     assert pulled.chosen.believed.verified.signers == ("key0",)
@@ -85,9 +81,7 @@ def test_the_origin_is_what_the_signer_says(site: Site, tmp_path: Path):
     """The model's code can write anything into the folder, also about another pipeline."""
     claimed = {"builder": "https://ci/payments", "source": "4f2c"}
     site.leave(raw={"cache": packed(tmp_path)}, facts={"provenance": claimed, "passes": 3})
-
     site.sign(provenance={"builder": "https://ci/scorer"})
-
     facts = pull_here(site.fleet, trust=trusting(KEY)).chosen.manifest.facts
     assert facts == {"provenance": {"builder": "https://ci/scorer"}, "passes": 3}
 
@@ -97,17 +91,14 @@ def test_parts_that_are_not_what_the_statement_says_get_no_signature(site: Site,
     made = site.leave(raw={"cache": packed(tmp_path)})
     key = blob_key(made.parts[0])
     site.left.objects[key] = flip(site.left.objects[key])
-
     with pytest.raises(ArtifactRefused):
         site.sign()
-
     assert site.fleet.written == []
 
 
 def test_another_deployment_gets_no_signature(site: Site, tmp_path: Path):
     """The signer names the deployment, and no other deployment is signed."""
     site.leave(raw={"cache": packed(tmp_path)}, deployment="PaymentsOfAnotherTeam")
-
     assert site.sign().statements == ()
     assert site.fleet.written == []
 
@@ -116,10 +107,8 @@ def test_what_is_dated_ahead_gets_no_signature(site: Site, tmp_path: Path):
     """An artifact dated in the future would win over every honest build until then."""
     ahead = datetime.now(timezone.utc) + timedelta(hours=23)
     site.leave(raw={"cache": packed(tmp_path)}, created=ahead.strftime("%Y-%m-%dT%H:%M:%S.%fZ"))
-
     with pytest.raises(ArtifactRefused, match="in the future according to this machine"):
         site.sign()
-
     assert site.fleet.written == []
 
 
@@ -128,19 +117,15 @@ def test_a_crowd_of_statements_gets_no_signature(site: Site, tmp_path: Path):
     cache = {"cache": packed(tmp_path)}
     for threads in range(MAX_UNSIGNED + 1):
         site.leave(raw=cache, built_for=fingerprint(threads=str(threads)))
-
     with pytest.raises(ArtifactRefused, match="at most 64"):
         site.sign()
-
     assert site.fleet.written == []
 
 
 def test_it_can_be_signed_where_it_is(site: Site, tmp_path: Path):
     """The folder then has both statements, and a replica loads the signed statement."""
     made = site.leave(raw={"cache": packed(tmp_path)})
-
     sign_unsigned(site.left, site.left, [KEY], trust=trusting(KEY), deployment=DEPLOYMENT)
-
     assert pull_here(site.left, trust=trusting(KEY)).chosen.manifest == made
     with pytest.raises(AlreadyPublished):
         push(site.left, *build(created=LATER), [KEY])
@@ -149,17 +134,14 @@ def test_it_can_be_signed_where_it_is(site: Site, tmp_path: Path):
 def test_what_a_stranger_signed_is_left_alone(site: Site):
     """Only what carries no signature at all is signed: the rest is for rotation, and its checks."""
     site.leave(OTHER)
-
     with pytest.raises(ArtifactNotFound, match="no unsigned artifact"):
         site.sign()
-
     assert site.fleet.written == []
 
 
 def test_nothing_left_is_nothing_to_sign(site: Site):
     """A build of an app that compiles nothing leaves no artifact: the Job of it has not failed."""
     done = site.sign()
-
     assert (done.statements, done.unchanged, done.refused) == ((), 0, ())
 
 
@@ -175,10 +157,8 @@ def test_nothing_left_is_nothing_to_sign(site: Site):
 def test_the_limits_of_the_fleet_hold_for_what_is_signed(site: Site, trust: Trust, reason: str):
     """An artifact that every replica would refuse is not published, whatever the build claims."""
     site.leave(facts={"provenance": {"builder": "https://ci/payments"}})
-
     with pytest.raises(ArtifactRefused) as refused:
         site.sign(trust=trust)
-
     assert refused.value.reason == reason
     assert site.fleet.written == []
 
@@ -188,12 +168,10 @@ def test_of_a_variant_that_is_published_either_is_kept(site: Site, tmp_path: Pat
     cache = {"cache": packed(tmp_path)}
     push(site.fleet, *build(raw=cache), [KEY])
     site.leave(created=LATER, raw=cache)
-
     with pytest.raises(AlreadyPublished):
         site.sign()
     kept, there = site.sign(on_taken="keep"), len(site.fleet.objects)
     superseded = site.sign(on_taken="supersede")
-
     assert (kept.statements, kept.unchanged, there) == ((), 1, 2)
     assert pull_here(site.fleet, trust=trusting(KEY)).chosen.key == superseded.statements[0]
 
@@ -203,7 +181,6 @@ def test_what_is_not_believed_is_not_kept(site: Site, tmp_path: Path):
     cache = {"cache": packed(tmp_path)}
     push(site.fleet, *build(raw=cache), [OTHER])
     site.leave(created=LATER, raw=cache)
-
     with pytest.raises(AlreadyPublished):
         site.sign(on_taken="keep")
 
@@ -214,9 +191,7 @@ def test_each_variant_and_deployment_is_signed(site: Site, tmp_path: Path):
     for rank in ("1 of 2", "0 of 2"):
         site.leave(raw=cache, built_for=of_rank(rank))
     site.leave(raw=cache, deployment="Scorer")
-
     done = site.sign(deployment=DEPLOYMENT)
-
     assert len(done.statements) == 2
     assert all(f"/{DEPLOYMENT}/" in key for key in done.statements)
 
@@ -249,10 +224,8 @@ def test_only_one_whole_gang_is_signed(site: Site, tmp_path: Path, case: str):
     for rank in ranks:
         manifest, stored = build(raw=cache, built_for=of_rank(rank), created=next(TIMES))
         push(site.left, manifest, stored, None, on_taken="supersede")
-
     with pytest.raises(ArtifactRefused, match=says) as refused:
         site.sign()
-
     assert refused.value.reason == "bad_statement"
     assert site.fleet.written == []
 
@@ -262,10 +235,8 @@ def test_ranks_that_do_not_fit_together_are_not_signed(site: Site, tmp_path: Pat
     cache = {"cache": packed(tmp_path)}
     site.leave(raw=cache, built_for=of_rank("0 of 2"))
     site.leave(raw=cache, built_for=of_rank("1 of 2", threads="3"))
-
     with pytest.raises(ArtifactRefused, match="they differ in threads"):
         site.sign()
-
     assert site.fleet.written == []
 
 
@@ -274,10 +245,8 @@ def test_a_gang_of_which_one_cannot_be_signed_is_not_signed(site: Site, tmp_path
     cache = {"cache": packed(tmp_path)}
     site.leave(raw=cache, built_for=of_rank("0 of 2"))
     site.leave(raw={"cache": b"no archive"}, built_for=of_rank("1 of 2"))
-
     with pytest.raises(ArtifactRefused, match="not a packed directory"):
         site.sign()
-
     assert site.fleet.written == []
 
 
@@ -297,12 +266,10 @@ def test_the_command_signs_and_publishes(run: Callable[..., Ended], tmp_path: Pa
     left = LocalStore(root=tmp_path / "left")
     push(left, *build(raw={"cache": packed(tmp_path / "cache")}), None)
     fleet = tmp_path / "fleet"
-
     command = ("sign", left.root, "--unsigned", "--deployment", DEPLOYMENT)
     command += ("--key", key_file, "--publish", fleet)
     signed = run(*command, "--builder", "https://ci/scorer")
     again = run(*command, "--if-published", "keep")
-
     assert (signed.code, again.code) == (0, 0)
     assert signed.out.startswith(f"statements/{DEPLOYMENT}/")
     assert "0 signed, 1 kept as published" in again.err
@@ -316,7 +283,6 @@ def test_the_first_signature_needs_the_deployment(
 ):
     """Without the option, the folder would decide which deployment is signed."""
     ended = run("sign", tmp_path, "--unsigned", "--key", key_file)
-
     assert ended.code == 2
     assert "--unsigned needs --deployment NAME" in ended.err
 
@@ -329,7 +295,6 @@ def test_where_to_publish_is_for_the_unsigned(
 ):
     """Rotation publishes nowhere else, so such an option is a mistake."""
     ended = run("sign", tmp_path, "--key", key_file, *option)
-
     assert ended.code == 2
     assert "work only with --unsigned" in ended.err
 
@@ -340,8 +305,6 @@ def test_inspect_shows_where_an_artifact_comes_from(run: Callable[..., Ended], t
     store = LocalStore(root=tmp_path / "store")
     push(store, *build(facts={"provenance": said}), [KEY])
     push(store, *build(deployment="Scorer"), [KEY])
-
     shown = run("inspect", store.root).out
-
     assert shown.count("builder https://ci/acme\n") == shown.count("image r/app@sha256:1\n") == 1
     assert "\x1b" not in shown

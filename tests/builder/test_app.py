@@ -107,7 +107,6 @@ def test_a_round_trip_that_is_not_warm_fails_the_build(report, problems):
     """Each of the three properties is required, and the error names all that are missing."""
     with pytest.raises(BuildFailed) as failed:
         accept(report)
-
     prefix = "a fresh replica loaded the artifact, but "
     assert failed.value.message.removeprefix(prefix).split("; ") == problems
     assert failed.value.hint.startswith("nothing was published")
@@ -144,7 +143,6 @@ def test_a_yaml_and_an_application_in_code_load(written, example):
     """The unchanged example loads, so the refusals in the tests below come from their changes."""
     unchanged = load_app(written(example))
     example["applications"][0]["deployments"][0]["ray_actor_options"] = {"num_cpus": 3}
-
     assert (unchanged.deployment, unchanged.num_cpus) == ("TextEmbedder", 1.0)
     assert load_app(APP, deployment="TextEmbedder").deployment == "TextEmbedder"
     assert load_app(written(example)).num_cpus == 3.0
@@ -156,7 +154,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, text):
     path = tmp_path / "serve.yml"
     if text is not None:
         path.write_text(text)
-
     assert refusal(str(path)).message.startswith(f"{path} cannot be read: ")
 
 
@@ -164,9 +161,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, text):
 def test_a_yaml_without_applications_is_refused(written, config):
     """A YAML that is no Serve configuration is not built, whatever else it is."""
     path = written(config)
-
     error = refusal(path)
-
     assert error.message == f"{path} has no applications"
     assert error.hint == "pass a Serve config file"
 
@@ -175,9 +170,7 @@ def test_two_applications_are_refused(written, example):
     """An artifact is for one application. The error names both."""
     second = {**copy.deepcopy(example["applications"][0]), "name": "second", "route_prefix": "/2"}
     example["applications"].append(second)
-
     error = refusal(written(example))
-
     assert "has 2 applications: ['text_embedder', 'second']" in error.message
     assert "split the file, or pass module:app" in error.hint
 
@@ -186,9 +179,7 @@ def test_an_application_without_import_path_is_refused(written, example):
     """A YAML that Serve would not take either is a ConfigError that names the missing member."""
     del example["applications"][0]["import_path"]
     path = written(example)
-
     error = refusal(path)
-
     assert error.message.startswith(path)
     assert "import_path" in error.message
     assert error.hint
@@ -202,9 +193,7 @@ def test_an_application_without_import_path_is_refused(written, example):
 def test_an_application_that_cannot_be_imported_is_refused(written, example, way, import_path):
     """A module or attribute that is not there is named, with where to run from."""
     example["applications"][0]["import_path"] = import_path
-
     error = refusal(written(example) if way == "yaml" else import_path)
-
     assert error.message.startswith(f"import_path '{import_path}' cannot be imported: ")
     assert "serve run" in error.hint
 
@@ -214,9 +203,7 @@ def test_args_that_an_application_does_not_take_are_refused(written, example, at
     """An unknown name, or args that the application does not take, is reported in one line."""
     import_path = f"deployments.image_classifier.app:{attribute}"
     example["applications"] = [{"import_path": import_path, "args": {"devise": "cuda"}}]
-
     error = refusal(written(example))
-
     said = f"import_path '{import_path}' does not accept these args: "
     assert error.message.startswith(said)
     assert "\n" not in error.message
@@ -255,10 +242,8 @@ def test_an_application_that_cannot_be_built_is_refused(
     # load_app adds the working directory; what it adds and imports goes with the test.
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "own_application", raising=False)
-
     with pytest.raises(kind, match=message) as caught:
         load_app("own_application:app")
-
     hint = "add WarmupMixin to the bases of the deployment's class"
     assert getattr(caught.value, "hint", hint) == hint
 
@@ -267,7 +252,6 @@ def test_an_application_that_cannot_be_built_is_refused(
 def test_a_target_that_is_neither_is_refused(target):
     """The error shows an example of a YAML and of module:app."""
     error = refusal(target)
-
     assert error.message == f"{target!r} must be a Serve YAML file or have the form module:app"
     assert "serve.yaml" in error.hint
     assert APP in error.hint
@@ -277,7 +261,6 @@ def test_a_target_that_is_neither_is_refused(target):
 def test_an_unknown_deployment_is_refused(written, example, way):
     """A deployment that does not warm up is refused. The error lists the deployments that do."""
     error = refusal(written(example) if way == "yaml" else APP, deployment="Embedder")
-
     assert error.message.endswith(": no deployment named 'Embedder' uses WarmupMixin")
     assert (
         error.hint == "did you mean 'TextEmbedder'? deployments with WarmupMixin: ['TextEmbedder']"
@@ -290,9 +273,7 @@ def test_options_for_an_unknown_deployment_are_refused(written, example):
     options[0]["name"] = "TextEmbeder"
     options.append({"name": "Reranker"})
     path = written(example)
-
     error = refusal(path)
-
     assert error.message == (
         f"{path} has options for 'Reranker', 'TextEmbeder', but the application has no "
         "such deployment"
@@ -339,7 +320,6 @@ def test_ray_that_does_not_start_is_one_sentence(
 def test_a_build_compiles_with_headers_of_its_own(cpu):
     """Its replicas take nothing from a folder that earlier processes of the user wrote to."""
     cold = WarmupConfig(**_settings(cpu))
-
     assert makes_artifact(build_name(), cold)
     assert not makes_artifact("default", cold)
     assert not makes_artifact(build_name(), cold.model_copy(update={"artifact": "./store"}))
@@ -348,9 +328,7 @@ def test_a_build_compiles_with_headers_of_its_own(cpu):
 def test_a_build_starts_one_replica_that_serve_restarts_as_ever():
     """The replica has the YAML's resources, changed settings, and Serve's own retries."""
     app = load_app(str(EXAMPLE))
-
     built = app.built("unique", {"artifact": None})
-
     [deployment] = built.deployments
     assert (built.name, built.route_prefix) == ("unique", "/unique")
     assert deployment.num_replicas == 1
@@ -376,12 +354,10 @@ class NeverStarts:
 def test_a_key_that_is_not_trusted_is_refused_before_anything_is_compiled(tmp_path: Path):
     """The round trip would refuse it minutes later; the error has the lines that trust it."""
     mine, other = new_key(), new_key()
-
     with pytest.raises(pytest.fail.Exception, match="a replica was started"):
         build_with(trusting(mine), mine, tmp_path)
     with pytest.raises(ConfigError, match="not trusted on this machine") as caught:
         build_with(trusting(other), mine, tmp_path)
-
     assert "[[keys]]" in caught.value.hint
     assert "the code of the deployment" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
@@ -472,7 +448,6 @@ def test_a_variant_of_each_rank_is_published(tmp_path: Path):
         )
         for n in (1, 2)
     )
-
     statements = [path for path in (tmp_path / "2").rglob("*") if path.suffix == ".json"]
     assert one.ranks == ()
     assert len(set(two.ranks)) == 2
@@ -490,10 +465,8 @@ def test_what_a_gang_has_published_in_part_is_not_kept(tmp_path: Path):
     whole = build_on(starts[0], to(store))
     kept = build_on(starts[1], to(store, "keep"))
     (store / whole.ranks[1]).unlink()
-
     with pytest.raises(AlreadyPublished):
         build_on(starts[2], to(store, "keep"))
-
     assert kept.published == "kept"
 
 
@@ -521,9 +494,7 @@ def test_a_build_for_a_key_of_one_store_proves_within_it(tmp_path: Path):
     key, store = new_key(), tmp_path / "store"
     scoped = signed_by(public_pem(key), stores=[f"file://{store}*"])
     starts = Noted(tmp_path / "none", round_trip(), round_trip())
-
     built = build_with(scoped, key, store, starts)
-
     assert starts.stores[0] is None
     assert starts.stores[1].startswith(f"{store}/.staging-")
     assert built.published == "new"
@@ -540,10 +511,8 @@ def test_a_build_for_a_key_of_one_store_proves_within_it(tmp_path: Path):
 def test_a_key_out_of_its_scope_is_refused_before_anything_is_compiled(tmp_path: Path, scope: Any):
     """The round trip would refuse it minutes later; the error names the scope."""
     key = new_key()
-
     with pytest.raises(ConfigError, match=r"is trusted only for ") as caught:
         build_with(signed_by(public_pem(key), **scope), key, tmp_path)
-
     assert "extend `deployments`" in caught.value.hint
 
 
@@ -551,7 +520,6 @@ def test_a_build_that_says_less_than_is_required_compiles_nothing(tmp_path: Path
     """The build reports the missing facts first. With these facts it continues."""
     key = new_key()
     trust = trusting(key, require=frozenset({("builder", "https://ci/*")}))
-
     with pytest.raises(ConfigError, match="has no builder"):
         build_with(trust, key, tmp_path)
     with pytest.raises(pytest.fail.Exception, match="a replica was started"):
@@ -579,9 +547,7 @@ def test_the_origin_is_what_the_builder_says_and_not_the_model(tmp_path: Path, s
     """Facts of this name from the model's code are dropped."""
     (tmp_path / "none").mkdir()
     starts = BoastingStarts(tmp_path / "none", round_trip(), round_trip())
-
     built = build_on(starts, to(tmp_path / "store"), provenance=said)
-
     payload = Envelope.parse((tmp_path / "store" / built.statement).read_bytes()).payload
     manifest = Manifest.from_statement(payload)
     assert manifest.provenance == said
@@ -593,9 +559,7 @@ def test_an_unsigned_build_leaves_what_sign_takes(tmp_path: Path):
     (tmp_path / "none").mkdir()
     starts = Starts(tmp_path / "none", round_trip(), round_trip())
     left, fleet = LocalStore(root=tmp_path / "left"), LocalStore(root=tmp_path / "fleet")
-
     built = build_on(starts, to(left.root), when="later")
-
     assert Envelope.parse((left.root / built.statement).read_bytes()).signatures == ()
     assert built.trust == ""
     ci = new_key()
@@ -616,7 +580,6 @@ def test_an_unsigned_artifact_is_for_a_folder(
     """A store of replicas is refused, before anything is compiled."""
     monkeypatch.chdir(tmp_path)
     app = dataclasses.replace(load_app(APP), trust=trusting(KEY))
-
     with pytest.raises(ConfigError, match=problem):
         build(
             app,

@@ -121,9 +121,7 @@ def test_nothing_that_an_earlier_job_left_is_packed(tmp_path: Path):
     earlier = run("earlier", tmp_path)
     planted = poison(tmp_path)
     there = {str(path) for path in tmp_path.rglob("*")}
-
     built = run("build", tmp_path)
-
     assert planted > 3
     assert any("/torchinductor_" in path for path in earlier["touched"])  # so this would be seen
     assert built["answers"] == [2.0, 3.0]
@@ -158,6 +156,5 @@ def test_a_build_does_not_compile_where_others_can_write():
     open_to_all.chmod(0o777)
     caches = CompileCaches()
     caches.begin_anew(open_to_all)
-
     with pytest.raises(ArtifactRefused, match="the folder that a build compiles in is not private"):
         start(own(), caches)

@@ -100,7 +100,6 @@ AVX2 = ("-march=x86-64-v3",)
 def test_what_needs_more_than_avx2_is_found(line: str, instruction: str | None):
     """Wide registers, masks, the other encoding, tiles, and what this objdump does not know."""
     text = instruction or " ".join(line.split("\t")[2].split())
-
     assert list(beyond_avx2([HEADER, line])) == [("kernel", text)]
 
 
@@ -137,7 +136,6 @@ def test_a_library_with_avx512_is_refused(tmp_path: Path, suffix: str):
     files = {"ab/good.so": library(tmp_path, *AVX2), "cd/kernel": library(tmp_path, *AVX512)}
     if suffix == ".o":
         files["cd/kernel"] = library(tmp_path, *AVX512, suffix=".o")
-
     with pytest.raises(BuildFailed, match=r"in 1 of 2 libraries .* cd/kernel: scale: v\w+ .*%zmm"):
         prove_portable(packed(files), objdump=find_objdump())
 
@@ -154,7 +152,6 @@ def test_libraries_with_avx2_are_counted(tmp_path: Path):
         "fxgraph/entry": b"\x80\x04",
         "empty": b"",
     }
-
     assert prove_portable(packed(files), objdump=find_objdump()) == 2
 
 
@@ -164,7 +161,6 @@ def test_what_cannot_be_disassembled_is_not_proven(tmp_path: Path):
     # It can be loaded as ever: only who reads it by its sections finds none.
     unlisted = bytearray(whole)
     unlisted[0x28:0x30], unlisted[0x3C:0x40] = bytes(8), bytes(4)
-
     for data in (whole[:1000], bytes(unlisted)):
         with pytest.raises(BuildFailed, match=r"could not disassemble ab/cut\.so"):
             prove_portable(packed({"ab/cut.so": data}), objdump=find_objdump())
@@ -176,7 +172,6 @@ def test_a_missing_objdump_is_said_before_anything_is_built(
     """The build fails before it compiles for minutes without a possible proof."""
     key = Path(__file__)  # stands for one: it is not used
     monkeypatch.setenv("PATH", str(tmp_path))
-
     with pytest.raises(ConfigError, match="needs objdump") as caught:
         build(
             cast("App", None),
@@ -185,7 +180,6 @@ def test_a_missing_objdump_is_said_before_anything_is_built(
             signing=Signing(key=cast("Any", key)),
             cpu="portable",
         )
-
     assert "install binutils" in caught.value.hint
 
 
@@ -204,7 +198,6 @@ def test_a_native_artifact_is_not_disassembled(tmp_path: Path):
     """Without the setting, an artifact is for this CPU, with or without AVX-512."""
     cache = packed({"a.so": library(tmp_path, *AVX512)}).read()
     native, portable = warmed_up(cache=cache), warmed_up(cache=cache, cpu="portable")
-
     assert _portable_of([native, portable]) == [portable]
 
 
@@ -212,9 +205,7 @@ def test_a_portable_artifact_is_proven_whoever_set_it(tmp_path: Path):
     """The setting of the replica decides, not the option, because a YAML can set it too."""
     good = packed({"a.so": library(tmp_path, *AVX2)}).read()
     bad = packed({"a.so": library(tmp_path, *AVX512)}).read()
-
     facts = _portable_facts(warmed_up(cache=good, cpu="portable"))
-
     assert facts == {"cpu": "portable", "libraries_disassembled": 1}
     with pytest.raises(BuildFailed, match="need more than AVX2"):
         _portable_facts(warmed_up(cache=bad, cpu="portable"))
@@ -223,7 +214,6 @@ def test_a_portable_artifact_is_proven_whoever_set_it(tmp_path: Path):
 def test_a_cpu_without_avx2_builds_no_portable_artifact():
     """The replica compiled only for its own CPU. The error lists the missing features."""
     isa = " ".join(name for name in PORTABLE_ISA.split() if name not in {"avx2", "fma"})
-
     with pytest.raises(BuildFailed, match="the build machine's CPU does not have avx2 fma"):
         _portable_facts(warmed_up(isa=isa, cpu="portable"))
 
@@ -232,7 +222,6 @@ def test_a_cpu_without_avx2_builds_no_portable_artifact():
 def test_the_command_has_the_preset(option: tuple[str, ...], cpu: str | None):
     """Without the option, the deployment's own setting applies."""
     context = build_command.make_context("build", ["app:app", "--store", "s", *option])
-
     assert context.params["cpu"] == cpu
 
 
@@ -285,7 +274,6 @@ def test_portable_kernels_need_no_avx512(portable: Started):
 def test_native_kernels_do(machine: Machine):
     """The control: without the preset the same model on this CPU fails the same proof."""
     native = machine.start(load=False)
-
     with pytest.raises(BuildFailed, match=r"\.so: \w*kernel\w*: "):
         prove_portable(libraries(native), objdump=find_objdump())
 
@@ -305,7 +293,6 @@ def test_torch_is_asked_about_avx2_only(portable: Started):
 def test_a_portable_artifact_is_warm_on_a_lesser_cpu(lesser: Started):
     """Both inputs are proven, nothing compiles, and the numbers equal those of eager mode."""
     report = lesser.report
-
     assert report["verdict"] == "full_hit", report["artifact"]
     assert report["covered"] == {"expected": 2, "proven": 2}
     assert lesser.objects == lesser.outputs == lesser.isa_probes == 0

@@ -64,9 +64,7 @@ def test_a_start_has_the_saved_entries_before_its_first_input(directory: Path, c
     """Entries of the process that saved are files where torch looks for them."""
     CacheArtifactManager.record_artifact("autotune", "ab/c.best_config", {"XBLOCK": 1})
     raw = saved()
-
     declared = inputs_of(cls, raw)
-
     assert declared == DECLARED
     assert [path.name for path in directory.rglob("*") if path.is_file()] == ["c.best_config"]
 
@@ -92,7 +90,6 @@ def test_bytes_that_torch_does_not_accept_end_the_start(directory: Path):
 def test_the_class_keeps_its_names():
     """FastAPI finds routes by the qualified name, and reports show the name."""
     made: Any = _subclass(Embedder, saved=None)
-
     assert (made.__name__, made.__qualname__) == ("Embedder", Embedder.__qualname__)
     assert (made.__module__, made.__doc__) == (__name__, "The class of a user.")
     assert made(3).size == 3

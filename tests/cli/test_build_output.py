@@ -54,9 +54,7 @@ def test_a_build_prints_each_warning_of_its_replicas_once(capsys: pytest.Capture
     cold = report("calls from 2 threads", "`cpu: portable` needs AVX2", to_proof_s=9.0)
     warm = report("calls from 3 threads", to_proof_s=1.0)
     made = built(cold, warm)
-
     starts._show_built(made, unsigned=False)
-
     told = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
     assert told == [
         "  warning     calls from 3 threads",
@@ -70,9 +68,7 @@ def test_a_build_says_what_its_inputs_do_not_cover(capsys: pytest.CaptureFixture
         "narrow": ["ids[1], always 16"],
         "unvaried": ["the body of 'POST /'"],
     }
-
     starts._show_built(built(cold, report(to_proof_s=1.0)), unsigned=False)
-
     out = capsys.readouterr().out
     assert "  narrow      ids[1], always 16: another size compiles. Declare buckets" in out
     assert "  not varied  the body of 'POST /'\n" in out
@@ -82,9 +78,7 @@ def test_a_build_tells_its_own_seconds_from_those_of_others(capsys: pytest.Captu
     """A start in a composition waits for another deployment, which its own artifact cannot help."""
     cold = report(to_proof_s=12.0, waited_s=4.0)
     warm = report(to_proof_s=10.2, waited_s=9.8)
-
     starts._show_built(built(cold, warm), unsigned=False)
-
     out = capsys.readouterr().out
     assert "compiled    8.0 s to proof and 4.0 s waiting for Backbone, " in out
     assert "round trip  0.4 s to proof and 9.8 s waiting for Backbone (5% of 8.0 s), " in out
@@ -97,12 +91,10 @@ def test_a_build_names_the_levels_of_calls_without_any_entry(capsys: pytest.Capt
     """The warm replica does not know why, because it has no entries to look at."""
     warm = {**report(to_proof_s=1.0), "entries": []}
     lost = {"callable": "Net", "call": "(t0)", "level": 1, "reason": GRAD}
-
     starts._show_built(
         dataclasses.replace(built(report(to_proof_s=9.0), warm), entries=(lost,)), unsigned=False
     )
     starts._show_built(built(report(to_proof_s=9.0), warm), unsigned=False)
-
     out = capsys.readouterr().out
     assert f"level 1     Net(t0): {GRAD}" in out
     assert "level 1     all calls: the app compiles with torch.compile" in out
@@ -124,10 +116,8 @@ def test_a_required_level_holds_for_all_calls(level: int, levels: list[int], sai
         {"callable": "Net", "call": f"(t{number})", "level": each, "reason": GRAD}
         for number, each in enumerate(reversed(levels))
     ]
-
     with pytest.raises(BuildFailed, match=said) if said else contextlib.nullcontext() as caught:
         _require_level(app, level, entries)
-
     assert not said or "nothing was published" in caught.value.hint
 
 
@@ -145,10 +135,8 @@ DIED = "Traceback ...\nModuleNotFoundError: No module named 'app'\n"
 def test_a_replica_without_a_module_names_it(place: Any, working_dir: str | None, hint: str):
     """The advice depends on whether the build copied the code."""
     on = Cluster(8000, place=place, working_dir=working_dir)
-
     with pytest.raises(BuildFailed) as caught:
         refuse_missing_module(DIED, "Head", on=on)
-
     assert caught.value.message == (
         "Head did not become ready: its replica cannot import the module 'app'"
     )

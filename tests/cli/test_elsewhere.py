@@ -89,9 +89,7 @@ def test_an_application_can_be_written_there(tmp_path: Path) -> None:
     """Each module and public name exists, and `check` finds only the real mistake."""
     (tmp_path / "good.py").write_text(APP)
     (tmp_path / "bad.py").write_text(APP.replace('"score"', '"scores"'))
-
     ran = elsewhere("--with-ray", "-c", WRITTEN_HERE, cwd=tmp_path)
-
     assert ran.code == 0, ran.err
     said = json.loads(ran.out)
     assert said["names"] == []
@@ -108,9 +106,7 @@ def test_the_package_and_its_help_need_neither_torch_nor_ray() -> None:
         "try: serve_warm.cli.main()\n"
         "finally: assert not {'torch', 'ray'} & set(sys.modules)\n"
     )
-
     ran = elsewhere("-c", program)
-
     assert ran.code == 0, ran.err
     assert all(f"  {name} " in ran.out for name in COMMANDS)
 
@@ -137,7 +133,6 @@ print(json.dumps(ended))
 def test_a_command_works_or_says_in_a_sentence_that_it_does_not() -> None:
     """Before it does anything, with its reason and where it works; its help is there."""
     ran = elsewhere("-c", EACH_COMMAND)
-
     assert ran.code == 0, ran.err
     ended = json.loads(ran.out)
     refused = set()
@@ -166,9 +161,7 @@ def test_artifacts_are_read_and_believed_on_macos(
 ) -> None:
     """Files have owners and modes on macOS too, as on Linux."""
     program = MAIN + "main()"
-
     ran = elsewhere("-c", program, trust_file, command, store.root)
-
     assert ran.code == code, ran.err
     assert said in ran.out
 
@@ -177,6 +170,5 @@ def test_artifacts_are_read_and_believed_on_macos(
 def test_no_command_works_on_other_systems(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """serve_warm cannot check there who is allowed to change a key, a trust file or a store."""
     monkeypatch.setattr(sys, "platform", "win32")
-
     with pytest.raises(ServeWarmError, match=f"{name} works only on Linux.*, but this is win32"):
         check_system(name)

@@ -67,7 +67,6 @@ def run(*options: str) -> str:
 def test_the_first_line_splits_the_whole_start(replicas: Path):
     """A part inside another part counts once, and parallel work counts no time."""
     lines = run("--state-dir", str(replicas)).splitlines()
-
     assert lines[0] == (
         "shop#Ranker a: READY 9.2 s after its process began: process 1.5, imports 4.0, "
         "__init__ 2.0, pending 0.5, torch's compiler 1.0, replaying 0.2; "
@@ -82,11 +81,9 @@ def test_what_came_of_a_seat_is_told(tmp_path: Path):
     use = SeatUse(count=1, miss="hung", note="importing app took more than 60 s", waiting=0)
     state = StateFile(tmp_path / "s", application="a", deployment="D", replica="r")
     state.write({**FACTS, "seat": use.text()})
-
     lines = run("--state-dir", str(tmp_path / "s")).splitlines()
     state.close()
     of_report = reporting._start(("a", "D", "r"), {"seat": {**vars(use), "later": 1}})
-
     line = "  seat: no (hung): importing app took more than 60 s; 0 waiting for the next start"
     assert line in lines
     assert of_report.seat == use.text()
@@ -95,7 +92,6 @@ def test_what_came_of_a_seat_is_told(tmp_path: Path):
 def test_a_replica_that_has_ended_is_told_too(replicas: Path):
     """An ended replica is shown with its error, because nobody can ask it any more."""
     lines = run("--state-dir", str(replicas)).splitlines()
-
     first = next(line for line in lines if line.startswith("shop#Ranker b"))
     assert first.startswith("shop#Ranker b: FAILED 5.5 s after")
     assert first.endswith("and its process has ended")
@@ -106,9 +102,7 @@ def test_a_replica_that_has_ended_is_told_too(replicas: Path):
 def test_json_is_written(replicas: Path, tmp_path: Path):
     """Seconds count from the process on."""
     data = tmp_path / "starts.json"
-
     run("--state-dir", str(replicas), "--json", str(data))
-
     first, second = json.loads(data.read_text())["starts"]
     assert (first["replica"], second["replica"], second["ended"]) == ("a", "b", True)
     assert first["spans"][3] == {"name": "pull", "began_s": 5.6, "seconds": 0.5, "beside": True} | {
@@ -120,10 +114,8 @@ def test_what_another_release_wrote_is_no_error(tmp_path: Path):
     """Fields that are not there or of another kind are left out."""
     state = StateFile(tmp_path / "s", application="a", deployment="D", replica="r")
     state.write({"stage": "READY", "spans": [["x"], None, 3, ["y", "z", 1, 2]], "levels": 7})
-
     lines = run("--state-dir", str(tmp_path / "s")).splitlines()
     state.close()
-
     assert lines[0] == "a#D r: READY"
 
 
@@ -131,5 +123,4 @@ def test_a_directory_without_replicas_is_said(tmp_path: Path):
     """Exit code 1, with the directory that was read and advice."""
     with pytest.raises(StoreError, match="no replica has written to") as caught:
         run("--state-dir", str(tmp_path))
-
     assert "--address" in caught.value.hint

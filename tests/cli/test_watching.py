@@ -119,7 +119,6 @@ def test_a_full_hit_shows_the_lowest_level_of_its_calls(
         levels=levels,
         traced=traced,
     )
-
     assert watching.verdict(each) == shown
     assert watching.verdict(dataclasses.replace(each, verdict="miss")) == "miss"
 
@@ -140,9 +139,7 @@ def test_a_full_hit_shows_the_lowest_level_of_its_calls(
 def test_the_store_is_named_so_that_it_can_be_asked(run, directory, replica, facts, said):
     """The line of a replica has the command that says more, ready to be pasted."""
     replica(store="s3://bucket/scorer", **facts)
-
     result = run("status", "--state-dir", directory)
-
     assert said in result.out
     assert ("serve-warm diff" in result.out) == (facts["verdict"] == "miss")
     (shown,) = json.loads(run("status", "--state-dir", directory, "--json").out)["replicas"]
@@ -153,9 +150,7 @@ def test_what_graphs_keep_is_shown(directory, replica):
     """Sums all devices. Without a GPU nothing is shown."""
     replica("r1", dataclasses.replace(FULL, degraded=(), after_ready=Counts()))
     replica("r2")
-
     with_gpu, without = observed.of_directory(str(directory)).replicas
-
     assert (with_gpu.graph_pool_bytes, without.graph_pool_bytes) == (32_500_000, None)
     assert "CUDA graphs reserve 32.5 MB" in watching.line(with_gpu)
     assert "graphs" not in watching.line(without)
@@ -168,7 +163,6 @@ def test_seats_are_shown(directory, replica):
     gone = dataclasses.replace(missed, miss="none", note="", problem="no such request")
     for number, use in enumerate((hit, missed, gone, None)):
         replica(f"r{number}", dataclasses.replace(WARM, seat=use))
-
     of_files = observed.of_directory(str(directory)).replicas
     assert [each.seats for each in of_files] == [
         "yes, imported for 3.0 s and waited 9.0 s, 0 MB; 1 waiting for the next start",
@@ -218,7 +212,6 @@ def test_all_ready_is_0_and_anything_else_is_1(run, directory, replica):
     not_all = run(*asked)
     replica("r2").close()
     ended = run(*asked)
-
     assert [each.code for each in (none, ready, not_all, ended)] == [1, 0, 1, 0]
     assert none.out == ""
     assert none.err.startswith(f"found no replica in {directory}; ")
@@ -230,9 +223,7 @@ def test_a_poisoned_directory_is_a_sentence(run, directory, replica):
     """A directory that others can write to is not read. The message says how to fix it."""
     replica("r1")
     directory.chmod(0o777)
-
     ended = run("status", "--state-dir", directory)
-
     assert (ended.code, ended.out) == (1, "")
     assert ended.err.startswith(f"{directory} is not a private directory of uid {os.geteuid()}: ")
     assert f"chmod go-w {directory}" in ended.err
@@ -243,12 +234,10 @@ def test_one_application_can_be_asked_for(run, directory, replica):
     replica("r1")
     replica("r2", Report(stage=Stage.PROVING), app="other")
     asked = ("status", "--state-dir", directory)
-
     ready = run(*asked, "--app", "app")
     also = run(*asked, "--deployment", "app#Embedder")
     both = run(*asked, "--deployment", "Embedder")
     none = run(*asked, "--deployment", "Embeder")
-
     assert [each.code for each in (ready, also, both, none)] == [0, 0, 1, 1]
     assert ready.out == also.out
     assert both.out.count("\n") == 2
@@ -264,9 +253,7 @@ def test_data_has_all_replicas_and_null_for_the_unknown(run, directory, replica)
     """`--json` is one document; what ended is in it, whatever is asked for."""
     replica("r1", Report(stage=Stage.PULLING))
     replica("r2").close()
-
     shown = run("status", "--state-dir", directory, "--json")
-
     data = json.loads(shown.out)
     first, second = data["replicas"]
     assert (shown.code, shown.err, data["ready"], data["troubles"]) == (1, "", False, [])
@@ -281,10 +268,8 @@ def test_a_start_that_failed_is_shown_after_its_process(run, directory, replica)
     replica("r1", Report(stage=Stage.FAILED), error="input embed: boom").close()
     replica("r2").close()
     replica("r3", Report(stage=Stage.PENDING))
-
     shown = run("status", "--state-dir", directory)
     everything = run("status", "--state-dir", directory, "--all")
-
     assert [line.split()[1] for line in shown.out.splitlines()] == ["r3:", "r1:"]
     assert [line.split()[1] for line in everything.out.splitlines()] == ["r3:", "r1:", "r2:"]
     assert "FAILED, ended 0 s ago; input embed: boom" in shown.out
@@ -294,9 +279,7 @@ def test_a_start_that_failed_is_shown_after_its_process(run, directory, replica)
 def test_names_cannot_write_to_the_terminal(run, directory, replica, options):
     """No text from a state file acts on the terminal."""
     replica("r1", Report(stage=Stage.FAILED), app=ESCAPES, error=ESCAPES)
-
     shown = run("status", "--state-dir", directory, *options)
-
     assert (shown.code, shown.out != "") == (1, True)
     assert escaped(shown.out)
     assert escaped(shown.err)
@@ -340,7 +323,6 @@ READY = dataclasses.replace(
 def test_a_drawing_has_a_bar_and_fits_into_a_terminal():
     """Each deployment has a heading, those first that wait; 80 columns hold all figures."""
     text = drawing(Look(directory="/run", replicas=(READY, REPLAYING)))
-
     assert [line.rstrip() for line in text.splitlines()] == [
         "  replica   stage      inputs          verdict   for   heartbeat",
         "text_embedder#TextEmbedder  0 of 1 ready",
@@ -383,9 +365,7 @@ def test_a_log_has_a_line_for_each_change():
 def test_watching_as_data_is_a_look_a_line(capsys):
     """Each line is a whole document, for whoever reads a stream."""
     looks = [Look(directory="s", replicas=(READY,)), Look(directory="s", replicas=(REPLAYING,))]
-
     watching.follow(looks, "now", as_json=True)
-
     lines = capsys.readouterr().out.splitlines()
     assert [json.loads(line)["ready"] for line in lines] == [True, False]
 
@@ -430,5 +410,4 @@ def read_terminal(descriptor: int, seen: list[str]) -> None:
 
 def test_status_says_what_the_inputs_do_not_cover(run, directory, replica):
     replica("r1", dataclasses.replace(WARM, narrow=("ids[1], always 16",)))
-
     assert "narrow: ids[1], always 16" in run("status", "--state-dir", directory).out

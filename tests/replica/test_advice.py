@@ -147,10 +147,8 @@ def test_a_line_advises_by_the_guard_that_failed(case: str, caplog: pytest.LogCa
     app = Serving()
     asyncio.run(app.warm_up())
     change, advice = CASES[case]
-
     with caplog.at_level(logging.WARNING, "serve_warm"):
         change(app)
-
     [line] = [line for line in caplog.messages if line.startswith("after ready")]
     assert advice in line
     assert ("declare this input" in line) == ("declare this input" in advice)
@@ -191,9 +189,7 @@ def test_a_call_without_an_entry_is_advised_on_by_its_reason(
 def test_a_hint_for_a_multiplexed_call_names_the_model_id():
     """Requests are not shown, so that the id is not either."""
     declared = [Input(target="embed", concurrency=4)]
-
     found = suggest_input(
         declared, function="f", signature="x=float32[3, 16]", largest=4, is_multiplexed=True
     )
-
     assert "model_id=..." in found

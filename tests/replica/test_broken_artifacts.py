@@ -121,9 +121,7 @@ def test_an_entry_that_raises_where_eager_does_not_is_refused_once(
     stand_in = replica(SIZES)
     begun = start(stand_in, broken, tmp_path)
     Failing.now = True
-
     report = asyncio.run(begun.run())
-
     check_is_cold(report, stand_in, caplog, "raised ValueError", "the kernel of the build")
     assert report.warmup.compiles == 3
 
@@ -144,9 +142,7 @@ def test_an_entry_that_raises_no_error_is_refused_once_as_well(
     stand_in = replica(SIZES)
     begun = start(stand_in, broken, tmp_path)
     Failing.now, Failing.error = True, kind("from the artifact")
-
     report = asyncio.run(begun.run())
-
     check_is_cold(report, stand_in, caplog, kind.__name__)
     assert report.warmup.compiles == 3
 
@@ -154,7 +150,6 @@ def test_an_entry_that_raises_no_error_is_refused_once_as_well(
 def test_the_same_entry_is_a_hit_where_it_does_not_raise(broken: Path, tmp_path: Path):
     """Control: the forged artifact is loaded and run if it does not raise."""
     begun = start(replica(SIZES), broken, tmp_path)
-
     assert asyncio.run(begun.run()).verdict is Verdict.FULL_HIT
 
 
@@ -162,7 +157,6 @@ def test_an_entry_that_raises_fails_the_start_by_policy(broken: Path, tmp_path: 
     """With `on_refused: fail` the replica does not become ready on such an artifact."""
     begun = start(replica(SIZES), broken, tmp_path, on_refused="fail")
     Failing.now = True
-
     with pytest.raises(WarmupFailed, match=r"on_refused is 'fail'.*the kernel of the build"):
         asyncio.run(begun.run())
 
@@ -241,18 +235,14 @@ def test_a_pickle_that_raises_anything_is_refused(
     stand_in = replica(SIZES)
     entries = with_code(good, tmp_path / "bad", pickle.dumps(kind()))
     begun = start(stand_in, entries, tmp_path)
-
     report = asyncio.run(begun.run())
-
     check_is_cold(report, stand_in, caplog, said)
 
 
 def test_a_pickle_that_is_none_costs_its_level(good: Path, tmp_path: Path):
     """Code that torch cannot unpickle is compiled, and named with the reason."""
     begun = start(replica(SIZES), with_code(good, tmp_path / "bad", b"no pickle"), tmp_path)
-
     report = asyncio.run(begun.run())
-
     assert (report.stage, report.covered.proven) == (Stage.READY, 3)
     named = {use.call for use in report.entries if "UnpicklingError" in use.reason}
     assert len(named) == 3

@@ -78,7 +78,6 @@ def test_the_decorator_keeps_what_the_class_says():
 def test_the_decorator_gates_a_class_with_its_own_new():
     """A __new__ that calls no super() is no way round the gate."""
     instance = warmup(Model)()
-
     assert ATTRIBUTE in instance.__dict__
     assert "reconfigure" in instance.__dict__
 
@@ -99,13 +98,11 @@ def test_a_failed_warm_up_fails_whoever_asks_again():
     """Joining a start that has failed is no way to become ready."""
     instance = warmup(Model)()
     instance.warmup_inputs = list
-
     messages = []
     for _ in range(2):
         with pytest.raises(Exception, match="returned no inputs") as caught:
             asyncio.run(instance.warm_up())
         messages.append(str(caught.value))
-
     assert messages[0] == messages[1]
 
 
@@ -125,10 +122,8 @@ def test_a_later_setting_is_said_not_to_matter_yet(
     """A light update changes nothing of a replica that serves, and a mistake in it stops none."""
     instance = warmup(Model)()
     asyncio.run(instance.warm_up())
-
     with caplog.at_level(logging.WARNING):
         asyncio.run(instance.reconfigure({"warmup": section}, rank=0))
-
     assert said in caplog.text
     assert all(name in caplog.text for name in section)
 
@@ -189,9 +184,7 @@ def test_a_refusal_crosses_processes():
         thread=1,
         at_unix=0.0,
     )
-
     there = pickle.loads(pickle.dumps(CompileForbidden(event)))
-
     assert there.message == CompileForbidden(event).message
     assert "f (a.py:1)" in there.message
     assert "x=float32[3]" not in there.message
@@ -241,7 +234,6 @@ def exports_fixture(in_replica: InReplica, monkeypatch: pytest.MonkeyPatch) -> E
 def test_an_artifact_is_pulled_while_init_runs(tmp_path: Path):
     """The pull begins when Serve instantiates the class."""
     instance = warmup(Model, artifact=str(tmp_path))()
-
     prefetch = instance.__dict__[ATTRIBUTE]._prefetch
     assert prefetch is not None
     prefetch.drop()
@@ -251,9 +243,7 @@ def test_nothing_is_prefetched_outside_of_serve(tmp_path: Path):
     """Locally, where nothing starts up, an instance with an artifact has no thread of ours."""
     decorated = warmup(artifact=str(tmp_path / "store"))(Model)
     before = threading.active_count()
-
     instance = decorated()
-
     assert instance.__dict__[ATTRIBUTE]._prefetch is None
     assert threading.active_count() == before
 
@@ -273,7 +263,6 @@ def test_a_wrong_keyword_of_the_decorator_is_refused_where_it_stands(settings, m
     """The error is raised when the module is imported, not when the replica starts."""
     with pytest.raises(ConfigError) as refused:
         warmup(**settings)(Model)
-
     assert message in refused.value.message
 
 
@@ -363,7 +352,6 @@ def test_what_is_left_to_check_is_checked_on_the_loop_that_serves():
 def test_outside_of_serve_there_may_be_several():
     """A script or a test has as many as it likes."""
     first, second = Inner(), Inner()
-
     assert first.__dict__[ATTRIBUTE] is not second.__dict__[ATTRIBUTE]
 
 
@@ -371,7 +359,6 @@ def test_a_replica_began_when_it_was_created(in_replica: InReplica):
     """Its state says so, and its report; not when the first state was written."""
     instance = warmup(Model)()
     in_replica.made.append(instance)
-
     (state,) = wait_until("it writes", lambda: list(node.read_states(in_replica.state)))
     assert state["began_boot_s"] == instance.__dict__[ATTRIBUTE].report().created_boot_s
 

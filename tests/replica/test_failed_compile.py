@@ -65,9 +65,7 @@ def test_the_reason_of_the_environment_is_found(error: BaseException, text: str,
     """Torch wraps the error of a compile in its own. Other errors are not about a compile."""
     wrapped = CppCompileError(["g++"], "something failed")
     wrapped.__cause__ = error
-
     reason = find_reason(wrapped)
-
     assert reason is not None
     assert re.search(text, reason.text), reason.text
     assert hint in reason.hint
@@ -84,9 +82,7 @@ def test_an_operator_that_rejects_its_shapes_is_named_with_them():
     replica = StandIn()
     weight = torch.ones(16, 32)
     replica.owner.model = compiled(lambda x: functional.linear(x.expand(4, -1), weight))
-
     error, _, _ = failed(ReplayFailed, replica)
-
     assert "linear" in error.message
     assert re.search(r"\[4, 3\] ?X ?\[32, 16\]", error.message), error.message
     assert "correct the shapes or dtypes of this input" in error.hint
@@ -113,9 +109,7 @@ class Compiling(StandIn):
 def test_a_call_that_hangs_is_not_explained_by_a_compile(kind: type[StandIn], hint: str):
     replica = kind()
     replica.owner.model = compiled(double)
-
     error, _, _ = failed(WarmupTimeout, replica, input_deadline_s=0.5)
-
     assert hint in error.hint
 
 
@@ -143,7 +137,6 @@ def test_a_volume_that_is_full_or_not_executable_is_named(
         {"app": "compiled", "settings": {}, "prefetch": False},
         TMPDIR=str(folder),
     )["report"]
-
     assert report["stage"] == "FAILED"
     wanted = "noexec" if option == "noexec" else "there is no space left"
     assert wanted in report["error"]

@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 def test_the_report_says_who_and_what():
     """Identity, versions, times and threads of the start; as JSON it is plain data."""
     report = warm_up(StandIn()).report()
-
     assert (report.application, report.deployment, report.replica) == (
         *("app", "Embedder", "Embedder#1"),
     )
@@ -101,9 +100,7 @@ def test_a_report_can_be_read_at_any_time():
     before = start.report()
     middle: list[Report] = []
     start.observe([middle.append])
-
     asyncio.run(start.run())
-
     assert (before.stage, before.covered.expected) == (Stage.PENDING, 0)
     proven = [report.covered.proven for report in middle]
     assert proven == sorted(proven)
@@ -121,9 +118,7 @@ def test_a_start_has_no_verdict_before_it_is_decided(store: LocalStore, tmp_path
     start = Warmup(replica, WarmupConfig(artifact=store.uri))
     before = start.report()
     start.observe([told.append])
-
     ready = asyncio.run(start.run())
-
     assert before.verdict is None
     assert {r.verdict for r in told if r.stage is not Stage.READY} == {None}
     assert before.to_json()["verdict"] is None
@@ -140,9 +135,7 @@ def test_a_start_that_fails_has_no_verdict(store: LocalStore, tmp_path: Path, wh
     publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
     if when == "before its artifact":
         replica.declared = []
-
     _, report, _ = failed(ServeWarmError, replica, artifact=store.uri, deadline_s=2.0)
-
     assert (report.stage, report.verdict) == (Stage.FAILED, None)
     assert "verdict=" not in report.text()
 
@@ -180,9 +173,7 @@ def test_an_event_in_traffic_is_advised_on(
 ):
     """The advice is about its cause: the input of a capture is declared, and of a race as well."""
     start = warm_up(StandIn(2))
-
     watch_process().note(dataclasses.replace(CAPTURE, **event, at_unix=time.time()))
-
     [line] = [r.getMessage() for r in caplog.records if "after ready: kind" in r.getMessage()]
     assert [text for text in says if text not in line] == []
     assert ("warmup_inputs()" in line) == (event.get("kind") == "compile")
@@ -267,10 +258,8 @@ def test_failing_is_told():
     replica.declared = []
     start = Warmup(replica, WarmupConfig())
     start.observe([told.append])
-
     with pytest.raises(InputError):
         asyncio.run(start.run())
-
     assert told[-1].stage is Stage.FAILED
     assert "returned no inputs" in told[-1].error
 
@@ -283,10 +272,8 @@ def test_a_compile_in_traffic_is_counted_and_named(caplog: pytest.LogCaptureFixt
     replica = StandIn(2)
     start = warm_up(replica)
     quiet = start.report()
-
     replica.owner.model(torch.ones(2))
     replica.owner.model(torch.ones(7))
-
     report = start.report()
     (event,) = report.events
     (line,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("after ready")]
@@ -305,10 +292,8 @@ def test_many_compiles_in_traffic_are_few_lines(caplog: pytest.LogCaptureFixture
     replica = StandIn(2)
     replica.owner.model = compiled(double, recompile_limit=64)
     start = warm_up(replica)
-
     for size in range(3, 23):
         replica.owner.model(torch.ones(size))
-
     lines = [r for r in caplog.records if "after ready: kind" in r.getMessage()]
     assert start.report().after_ready.compiles == 20
     assert len(lines) == 1
@@ -338,9 +323,7 @@ def test_a_credential_that_user_code_repeats_is_nowhere(
 def test_loggers_say_each_stage_once(caplog: pytest.LogCaptureFixture):
     """Each stage has one line with facts that can be searched for."""
     caplog.set_level(logging.INFO, "serve_warm")
-
     warm_up(StandIn())
-
     lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("stage=")]
     assert lines == [
         f"stage={stage} deployment=Embedder replica=Embedder#1"
@@ -411,7 +394,6 @@ def test_stages_and_verdict_are_fields_of_json_logs(store: LocalStore, log: Json
 def test_a_miss_and_its_reason_are_fields(store: LocalStore, log: JsonLog):
     """The reason appears when the artifact is discarded, and again with the verdict."""
     warm_up(StandIn(), artifact=store.uri)
-
     (put_aside,) = (each for each in log.events() if each["event"] == "artifact")
     last = log.events()[-1]
     assert put_aside["verdict"] == last["verdict"] == "miss"
@@ -425,9 +407,7 @@ def test_a_failed_start_and_its_reason_are_fields(log: JsonLog):
     replica = StandIn()
     replica.declared = []
     failed(ConfigError, replica)
-
     *_, stage, last = log.events()
-
     assert (stage["event"], stage["stage"], stage["previous"]) == ("stage", "failed", "pending")
     assert (last["event"], last["stage"], last["verdict"]) == ("verdict", "failed", "failed")
     assert last["reason"]
@@ -438,9 +418,7 @@ def test_a_compile_in_traffic_is_fields(log: JsonLog):
     replica = StandIn(2, 3)
     warm_up(replica)
     replica.owner.model(torch.ones(7))
-
     (event,) = (each for each in log.events() if each["event"] == "compile")
-
     assert (event["kind"], event["stage"], event["events"]) == ("recompile", "ready", 1)
     assert "double" in event["function"]
     assert "7" in event["signature"]
@@ -455,9 +433,7 @@ def test_fields_are_documented_and_clash_with_none(store: LocalStore, log: JsonL
     replica.owner.model(torch.ones(7))
     document = (Path(__file__).parents[2] / "docs" / "reference" / "messages.md").read_text()
     plain = {"asctime", "levelname", "message", "filename", "lineno", "process", "timestamp_ns"}
-
     found = {key for record in log.records for key in record} - plain
-
     assert {key for key in found if not key.startswith(LOG_PREFIX)} == set()
     assert [key for key in found if f"`{key}`" not in document] == []
     assert len(log.lines) == len(log.records) > 5

@@ -59,9 +59,7 @@ def test_a_replica_is_ready_whatever_the_bucket_does(  # noqa: PLR0917
     if of_the_part:
         fault_proxy.only = lambda request: request.startswith("GET") and "/blobs/" in request
     fault_proxy.fault = fault
-
     report, warned = started(uri, caplog, WAITED_S if verdict is Verdict.MISS else ENOUGH_S)
-
     check(report, warned, verdict, uri)
 
 
@@ -116,9 +114,7 @@ def test_a_fault_that_passes_is_not_noticed(
     fault_proxy.times = 1
     if fault != "down":
         fault_proxy.fault = fault
-
     report, warned = started(uri, caplog)
-
     assert (report.verdict, warned) == (Verdict.FULL_HIT, [])
 
 
@@ -128,18 +124,14 @@ def test_credentials_that_are_refused_are_not_tried_again(
     """A retry would not help, so the store is listed once, and the start continues."""
     fault_proxy.fault = "403"
     fault_proxy.seen.clear()
-
     started(uri, caplog)
-
     assert len(fault_proxy.seen) == 1
 
 
 def test_no_store_is_asked_when_the_kill_switch_is_on(uri: str, fault_proxy: FaultProxy):
     """`artifact: null` makes no request."""
     fault_proxy.seen.clear()
-
     start: Any = warm_up(StandIn(), artifact=None)
-
     assert start.report().verdict is Verdict.OFF
     assert fault_proxy.seen == []
 
@@ -176,9 +168,7 @@ def test_a_replica_is_ready_where_the_machine_is_set_up_wrongly(
             monkeypatch.delenv(name)
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-
     report, warned = started(uri, caplog)
-
     check_denied(report, warned, uri, tried_again(caplog))
 
 
@@ -188,7 +178,5 @@ def test_a_replica_is_ready_where_the_hub_is_forbidden(
     """HF_HUB_OFFLINE is a decision: it is not waited for to change."""
     constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-
     report, warned = started("hf://acme/warm", caplog)
-
     check_denied(report, warned, "hf://acme/warm", tried_again(caplog))

@@ -88,7 +88,6 @@ def test_a_size_that_never_varies_is_narrow(caplog: pytest.LogCaptureFixture):
     The varied calls leave nothing: no compiled code, and no compile in traffic.
     """
     report = warm(one())
-
     assert report["covered"] == {"expected": 1, "proven": 1}
     assert report["inputs"][0]["proven"]
     assert report["narrow"] == [
@@ -128,7 +127,6 @@ def test_inputs_that_cover_their_traffic_are_not_narrow(
     declared: tuple[Input, ...], changed: dict[str, Any]
 ):
     report = warm(*declared, **changed)
-
     assert report["narrow"] == []
     assert report["covered"]["proven"] == len(declared)
 
@@ -170,7 +168,6 @@ def test_a_size_that_the_model_rejects_is_not_narrow():
 )  # fmt: skip
 def test_what_is_varied(item: Input, axes: list[str]):
     varied, opaque = vary([item])
-
     assert [each.axes for each in varied if not each.is_extra] == axes
     assert opaque == (["is_long of 'a', always True"] if "is_long" in item.kwargs else [])
 
@@ -203,7 +200,6 @@ def scored(values: list[float], user: str = "", top: int = 5, *, sharp: bool = F
 def test_what_else_is_varied(inputs: list[Input], wanted: dict[str, Any]):
     """Flags, optional arguments, kinds of numbers and texts, and very different lengths."""
     found = {each.axes: each.item.args for each in vary(inputs)[0] if each.is_extra}
-
     assert {axes: found.get(axes) for axes in wanted} == wanted
 
 
@@ -255,7 +251,6 @@ def test_other_values_are_tried(inputs: list[dict[str, Any]], wanted: dict[str, 
     """In a body without annotations. `None` means that there is no such trial."""
     declared = [Input(target="POST /a", json=json, name=str(n)) for n, json in enumerate(inputs)]
     found = {each.axes: each.item.json for each in vary(declared)[0]}
-
     assert {axes: found.get(f"json.{axes}") for axes in wanted} == wanted
 
 
@@ -264,7 +259,6 @@ def test_annotations_permit_other_values():
     kwargs = {"size": (4, 6), "scale": 2, "style": "flat", "text": "ab"}
     varied, opaque = vary([Input(target=drawn, kwargs=kwargs)])
     found = {each.axes: each.item.kwargs for each in varied}
-
     assert found["size, always 4 and 6"]["size"] == (3, 5)
     assert found["scale, always a whole number"]["scale"] == 2.5
     assert found["text, never a list"]["text"] == ["ab"]
@@ -276,7 +270,6 @@ def test_annotations_permit_other_values():
 def test_a_tensor_that_masks_nothing_gets_padding(kind: torch.dtype):
     mask = torch.ones(2, 4, dtype=kind)
     found = {each.axes: each for each in vary([Input(target="a", kwargs={"mask": mask})])[0]}
-
     padded = found["mask, always a mask of ones"].item.kwargs["mask"]
     assert padded.tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
     assert padded.dtype is kind
@@ -288,9 +281,7 @@ def test_a_tensor_that_masks_nothing_gets_padding(kind: torch.dtype):
 def test_lengths_that_are_always_equal_are_varied_apart():
     """With dynamic=True, torch takes equal sizes for one size."""
     inputs = [Input(target="a", kwargs={"x": "q" * size, "y": "d" * size}) for size in (9, 4)]
-
     [found] = [each for each in vary(inputs)[0] if "equal" in each.axes]
-
     assert found.axes == "x[0] and y[0], always equal"
     assert [*map(len, found.item.kwargs.values())] == [8, 9]
 
@@ -332,14 +323,12 @@ def test_one_fixed_name_that_is_no_tuple_is_refused():
     """Otherwise each letter would count as a name."""
     with pytest.raises(InputError, match="fixed='ids'") as refused:
         one(fixed="ids")
-
     assert 'fixed=("ids",)' in refused.value.hint
 
 
 def test_bytes_cannot_be_varied():
     """It is said, and changes no verdict."""
     varied, opaque = vary([Input(target="POST /image", body=b"jpeg")])
-
     assert (varied, opaque) == ([], ["the body of 'POST /image'"])
     assert vary([Input(target="decode", args=(b"jpeg",))])[1] == ["args0 of 'decode'"]
     assert vary([Input(target="decode", args=(b"jpeg",), fixed=True)])[1] == []
@@ -406,7 +395,6 @@ double = compiled(lambda x: x * 2)
 def test_a_compiled_function_is_called_by_an_input_or_by_another_one():
     """What a called function mentions, directly or through others, is part of its code."""
     found = asyncio.run(Function().warm_up())["narrow"]
-
     assert sorted(found) == [
         "self.by_language['de'] is compiled, and no input calls it",
         "self.drift is compiled, and no input calls it",
@@ -418,7 +406,6 @@ def test_a_compiled_function_is_called_by_an_input_or_by_another_one():
 def test_a_compiled_object_that_no_input_calls_is_named(caplog: pytest.LogCaptureFixture):
     """Its first call compiles. A module inside another compiled module has no code of its own."""
     found = asyncio.run(Second().warm_up())["narrow"]
-
     assert sorted(found) == [
         "self.by_language['de'] is compiled, and no input calls it",
         "self.drift is compiled, and no input calls it",
@@ -471,7 +458,6 @@ class Global(Second):
 
 def test_compiled_globals_and_attributes_of_a_class_are_named():
     report = asyncio.run(Global().warm_up())
-
     assert "of_module is compiled, and no input calls it" in report["narrow"]
     assert "self.of_class is compiled, and no input calls it" in report["narrow"]
 
@@ -482,7 +468,6 @@ def test_a_method_that_uses_the_model_and_that_no_input_calls_is_named():
     `score` calls `rank`, and `score_texts` only prepares the arguments of `score`.
     """
     report = asyncio.run(Several().warm_up())
-
     assert report["unvaried"] == ["a method that no input calls: explain()"]
 
 
@@ -520,7 +505,6 @@ def test_a_handler_that_rounds_up_is_tried_farther():
 def test_a_text_of_which_every_variation_is_refused_is_named():
     """It is in a code that nobody knows, such as base64."""
     report = rounding(Input(target="embed_text", args=("<1 2 3>",)))
-
     assert report["narrow"] == []
     assert "text, because every variation was refused" in report["unvaried"]
 
@@ -532,7 +516,6 @@ def test_a_trial_that_does_not_end_is_the_last_one(
     monkeypatch.setattr("serve_warm.replica.replay.TRIAL_S", 0.2)
     item = Input(target="embed_forever", args=([1] * 4, 8), fixed=("tokens",))
     report = rounding(item)
-
     [line] = [each for each in report["unvaried"] if "did not end" in each]
     assert re.fullmatch(
         r"\d+ of \d+ variations, because the call with another value \(stride, always 8\) did "
@@ -545,7 +528,6 @@ def test_a_trial_that_does_not_end_is_the_last_one(
 def test_zero_is_never_tried():
     """A loop whose step it is would never end."""
     inputs = [Input(target="a", kwargs={"stride": n}, name=f"{n}") for n in (1, 2)]
-
     tried = [each.item.kwargs["stride"] for one in (inputs, inputs[:1]) for each in vary(one)[0]]
     assert 0 not in tried
 
@@ -583,7 +565,6 @@ def test_a_number_that_no_input_has_is_tried(target, numbers, options, expected)
     report = asyncio.run(
         type("Some", (Numbered,), {"declared": declared, "options": options})().warm_up()
     )
-
     assert report["narrow"] == expected
 
 
@@ -601,7 +582,6 @@ def test_a_number_that_no_input_has_is_tried(target, numbers, options, expected)
 def test_several_other_numbers_are_tried(numbers: tuple[Any, ...], tried: list[int]):
     """A handler may refuse one of them. Huge numbers and no numbers at all stay as they are."""
     inputs = [Input(target="a", kwargs={"n": n}, name=f"{n}"[:9]) for n in numbers]
-
     assert [each.item.kwargs["n"] for each in vary(inputs)[0]] == tried
 
 
@@ -609,7 +589,6 @@ def test_numbers_of_one_address_belong_together():
     """The parameters of an address make no other target, and have signs and fractions."""
     inputs = [Input(target=f"GET /s?n={n}&t=-0.5") for n in (7, 9)]
     varied, unvaried = vary(inputs)
-
     assert {each.axes for each in varied} == {
         "query.n, only 7 or 9",
         "query.t, always -0.5",
@@ -634,10 +613,8 @@ def test_texts_of_a_list_that_are_padded_to_the_longest(texts: list[Any], expect
         Input(target="a", kwargs={"rows": [{"text": text} for text in each]}, name=f"{each}")
         for each in texts
     ]
-
     found = [each.axes for each in vary(inputs)[0] if not each.is_extra]
     in_rows = [each.axes for each in vary(rows)[0] if not each.is_extra]
-
     assert [each for each in found if "[1]" in each] == expected
     if len(texts) == 1:
         assert "rows.text[1], always 9" in in_rows
@@ -661,14 +638,12 @@ def test_texts_of_one_length_are_narrow(dynamic: bool | None):
     """With `padding=True`, the first text of another length compiles."""
     declared = (Input(target="embed_texts", args=(["a b c d e"] * 3,)),)
     kind = type("App", (Padding,), {"declared": declared, "options": {"dynamic": dynamic}})
-
     assert asyncio.run(kind().warm_up())["narrow"] == ["texts[1], always 9"]
 
 
 def test_what_has_no_sizes_is_named():
     """Nobody knows how to vary it, so the report says so."""
     item = Input(target="a", kwargs={"x": {"y": OrderedDict(a=1)}, "z": UserDict(a=1), "n": None})
-
     assert vary([item])[1] == ["x.y of 'a'", "z of 'a'", "n of 'a', always None"]
 
 
@@ -697,7 +672,6 @@ def moded(mode: Mode) -> None: ...
 )
 def test_what_is_left_alone_is_named(items: list[Input], line: str):
     varied, opaque = vary(items)
-
     assert line in opaque
     assert not [each.axes for each in varied if "user_id" in each.axes or "mode" in each.axes]
 
@@ -753,13 +727,11 @@ def of_values(target: str, *values: dict[str, Any], fixed: Any = False) -> list[
 def test_kinds_of_inputs_are_varied(items: list[Input], wanted: str, kwargs: dict[str, Any]):
     """Each kind of one target by itself, and what is declared, but not together."""
     tried = next(each.item for each in vary(items)[0] if each.axes == wanted)
-
     assert tried.kwargs == kwargs
 
 
 def test_kinds_of_inputs_that_are_not_varied_are_counted():
     kinds = [{f"text{number}": "ab"} for number in range(6)]
-
     assert "all but 4 of 6 kinds of inputs of 'a'" in vary(of_values("a", *kinds))[1]
 
 
@@ -767,7 +739,6 @@ def test_identifiers_of_several_lengths_stay_as_they_are():
     """Not even their length changes beside another size."""
     items = of_values("a", {"user_id": "42", "ids": [1] * 4}, {"user_id": "4200", "ids": [1]})
     tried = {each.item.kwargs["user_id"] for each in vary(items)[0]}
-
     assert tried <= {"42", "4200"}
 
 
@@ -777,7 +748,6 @@ def test_tensors_in_a_list_are_varied():
         for each in vary([Input(target="detect", args=([torch.ones(3, 32, 48)],))])[0]
         if not each.is_extra
     }
-
     assert found["args0[2], always 32"] == [(3, 31, 48)]
     assert found["args0[3], always 48"] == [(3, 32, 47)]
 
@@ -813,7 +783,6 @@ class Odd(Several):
 def test_methods_that_run_without_an_input_are_not_named():
     """`__init__` calls `load`. No attribute of objects of other classes is read."""
     report = asyncio.run(Odd().warm_up())
-
     assert sorted(report["unvaried"]) == [
         "a method that no input calls: again()",
         "a method that no input calls: rank()",
@@ -850,7 +819,6 @@ class Waiting(Embedder):
 def test_variations_that_took_too_long_are_counted():
     """Otherwise the report would say nothing of what was not tried."""
     [line] = asyncio.run(Waiting().warm_up())["unvaried"]
-
     assert re.fullmatch(r"\d+ of \d+ variations, to save time", line)
 
 
@@ -872,7 +840,6 @@ def test_a_name_of_a_number_is_no_identifier(name: str):
 def test_an_identifier_is_never_another_one():
     """It is named instead, with the values of the inputs."""
     inputs = [Input(target="a", kwargs={"user_id": n}, name=f"{n}") for n in (7, 8)]
-
     assert vary(inputs) == ([], ["user_id of 'a', only 7 or 8"])
 
 
@@ -911,9 +878,7 @@ class Branching(WarmupMixin):
 def test_a_branch_that_no_input_takes_is_narrow(values: tuple[float, ...], is_narrow: bool):
     """A side that only raises an error compiles nothing."""
     kind = type("Branching", (Branching,), {"values": values})
-
     report = asyncio.run(kind().warm_up())
-
     named = [each for each in report["narrow"] if each.startswith("one side of the branch at")]
     assert len(named) == is_narrow
     assert all(re.search(r"test_narrow\.py:\d+, in run", each) for each in named)
@@ -994,9 +959,7 @@ def test_odd_arguments_end_no_start(item: Input):
     if type(loop) is dict:
         loop["self"] = loop
     began_s = time.perf_counter()
-
     varied, _ = vary([item])
-
     assert len(varied) <= 128
     assert all(len(each.axes) < 1000 for each in varied)
     assert time.perf_counter() - began_s < 5
@@ -1006,7 +969,6 @@ def test_varied_tensors_are_of_the_same_kind():
     """Otherwise a right application is narrow because of other strides or dispatch keys."""
     with torch.inference_mode():
         given = torch.ones(4, 3, 6, 5).to(memory_format=torch.channels_last)
-
     for each in vary([Input(target="a", args=(given,))])[0]:
         (tensor,) = each.item.args
         assert tensor.is_contiguous(memory_format=torch.channels_last)
@@ -1035,9 +997,7 @@ def test_nothing_is_called_that_could_change_something():
         Input(target=removed, args=(42,)),
         Input(target="PUT /rows?side=64", json={"text": "some words"}),
     ]
-
     varied, opaque = vary(inputs)
-
     assert varied == []
     assert opaque == [
         "row_id of 'delete', always 42",
@@ -1053,9 +1013,7 @@ def removed(row_id: int) -> None: ...
 def test_a_list_of_one_item_is_tried():
     """Torch compiles separate code for the size 1, also with dynamic=True."""
     inputs = [Input(target="a", args=([1.0] * size,)) for size in (4, 3, 2)]
-
     found = {each.axes: each.item.args for each in vary(inputs)[0]}
-
     assert found["args0, never of length 1"] == ([1.0],)
 
 
@@ -1124,13 +1082,10 @@ def test_half_a_batch_of_two_is_no_batch_of_one():
 def test_a_large_tensor_is_not_made_larger():
     pixels = torch.zeros(1, (1 << 24) + 2, dtype=torch.uint8)
     varied, _ = vary([Input(target="a", args=(pixels,))])
-
     assert max(each.item.args[0].numel() for each in varied if "[1]" in each.axes) < pixels.numel()
 
 
 def test_variations_beyond_the_limit_are_named():
     many = {f"f{number}": 1.5 for number in range(100)}
-
     _, opaque = vary([Input(target="score", kwargs={"row": many})])
-
     assert "all but the first 128 variations, to save time" in opaque

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 def test_facts_of_a_build_are_json():
     """The facts are part of a signed statement."""
     start = warm_up(StandIn())
-
     facts = build_facts(start.report())
-
     assert json.loads(json.dumps(facts)) == facts
     assert facts["inputs"] == ["size 3", "size 2"]
     assert facts["passes"] == 3

@@ -108,9 +108,7 @@ def test_all_entries_that_the_replay_used_are_checked_if_time_allows(
 ):
     monkeypatch.setattr("serve_warm.replica.warmup.COMPARED_SHARE", float("inf"))
     begun = start(replica(SIZES), right, tmp_path)
-
     report = asyncio.run(begun.run())
-
     assert report.parity is not None
     assert (report.parity.checked, report.parity.waiting) == (3, 0)
     assert report.parity.results["same"] == 3
@@ -148,9 +146,7 @@ def test_what_is_withdrawn_is_replayed_and_proven_again(right: Path, wrong: Path
     stand_in = replica(SIZES)
     forged = forge(right, wrong, tmp_path / "forged", sizes=[2])
     begun = start(stand_in, forged, tmp_path)
-
     report = asyncio.run(begun.run())
-
     assert report.parity is not None
     assert (report.parity.failed, report.parity.results["same"]) == (1, 1)
     assert (report.covered.proven, report.covered.expected) == (3, 3)
@@ -161,10 +157,8 @@ def test_a_wrong_entry_fails_the_start_by_policy(right: Path, wrong: Path, tmp_p
     """With `on_refused: fail` the replica does not become ready on such an artifact."""
     forged = forge(right, wrong, tmp_path / "forged")
     begun = start(replica(SIZES), forged, tmp_path, on_refused="fail")
-
     with eager_below(), pytest.raises(WarmupFailed, match="results differ from eager") as caught:
         asyncio.run(begun.run())
-
     assert caught.value.stage == "PARITY"
     assert begun.report().stage is Stage.FAILED
 
@@ -215,7 +209,6 @@ def in_a_fresh_process(libraries: Path, tmp_path: Path, **settings: Any) -> dict
 def test_libraries_are_checked_without_any_compiler(libraries: tuple[Path, Path], tmp_path: Path):
     """Eager is all that a check needs: torch's compiler is not imported for it."""
     answer = in_a_fresh_process(libraries[0], tmp_path)
-
     report = answer["report"]
     assert (report["stage"], report["verdict"]) == ("READY", "full_hit")
     assert report["parity"]["results"]["same"] == 1
@@ -229,7 +222,6 @@ def test_a_wrong_library_is_served_eagerly_without_a_compiler(
 ):
     """Nothing can compile, and eager is correct, so the replica serves degraded."""
     answer = in_a_fresh_process(libraries[1], tmp_path)
-
     report = answer["report"]
     assert (report["stage"], report["verdict"]) == ("READY", "partial")
     assert report["parity"]["failed"] == 1
@@ -302,7 +294,6 @@ def test_a_build_determines_what_may_run_twice(module: torch.nn.Module, why: str
     model = serve_warm.compile(module.eval(), dynamic=False, options=options)
     library = build(tmp_path, lambda: model(x(3)))
     plans = [e.plan for unit in library.units.values() for e in unit.entries]
-
     assert library.refused == {}
     assert [plan["once"][: len(why)] for plan in plans] == [why]
     assert bool(plans[0]["once"]) == bool(why)
@@ -316,10 +307,8 @@ def test_one_call_in_so_many_is_checked(right: Path, tmp_path: Path):
     before = begun.report().parity
     torch.manual_seed(1)
     state = torch.get_rng_state()
-
     answers = calls(stand_in, 2, 7)
     after = begun.report().parity
-
     assert before is not None
     assert after is not None
     assert before.results["same"] == 1
@@ -337,7 +326,6 @@ def test_without_the_setting_calls_run_the_entry_itself(right: Path, tmp_path: P
     dispatcher = stand_in.owner.model.__dict__["_serve_warm"]
     ((*_, fn, _),) = next(iter(dispatcher.binder.binding.hits.values()))
     report = begun.report().parity
-
     assert report is not None
     assert report.results["same"] == 1
     assert not isinstance(fn, entry_checks._Checked)
@@ -349,11 +337,9 @@ def test_a_wrong_entry_in_traffic_marks_the_replica(right: Path, wrong: Path, tm
     forged = forge(right, wrong, tmp_path / "forged", sizes=[5])
     begun = start(stand_in, forged, tmp_path, eager_sample="1/2")
     asyncio.run(begun.run())
-
     with eager_below():
         answers = calls(stand_in, 5, 4)
     report = begun.report()
-
     assert report.stage is Stage.READY
     assert [reason.partition(":")[0] for reason in report.degraded] == ["parity"]
     assert report.parity is not None
@@ -417,10 +403,8 @@ def test_what_may_not_run_twice_is_counted_and_not_sampled(
     stand_in = replica([2])
     begun = start(stand_in, entries, tmp_path, eager_sample="1/1")
     asyncio.run(begun.run())
-
     calls(stand_in, 2, 3)
     report = begun.report().parity
-
     assert report is not None
     assert (report.results["same"], report.results["not_sampled"]) == (1, 3)
 
@@ -469,11 +453,9 @@ def test_the_other_entries_are_checked_while_the_replica_is_idle(right: Path, tm
     begun = start(stand_in, right, tmp_path)
     asyncio.run(as_serve_does(begun))
     ready = begun.report().parity
-
     checked = idle(begun)
     for size in SIZES:
         calls(stand_in, size, 2)
-
     assert ready is not None
     assert (ready.checked, checked) == (1, 3)
     assert entry_checks._Checked not in code_of(stand_in)
@@ -486,12 +468,10 @@ def test_a_wrong_entry_is_found_before_it_is_called(right: Path, wrong: Path, tm
     begun = start(stand_in, forged, tmp_path)
     asyncio.run(as_serve_does(begun))
     clean = begun.report().degraded
-
     idle(begun)
     marked = begun.report().degraded
     with eager_below():
         (answer,) = calls(stand_in, 5, 1)
-
     assert clean == ()
     assert [reason.partition(":")[0] for reason in marked] == ["parity"]
     assert torch.equal(answer, eager(stand_in, 5))
@@ -526,12 +506,10 @@ def test_a_busy_replica_checks_in_traffic(
     stand_in = replica(SIZES)
     begun = start(stand_in, right, tmp_path)
     asyncio.run(as_serve_does(begun))
-
     before = idle(begun)
     for size in SIZES:
         calls(stand_in, size, 2)
     after = begun.report().parity
-
     assert after is not None
     assert (before, after.checked, after.results["same"]) == (1, 3, 3)
 

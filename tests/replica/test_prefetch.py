@@ -138,9 +138,7 @@ def test_what_was_pulled_during_init_is_loaded(store: LocalStore, tmp_path: Path
     work, taken = prefetched(replica, artifact=store.uri)
     shutil.rmtree(store.root)
     shutil.rmtree(default_root())
-
     warmup = start(replica, work, artifact=store.uri)
-
     report = warmup.report()
     assert (report.verdict, report.artifact.statement) == (Verdict.FULL_HIT, key)
     assert report.artifact.trace == (f"{key}: accepted, created {report.artifact.created}",)
@@ -170,9 +168,7 @@ def test_entries_that_were_read_during_init_are_loaded(store: LocalStore, tmp_pa
     assert [*folders] == ["precompiled", "exported"]
     for folder in folders.values():
         (folder / "index.json").write_bytes(b"read again")
-
     report = start(replica, work, artifact=store.uri).report()
-
     assert (report.verdict, report.warnings) == (Verdict.FULL_HIT, ())
     assert (folders["precompiled"].exists(), folders["exported"].exists()) == (False, True)
 
@@ -183,9 +179,7 @@ def test_entries_that_cannot_be_read_are_warned_of(store: LocalStore, tmp_path: 
     raw = {"cache": packed_cache(tmp_path / "built"), "exported": packed_entries(b"{}")}
     publish(store, here(replica), raw=raw)
     work, taken = prefetched(replica, artifact=store.uri)
-
     report = start(replica, work, artifact=store.uri).report()
-
     assert (taken.entries.tables, report.verdict) == ({}, Verdict.FULL_HIT)
     assert [text.partition(":")[0] for text in report.warnings] == [
         "not all entries can be used, so Dynamo traces calls"
@@ -200,9 +194,7 @@ def test_entries_of_a_refused_artifact_leave_nothing(store: LocalStore, tmp_path
     work, taken = prefetched(replica, artifact=store.uri)
     folders = [*taken.entries.folders.values()]
     taken.directory.chmod(0o777)
-
     report = start(replica, work, artifact=store.uri).report()
-
     assert (report.verdict, report.artifact.refused) == (Verdict.REFUSED, "unsafe_directory")
     assert (len(folders), [f for f in folders if f.exists()], taken.entries.tables) == (2, [], {})
 
@@ -212,9 +204,7 @@ def test_the_report_tells_what_was_hidden(store: LocalStore, tmp_path: Path):
     replica = StandIn()
     publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
     work, _ = prefetched(replica, artifact=store.uri)
-
     report = start(replica, work, artifact=store.uri).report()
-
     lines = [line for line in report.text().splitlines() if "during __init__" in line]
     assert [line.split()[0] for line in lines] == ["pulling", "verifying", "loading"]
     assert all(time["hidden_s"] >= 0 for time in report.to_json()["stages"])
@@ -234,9 +224,7 @@ def test_a_start_waits_for_what_is_under_way(
         fetching(work)
         warmup = Warmup(replica, WarmupConfig(artifact=store.uri), prefetched=work)
         warmup.observe([lambda report: report.stage is Stage.PULLING and release()])
-
         asyncio.run(warmup.run())
-
     assert warmup.report().verdict is Verdict.FULL_HIT
     assert warmup.caches.directory == ended(work).directory
     lines = [record.getMessage() for record in caplog.records]
@@ -266,9 +254,7 @@ def test_settings_that_change_later_are_those_that_count(
     publish(store, here(replica), raw=raw)
     work, taken = prefetched(replica, artifact=store.uri)
     settings = {"artifact": store.uri, **change(replica, tmp_path)}
-
     warmup = start(replica, work, **settings)
-
     report = warmup.report()
     assert (report.verdict, report.artifact.store) == (Verdict.FULL_HIT, settings["artifact"])
     assert warmup.caches.directory != taken.directory
@@ -290,9 +276,7 @@ def test_trust_that_ends_meanwhile_is_no_trust(
     work, taken = prefetched(replica, artifact=store.uri)
     digest = taken.pulled.chosen.manifest.parts[0].sha256
     file.write_text(f'denied = ["sha256:{digest}"]\n{lines}' if withdrawn == "artifact" else "")
-
     warmup = start(replica, work, artifact=store.uri)
-
     report = warmup.report()
     assert report.verdict is Verdict.REFUSED
     assert report.artifact.refused == ("denied" if withdrawn == "artifact" else "no_trust")
@@ -309,9 +293,7 @@ def test_why_nothing_is_fetched_early_is_the_reason_of_the_refusal(
     replica = StandIn()
     replica._trust = trusting(new_key() if refused == "untrusted" else KEY, max_age_s=60.0)
     key = publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
-
     prefetched(replica, artifact=store.uri)
-
     (line,) = [r.message for r in caplog.records if "during __init__" in r.message]
     assert f"{key} is refused ({refused}): " in line
     assert "fits" not in line
@@ -325,9 +307,7 @@ def test_of_several_variants_the_app_decides(store: LocalStore, tmp_path: Path):
     right = publish(store, here(replica), raw=raw, created=OLDER)
     wrong = publish(store, here(other), raw=raw, created=NEWER)
     work, taken = prefetched(replica, artifact=store.uri)
-
     warmup = start(replica, work, artifact=store.uri)
-
     report = warmup.report()
     assert taken.pulled.chosen.key == wrong
     assert (report.verdict, report.artifact.statement) == (Verdict.FULL_HIT, right)
@@ -347,7 +327,6 @@ def test_a_factor_that_init_changes_counts_as_it_is_then(store: LocalStore, tmp_
         report = start(replica, work, artifact=store.uri).report()
     finally:
         torch.set_default_dtype(before)
-
     assert report.verdict is Verdict.MISS
     assert "default_dtype: " in report.artifact.trace[0]
     assert thrown_away(taken)
@@ -363,9 +342,7 @@ def test_what_does_not_fit_this_machine_is_not_fetched(
     replica = StandIn()
     raw = {"cache": packed_cache(tmp_path / "built")}
     publish(store, here(replica, **built_for), raw=raw)
-
     work, taken = prefetched(replica, artifact=store.uri)
-
     assert taken is None
     assert not default_root().exists()
     report = start(replica, work, artifact=store.uri).report()
@@ -385,9 +362,7 @@ def test_what_is_damaged_is_refused_as_ever(
     publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
     damage(store)
     work, taken = prefetched(replica, artifact=store.uri)
-
     report = start(replica, work, artifact=store.uri).report()
-
     assert taken is None
     assert (report.stage, report.verdict) == (Stage.READY, Verdict.REFUSED)
     assert list(Path(tempfile.gettempdir()).rglob("*.so")) == []
@@ -402,9 +377,7 @@ def test_a_failure_is_not_final(store: LocalStore, tmp_path: Path):
     work, taken = prefetched(replica, artifact=store.uri)
     store.root.unlink()
     store.root.symlink_to(good.root)
-
     report = start(replica, work, artifact=store.uri).report()
-
     assert taken is None
     assert report.verdict is Verdict.FULL_HIT
 
@@ -418,9 +391,7 @@ def test_what_hangs_costs_no_more_than_the_pull_may(store: LocalStore, tmp_path:
     with node_locked(raw):
         work = begun(replica, artifact=store.uri)
         fetching(work)
-
         report = start(replica, work, artifact=store.uri, pull_deadline_s=0.3).report()
-
     assert (report.stage, report.verdict) == (Stage.READY, Verdict.MISS)
     assert "nothing was pulled within" in report.artifact.reason
     assert ended(work) is None
@@ -432,10 +403,8 @@ def test_a_start_that_fails_throws_it_away(store: LocalStore, tmp_path: Path):
     publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
     work, taken = prefetched(replica, artifact=store.uri)
     replica.declared = []
-
     with pytest.raises(InputError):
         start(replica, work, artifact=store.uri)
-
     assert thrown_away(taken)
 
 
@@ -447,10 +416,8 @@ def test_dropping_ends_what_is_under_way(store: LocalStore, tmp_path: Path):
     with node_locked(raw) as release:
         work = begun(replica, artifact=store.uri)
         fetching(work)
-
         work.drop()
         release()
-
     assert ended(work) is None
 
 
@@ -496,7 +463,6 @@ def test_devices_are_asked_for_after_user_code_has_chosen_them(
     publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
     driver = tmp_path / "nvidiactl"
     driver.touch()
-
     completed = subprocess.run(
         [sys.executable, "-c", CHOOSING, store.uri, str(driver), then],
         capture_output=True,
@@ -504,7 +470,6 @@ def test_devices_are_asked_for_after_user_code_has_chosen_them(
         check=False,
         timeout=HANG_S,
     )
-
     shown = ["True 0 []", "pull fingerprint False"]
     assert completed.stdout.splitlines() == shown, completed.stderr
 

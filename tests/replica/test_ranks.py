@@ -65,18 +65,15 @@ def test_a_process_by_itself_agrees_with_itself():
     """Without a process group, no other process is asked."""
     with join() as alone:
         [answer] = together(alone.agree("a word", 1, timeout_s=0))
-
     assert (alone.size, answer) == (1, [1])
 
 
 def test_ranks_that_are_out_of_step_fail():
     """The error names a rank that has reached another step, and both steps."""
     first, second = group(2)
-
     errors = together(
         first.agree("pass 2", True, timeout_s=60), second.agree("the proof", {}, timeout_s=60)
     )
-
     assert all(isinstance(error, RankFailed) for error in errors)
     assert errors[0].message == (
         "rank 0 of 2 is at step 'pass 2', but rank 1 is at step 'the proof'"
@@ -87,12 +84,10 @@ def test_a_failure_is_told_with_the_rank_where_it_began():
     """A rank that fails because another rank failed repeats the first error."""
     first, second, third = group(3)
     second.say_failed(WarmupFailed("the store is empty"))
-
     [error] = together(first.agree("a word", 1, timeout_s=60))
     third_answer = third.agree("a word", 1, timeout_s=60)
     first.say_failed(error)
     [repeated] = together(third_answer)
-
     assert isinstance(error, RankFailed)
     assert error.message == repeated.message == "rank 1 of 3 has failed: the store is empty"
 
@@ -100,9 +95,7 @@ def test_a_failure_is_told_with_the_rank_where_it_began():
 def test_a_rank_that_says_nothing_is_named():
     """A rank that has not reached the point is waited for until the time is up."""
     first, _ = group(2)
-
     [error] = together(first.agree("its artifact", 1, timeout_s=0.05))
-
     assert isinstance(error, RankFailed)
     assert "rank 1 of 2 did not answer at step 'its artifact'" in error.message
 
@@ -114,9 +107,7 @@ def test_a_rank_without_a_pulse_is_gone(monkeypatch: pytest.MonkeyPatch):
     ended = threading.Event()
     ended.set()
     second.give_pulse(ended)
-
     [error] = together(first.agree("its artifact", 1, timeout_s=HANG_S))
-
     assert isinstance(error, RankFailed)
     assert "rank 1 of 2 has sent no pulse" in error.message
 
@@ -155,7 +146,6 @@ def test_ranks_replay_and_prove_together(starts: dict[str, list[dict[str, Any]]]
 def test_all_go_on_until_all_are_quiet(starts: dict[str, list[dict[str, Any]]]):
     """If one rank needs five passes and another two, both make five."""
     first, second = starts["uneven"]
-
     assert [first["report"]["passes"], second["report"]["passes"]] == [6, 6]
     assert first["calls"] == second["calls"]
     assert first["report"]["warmup"]["compiles"] == 2
@@ -167,7 +157,6 @@ def test_all_go_on_until_all_are_quiet(starts: dict[str, list[dict[str, Any]]]):
 def test_an_input_is_proven_on_all_ranks_or_on_none(starts: dict[str, list[dict[str, Any]]]):
     """If one rank compiles in each pass, no input is proven, and the others name this rank."""
     first, second = reports(starts["never quiet"])
-
     assert (first["passes"], second["passes"]) == (4, 4)
     assert first["covered"] == second["covered"] == {"expected": 2, "proven": 0}
     why = second["inputs"][0]["note"]
@@ -181,7 +170,6 @@ def test_an_input_is_proven_on_all_ranks_or_on_none(starts: dict[str, list[dict[
 def test_ranks_with_other_inputs_do_not_begin(starts: dict[str, list[dict[str, Any]]]):
     """Both ranks report the differing inputs before any call, instead of a wait in a collective."""
     first, second = starts["other inputs"]
-
     assert first["raised"] == second["raised"] == "ConfigError"
     assert "rank 1 has ['batch 6', 'batch 4', 'batch 2']" in first["report"]["error"]
     assert "rank 0 has ['batch 4', 'batch 2']" in second["report"]["error"]
@@ -200,7 +188,6 @@ def test_no_rank_refuses_requests_alone(starts: dict[str, list[dict[str, Any]]])
 def test_ranks_may_start_alone(starts: dict[str, list[dict[str, Any]]]):
     """If the other ranks do not warm up, no rank is asked or waited for."""
     first, second = reports(starts["alone"])
-
     assert (first["covered"]["proven"], second["covered"]["proven"]) == (2, 3)
     assert first["fingerprint"]["app"]["rank"] == "0 of 2"
 
@@ -209,7 +196,6 @@ def test_ranks_may_start_alone(starts: dict[str, list[dict[str, Any]]]):
 def test_a_rank_that_fails_ends_the_others(starts: dict[str, list[dict[str, Any]]]):
     """The failed rank names its input. The other rank ends at its message or its silence."""
     first, second = starts["raising"]
-
     assert second["raised"] == "ReplayFailed"
     assert "KeyError: 'no such weights'" in second["report"]["error"]
     assert first["raised"] == "ReplayFailed"
@@ -221,7 +207,6 @@ def test_a_rank_that_fails_ends_the_others(starts: dict[str, list[dict[str, Any]
 def test_a_rank_that_dies_in_a_pass_is_not_waited_for(tmp_path: Path):
     """Its peer fails in the collective that it was to call, with the input."""
     [[first, second]] = Group(folder=tmp_path).run({"do": "die", "doing": 1})
-
     assert second == {}
     assert first["raised"] == "ReplayFailed"
     assert "'batch 2' raised" in first["report"]["error"]
@@ -231,7 +216,6 @@ def test_a_rank_that_dies_in_a_pass_is_not_waited_for(tmp_path: Path):
 def test_a_rank_that_dies_between_passes_is_missed(tmp_path: Path):
     """Its peer, which waits for its word, ends with a sentence and not with its deadline."""
     [[first, second]] = Group(folder=tmp_path).run({"do": "leave", "doing": 1}, silent_s=2.0)
-
     assert second == {}
     assert first["raised"] == "RankFailed"
     assert "rank 1 of 2 has sent no pulse for 2 s" in first["report"]["error"]
@@ -270,7 +254,6 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_each_rank_starts_from_its_own_artifact(built: Built):
     """All ranks are full hits, nothing compiles, and the common result is right."""
     warm = built.started(built.store)
-
     assert len({built.variant(0), built.variant(1)}) == 2
     for rank, said in enumerate(warm):
         report = said["report"]
@@ -291,9 +274,7 @@ def test_all_ranks_load_or_none_does(built: Built, tmp_path: Path):
     shutil.copytree(built.store, tmp_path / "store")
     for path in (tmp_path / "store").rglob(f"*{built.variant(1)}*"):
         path.unlink()
-
     first, second = built.started(tmp_path / "store")
-
     assert [said["report"]["verdict"] for said in (first, second)] == ["miss", "miss"]
     assert "because rank 1 of 2 has no artifact: " in first["report"]["artifact"]["reason"]
     assert "rank: artifact 0 of 2, here 1 of 2" in second["report"]["artifact"]["reason"]
@@ -311,8 +292,6 @@ def test_a_policy_that_fails_fails_all_ranks(built: Built, tmp_path: Path):
     shutil.copytree(built.store, tmp_path / "store")
     for path in (tmp_path / "store").rglob(f"*{built.variant(1)}*"):
         path.unlink()
-
     first, second = built.started(tmp_path / "store", config={"on_missing": "fail"})
-
     assert (first["raised"], second["raised"]) == ("RankFailed", "WarmupFailed")
     assert "rank 1 of 2 has failed: verdict miss" in first["report"]["error"]

@@ -105,9 +105,7 @@ def test_what_is_warm_needs_no_further_pass():
     """A quiet first pass and the proof: a second start in one process is two passes."""
     model = compiled(double)
     run(replay([shape(2)], calling(model)))
-
     progress = run(replay([shape(2)], calling(model)))
-
     assert (progress.passes, progress.compiles) == (2, {"size 2": 0})
     assert progress.proven == {"size 2"}
 
@@ -134,11 +132,9 @@ def test_a_pass_with_settling_calls_is_followed_by_one_with_entries(calls: int, 
     build(tmp_path, lambda: model(*item.args))
     fresh = serve_warm.compile(Settles(calls).eval(), dynamic=False)
     before = SESSION.settling_calls
-
     with started(tmp_path):
         progress = run(replay([item], calling(fresh)))
         levels = {use.level for use in fresh.__dict__["_serve_warm"].uses()}
-
     assert SESSION.settling_calls - before == calls
     assert progress.passes == calls + 2
     assert (progress.compiles, progress.proven) == ({"square": 0}, {"square"})
@@ -170,9 +166,7 @@ def test_a_model_that_never_gets_quiet_is_not_proven(monkeypatch: pytest.MonkeyP
 def test_results_are_seconds_and_compiles_of_each_input():
     """The first and the last replay are separate, and unreached inputs say so."""
     progress = run(replay([shape(3), shape(2)], calling(compiled(double))))
-
     results = progress.results()
-
     assert [(r.name, r.proven, r.compiles, r.note) for r in results] == [
         ("size 3", True, 1, ""),
         ("size 2", True, 1, ""),
@@ -189,9 +183,7 @@ def test_progress_is_told_after_each_input():
         calling(compiled(double)),
         changed=lambda: told.append((warmup.progress.passes, warmup.progress.done)),
     )
-
     run(warmup)
-
     assert told == [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]
 
 
@@ -265,9 +257,7 @@ def test_inputs_over_the_recompile_limit_are_never_proven():
     """Code that runs eagerly is detected and named with the setting, without a retry."""
     model = compiled(double)
     inputs = [shape(size) for size in range(1, RECOMPILE_LIMIT + 5)]
-
     progress = run(replay(inputs, calling(model)))
-
     assert progress.proven == {f"size {size}" for size in range(1, RECOMPILE_LIMIT + 1)}
     assert len(progress.unproven) == 4
     assert all("recompile_limit=16" in why for why in progress.unproven.values())
@@ -322,7 +312,6 @@ class Guarded:
 def test_an_input_that_never_reaches_the_model_is_not_proven():
     """A guard clause is quiet and raises nothing: there is no call that could prove it warm."""
     progress = run(replay([shape(2), shape(1)], Guarded()))
-
     assert progress.proven == {"size 2"}
     assert progress.unproven.keys() == {"size 1"}
     assert "makes no compiled call" in progress.unproven["size 1"]
@@ -333,7 +322,6 @@ def test_an_input_that_never_reaches_the_model_is_not_proven():
 def test_without_any_compiled_call_the_app_decides(has_compiled: bool):
     """An app with something compiled has a false input; one without has nothing to prove."""
     progress = run(replay([shape(1)], Guarded(), has_compiled=lambda: has_compiled))
-
     assert (progress.proven == {"size 1"}) is not has_compiled
     assert progress.has_compiled is has_compiled
 
@@ -606,9 +594,7 @@ class Memory:
 def test_an_input_that_does_not_fit_is_left_out_and_the_others_are_proven():
     """The input is tried twice, and skipped in later passes. The report names it and the reason."""
     memory = Memory(size_4=99)
-
     progress = run(replay([shape(4), shape(3), shape(2)], memory))
-
     assert memory.calls.count("size 4") == 2
     assert progress.proven == {"size 3", "size 2"}
     assert list(progress.unproven) == list(progress.left_out) == ["size 4"]
@@ -623,9 +609,7 @@ def test_an_input_that_does_not_fit_is_left_out_and_the_others_are_proven():
 def test_what_fits_once_memory_is_freed_is_not_left_out():
     """Cached memory prevents the first attempt, but not the second."""
     memory = Memory(size_4=1)
-
     progress = run(replay([shape(4), shape(3)], memory))
-
     assert progress.left_out == {}
     assert progress.proven == {"size 4", "size 3"}
 
@@ -634,7 +618,6 @@ def test_what_fits_once_memory_is_freed_is_not_left_out():
 def test_a_replica_that_fits_no_input_is_no_replica():
     """Such a replica could serve nothing."""
     error = failure(ReplayFailed, replay([shape(3), shape(2)], Memory(size_3=99, size_2=99)))
-
     assert error.message.startswith("all 2 inputs ran out of memory")
     assert "Tried to allocate 9 GiB" in error.message
     assert "smaller inputs" in error.hint
@@ -835,9 +818,7 @@ def test_a_rank_leaves_no_input_out():
 def test_ranks_come_to_the_same_points():
     """Ranks agree at the same points: each pass, failures, the proof."""
     ranks = Echo()
-
     run(replay([shape(2)], calling(compiled(double)), ranks=ranks))
-
     assert ranks.asked == [
         *("pass 1", "pass 2", "inputs to replay again", "compiled calls", "the proof")
     ]

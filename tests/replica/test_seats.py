@@ -166,14 +166,12 @@ def said(keeper: SeatKeeper) -> SeatUse:
 def test_one_shows_that_the_imports_work_before_the_others_are_asked_for(workers: Workers):
     """So failing imports cost one worker, not all."""
     kept = keeper(workers, count=3)
-
     for _ in range(3):
         kept.look()
     before = list(workers.asked)
     workers.settle()
     for _ in range(3):
         kept.look()
-
     assert before == [1]
     assert workers.asked == [1, 2]
 
@@ -184,13 +182,11 @@ def test_a_seat_that_was_taken_is_replaced(workers: Workers, clock: Clock):
     kept.look()
     workers.settle()
     kept.look()
-
     workers.folder.remove(workers.folder.seats()[0])
     kept.look()
     at_once = list(workers.asked)
     clock.ahead_s += TAKEN_PAUSE_S + 1
     kept.look()
-
     assert at_once == [1]  # the replica that took it has the cores for itself
     assert workers.asked == [1, 1]
     assert said(kept).waiting == 0
@@ -276,11 +272,9 @@ def test_a_seat_of_no_use_is_the_last_one(workers: Workers, state: str):
     """The next one would be of no use either; the reason is in the report."""
     kept = keeper(workers)
     kept.look()
-
     workers.settle(state, note="importing app raised ValueError")
     for _ in range(3):
         kept.look()
-
     assert workers.asked == [1]
     assert said(kept).problem == f"a seat cannot be used ({state}): importing app raised ValueError"
 
@@ -294,9 +288,7 @@ def test_a_worker_that_ended_itself_is_the_last_one(workers: Workers, is_new: bo
     if not is_new:
         workers.folder.write(replace(workers.folder.seats()[0], offered_boot_s=0.0))
     workers.end(workers.processes[0])
-
     kept.look()
-
     assert said(kept).problem.startswith("a seat cannot be used (hung): importing torch") is is_new
     assert len(workers.asked) == (1 if is_new else 2)
 
@@ -305,10 +297,8 @@ def test_a_raylet_that_refuses_is_asked_once(workers: Workers):
     """No ticket is left for a worker that comes later for another reason."""
     kept = keeper(workers)
     workers.raises = SeatsUnavailable("no such request")
-
     for _ in range(3):
         kept.look()
-
     assert workers.asked == [1]
     assert said(kept).problem == "no such request"
     assert workers.folder.claim() is None
@@ -320,7 +310,6 @@ def test_a_raylet_that_does_not_answer_is_asked_later_and_then_no_more(
     """The pauses grow, so that requests end."""
     kept = keeper(workers)
     workers.raises = SeatsDelayed("no answer")
-
     kept.look()
     kept.look()
     at_once = len(workers.asked)
@@ -330,7 +319,6 @@ def test_a_raylet_that_does_not_answer_is_asked_later_and_then_no_more(
     for _ in range(10):
         clock.ahead_s += 1000
         kept.look()
-
     assert (at_once, after_a_pause) == (1, 2)
     assert len(workers.asked) == LIMIT_OF_LOSSES
     assert said(kept).problem == f"no answer, {LIMIT_OF_LOSSES} times in a row"
@@ -340,11 +328,9 @@ def test_a_worker_that_never_comes_has_its_ticket_taken_back(workers: Workers, c
     """The worker may come for a replica, which must not wait for the imports of a seat."""
     kept = keeper(workers)
     workers.come = False
-
     kept.look()
     clock.ahead_s += TICKET_S + 1
     kept.look()
-
     assert workers.folder.claim() is None
     assert said(kept).problem == ""
 
@@ -352,12 +338,10 @@ def test_a_worker_that_never_comes_has_its_ticket_taken_back(workers: Workers, c
 def test_a_seat_that_never_says_how_its_imports_ended_is_given_up(workers: Workers, clock: Clock):
     """As with a full disk. Before, no more seats were asked for, and nothing said so."""
     kept = keeper(workers, count=1)
-
     for _ in range(10):
         kept.look()
         clock.ahead_s += 60 + RECORD_S + 70  # the default limit, and more than a pause
         kept.look()
-
     assert len(workers.asked) == LIMIT_OF_LOSSES
     assert "did not record the end of its imports within 120 s" in said(kept).problem
 
@@ -375,7 +359,6 @@ def test_seats_that_are_killed_are_not_asked_for_without_end(
 ):
     """Seats that are killed during their imports, or soon after, are losses in a row."""
     kept = keeper(workers, settings=settings)
-
     for _ in range(20):
         kept.look()
         if imports_end:
@@ -385,7 +368,6 @@ def test_seats_that_are_killed_are_not_asked_for_without_end(
         while workers.processes:
             workers.end(workers.processes.pop())
         kept.look()
-
     assert workers.asked == [1] * LIMIT_OF_LOSSES
     state = "waiting" if imports_end else "importing"
     assert f"ended while the seat was {state}, 5 times in a row" in said(kept).problem
@@ -399,14 +381,12 @@ def test_a_seat_is_renewed_before_its_time_is_up(workers: Workers, clock: Clock)
     workers.settle()
     kept.look()
     early = list(workers.asked)
-
     clock.ahead_s += 880
     kept.look()
     workers.settle()
     for _ in range(5):
         clock.ahead_s += 2000
         kept.look()
-
     assert early == [1]
     assert workers.asked == [1, 1]
     assert said(kept).waiting == 2
@@ -416,13 +396,11 @@ def test_nothing_is_asked_for_without_memory(workers: Workers, clock: Clock, fre
     """A seat may not be what has a replica killed."""
     free[0] = 50 * MEGABYTE
     kept = keeper(workers, count=1)
-
     kept.look()
     before = list(workers.asked)
     free[0] = 10_000 * MEGABYTE
     clock.ahead_s += 10
     kept.look()
-
     assert before == []
     assert workers.asked == [1]
 
@@ -433,7 +411,6 @@ def test_no_more_is_asked_for_than_memory_is_free(
     """The size of the first seat is known, even if it was taken since."""
     free[0] = SPARE * SEAT_BYTES
     kept = keeper(workers, count=3)
-
     kept.look()
     workers.settle()
     free[0] = 0
@@ -443,7 +420,6 @@ def test_no_more_is_asked_for_than_memory_is_free(
     free[0] = 2.5 * SPARE * 100 * MEGABYTE
     clock.ahead_s += 10
     kept.look()
-
     assert workers.asked == [1, 2]
 
 
@@ -456,7 +432,6 @@ def test_memory_that_seats_will_need_is_not_given_twice(workers: Workers, free: 
     free[0] = 2.2 * SPARE * 100 * MEGABYTE
     for _ in range(4):
         kept.look()
-
     assert workers.asked == [1, 2]
     assert said(kept).problem == ""
 
@@ -473,7 +448,6 @@ def test_losses_with_a_steady_seat_between_them_are_not_in_a_row(workers: Worker
         workers.end(workers.processes.pop())
         kept.look()
         clock.ahead_s += PAUSE_S + 0.1
-
     assert len(workers.asked) == 2 * LIMIT_OF_LOSSES
     assert said(kept).problem == ""
 
@@ -486,9 +460,7 @@ def test_open_tickets_are_taken_back_when_a_keeper_stops(workers: Workers):
     workers.come = False
     kept.look()
     workers.folder.write(replace(workers.folder.seats()[0], state="failed", note="no licence"))
-
     kept.look()
-
     assert "no licence" in said(kept).problem
     assert workers.asked == [1, 2]
     assert not list(workers.folder.path.glob("ticket-*"))
@@ -519,7 +491,6 @@ def test_free_memory_is_that_of_the_node_or_of_the_container(
     (tmp_path / "proc/meminfo").write_text(lines)
     for name, text in group.items():
         (tmp_path / "sys/fs/cgroup" / f"memory.{name}").write_text(text)
-
     assert free_memory_bytes(tmp_path) == free
 
 
@@ -532,11 +503,9 @@ def test_a_keeper_that_stopped_lets_another_one_try(workers: Workers):
     before = said(first).waiting
     workers.settle()
     workers.folder.write(replace(workers.folder.seats()[0], state="failed", note="no licence"))
-
     first.look()
     workers.folder.remove(workers.folder.seats()[0])
     second.look()
-
     assert (before, said(first).waiting) == (1, None)
     assert "no licence" in said(first).problem
     assert said(second).waiting == 0
@@ -547,10 +516,8 @@ def test_one_replica_of_a_deployment_keeps_seats_on_a_node(workers: Workers):
     """Others wait until it ends; other deployments have seats of their own."""
     first, second = keeper(workers, count=1), keeper(workers, count=1)
     other = keeper(workers, count=1, deployment="app#Router")
-
     for each in (first, second, other):
         each.look()
-
     assert workers.asked == [1, 1]
     assert said(second).waiting is None
 
@@ -560,7 +527,6 @@ def test_a_ticket_is_for_one_worker(tmp_path: Path):
     folder = SeatFolder(tmp_path / "seats")
     folder.make()
     folder.offer(Wanted(deployment="a", imports=("torch",)))
-
     assert folder.claim() is not None
     assert folder.claim() is None
 
@@ -571,7 +537,6 @@ def test_an_old_ticket_is_taken_by_nobody(tmp_path: Path, clock: Clock):
     folder.make()
     folder.offer(Wanted(deployment="a", imports=("torch",)))
     clock.ahead_s += TICKET_S + 1
-
     assert folder.claim() is None
     assert list(folder.path.iterdir()) == []
 
@@ -586,9 +551,7 @@ def test_folders_of_clusters_that_are_gone_are_removed(tmp_path: Path):
     for name in ("old", "lives"):
         os.utime(folders[name].path, (0, 0))
     (tmp_path / "seats" / "aa-vanishes").symlink_to("nowhere")
-
     SeatFolder(tmp_path / "seats" / "mine").make()
-
     left = sorted(path.name for path in (tmp_path / "seats").iterdir())
     assert left == ["aa-vanishes", "lives", "mine", "new"]
 
@@ -600,9 +563,7 @@ def test_workers_that_ray_does_not_exchange_share_no_tickets():
         line,
         *([*line, f"--{name}=other"] for name in ("session-name", "node-id", "runtime-env-hash")),
     ]
-
     folders = [SeatFolder.of_worker(arguments) for arguments in lines]
-
     assert len({folder.path for folder in folders if folder is not None}) == 4
     assert SeatFolder.of_worker(["python", "app.py"]) is None
 
@@ -611,9 +572,7 @@ def test_a_seat_imports_what_a_replica_has_loaded():
     """The app's first; no compiler where the replica has none, and no torch for a router."""
     of_ray = ("ray.serve._private.replica", "ray.serve._private.controller")
     loaded = ("serve_warm.report", "torch", *of_ray, "numpy")
-
     names = imports_of_seat(Seats(imports=("app.model", "torch")), loaded)
-
     assert names[:4] == ("app.model", "torch", *of_ray)
     assert "numpy" not in names
     assert imports_of_seat(Seats(), ("serve_warm.report",))[-1] == "serve_warm.report"
@@ -677,7 +636,6 @@ def ask(port: int, host: str = "127.0.0.1") -> None:
 def test_a_raylet_that_has_no_such_request_or_refuses_it_is_named(raylet: Any, name: str):
     """An older Ray, or one whose token this process does not have."""
     port = raylet(grpc.StatusCode[name])
-
     with pytest.raises(SeatsUnavailable, match=f"answered PrestartWorkers with {name}"):
         ask(port)
 
@@ -686,7 +644,6 @@ def test_a_raylet_that_has_no_such_request_or_refuses_it_is_named(raylet: Any, n
 def test_a_raylet_with_an_ipv6_address_is_asked(raylet: Any):
     """Its address needs brackets before the port."""
     port = raylet(grpc.StatusCode.PERMISSION_DENIED, "[::1]")
-
     with pytest.raises(SeatsUnavailable, match="answered PrestartWorkers with PERMISSION_DENIED"):
         ask(port, host="::1")
 
@@ -695,7 +652,6 @@ def test_a_raylet_with_an_ipv6_address_is_asked(raylet: Any):
 def test_a_raylet_that_does_not_answer_is_given_up(raylet: Any):
     """The keeper's thread is free again, and asks later."""
     port = raylet(None)
-
     with pytest.raises(SeatsDelayed, match="DEADLINE_EXCEEDED"):
         ask(port)
 
@@ -710,6 +666,5 @@ def test_a_raylet_that_was_restarted_is_asked_again(raylet: Any):
     with pytest.raises(SeatsDelayed):
         source.ask(1, keep_alive_s=60)
     raylet(grpc.StatusCode.PERMISSION_DENIED, port=port)
-
     with pytest.raises(SeatsUnavailable, match="PERMISSION_DENIED"):
         source.ask(1, keep_alive_s=60)

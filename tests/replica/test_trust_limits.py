@@ -87,9 +87,7 @@ def test_an_older_artifact_in_place_of_a_newer_one_is_said(
 ):
     """The start is warm, and its report names both times."""
     roll_back(site)
-
     report = site.start()
-
     assert report.verdict is Verdict.FULL_HIT
     [warning] = [text for text in report.warnings if text.startswith("rollback: ")]
     assert OLDER in warning
@@ -103,9 +101,7 @@ def test_an_older_artifact_is_refused_by_policy(
     """With `rollback = "refuse"` the start is cold, and names the file to remove if need be."""
     roll_back(site)
     refusing = trusting(KEY, rollback="refuse")
-
     report = site.start(refusing)
-
     assert (report.stage, report.verdict) == (Stage.READY, Verdict.REFUSED)
     assert report.artifact is not None
     assert report.artifact.refused == "rollback"
@@ -158,9 +154,7 @@ def test_marks_that_were_removed_are_noticed(site: Site, removed: str):
     [mark] = folder.iterdir()
     shutil.rmtree(folder) if removed == "the folder" else mark.unlink()
     refusing = trusting(KEY, rollback="refuse")
-
     reports = [site.start(refusing), site.start(refusing)]
-
     assert [report.verdict for report in reports] == [Verdict.REFUSED] * 2
     reason = reports[0].artifact.reason if reports[0].artifact else ""
     assert "was removed" in reason
@@ -175,7 +169,6 @@ def test_a_new_node_takes_what_there_is(site: Site):
     roll_back(site)
     shutil.rmtree(site.node / "blobs.newest")
     shutil.rmtree(site.node / "blobs")
-
     assert site.start(trusting(KEY, rollback="refuse")).verdict is Verdict.FULL_HIT
 
 
@@ -189,9 +182,7 @@ def test_a_mark_that_cannot_be_believed_is_refused_by_policy(site: Site, spoil: 
         mark.write_bytes(b"{")
     else:
         folder.chmod(0o777)
-
     report = site.start(trusting(KEY, rollback="refuse"))
-
     assert (report.stage, report.verdict) == (Stage.READY, Verdict.REFUSED)
     assert report.artifact is not None
     assert report.artifact.refused == "rollback"
@@ -207,9 +198,7 @@ def test_what_a_start_did_not_accept_leaves_no_mark(
     assert site.start().verdict is Verdict.REFUSED
     site.store.delete(bad)
     site.put(created=OLDER)
-
     report = site.start(trusting(KEY, rollback="refuse"))
-
     assert report.verdict is Verdict.FULL_HIT
 
 
@@ -219,10 +208,8 @@ VARIANT = Variant(store="s3://bucket", deployment="Embedder", fingerprint="00" *
 def test_the_newest_time_stays(seen: NewestSeen):
     """Noting an older time changes nothing, and a mark can be read by people."""
     assert seen.created(VARIANT) == ""
-
     for created in (OLDER, NEWER, OLDER):
         seen.note(VARIANT, created)
-
     [mark] = seen.folder.iterdir()
     assert seen.created(VARIANT) == NEWER
     assert json.loads(mark.read_text())["deployment"] == "Embedder"
@@ -234,7 +221,6 @@ def test_a_damaged_mark_is_none(seen: NewestSeen, content: bytes):
     """Nothing fails for it, and the next start writes a good one."""
     seen.note(VARIANT, OLDER)
     (seen.folder / VARIANT.file_name).write_bytes(content)
-
     assert seen.created(VARIANT) == ""
     seen.note(VARIANT, OLDER)
     assert seen.created(VARIANT) == OLDER
@@ -246,9 +232,7 @@ def test_marks_that_others_could_write_are_neither_read_nor_written(
     """A folder that is open to others costs the notice, and a warning says so."""
     seen.note(VARIANT, OLDER)
     seen.folder.chmod(0o777)
-
     seen.note(VARIANT, NEWER)
-
     assert seen.created(VARIANT) == ""
     assert "cannot detect a rollback to an older artifact" in caplog.text
     seen.folder.chmod(0o700)
@@ -263,9 +247,7 @@ def test_marks_do_not_pile_up(seen: NewestSeen):
     gone = Variant(store="s3://gone", deployment="Embedder", fingerprint="00" * 8)
     seen.note(gone, OLDER)
     os.utime(seen.folder / gone.file_name, (0, 0))
-
     seen.note(VARIANT, NEWER)
-
     assert len(list(seen.folder.iterdir())) == MAX_MARKS
     assert seen.created(VARIANT) == NEWER
     assert seen.find_created(gone) == ""
@@ -279,9 +261,7 @@ def test_a_start_says_that_an_artifact_will_soon_be_too_old(
 ):
     """A fleet hears of the age limit for more than a month before it goes cold by it."""
     site.put(created=days_ago(330))
-
     report = site.start(signed_by(PEM))
-
     assert report.verdict is Verdict.FULL_HIT
     [warning] = report.warnings
     assert "and in 35.0 days it will be refused as too old" in warning
@@ -294,10 +274,8 @@ def test_the_file_that_set_an_age_limit_is_named(site: Site, tmp_path: Path):
     file = tmp_path / "strict.toml"
     file.write_text("max_age_days = 0.125\n")
     file.chmod(0o600)
-
     refused = site.start(signed_by(PEM, max_age_s=86400.0) | trust_in(file)).artifact.reason
     by_code = site.start(signed_by(PEM, max_age_s=9000.0) | trust_in(file)).artifact.reason
-
     assert f"6.0 hours ago, but the limit is 3.0 hours (max_age_days in {file})" in refused
     assert f"or raise max_age_days in {file}" in refused
     assert "the limit is 2.5 hours (max_age_s in code)" in by_code
@@ -328,9 +306,7 @@ def test_a_start_keeps_to_the_scope_of_a_key_and_the_required_origin(
 ):
     """The deployment and the address of the read store count, and the facts of the artifact."""
     site.put(facts=said)
-
     report = site.start(trust)
-
     assert report.verdict is (Verdict.REFUSED if refused else Verdict.FULL_HIT)
     assert report.artifact is not None
     assert report.artifact.refused == refused

@@ -86,7 +86,6 @@ def write_until(store: LocalStore, limit: int, action: str) -> subprocess.Comple
 def test_a_crash_at_any_byte_leaves_nothing_visible(store: LocalStore, raw: Folder, limit: int):
     """A writer that is killed midway leaves no object and no listed leftover; the next succeeds."""
     crashed = write_until(store, limit, "die")
-
     assert crashed.returncode == -signal.SIGXFSZ
     assert list_keys(store, "") == []
     with pytest.raises(ObjectNotFound):
@@ -98,7 +97,6 @@ def test_a_crash_at_any_byte_leaves_nothing_visible(store: LocalStore, raw: Fold
 def test_a_full_disk_is_a_store_error_and_leaves_no_file(store: LocalStore, raw: Folder):
     """The error of a failed write names the cause, and the temporary file is removed."""
     failed = write_until(store, 4096, "fail")
-
     assert "StoreError" in failed.stderr
     assert "File too large" in failed.stderr
     assert [path for path in raw.root.rglob("*") if path.is_file()] == []
@@ -151,7 +149,6 @@ def test_a_pipe_in_place_of_an_object_does_not_hang(store: LocalStore, raw: Fold
     """A start must not wait for a writer to a pipe, because none may ever come."""
     raw.root.mkdir()
     os.mkfifo(raw.root / "x")
-
     with pytest.raises(StoreError, match="not a regular file"):
         store.get("x", max_bytes=10)
     assert list_keys(store, "") == []
@@ -161,7 +158,6 @@ def test_listing_does_not_follow_links_to_folders(store: LocalStore, raw: Folder
     """A link to a parent folder must not make listing endless."""
     raw.write("a/x", b"1")
     (raw.root / "a" / "loop").symlink_to(raw.root)
-
     assert list_keys(store, "") == ["a/x"]
 
 
@@ -169,7 +165,6 @@ def test_listing_leaves_out_what_is_no_key(store: LocalStore, raw: Folder):
     """Files of other programs are not listed, so every listed key can be read."""
     for name in ("x", ".DS_Store", "back\\slash", ".git/config", "a/.x.swp"):
         raw.write(name, b"1")
-
     assert list_keys(store, "") == ["x"]
 
 
@@ -177,7 +172,6 @@ def test_a_file_in_place_of_the_folder_is_a_store_error(tmp_path: Path):
     """A wrong path fails on the first write, with the system's reason."""
     (tmp_path / "file").write_bytes(b"")
     store = LocalStore(root=tmp_path / "file")
-
     with pytest.raises(StoreError, match=r"Not a directory|File exists"):
         store.create(KEY, b"x")
     assert list_keys(store, "") == []
@@ -208,10 +202,8 @@ def test_nothing_is_deleted_through_a_link(
     raw.write("statements/x", b"1")
     (raw.root / linked).parent.mkdir(exist_ok=True)
     (raw.root / linked).symlink_to(outside)
-
     with pytest.raises(StoreError, match=f"'{linked}' is a link") as caught:
         store.delete(f"blobs/sha256/{OUTSIDE}")
-
     assert sorted(outside.rglob("*")) == before
     assert "root may contain links" in caught.value.hint
 
@@ -223,10 +215,8 @@ def test_nothing_is_created_through_a_link(
     """A link does not make a push write outside the store, even to a new folder."""
     (raw.root / linked).parent.mkdir(parents=True, exist_ok=True)
     (raw.root / linked).symlink_to(outside)
-
     with pytest.raises(StoreError, match=f"'{linked}' is a link"):
         store.create(KEY + "new", b"x")
-
     assert list(outside.iterdir()) == [outside / OUTSIDE]
 
 
@@ -240,7 +230,6 @@ def test_listing_begins_in_no_linked_folder(
     (outside / "sha256" / OUTSIDE).write_bytes(b"precious")
     (raw.root / linked).parent.mkdir(parents=True, exist_ok=True)
     (raw.root / linked).symlink_to(outside)
-
     assert list_keys(store, prefix) == []
 
 
@@ -249,9 +238,7 @@ def test_links_to_files_are_read(store: LocalStore, raw: Folder):
     raw.write("..data/x", b"mounted")
     (raw.root / "x").symlink_to(Path("..data", "x"))
     pieces: list[bytes] = []
-
     store.download(store.head("x"), lambda _at, piece: pieces.append(bytes(piece)))
-
     assert list_keys(store, "") == ["x"]
     assert store.get("x", max_bytes=10) == b"".join(pieces) == b"mounted"
 
@@ -263,13 +250,11 @@ def test_a_link_to_a_file_is_never_written_over_and_deleted_as_itself(
     raw.root.mkdir()
     (raw.root / "x").symlink_to(outside / OUTSIDE)
     (raw.root / "dangling").symlink_to(outside / "nothing")
-
     with pytest.raises(ObjectExists):
         store.create("x", b"other")
     with pytest.raises(ObjectExists):
         store.create("dangling", b"other")
     store.delete("x")
-
     assert [path.name for path in outside.iterdir()] == [OUTSIDE]
     assert (outside / OUTSIDE).read_bytes() == b"precious"
     assert list_keys(store, "") == []
@@ -285,7 +270,6 @@ def test_a_folder_that_cannot_be_read_hides_nothing_beside_it():
         root.chmod(0o755)
         with without_privileges():
             found = list_keys(LocalStore(root=root), "statements/")
-
     assert found == ["statements/Dep/good.dsse.json"]
 
 
@@ -294,11 +278,9 @@ def test_the_root_may_be_reached_over_links(tmp_path: Path, raw: Folder):
     raw.root.mkdir()
     (tmp_path / "current").symlink_to(raw.root)
     store = LocalStore(root=tmp_path / "current")
-
     store.create(KEY, b"1")
     store.create("s/a", b"1")
     store.delete("s/a")
-
     assert (list_keys(store, ""), raw.read(KEY)) == ([KEY], b"1")
 
 
@@ -331,13 +313,11 @@ def test_a_folder_of_somebody_else_is_denied(store: LocalStore, raw: Folder, ope
     """Missing permission is not retried, and the error names the user without permission."""
     raw.write(KEY, b"x")
     raw.root.chmod(0)
-
     try:
         with without_privileges(), pytest.raises(StoreDenied, match="Permission denied") as caught:
             OPERATIONS[operation](store)
     finally:
         raw.root.chmod(0o700)
-
     assert "the user of this process (uid " in caught.value.hint
 
 
@@ -347,9 +327,7 @@ def test_a_folder_that_cannot_be_synced_is_written(
 ):
     """Some network file systems sync only files, and report this with different errors."""
     refuse_to_sync_folders(monkeypatch, code)
-
     store.create(KEY, b"x")
-
     assert raw.read(KEY) == b"x"
 
 
@@ -374,7 +352,6 @@ def test_paths_and_file_uris_open_the_same_folder(tmp_path: Path, monkeypatch: p
     stores.append(open_store((tmp_path / "a b").as_uri()))
     monkeypatch.chdir("/")
     stores[0].create("x", b"1")
-
     assert [list_keys(store, "") for store in stores] == [["x"]] * 4
     assert {store.uri for store in stores} == {f"{tmp_path.as_uri()}/a%20b"}
 
@@ -385,9 +362,7 @@ def test_an_address_is_that_of_the_folder_it_leads_to(tmp_path: Path):
     (tmp_path / "evil").mkdir()
     (tmp_path / "prod" / "link").symlink_to(tmp_path / "evil")
     prod = (tmp_path / "prod").as_uri()
-
     found = {open_store(f"{prod}/{way}").uri for way in ("../evil", "%2e%2e/evil", "link")}
-
     assert found == {(tmp_path / "evil").as_uri()}
 
 
@@ -396,7 +371,6 @@ def test_half_an_address_is_refused(uri: str):
     """The error shows a valid address, and no folder named `s3:` is created."""
     with pytest.raises(ConfigError, match="a store address with the scheme") as caught:
         open_store(uri)
-
     assert "s3://bucket/prefix" in caught.value.hint
 
 
@@ -413,7 +387,6 @@ def test_credentials_in_an_address_are_refused(uri: str):
     """Credentials in an address are refused, and the error does not repeat them."""
     with pytest.raises(ConfigError, match="query, a fragment or a user") as caught:
         open_store(uri)
-
     assert "secret" not in str(caught.value)
 
 
@@ -431,7 +404,6 @@ def test_other_addresses_are_refused_without_repeating_them(uri: str):
     """An address may contain a password, so the error names only the scheme."""
     with pytest.raises(ConfigError) as caught:
         open_store(uri)
-
     assert uri.partition(":")[0] in str(caught.value)
     assert "secret" not in str(caught.value)
 
