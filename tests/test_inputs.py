@@ -41,8 +41,6 @@ def refusal(action: Callable[[], Any]) -> InputError:
 
 
 # --- buckets -------------------------------------------------------------------------------
-
-
 def test_fit_returns_the_smallest_bucket_that_holds_the_size():
     """Each axis by itself, and a size that is a bucket is its own."""
     buckets = Buckets(batch=[8, 1, 4], length=[16, 64])
@@ -103,8 +101,6 @@ def test_an_unknown_axis_is_named():
 
 
 # --- inputs --------------------------------------------------------------------------------
-
-
 def test_an_input_is_named_for_its_target():
     """The name in reports is the method's, the request's, or the given name."""
     assert Input(target=EMBEDDER.embed).name == "embed"
@@ -140,8 +136,6 @@ def test_an_input_that_cannot_be_replayed_is_refused(
 
 
 # --- the grid ------------------------------------------------------------------------------
-
-
 def test_a_method_gets_a_tensor_for_each_required_argument():
     """Without fields, each required argument gets int64 ones over all axes."""
     inputs = shape_grid(EMBEDDER.embed, Buckets(batch=[1, 2], length=[4]))
@@ -326,8 +320,6 @@ def test_a_range_that_is_none_is_refused():
 
 
 # --- what is declared ----------------------------------------------------------------------
-
-
 def test_declared_inputs_are_replayed_largest_first():
     """By size, and in the declared order among equals; one input needs no list."""
     inputs = [
@@ -366,8 +358,6 @@ def test_declarations_that_are_none_are_refused(declared: Any, message: str, hin
 
 
 # --- signatures ----------------------------------------------------------------------------
-
-
 class Array:
     """An array of another library, as far as they agree."""
 
@@ -473,8 +463,6 @@ def test_signatures_compare_by_content():
 
 
 # --- what nobody declared ----------------------------------------------------------------------
-
-
 def test_sizes_of_batches_that_nobody_declared():
     """For a target with batches, the cheapest input is copied. Other targets form no batches."""
     declared = [

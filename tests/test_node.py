@@ -427,8 +427,6 @@ def test_a_state_that_cannot_be_written_says_nothing_of_the_loop(tmp_path: Path,
 
 
 # --- what is none of ours ------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
     """Hold a lock as a replica does that has written nothing sensible."""
@@ -543,8 +541,6 @@ def test_what_is_no_file_of_ours_is_refused(tmp_path: Path, kind: str, suffix: s
 
 
 # --- what cannot be written ----------------------------------------------------------------
-
-
 def test_a_replica_goes_on_when_its_files_are_removed(tmp_path: Path):
     """The next write makes the files again, with the directory and a held lock."""
     file = state_file(tmp_path / "state")
@@ -730,8 +726,6 @@ def test_a_living_replica_is_never_swept(tmp_path: Path):
 
 
 # --- where it is ---------------------------------------------------------------------------
-
-
 def test_a_node_without_states_has_none(tmp_path: Path):
     """Looking where nothing was ever written is no error."""
     assert list(read_states(tmp_path / "nowhere")) == []
@@ -756,8 +750,6 @@ def test_the_environment_says_where_before_all_else(monkeypatch: pytest.MonkeyPa
 
 
 # --- the policy ----------------------------------------------------------------------------
-
-
 def replica(
     name: str, condition: str, *, began: float = 0.0, ready: float | None = None, of: str = "D"
 ) -> Replica:
@@ -849,8 +841,6 @@ def test_other_policies_are_refused(text: str):
 
 
 # --- a last word -------------------------------------------------------------------------------
-
-
 def test_a_flush_writes_what_is_so_now(tmp_path: Path) -> None:
     """Code that ends the process writes the reason first, without waiting for the next beat."""
     said = {"stage": "REPLAYING"}

@@ -185,8 +185,6 @@ def serve_fixture(directory: Path) -> Iterator[Callable[..., Node]]:
 
 
 # --- the probe -----------------------------------------------------------------------------
-
-
 def test_a_probe_before_anything_exists_is_no(probe):
     """A missing directory means not ready, and is no failure, because each node starts this way."""
     ended = probe(*NO_CHECKS)
@@ -400,8 +398,6 @@ def test_help_is_an_answer(capsys: pytest.CaptureFixture[str]):
 
 
 # --- the checks beside warmth --------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
@@ -480,8 +476,6 @@ def test_dns_that_does_not_answer_is_not_waited_for(monkeypatch):
 
 
 # --- the server ----------------------------------------------------------------------------
-
-
 def test_the_server_follows_the_truth(serve, replica):
     """The node is not ready before the replica, and not ready at the next request after its end."""
     server = serve()

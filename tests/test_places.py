@@ -208,8 +208,6 @@ def test_a_login_does_not_change_the_places(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 # --- the places ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("variable", ["TMPDIR", "TEMP", "TMP"])
 def test_the_first_place_is_where_the_environment_says(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str

@@ -44,8 +44,6 @@ def process(tmp_path: Path) -> Any:
 
 
 # The same as a start without a seat -------------------------------------------------------------
-
-
 @pytest.mark.long
 def test_a_start_on_a_seat_is_the_same_factor_by_factor(process: Any):
     """Fingerprint, thread pools, device and random numbers are equal, with any thread count."""
@@ -219,8 +217,6 @@ def test_what_the_app_sets_before_it_imports_torch_comes_first(process: Any):
 
 
 # Nothing of it harms ----------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_worker_without_a_ticket_imports_nothing(process: Any):
     """A start without a seat does not wait for imports at low priority."""

@@ -299,8 +299,6 @@ def test_the_refusal_says_everything(tmp_path: Path):
 
 
 # --- files and links -----------------------------------------------------------------------
-
-
 def of_file(path: Path) -> list[str]:
     with open(path, "rb") as file:
         return whats(file_problems(path, opened=file.fileno()))
@@ -363,8 +361,6 @@ def test_every_owner_that_a_link_leads_over_counts(tmp_path: Path, name: str):
 
 
 # --- where folders are made ----------------------------------------------------------------
-
-
 class AccountAt:
     """An account as the password database has it, but for its home."""
 

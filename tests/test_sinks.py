@@ -90,8 +90,6 @@ def names(found: Series) -> set[str]:
 
 
 # --- all of the table ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "report",
     [FULL, Report(), dataclasses.replace(FULL, stage=Stage.FAILED)],
@@ -141,8 +139,6 @@ def test_what_the_server_adds_has_the_labels_that_are_documented(sinks, replica,
 
 
 # --- in time -------------------------------------------------------------------------------
-
-
 def test_histograms_are_zero_before_there_is_work(sinks, replica):
     """A bucket that is born at 1 has no increase."""
     replica(Report())
@@ -223,8 +219,6 @@ def test_no_gauge_says_ready_where_the_probe_does_not(sinks, replica, directory,
 
 
 # --- starts that died ----------------------------------------------------------------------
-
-
 def died(sinks: Sinks) -> dict[str, float]:
     """Return the outcomes of starts, only those that died."""
     found = sinks.series()
@@ -268,8 +262,6 @@ def test_another_server_does_not_count_it_again(sinks, replica, directory, clock
 
 
 # --- histograms ----------------------------------------------------------------------------
-
-
 def test_sums_of_histograms_are_exact(sinks, replica):
     """Each start adds its own seconds, and counts in all higher buckets."""
     took = (0.1, 12.3, 500.0, 5000.25)
@@ -332,8 +324,6 @@ def test_a_row_that_is_none_is_left_out(sinks, replica, odd):
 
 
 # --- Ray -----------------------------------------------------------------------------------
-
-
 @pytest.fixture(name="exports")
 def exports_fixture(monkeypatch: pytest.MonkeyPatch) -> Exports:
     # Sinks export only when asked, so that all exports can be counted.

@@ -41,8 +41,6 @@ def store() -> MemoryStore:
 
 
 # --- describe ------------------------------------------------------------------------------
-
-
 def test_describe_tells_what_is_in_a_store(store: MemoryStore):
     """The list has every statement of every deployment with its content, trusted or not."""
     good, manifest = publish(store)
@@ -107,8 +105,6 @@ def test_what_is_not_in_force_is_told(store: MemoryStore, limit: str):
 
 
 # --- check ---------------------------------------------------------------------------------
-
-
 def test_a_damaged_blob_is_found(store: MemoryStore, tmp_path: Path):
     """A replica would refuse the artifact although its statement and signature are good."""
     raw = pack_directory(cache_directory(tmp_path / "source"))

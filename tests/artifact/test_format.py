@@ -57,8 +57,6 @@ def reason_of(action: Callable[[], Any]) -> str:
 
 
 # --- statements ----------------------------------------------------------------------------
-
-
 def test_a_manifest_survives_its_statement():
     """A manifest read from a statement equals the written manifest, including build facts."""
     manifest, _ = build(
@@ -223,8 +221,6 @@ def test_the_number_of_parts_is_bounded():
 
 
 # --- parts ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("raw", [b"", b"x", os.urandom(3 * MIB), bytes(5 * MIB)])
 def test_a_part_survives_packing(raw: bytes):
     """The raw bytes are returned unchanged, whether empty, incompressible or all equal."""
@@ -373,8 +369,6 @@ def test_memory_does_not_grow_with_what_is_unpacked(tmp_path: Path):
 
 
 # --- directories ---------------------------------------------------------------------------
-
-
 def tree(directory: Path) -> dict[str, tuple[int, bytes | None]]:
     return {
         path.relative_to(directory).as_posix(): (

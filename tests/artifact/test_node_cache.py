@@ -81,8 +81,6 @@ def names(root: Path) -> set[str]:
 
 
 # --- the folder ----------------------------------------------------------------------------
-
-
 def test_the_folder_is_made_private(root: Path):
     """Only the owner can enter the new folder and its new parent folders."""
     with NodeCache.open(root) as cache:
@@ -126,8 +124,6 @@ def test_only_what_is_its_own_is_removed(root: Path):
 
 
 # --- a folder that cannot be written -------------------------------------------------------
-
-
 def test_a_folder_that_cannot_be_made_is_done_without(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -214,8 +210,6 @@ def test_a_folder_that_is_exchanged_later_is_not_used(root: Path, cache: NodeCac
 
 
 # --- fetching ------------------------------------------------------------------------------
-
-
 def test_a_blob_is_downloaded_once(root: Path, cache: NodeCache):
     """The second fetch returns the blob that the first fetch stored."""
     download = Download()
@@ -276,8 +270,6 @@ def test_a_link_in_the_place_of_a_blob_is_not_followed(
 
 
 # --- downloads that fail -------------------------------------------------------------------
-
-
 def raising(error: Exception) -> Callable[[Sink], None]:
     def fill(sink: Sink) -> None:
         sink(0, DATA[:1000])
@@ -419,8 +411,6 @@ def test_a_waiter_does_not_believe_what_it_waited_for(root: Path, cache: NodeCac
 
 
 # --- what goes -----------------------------------------------------------------------------
-
-
 def filled(root: Path, count: int, size: int = 1000) -> list[str]:
     """Create blobs of equal size that were downloaded one hour apart, oldest first."""
     digests = []

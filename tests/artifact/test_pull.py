@@ -85,8 +85,6 @@ def refusal(store: Store, **options: Any) -> ArtifactRefused:
 
 
 # --- the good case -------------------------------------------------------------------------
-
-
 def test_a_directory_goes_through_a_store_unchanged(tmp_path: Path):
     """Packed, pushed, pulled and unpacked, a cache directory is the same byte for byte."""
     source, target = tmp_path / "source", tmp_path / "target"
@@ -142,8 +140,6 @@ def test_any_deployment_name_finds_its_own_artifact(tmp_path: Path):
 
 
 # --- choosing ------------------------------------------------------------------------------
-
-
 def test_an_empty_store_has_nothing(tmp_path: Path):
     """A store that nobody has pushed to is a miss like any other."""
     with pytest.raises(ArtifactNotFound, match="has no artifact for 'Embedder'") as caught:
@@ -214,8 +210,6 @@ def test_files_that_are_no_statements_are_passed_over(store: MemoryStore):
 
 
 # --- statements that are refused -----------------------------------------------------------
-
-
 def test_nothing_is_read_beyond_the_statement_when_nobody_is_trusted(store: MemoryStore):
     """Without a trusted key every artifact is refused. The error has the lines to trust a key."""
     publish(store)
@@ -301,8 +295,6 @@ def test_what_an_unbelieved_statement_says_is_not_repeated(store: MemoryStore):
 
 
 # --- blobs that are refused ----------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", FORGED_BLOBS)
 def test_a_forged_blob_is_refused(store: MemoryStore, name: str):
     """A blob that differs from the signed blob is never unpacked."""
@@ -382,8 +374,6 @@ def test_a_store_that_cannot_be_read_is_no_miss():
 
 
 # --- age, deny-list, newer formats ---------------------------------------------------------
-
-
 def test_each_variant_has_its_reason(store: MemoryStore):
     """Expired, denied, of a newer format, for others, of strangers: one good one is still taken."""
     good, _ = publish(store, created=utc_now())
@@ -446,8 +436,6 @@ def test_what_is_expired_or_denied_is_refused(
 
 
 # --- the node cache ------------------------------------------------------------------------
-
-
 def test_a_second_pull_on_a_node_downloads_nothing(store: MemoryStore):
     """The blob is kept, hashed again, and counted as not downloaded."""
     publish(store)
@@ -497,8 +485,6 @@ def open_files() -> int:
 
 
 # --- explaining ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_what_is_denied_is_explained_as_denied(store: MemoryStore, elsewhere: bool):
     """For whoever asks, a denied variant does not fit, whatever machine is asked for."""
@@ -546,8 +532,6 @@ def test_one_deployment_can_be_explained(store: MemoryStore):
 
 
 # --- what a store does not give ------------------------------------------------------------
-
-
 class Partly(MemoryStore):
     """A store that does not give some of its statements."""
 
@@ -660,8 +644,6 @@ def test_a_store_is_listed_once_and_each_statement_is_read_once(store: MemorySto
 
 
 # --- in steps ------------------------------------------------------------------------------
-
-
 def taken_early(
     store: Store, *, here: Fingerprint | None = None, unknown: tuple[str, ...] = ()
 ) -> tuple[Pulled | None, Any]:

@@ -78,8 +78,6 @@ def blobs_written(store: MemoryStore) -> list[str]:
 
 
 # --- push ----------------------------------------------------------------------------------
-
-
 def test_the_statement_is_written_last(store: MemoryStore):
     """A reader that sees a statement finds all blobs that it names."""
     statement, _ = publish(store, raw={"cache": b"1", "extra": b"2"})
@@ -301,8 +299,6 @@ def test_a_blob_that_is_pruned_while_it_is_pushed_is_written_again(vanishes: int
 
 
 # --- after a rotation ----------------------------------------------------------------------
-
-
 def test_a_rotation_needs_no_new_upload(store: MemoryStore, caplog: pytest.LogCaptureFixture):
     """Signed again, an artifact loads where only the new key is trusted, and where only the old."""
     old, manifest = publish(store)
@@ -412,8 +408,6 @@ def test_signing_without_a_key_changes_nothing(store: MemoryStore):
 
 
 # --- copying -------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def target() -> MemoryStore:
     return MemoryStore(uri="memory:target")

@@ -175,8 +175,6 @@ def test_an_explanation_has_all(store: Flooded):
 
 
 # --- endless listings ------------------------------------------------------------------------
-
-
 @dataclass
 class Endless(MemoryStore):
     """A store whose listing has no end; `each` is called before every page."""

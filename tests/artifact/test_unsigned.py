@@ -251,8 +251,6 @@ def test_a_gang_of_which_one_cannot_be_signed_is_not_signed(site: Site, tmp_path
 
 
 # The command --------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def key_file(tmp_path: Path) -> Path:
     path = tmp_path / "ci.key"

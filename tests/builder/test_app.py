@@ -47,8 +47,6 @@ APP = "deployments.text_embedder.app:embedder"
 
 
 # What is accepted -----------------------------------------------------------------------------
-
-
 def round_trip(
     *,
     verdict: str = "full_hit",
@@ -113,8 +111,6 @@ def test_a_round_trip_that_is_not_warm_fails_the_build(report, problems):
 
 
 # What is built --------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def written(tmp_path: Path) -> Callable[[Any], str]:
     """Write a Serve configuration and return its path."""
@@ -437,8 +433,6 @@ def build_on(starts: Starts, store: Destination, **signing: Any) -> Any:
 
 
 # Gangs: a real one is built in integration/test_gang.py ---------------------------------------
-
-
 def test_a_variant_of_each_rank_is_published(tmp_path: Path):
     """Two ranks are two variants, and sizes are those of both."""
     (tmp_path / "none").mkdir()
@@ -502,8 +496,6 @@ def test_a_build_for_a_key_of_one_store_proves_within_it(tmp_path: Path):
 
 
 # Whom the round trip believes, and what is said of the origin -----------------------------------
-
-
 @pytest.mark.parametrize(
     "scope",
     [{"deployments": ["Another"]}, {"stores": ["s3://prod/*"]}, {"stores": ["file:///elsewhere"]}],

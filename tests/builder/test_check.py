@@ -213,8 +213,6 @@ def test_an_application_that_cannot_warm_up_is_a_problem(written, head, what):
 
 
 # Inputs ---------------------------------------------------------------------------------------
-
-
 def is_clean(checked: Checked) -> bool:
     """Return whether there is neither a problem nor a warning."""
     return not checked.problems and not checked.warnings
@@ -408,8 +406,6 @@ def test_a_mistyped_folder_beside_a_store_is_a_problem(written, tmp_path):
 
 
 # Stores ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_store_that_does_not_answer_is_a_problem(written, monkeypatch):
     """The check ends, whatever the store does."""
@@ -457,8 +453,6 @@ def test_publishing_elsewhere_than_replicas_look_is_a_problem(written, tmp_path)
 
 
 # The command ----------------------------------------------------------------------------------
-
-
 def run_check(*arguments: str, command: str = "check") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "serve_warm.cli", command, *arguments],

@@ -74,8 +74,6 @@ AVX2 = ("-march=x86-64-v3",)
 
 
 # The listing ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("line", "instruction"),
     [
@@ -128,8 +126,6 @@ def test_avx2_is_let_through(line: str):
 
 
 # Libraries ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("suffix", [".so", ".o"])
 def test_a_library_with_avx512_is_refused(tmp_path: Path, suffix: str):
     """The error names library, function and instruction, under whatever name the file is."""
@@ -184,8 +180,6 @@ def test_a_missing_objdump_is_said_before_anything_is_built(
 
 
 # The build ------------------------------------------------------------------------------------
-
-
 def warmed_up(*, cache: bytes = b"", isa: str = PORTABLE_ISA, **app: str) -> dict[str, Any]:
     """Return the data that a replica returns for packing."""
     return {

@@ -48,8 +48,6 @@ def described(tmp_path):
 
 
 # verify ---------------------------------------------------------------------------------------
-
-
 def test_verify_says_yes_of_what_is_good(run, source, real):
     """One line for each artifact shows signer and size. The exit code is 0."""
     first, manifest = publish(source, deployment="First", raw=real)
@@ -142,8 +140,6 @@ def test_answers_cannot_write_to_the_terminal(run, source, described, *, command
 
 
 # diff -----------------------------------------------------------------------------------------
-
-
 def test_diff_shows_the_factors_that_differ(run, source, described):
     """Each difference is a row with both sides, of lists with what only one side has."""
     built_for = fingerprint(python="CPython 3.12.1", cpu_isa="avx2 avx512f amx_tile", threads="8")

@@ -35,9 +35,8 @@ from serve_warm.cli import screen
 if TYPE_CHECKING:
     from pathlib import Path
 
+
 # inspect --------------------------------------------------------------------------------------
-
-
 def test_inspect_lists_what_is_trusted_and_what_is_not(run, source):
     """Every statement is shown with who signed it, or with the reason it is not believed."""
     trusted, manifest = publish(source)
@@ -149,8 +148,6 @@ def test_inspect_imports_neither_torch_nor_ray(run_process, source):
 
 
 # push and pull --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("command", ["push", "pull"])
 def test_copies_are_complete(run, source, target, command):
     """Statements and blobs arrive as they were, and the statements' keys are all of stdout."""
@@ -274,8 +271,6 @@ except ValueError:
 
 
 # How they end ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

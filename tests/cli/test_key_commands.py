@@ -38,8 +38,6 @@ def key_file(run, tmp_path):
 
 
 # keygen ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
 def test_the_lines_of_keygen_make_the_key_trusted(run, tmp_path, options):
     """The output of keygen is a trust file that trusts signatures of the new key."""
@@ -86,8 +84,6 @@ def test_a_key_has_a_name_that_can_be_shown(run, tmp_path, name):
 
 
 # sign -----------------------------------------------------------------------------------------
-
-
 def test_sign_lets_all_keys_vouch(run, source, key_file, tmp_path):
     """After a rotation readers of each key believe the artifact, and no blob was touched."""
     statement, _ = publish(source)
@@ -132,8 +128,6 @@ def test_the_public_half_does_not_sign(run, source, key_file):
 
 
 # prune ----------------------------------------------------------------------------------------
-
-
 def ago(days: float) -> str:
     then = datetime.now(timezone.utc) - timedelta(days=days)
     return then.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

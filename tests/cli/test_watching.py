@@ -73,8 +73,6 @@ def replica_fixture(directory: Path) -> Iterator[Callable[..., StateFile]]:
 
 
 # --- what is known of a replica ------------------------------------------------------------
-
-
 def test_files_say_all_there_is_to_show(directory, replica):
     """Stage, verdict, progress, ages and what happened come from the replica's own file."""
     replica(
@@ -200,8 +198,6 @@ def test_why_there_is_no_artifact_is_shown_and_what_is_warned_of(directory, repl
 
 
 # --- whether it is enough ------------------------------------------------------------------
-
-
 def test_all_ready_is_0_and_anything_else_is_1(run, directory, replica):
     """The exit code answers whether all that are there are ready; there has to be one."""
     asked = ("status", "--state-dir", directory)
@@ -247,8 +243,6 @@ def test_one_application_can_be_asked_for(run, directory, replica):
 
 
 # --- how it is shown -----------------------------------------------------------------------
-
-
 def test_data_has_all_replicas_and_null_for_the_unknown(run, directory, replica):
     """`--json` is one document; what ended is in it, whatever is asked for."""
     replica("r1", Report(stage=Stage.PULLING))

@@ -111,8 +111,6 @@ def check_is_cold(report: Report, stand_in: StandIn, caplog: Any, *says: str) ->
 
 
 # --- at a call -------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_an_entry_that_raises_where_eager_does_not_is_refused_once(
     broken: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -181,8 +179,6 @@ def test_an_input_that_eager_raises_for_is_no_fault_of_the_artifact(good: Path, 
 
 
 # --- while it is loaded ----------------------------------------------------------------------
-
-
 class DividesByZero:
     """A pickle of it raises what torch never raises."""
 

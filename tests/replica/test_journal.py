@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 
 
 # --- the order -----------------------------------------------------------------------------
-
-
 def test_the_report_says_who_and_what():
     """Identity, versions, times and threads of the start; as JSON it is plain data."""
     report = warm_up(StandIn()).report()
@@ -108,8 +106,6 @@ def test_a_report_can_be_read_at_any_time():
 
 
 # --- deadlines and inputs ------------------------------------------------------------------
-
-
 def test_a_start_has_no_verdict_before_it_is_decided(store: LocalStore, tmp_path: Path):
     """`off` is where no artifact is configured, and a hit is one when the replica is ready."""
     replica = StandIn()
@@ -226,8 +222,6 @@ def test_a_compile_in_traffic_is_advised_on_by_its_cause(
 
 
 # --- observers -----------------------------------------------------------------------------
-
-
 def test_an_observer_that_raises_is_dropped_and_the_start_goes_on(
     caplog: pytest.LogCaptureFixture,
 ):
@@ -265,8 +259,6 @@ def test_failing_is_told():
 
 
 # --- after ready ---------------------------------------------------------------------------
-
-
 def test_a_compile_in_traffic_is_counted_and_named(caplog: pytest.LogCaptureFixture):
     """Counted apart from the warm-up, with input and reason, in the report and in the log."""
     replica = StandIn(2)
@@ -332,8 +324,6 @@ def test_loggers_say_each_stage_once(caplog: pytest.LogCaptureFixture):
 
 
 # --- the log as data -----------------------------------------------------------------------
-
-
 class JsonLog(logging.Handler):
     """The output of Ray's own formatters, with `encoding: JSON` and as text."""
 

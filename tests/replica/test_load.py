@@ -59,8 +59,6 @@ if TYPE_CHECKING:
 
 
 # --- the order -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("raw_sha256", "stages"),
     [
@@ -87,8 +85,6 @@ def test_a_start_is_verifying_while_what_came_is_unpacked(
 
 
 # --- the artifact --------------------------------------------------------------------------
-
-
 def test_a_hit_is_put_in_place(store: LocalStore, tmp_path: Path):
     """The files are in a private directory that torch is pointed at, and the report names it."""
     replica = StandIn()
@@ -395,8 +391,6 @@ def test_an_address_that_is_no_store_is_a_setting_to_correct():
 
 
 # --- deadlines and inputs ------------------------------------------------------------------
-
-
 def test_a_trust_file_that_cannot_be_used_refuses_and_does_not_stop(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -423,8 +417,6 @@ def test_compiling_before_the_watch_is_never_a_full_hit(store: LocalStore, tmp_p
 
 
 # --- after ready ---------------------------------------------------------------------------
-
-
 def test_a_credential_in_the_address_is_nowhere_in_the_report():
     """An address with a user is an error, and neither it nor the report repeats the secret."""
     address = "s3://AKIAABCDEFGHIJKLMNOP:wJalrXUtnFEMI@bucket/x"

@@ -137,8 +137,6 @@ def test_no_store_is_asked_when_the_kill_switch_is_on(uri: str, fault_proxy: Fau
 
 
 # --- what is wrong on one machine --------------------------------------------------------------
-
-
 def check_denied(report: Report, warned: list[str], uri: str, tries: list[str]) -> None:
     check(report, warned, Verdict.MISS, uri)
     assert tries == []

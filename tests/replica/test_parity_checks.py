@@ -77,8 +77,6 @@ def calls(stand_in: StandIn, size: int, times: int) -> list[torch.Tensor]:
 
 
 # --- before READY -------------------------------------------------------------------------------
-
-
 def test_the_smallest_input_is_checked_in_a_stage_of_its_own(right: Path, tmp_path: Path):
     """One entry of each callable, on the weights of this replica, between the proof and READY."""
     stand_in = replica(SIZES)
@@ -230,8 +228,6 @@ def test_a_wrong_library_is_served_eagerly_without_a_compiler(
 
 
 # --- in traffic ---------------------------------------------------------------------------------
-
-
 class Dropping(torch.nn.Module):
     """Draws random numbers, although it is in eval mode."""
 
@@ -410,8 +406,6 @@ def test_what_may_not_run_twice_is_counted_and_not_sampled(
 
 
 # --- while nothing is asked of the replica --------------------------------------------------------
-
-
 def idle(begun: Warmup, *, executor: Any = None) -> int:
     """Run the checks that wait, on this thread's loop; return how many entries are checked then."""
 

@@ -129,8 +129,6 @@ def fetching(work: Prefetch) -> None:
 
 
 # --- used ----------------------------------------------------------------------------------
-
-
 def test_what_was_pulled_during_init_is_loaded(store: LocalStore, tmp_path: Path):
     """The start needs neither the store nor the node's cache, and reports the hidden time."""
     replica = StandIn()
@@ -232,8 +230,6 @@ def test_a_start_waits_for_what_is_under_way(
 
 
 # --- not what is wanted --------------------------------------------------------------------
-
-
 def other_store(replica: StandIn, tmp_path: Path) -> dict[str, Any]:
     other = LocalStore(root=tmp_path / "other")
     publish(other, here(replica), raw={"cache": packed_cache(tmp_path / "theirs")})
@@ -351,8 +347,6 @@ def test_what_does_not_fit_this_machine_is_not_fetched(
 
 
 # --- failing -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("damage", [tampered, cut_short, missing_blob, other_statement])
 def test_what_is_damaged_is_refused_as_ever(
     store: LocalStore, tmp_path: Path, damage: Callable[[LocalStore], None]

@@ -35,8 +35,6 @@ TOLERANCE = 1e-5
 
 
 # --- what they say to one another ----------------------------------------------------------
-
-
 def group(size: int) -> list[Ranks]:
     store = HashStore()
     return [Ranks(rank, size, store) for rank in range(size)]
@@ -113,8 +111,6 @@ def test_a_rank_without_a_pulse_is_gone(monkeypatch: pytest.MonkeyPatch):
 
 
 # --- starts of real process groups ---------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def starts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """Starts of one pair of processes, one after the other."""
@@ -222,8 +218,6 @@ def test_a_rank_that_dies_between_passes_is_missed(tmp_path: Path):
 
 
 # --- an artifact for each rank -------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class Built:
     """The artifacts that a group compiled and published at one level, one for each rank."""

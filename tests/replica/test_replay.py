@@ -80,8 +80,6 @@ def failure(kind: type[Exception], warmup: Replay) -> Any:
 
 
 # --- until quiet ---------------------------------------------------------------------------
-
-
 def test_a_pass_that_compiles_is_followed_by_a_quiet_one_and_the_proof():
     """A model that compiles at the first call takes three passes, and every input is proven."""
     model = compiled(double)
@@ -188,8 +186,6 @@ def test_progress_is_told_after_each_input():
 
 
 # --- the proof -----------------------------------------------------------------------------
-
-
 def test_a_compile_that_only_the_proof_meets_is_replayed_and_proven_again():
     """Code that compiles at its second call is quiet at the first."""
     model = compiled(double)
@@ -296,8 +292,6 @@ def test_the_threads_of_the_proof_are_recorded():
 
 
 # --- compiled calls of an input ------------------------------------------------------------
-
-
 class Guarded:
     """A handler whose guard clause answers inputs of one element, without the model."""
 
@@ -571,8 +565,6 @@ def test_a_call_on_another_rank_is_a_call_of_the_input():
 
 
 # --- memory --------------------------------------------------------------------------------
-
-
 class Memory:
     """A handler that runs out of memory for inputs of some sizes, a set number of times."""
 
@@ -624,8 +616,6 @@ def test_a_replica_that_fits_no_input_is_no_replica():
 
 
 # --- failures ------------------------------------------------------------------------------
-
-
 def test_an_input_that_raises_is_named_with_the_cause():
     """The error names the input, and has its exception as the cause."""
 
@@ -770,8 +760,6 @@ def test_one_input_has_a_deadline_of_its_own():
 
 
 # --- ranks that compute together: test_ranks.py has real ones --------------------------------
-
-
 class Echo(Ranks):
     """One of two ranks, whose peer always gives the same answers."""
 

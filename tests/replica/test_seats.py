@@ -581,8 +581,6 @@ def test_a_seat_imports_what_a_replica_has_loaded():
 
 
 # The raylet --------------------------------------------------------------------------------------
-
-
 class Answers(grpc.GenericRpcHandler):
     def __init__(self, code: grpc.StatusCode) -> None:
         self.code = code

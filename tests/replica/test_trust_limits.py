@@ -72,8 +72,6 @@ def seen(site: Site) -> NewestSeen:
 
 
 # --- an artifact that is older than before --------------------------------------------------
-
-
 def roll_back(site: Site) -> None:
     """Take a newer artifact once, and leave only an older one in the store."""
     newest = site.put()
@@ -254,8 +252,6 @@ def test_marks_do_not_pile_up(seen: NewestSeen):
 
 
 # --- age ------------------------------------------------------------------------------------
-
-
 def test_a_start_says_that_an_artifact_will_soon_be_too_old(
     site: Site,
 ):
@@ -282,8 +278,6 @@ def test_the_file_that_set_an_age_limit_is_named(site: Site, tmp_path: Path):
 
 
 # --- scope and origin -----------------------------------------------------------------------
-
-
 def requiring(**facts: str) -> Trust:
     return trusting(KEY, require=frozenset(facts.items()))
 

@@ -58,8 +58,6 @@ RECOMPILE_LIMIT = 8
 
 
 # --- the order -----------------------------------------------------------------------------
-
-
 def test_the_stages_without_an_artifact():
     """Nothing is pulled where nothing is configured; the verdict is off and the start clean."""
     told: list[Report] = []
@@ -100,8 +98,6 @@ def test_inputs_are_replayed_largest_first_and_counted():
 
 
 # --- deadlines and inputs ------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_start_that_is_late_fails():
     """The default: a replica that is not warm in time does not take traffic."""
@@ -461,8 +457,6 @@ def test_a_graph_of_many_sizes_is_named(many: int):
 
 
 # --- threads -------------------------------------------------------------------------------
-
-
 class Pooled(StandIn):
     """Calls its model in a worker thread that Serve may end, as sync handlers are called."""
 
@@ -483,8 +477,6 @@ def test_compiled_calls_on_passing_threads_are_warned_about():
 
 
 # --- after ready ---------------------------------------------------------------------------
-
-
 def test_a_compile_in_traffic_is_refused_by_policy():
     """`after_ready: forbid`: the request gets the refusal, warm inputs work, nothing compiles."""
     replica = StandIn(2)
@@ -499,8 +491,6 @@ def test_a_compile_in_traffic_is_refused_by_policy():
 
 
 # --- garbage collection --------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("imports_first", [False, True])
 def test_collections_during_a_start_skip_what_was_imported(imports_first: bool):

@@ -121,8 +121,6 @@ class TestHubStore(StoreContract):
 
 
 # --- addresses -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("address", "repository", "revision", "prefix"),
     [
@@ -190,8 +188,6 @@ def test_a_folder_of_a_repository_is_a_store_of_its_own(hub: Hub, plain: None):
 
 
 # --- what goes over the wire -----------------------------------------------------------------
-
-
 @pytest.mark.parametrize("given", [LARGE, io.BytesIO(LARGE)], ids=["bytes", "file"])
 def test_large_objects_go_through_xet_or_lfs(hub: Hub, store: HubStore, transfer: str, given):
     """Bytes and files are uploaded to the Xet storage, or without Xet by LFS."""
@@ -230,8 +226,6 @@ def test_downloads_pass_through_a_private_folder_only(
 
 
 # --- one commit ------------------------------------------------------------------------------
-
-
 def test_everything_is_read_at_one_commit(
     hub: Hub, store: HubStore, caplog: pytest.LogCaptureFixture
 ):
@@ -309,8 +303,6 @@ def test_names_that_are_no_keys_are_not_listed(hub: Hub, store: HubStore):
 
 
 # --- writers ---------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("large", [False, True])
 def test_of_racing_stores_one_wins(hub: Hub, transfer: str, large: bool):

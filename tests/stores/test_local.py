@@ -143,8 +143,6 @@ def test_of_racing_processes_one_wins(store: LocalStore, raw: Folder, tmp_path: 
 
 
 # --- what else can stand in a folder -------------------------------------------------------
-
-
 def test_a_pipe_in_place_of_an_object_does_not_hang(store: LocalStore, raw: Folder):
     """A start must not wait for a writer to a pipe, because none may ever come."""
     raw.root.mkdir()
@@ -343,8 +341,6 @@ def refuse_to_sync_folders(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
 
 
 # --- addresses -----------------------------------------------------------------------------
-
-
 def test_paths_and_file_uris_open_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A relative path is resolved when the store is opened; a URI is percent-decoded."""
     monkeypatch.chdir(tmp_path)

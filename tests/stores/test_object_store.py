@@ -77,8 +77,6 @@ def set_up(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
 
 
 # --- the contract ------------------------------------------------------------------------------
-
-
 class S3Contract(StoreContract):
     """The store contract, in a bucket for the class and a prefix for the test."""
 
@@ -206,8 +204,6 @@ class TestAzurite(StoreContract):
 
 
 # --- downloads ---------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def raw(moto: Server) -> Iterator[Bucket]:
     client = moto.client()
@@ -261,8 +257,6 @@ def test_parts_are_read_at_once(store: ObjectStore, raw: Bucket, fault_proxy: Fa
 
 
 # --- uploads -----------------------------------------------------------------------------------
-
-
 def test_a_conflict_that_comes_to_nothing_is_tried_again(
     store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy
 ):
@@ -358,8 +352,6 @@ def test_an_interrupted_upload_leaves_nothing(
 
 
 # --- lists -------------------------------------------------------------------------------------
-
-
 def test_a_list_of_several_pages_is_whole(store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy):
     """In this test, the server returns three keys per page."""
     keys = [f"s/{number}" for number in range(8)]
@@ -390,8 +382,6 @@ def test_foreign_objects_are_left_out(store: ObjectStore, raw: Bucket):
 
 
 # --- addresses, settings -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
 @pytest.mark.parametrize("rest", ["bucket", "bucket/prefix", "a-bucket.of_mine/a/pre fix/%41"])
 def test_an_address_is_given_back(monkeypatch: pytest.MonkeyPatch, scheme: str, rest: str):
