@@ -13,13 +13,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from serve_warm.config import (
-    Seats,
-    WarmupConfig,
-    environment,
-    point_torch_caches_at,
-    resolve,
-)
+from serve_warm.config import Seats, WarmupConfig, environment, point_torch_caches_at, resolve
 from serve_warm.errors import ConfigError
 
 if TYPE_CHECKING:

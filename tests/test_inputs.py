@@ -471,10 +471,7 @@ def test_sizes_of_batches_that_nobody_declared():
     ]
     missing = missing_batches(declared, largest=5)
     assert [(item.target, item.concurrency) for item in missing] == [("embed", 3), ("embed", 5)]
-    assert [item.name for item in missing] == [
-        "embed as a batch of 3",
-        "embed as a batch of 5",
-    ]
+    assert [item.name for item in missing] == ["embed as a batch of 3", "embed as a batch of 5"]
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,7 @@ from reports import FULL
 from serve_warm.node import Settings
 from serve_warm.node_server.server import Server
 from serve_warm.report import Report
-from state_files import (  # noqa: F401 - fixtures
-    clock_fixture,
-    directory_fixture,
-    replica_fixture,
-)
+from state_files import clock_fixture, directory_fixture, replica_fixture  # noqa: F401 - fixtures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

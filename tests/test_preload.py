@@ -88,10 +88,7 @@ def test_modes_that_an_import_set_are_on_the_thread_that_serves(process: Any, mo
     """If it is Ray's own, as in a throughput-optimized Serve."""
     name = process.module("app_sets_modes", SETS_MODES + more)
     on_rays = {"thread": "AsyncIO Thread: default", "facts": True, "omp_of_ticket": None}
-    questions = [
-        {"imports": [name], "seat": False, **on_rays},
-        {"imports": [name], **on_rays},
-    ]
+    questions = [{"imports": [name], "seat": False, **on_rays}, {"imports": [name], **on_rays}]
     with ThreadPoolExecutor(2) as pool:
         plain, seat = pool.map(lambda question: process(**question), questions)
     assert seat["use"]["miss"] == ""
@@ -196,8 +193,7 @@ def test_a_module_that_sets_the_folder_for_temporary_files_keeps_its_seats(
 def test_a_module_that_names_the_process_does_not_look_taken(process: Any):
     """Before, the keeper asked for another seat at each look, without end."""
     name = process.module(
-        "sets_its_title",
-        "import sys\nsys.modules['__main__'].name_process(b'my-embedder')\n",
+        "sets_its_title", "import sys\nsys.modules['__main__'].name_process(b'my-embedder')\n"
     )
     named = process(imports=[name], named_idle=True, only_the_seat=True)
     assert named["seat_file"] == {"state": "waiting", "note": "", "is_taken": False}

@@ -22,20 +22,8 @@ from serve_warm import metrics, node
 from serve_warm.node import Settings, boot_s
 from serve_warm.node_server.server import Server
 from serve_warm.node_server.table import BUCKETS, NODE_METRICS, OUTCOMES
-from serve_warm.report import (
-    ArtifactUse,
-    Counts,
-    Report,
-    Stage,
-)
-from state_files import (  # noqa: F401 - fixtures
-    STARTS,
-    WHO,
-    Clock,
-    clock_fixture,
-    directory_fixture,
-    replica_fixture,
-)
+from serve_warm.report import ArtifactUse, Counts, Report, Stage
+from state_files import STARTS, WHO, Clock, clock_fixture, directory_fixture, replica_fixture  # noqa: F401 - fixtures
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

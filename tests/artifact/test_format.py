@@ -24,12 +24,7 @@ from serve_warm.artifact.archive import (
     unpack_directory,
 )
 from serve_warm.artifact.blobs import check_stored, open_part, pack_part, zstd
-from serve_warm.artifact.manifest import (
-    FORMAT,
-    MAX_PARTS,
-    Manifest,
-    Part,
-)
+from serve_warm.artifact.manifest import FORMAT, MAX_PARTS, Manifest, Part
 from serve_warm.errors import ArtifactRefused, BuildFailed
 
 if TYPE_CHECKING:
@@ -471,10 +466,7 @@ EVIL = {
     "long_segment": [member("x" * 256)],
     "long_name": [member("/".join(["x" * 200] * depth), tarfile.DIRTYPE) for depth in range(1, 7)],
     "symlink": [member("evil", tarfile.SYMTYPE, linkname="/etc/passwd")],
-    "symlink_then_through": [
-        member("d", tarfile.SYMTYPE, linkname="/tmp"),
-        member("d/evil"),
-    ],
+    "symlink_then_through": [member("d", tarfile.SYMTYPE, linkname="/tmp"), member("d/evil")],
     "hardlink": [member("evil", tarfile.LNKTYPE, linkname="a.so")],
     "character_device": [member("evil", tarfile.CHRTYPE, devmajor=1, devminor=3)],
     "block_device": [member("evil", tarfile.BLKTYPE)],

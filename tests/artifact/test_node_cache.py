@@ -240,10 +240,7 @@ def test_a_file_outlives_its_blob(root: Path, cache: NodeCache):
     ids=["empty", "cut", "grown", "flipped", "zeros"],
 )
 def test_a_damaged_blob_is_downloaded_again(
-    root: Path,
-    cache: NodeCache,
-    caplog: pytest.LogCaptureFixture,
-    damage: Callable[[bytes], bytes],
+    root: Path, cache: NodeCache, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
 ):
     """A blob is hashed on each fetch, so damage on disk costs only time."""
     download = Download()

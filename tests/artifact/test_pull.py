@@ -393,7 +393,7 @@ def test_each_variant_has_its_reason(store: MemoryStore):
     assert pulled.chosen.key == good
     reasons = [item.reason for item in pulled.chosen.trace]
     assert sorted(reasons) == [
-        *("denied", "expired", "fingerprint", "fits", "newer_format", "untrusted"),
+        *("denied", "expired", "fingerprint", "fits", "newer_format", "untrusted")
     ]
     assert all(
         item.message for item in pulled.chosen.trace if not (item.accepted or item.mismatches)
@@ -561,10 +561,7 @@ def test_one_statement_that_cannot_be_read_does_not_hinder_another():
             "NVIDIA A100",
             "the artifact was built on NVIDIA A100, not on NVIDIA H200; build an artifact on",
         ),
-        (
-            "none",
-            "the artifact was built on a machine without a GPU, not on NVIDIA H200; build an",
-        ),
+        ("none", "the artifact was built on a machine without a GPU, not on NVIDIA H200; build an"),
     ],
 )
 def test_an_artifact_of_another_gpu_says_which(store: MemoryStore, built_on: str, said: str):

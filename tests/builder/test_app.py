@@ -48,11 +48,7 @@ APP = "deployments.text_embedder.app:embedder"
 
 # What is accepted -----------------------------------------------------------------------------
 def round_trip(
-    *,
-    verdict: str = "full_hit",
-    reason: str = "",
-    compiler_processes: int = 0,
-    proven: int = 6,
+    *, verdict: str = "full_hit", reason: str = "", compiler_processes: int = 0, proven: int = 6
 ) -> dict[str, Any]:
     """Return the report of a fully warm start with six inputs, with some fields changed."""
     report = dataclasses.replace(FULL, parity=None).to_json()
@@ -182,8 +178,7 @@ def test_an_application_without_import_path_is_refused(written, example):
 
 
 @pytest.mark.parametrize(
-    "import_path",
-    ["no_such_module.app:embedder", "deployments.text_embedder.app:no_such_name"],
+    "import_path", ["no_such_module.app:embedder", "deployments.text_embedder.app:no_such_name"]
 )
 @pytest.mark.parametrize("way", ["yaml", "argument"])
 def test_an_application_that_cannot_be_imported_is_refused(written, example, way, import_path):
@@ -400,11 +395,7 @@ class Starts:
     place = "here"
 
     def __init__(
-        self,
-        cache: Path,
-        *reports: dict[str, Any],
-        ranks: int = 1,
-        group: str = "of ranks",
+        self, cache: Path, *reports: dict[str, Any], ranks: int = 1, group: str = "of ranks"
     ) -> None:
         self._cache = cache
         self._ranks = ranks

@@ -347,11 +347,7 @@ def test_a_route_has_to_be_there(written, target, fix):
 
 @pytest.mark.parametrize(
     ("body", "returns"),
-    [
-        ("self.inputs = [Input(target='score')]", "None"),
-        ("return", "None"),
-        ("return []", "[]"),
-    ],
+    [("self.inputs = [Input(target='score')]", "None"), ("return", "None"), ("return []", "[]")],
 )
 def test_inputs_that_are_never_returned_are_a_problem(written, body, returns):
     """A start would fail after the model is loaded."""

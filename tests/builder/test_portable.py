@@ -182,10 +182,7 @@ def test_a_missing_objdump_is_said_before_anything_is_built(
 # The build ------------------------------------------------------------------------------------
 def warmed_up(*, cache: bytes = b"", isa: str = PORTABLE_ISA, **app: str) -> dict[str, Any]:
     """Return the data that a replica returns for packing."""
-    return {
-        "fingerprint": {"machine": {"cpu_isa": isa}, "app": app},
-        "parts": {"cache": cache},
-    }
+    return {"fingerprint": {"machine": {"cpu_isa": isa}, "app": app}, "parts": {"cache": cache}}
 
 
 def test_a_native_artifact_is_not_disassembled(tmp_path: Path):

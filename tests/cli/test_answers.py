@@ -344,7 +344,7 @@ def test_a_machine_without_torch_fits_nothing_and_says_so(run_process, source):
     rows = lines[lines.index("factor artifact here") + 1 :]
     assert ended.code == 3
     assert {row.partition(" ")[0] for row in rows} == {
-        *("cuda", "driver", "gpu", "torch", "torch_install"),
+        *("cuda", "driver", "gpu", "torch", "torch_install")
     }
     assert f"torch {machine['torch']} not installed" in rows
     assert "gpu none unknown" in rows

@@ -15,13 +15,7 @@ from pathlib import Path
 import pytest
 
 from artifacts import packed_cache
-from command_line import (  # noqa: F401 - fixtures
-    KEY,
-    MAIN,
-    Ended,
-    publish,
-    trust_file_fixture,
-)
+from command_line import KEY, MAIN, Ended, publish, trust_file_fixture  # noqa: F401 - fixtures
 from processes import HERE
 from serve_warm.cli import COMMANDS, ON_MACOS, check_system
 from serve_warm.errors import ServeWarmError

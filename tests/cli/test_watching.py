@@ -19,13 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
-from command_line import (  # noqa: F401 - fixtures
-    ESCAPES,
-    escaped,
-    run_fixture,
-    run_process_fixture,
-    trust_file_fixture,
-)
+from command_line import ESCAPES, escaped, run_fixture, run_process_fixture, trust_file_fixture  # noqa: F401 - fixtures
 from conftest import wait_until
 from reports import FULL
 from serve_warm._seats import SeatUse
@@ -75,11 +69,7 @@ def replica_fixture(directory: Path) -> Iterator[Callable[..., StateFile]]:
 # --- what is known of a replica ------------------------------------------------------------
 def test_files_say_all_there_is_to_show(directory, replica):
     """Stage, verdict, progress, ages and what happened come from the replica's own file."""
-    replica(
-        "r1",
-        dataclasses.replace(FULL, error=""),
-        degraded=["uncovered: 1 of 2 inputs"],
-    )
+    replica("r1", dataclasses.replace(FULL, error=""), degraded=["uncovered: 1 of 2 inputs"])
 
     [seen] = observed.of_directory(str(directory)).replicas
 

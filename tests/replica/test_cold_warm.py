@@ -16,12 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from machines import (
-    HEADERS,
-    TOLERANCE,
-    Machine,
-    Started,
-)
+from machines import HEADERS, TOLERANCE, Machine, Started
 
 pytestmark = [
     pytest.mark.slow,

@@ -23,12 +23,7 @@ from compiled import compiled, double
 from serve_warm import metrics
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig
-from serve_warm.errors import (
-    ConfigError,
-    InputError,
-    ReplayFailed,
-    ServeWarmError,
-)
+from serve_warm.errors import ConfigError, InputError, ReplayFailed, ServeWarmError
 from serve_warm.inputs import Input, InputSignature
 from serve_warm.precompile.names import describe_tensor
 from serve_warm.replica.journal import LOG_PREFIX
@@ -222,9 +217,7 @@ def test_a_compile_in_traffic_is_advised_on_by_its_cause(
 
 
 # --- observers -----------------------------------------------------------------------------
-def test_an_observer_that_raises_is_dropped_and_the_start_goes_on(
-    caplog: pytest.LogCaptureFixture,
-):
+def test_an_observer_that_raises_is_dropped_and_the_start_goes_on(caplog: pytest.LogCaptureFixture):
     """A lost metric does not end the replica. The error is logged once, with the traceback."""
     calls = 0
     told: list[Report] = []

@@ -25,10 +25,7 @@ from serve_warm.artifact.push import push
 from serve_warm.compiler.cpu_target import isa_checks
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig
-from serve_warm.errors import (
-    ConfigError,
-    WarmupFailed,
-)
+from serve_warm.errors import ConfigError, WarmupFailed
 from serve_warm.fingerprint import RULES
 from serve_warm.replica import placement
 from serve_warm.replica.narrow import digest_of

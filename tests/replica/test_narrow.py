@@ -90,10 +90,7 @@ def test_a_size_that_never_varies_is_narrow(caplog: pytest.LogCaptureFixture):
     report = warm(one())
     assert report["covered"] == {"expected": 1, "proven": 1}
     assert report["inputs"][0]["proven"]
-    assert report["narrow"] == [
-        "ids[0] and mask[0], always 2",
-        "ids[1] and mask[1], always 16",
-    ]
+    assert report["narrow"] == ["ids[0] and mask[0], always 2", "ids[1] and mask[1], always 16"]
     assert report["warnings"] == []
     assert "ids[1] and mask[1], always 16: another size compiles. Declare buckets" in caplog.text
     assert "narrow: ids[0] and mask[0], always 2: another size compiles" in caplog.text

@@ -19,12 +19,7 @@ import torch
 
 import serve_warm
 from levels import build, eager_below
-from parity_starts import (  # noqa: F401 - fixtures
-    SIZES,
-    made,
-    process,
-    start,
-)
+from parity_starts import SIZES, made, process, start  # noqa: F401 - fixtures
 from processes import answer_of
 from replicas import Scaled, replica, x
 from serve_warm.config import WarmupConfig, resolve
@@ -412,9 +407,7 @@ def idle(begun: Warmup, *, executor: Any = None) -> int:
     async def wait() -> None:
         thread = executor.submit(threading.get_native_id).result() if executor else 0
         kept_calls.IdleChecks(
-            begun.checks,
-            asyncio.get_running_loop(),
-            model_thread=lambda: (executor, thread),
+            begun.checks, asyncio.get_running_loop(), model_thread=lambda: (executor, thread)
         ).begin()
         for _ in range(1000):
             await asyncio.sleep(0.01)

@@ -15,22 +15,11 @@ import torch
 
 from compiled import double
 from serve_warm.config import WarmupConfig
-from serve_warm.errors import (
-    CompilerMissing,
-    InputError,
-    WarmupFailed,
-    WarmupTimeout,
-)
+from serve_warm.errors import CompilerMissing, InputError, WarmupFailed, WarmupTimeout
 from serve_warm.inputs import Input
 from serve_warm.replica.warmup import Warmup
 from serve_warm.report import Stage, Verdict
-from starts import (  # noqa: F401 - fixtures
-    Capturing,
-    StandIn,
-    failed,
-    process,
-    warm_up,
-)
+from starts import Capturing, StandIn, failed, process, warm_up  # noqa: F401 - fixtures
 
 
 def test_the_gpu_that_is_read_is_the_serving_threads(monkeypatch: pytest.MonkeyPatch):

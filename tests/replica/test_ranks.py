@@ -18,12 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.distributed import HashStore
 
-from rank_groups import (
-    HANG_S,
-    Group,
-    compiled_anything,
-    reports,
-)
+from rank_groups import HANG_S, Group, compiled_anything, reports
 from serve_warm.errors import RankFailed, WarmupFailed
 from serve_warm.fingerprint import Fingerprint
 from serve_warm.replica.ranks import Ranks, join

@@ -152,10 +152,7 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def keeper(workers: Workers, count: int = 2, **more: Any) -> SeatKeeper:
     options = {"settings": Seats(count=count), "deployment": "app#Embedder", **more}
     return SeatKeeper(
-        **{"folder": workers.folder, **options},
-        source=workers,
-        omp_threads="1",
-        imports=("torch",),
+        **{"folder": workers.folder, **options}, source=workers, omp_threads="1", imports=("torch",)
     )
 
 

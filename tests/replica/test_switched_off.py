@@ -19,14 +19,7 @@ from compiled import compiled, double, fresh
 from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import NotProven, WarmupFailed
 from serve_warm.precompile.compiled import _warn_once
-from starts import (  # noqa: F401 - fixtures
-    StandIn,
-    here,
-    process,
-    publish,
-    store_fixture,
-    warm_up,
-)
+from starts import StandIn, here, process, publish, store_fixture, warm_up  # noqa: F401 - fixtures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

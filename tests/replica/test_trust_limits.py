@@ -22,14 +22,7 @@ from serve_warm.report import Report, Stage, Verdict
 from serve_warm.stores import list_keys
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.policy import Trust, signed_by
-from starts import (  # noqa: F401 - `process` is a fixture
-    KEY,
-    StandIn,
-    here,
-    process,
-    publish,
-    warm_up,
-)
+from starts import KEY, StandIn, here, process, publish, warm_up  # noqa: F401 - `process` is a fixture
 
 OLDER, NEWER = "2026-11-20T10:00:00.000000Z", "2026-11-21T10:00:00.000000Z"
 PEM = public_pem(KEY)
@@ -80,9 +73,7 @@ def roll_back(site: Site) -> None:
     site.put(created=OLDER)
 
 
-def test_an_older_artifact_in_place_of_a_newer_one_is_said(
-    site: Site,
-):
+def test_an_older_artifact_in_place_of_a_newer_one_is_said(site: Site):
     """The start is warm, and its report names both times."""
     roll_back(site)
     report = site.start()
@@ -93,9 +84,7 @@ def test_an_older_artifact_in_place_of_a_newer_one_is_said(
     assert site.start().warnings == report.warnings
 
 
-def test_an_older_artifact_is_refused_by_policy(
-    site: Site,
-):
+def test_an_older_artifact_is_refused_by_policy(site: Site):
     """With `rollback = "refuse"` the start is cold, and names the file to remove if need be."""
     roll_back(site)
     refusing = trusting(KEY, rollback="refuse")
@@ -111,9 +100,7 @@ def test_an_older_artifact_is_refused_by_policy(
     assert site.start(refusing).verdict is Verdict.FULL_HIT
 
 
-def test_nothing_is_said_of_what_is_as_new_or_from_another_store(
-    site: Site,
-):
+def test_nothing_is_said_of_what_is_as_new_or_from_another_store(site: Site):
     """The same artifact again, a newer one, and an older one in another store are no rollback."""
     site.put(created=OLDER)
     other = Site(LocalStore(root=site.node / "other"), site.node)
@@ -188,9 +175,7 @@ def test_a_mark_that_cannot_be_believed_is_refused_by_policy(site: Site, spoil: 
     assert site.start().verdict is Verdict.FULL_HIT
 
 
-def test_what_a_start_did_not_accept_leaves_no_mark(
-    site: Site,
-):
+def test_what_a_start_did_not_accept_leaves_no_mark(site: Site):
     """A newer artifact that cannot be unpacked must not shut out the good one before it."""
     bad = publish(site.store, here(StandIn()), created=NEWER, raw={"cache": b"no archive"})
     assert site.start().verdict is Verdict.REFUSED
@@ -252,9 +237,7 @@ def test_marks_do_not_pile_up(seen: NewestSeen):
 
 
 # --- age ------------------------------------------------------------------------------------
-def test_a_start_says_that_an_artifact_will_soon_be_too_old(
-    site: Site,
-):
+def test_a_start_says_that_an_artifact_will_soon_be_too_old(site: Site):
     """A fleet hears of the age limit for more than a month before it goes cold by it."""
     site.put(created=days_ago(330))
     report = site.start(signed_by(PEM))

@@ -26,11 +26,7 @@ from serve_warm.artifact.archive import pack_directory
 from serve_warm.compiler.imports import import_compiler
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig
-from serve_warm.errors import (
-    NotProven,
-    ReplayFailed,
-    WarmupTimeout,
-)
+from serve_warm.errors import NotProven, ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
 from serve_warm.replica.replay import TRIALS_S
 from serve_warm.replica.warmup import Warmup

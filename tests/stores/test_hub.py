@@ -367,11 +367,7 @@ OPERATIONS = {
 HUB_REFUSES = {"X-Error-Message": f"no: hf_secretsecret https://h/x?{SIGNATURE}"}
 FAULTS = {
     "500": (Fault(request=".", status=500, headers=HUB_REFUSES), StoreError, "HTTP 500"),
-    "429": (
-        Fault(request=".", status=429, headers={"Retry-After": "0"}),
-        StoreError,
-        "HTTP 429",
-    ),
+    "429": (Fault(request=".", status=429, headers={"Retry-After": "0"}), StoreError, "HTTP 429"),
     "401": (
         Fault(
             request=".",
@@ -439,10 +435,7 @@ def check_is_one_clear_line(error: BaseException, texts: list[str]) -> None:
     ],
 )
 def test_every_failure_is_one_clear_line(
-    hub: Hub,
-    check: Callable[[BaseException], None],
-    operation: str,
-    fault: str,
+    hub: Hub, check: Callable[[BaseException], None], operation: str, fault: str
 ):
     """Whatever the Hub does, the error is a StoreError of one line, without any credential."""
     hub.write(KEY, LARGE)
@@ -461,10 +454,7 @@ def test_every_failure_is_one_clear_line(
 @pytest.mark.parametrize("body", ["reset", "truncate"])
 @pytest.mark.parametrize("large", [False, True])
 def test_a_body_that_always_ends_early_is_an_error(
-    hub: Hub,
-    check: Callable[[BaseException], None],
-    body: str,
-    large: bool,
+    hub: Hub, check: Callable[[BaseException], None], body: str, large: bool
 ):
     """Part of an object is never accepted as the whole object."""
     hub.write(KEY, LARGE if large else b"0123456789")
@@ -547,10 +537,7 @@ def test_a_renamed_repository_is_followed_without_its_token_elsewhere(hub: Hub, 
 @pytest.mark.parametrize("request_", ["PUT /upload", "POST /verify", "/objects/batch", "/commit/"])
 @pytest.mark.parametrize("status", [403, 500])
 def test_an_upload_that_fails_leaves_nothing_and_can_be_repeated(
-    hub: Hub,
-    check: Callable[[BaseException], None],
-    request_: str,
-    status: int,
+    hub: Hub, check: Callable[[BaseException], None], request_: str, status: int
 ):
     """After a failure at any step, the object does not exist, and repeating the call succeeds."""
     store = HubStore(repository=REPOSITORY, silence_s=20)

@@ -19,13 +19,7 @@ from pathlib import Path
 import pytest
 
 from serve_warm._store_address import SCHEMES
-from serve_warm.errors import (
-    ConfigError,
-    ObjectExists,
-    ObjectNotFound,
-    StoreDenied,
-    StoreError,
-)
+from serve_warm.errors import ConfigError, ObjectExists, ObjectNotFound, StoreDenied, StoreError
 from serve_warm.stores import kind_of, list_keys, open_store
 from serve_warm.stores.local import LocalStore
 from serve_warm.testing import StoreContract
