@@ -91,7 +91,6 @@ def test_each_source_says_what_it_has_of_seats():
     ids=str,
 )
 def test_a_mistake_in_seats_is_named(seats: Any, says: str):
-    """The error shows the whole name of the field."""
     assert says in problem(user_config=section(seats=seats)).message
 
 

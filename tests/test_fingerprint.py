@@ -215,7 +215,6 @@ def test_a_process_fits_itself(here: Fingerprint) -> None:
 def test_each_factor_alone_is_a_named_difference(
     here: Fingerprint, group: str, factor: str
 ) -> None:
-    """A change of any one factor is found, named with both values, and changes the key."""
     other, without = (changed(here, group, factor, value) for value in ("other", None))
     ours = here.to_json()[group][factor]
     for artifact, machine, was, now in (
@@ -465,7 +464,6 @@ def test_excluded_variables_are_in_no_key_of_torch() -> None:
 
 
 def test_compiler_variables_are_a_sorted_factor() -> None:
-    """Variables that steer torch's compiler count, unknown ones too, and others do not."""
     environ = {
         "TORCH_COMPILE_DYNAMIC_SOURCES": "L['x'], L['y']",
         "TORCHINDUCTOR_MAX_AUTOTUNE": "1",
@@ -645,6 +643,5 @@ def test_a_part_of_a_device_is_another_device() -> None:
 
 
 def test_importing_the_module_imports_no_torch() -> None:
-    """Inspecting an artifact on a laptop needs no torch."""
     program = "import serve_warm.fingerprint, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -68,7 +68,6 @@ def test_fit_over_the_top_is_an_error_that_says_what_to_do():
 
 
 def test_the_grid_is_every_combination_largest_first():
-    """The product of the sizes never grows along the grid, and no combination is missing."""
     buckets = Buckets(batch=[1, 2, 8], length=[16, 128], width=[3])
     points = buckets.grid()
     volumes = [p["batch"] * p["length"] * p["width"] for p in points]
@@ -90,7 +89,6 @@ def test_sizes_that_are_none_are_refused(sizes: Any):
 
 
 def test_buckets_without_an_axis_are_refused():
-    """Without an axis there is nothing to warm up."""
     assert "for example Buckets(batch=[1, 8]" in str(refusal(Buckets))
 
 
@@ -102,7 +100,6 @@ def test_an_unknown_axis_is_named():
 
 # --- inputs --------------------------------------------------------------------------------
 def test_an_input_is_named_for_its_target():
-    """The name in reports is the method's, the request's, or the given name."""
     assert Input(target=EMBEDDER.embed).name == "embed"
     assert Input(target="embed").name == "embed"
     assert Input(target="POST /embed").name == "POST /embed"
@@ -306,7 +303,6 @@ def test_a_grid_over_its_budget_is_an_error_and_not_cut():
 def test_a_grid_that_cannot_be_made_says_why(
     target: Any, options: dict[str, Any], message: str, hint: str
 ):
-    """Every mistake has a message with the found value and a hint."""
     error = refusal(lambda: shape_grid(target, Buckets(batch=[1]), **options))
     assert message in error.message
     assert hint in error.hint
@@ -351,7 +347,6 @@ def test_names_become_unique():
     ],
 )
 def test_declarations_that_are_none_are_refused(declared: Any, message: str, hint: str):
-    """The error names the class that returned it, and the allowed return values."""
     error = refusal(lambda: sort_by_size(declared, of="Embedder"))
     assert message in error.message
     assert hint in error.hint

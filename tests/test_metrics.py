@@ -79,7 +79,6 @@ def test_every_row_is_well_named(metric: Metric):
 
 
 def test_every_row_has_a_value_once_a_start_is_over():
-    """Values that were absent before are present then, and no metric stays absent."""
     assert [metric.name for metric in METRICS if not metric.read(FULL)] == []
 
 
@@ -87,7 +86,6 @@ def test_every_row_has_a_value_once_a_start_is_over():
     "metric", [m for m in METRICS if m.kind == "counter"], ids=lambda m: m.name
 )
 def test_counters_begin_at_zero_and_grow_with_the_report(metric: Metric):
-    """A counter of nothing is 0, and what happens after ready moves it."""
     assert set(metric.read(Report()).values()) == {0.0}
     assert all(value > 0 for value in metric.read(FULL).values())
 

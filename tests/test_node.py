@@ -59,7 +59,6 @@ def state_file(directory: Path, replica: str = "Embedder#1") -> StateFile:
 
 
 def test_what_is_written_is_read(tmp_path: Path):
-    """Identity, facts and times of a living replica."""
     before = boot_s()
     file = state_file(tmp_path / "state")
     file.write({"stage": "REPLAYING", "inputs_done": 3})
@@ -162,7 +161,6 @@ def test_replicas_have_a_file_each(tmp_path: Path):
 
 
 def test_directories_are_made_private(tmp_path: Path):
-    """This applies to the directory and its parent, if both are missing."""
     directory = tmp_path / "serve_warm-0" / "state"
     state_file(directory)
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (directory, directory.parent)}
@@ -727,7 +725,6 @@ def test_a_living_replica_is_never_swept(tmp_path: Path):
 
 # --- where it is ---------------------------------------------------------------------------
 def test_a_node_without_states_has_none(tmp_path: Path):
-    """Looking where nothing was ever written is no error."""
     assert list(read_states(tmp_path / "nowhere")) == []
 
 
@@ -825,7 +822,6 @@ OTHER = replica("o", "warm", began=0, ready=11, of="Other")
     ],
 )
 def test_policies(policy: Policy, replicas: list[Replica], ready: bool, excused: str):
-    """Which replicas count, and when the node is warm."""
     reasons, without = warmth(replicas, policy)
     assert (not reasons) == ready
     assert "".join(r.stem for r in without) == excused

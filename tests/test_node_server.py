@@ -288,7 +288,6 @@ def test_a_strict_probe_fails_for_flaws_of_ready_replicas(replica, directory):
 
 
 def test_data_has_each_reason(replica, directory):
-    """If a check fails for several replicas, all reasons are listed."""
     replica("r1", "FAILED", error="no model")
     replica("r2", "REPLAYING")
     options = ["--state-dir", str(directory), *NO_CHECKS, "--json"]
@@ -383,7 +382,6 @@ def test_options_are_read_with_and_without_an_equals_sign():
     ],
 )
 def test_any_other_command_line_is_wrong_usage(line: str, capsys: pytest.CaptureFixture[str]):
-    """The message shows all options."""
     assert node.main(line.split()) == 2
     said = capsys.readouterr().err
     assert "\nerror: " in said
@@ -392,7 +390,6 @@ def test_any_other_command_line_is_wrong_usage(line: str, capsys: pytest.Capture
 
 
 def test_help_is_an_answer(capsys: pytest.CaptureFixture[str]):
-    """It shows the same text, and exits with 0."""
     assert node.main(["probe", "--help"]) == 0
     assert capsys.readouterr().out == node.usage("node.py probe")
 
@@ -436,7 +433,6 @@ def test_only_200_in_time_is_healthy(answer: bytes | None, said: str):
 
 
 def test_a_port_where_nobody_listens_is_not_healthy():
-    """Refused at once, and named."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     assert "Connection refused" in get(f"http://127.0.0.1:{port}/x")
@@ -492,7 +488,6 @@ def test_the_server_follows_the_truth(serve, replica):
 
 
 def test_every_address_answers(serve, replica):
-    """Paths for kubelet, people and Prometheus, and an answer for all other paths."""
     server = serve()
     replica("r1", "REPLAYING", inputs_done=1, inputs_expected=2)
     assert server.get("/livez") == (200, "ok\n")
@@ -673,14 +668,12 @@ def test_sigterm_is_not_ready_at_once_and_drains(serve, replica):
 
 @pytest.mark.slow
 def test_drain_ends_by_itself(serve):
-    """After the time it was given."""
     server = serve(*NO_CHECKS, "--drain-s", "0.1")
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(timeout=60) == 0
 
 
 def test_a_taken_port_is_said(serve, directory):
-    """A second server on a node ends, and says why."""
     port = str(serve().port)
     command = [sys.executable, "-m", "serve_warm.node_server", "--state-dir", directory]
     ended = subprocess.run(
@@ -710,7 +703,6 @@ def test_a_server_begins_without_dns(directory, monkeypatch):
 
 @pytest.mark.slow
 def test_changes_are_logged_once(serve, replica):
-    """A line when it becomes ready and one when it is not any more, with the reason."""
     server = serve()
     lines = [server.process.stderr.readline()]
     file = replica()

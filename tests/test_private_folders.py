@@ -288,7 +288,6 @@ def test_what_was_opened_is_what_is_looked_at(tmp_path: Path):
 
 
 def test_the_refusal_says_everything(tmp_path: Path):
-    """The message has the problem, the hint has the fix, and the reason is a metric's label."""
     folder = private(tmp_path / "folder")
     folder.chmod(0o750)
     with pytest.raises(ArtifactRefused) as caught:
@@ -484,7 +483,6 @@ def test_a_machine_without_a_safe_place_goes_on_with_a_warning(
 
 
 def test_folders_are_made_private(tmp_path: Path):
-    """All missing folders are private. An existing folder does not change."""
     (tmp_path / "there").mkdir()
     (tmp_path / "there").chmod(0o755)
     folder = tmp_path / "there" / "a" / "b"
@@ -581,7 +579,6 @@ def test_what_was_just_made_is_not_swept(base: Path):
 
 
 def test_nothing_is_swept_that_others_may_have_made(base: Path):
-    """A folder with the right name that another user may have made is left alone."""
     dead = aged(left_behind(base))
     dead.chmod(0o770)
     process_folder()

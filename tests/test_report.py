@@ -52,7 +52,6 @@ def test_json_is_plain_and_round_trips(report: Report):
 
 @pytest.mark.parametrize("report", REPORTS)
 def test_json_has_every_field(report: Report):
-    """Nothing that was recorded is lost, and the form has a version."""
     data = report.to_json()
     fields = {f.name for f in dataclasses.fields(Report)}
     assert data.keys() == {"schema", "traced", "levels", "seconds_by_owner"} | fields
@@ -125,7 +124,6 @@ def test_no_text_of_a_report_is_without_end():
 
 
 def test_the_text_of_a_clean_start_has_no_complaints():
-    """Normal facts are not mentioned."""
     clean = Report(
         stage=Stage.READY,
         verdict=Verdict.FULL_HIT,
@@ -224,7 +222,6 @@ def test_each_clock_says_from_where_it_counts():
 
 
 def test_counts_are_subtracted_field_by_field():
-    """The counts of a span are the counts after it minus the counts before it."""
     earlier = Counts(**{f.name: n for n, f in enumerate(dataclasses.fields(Counts))})
     later = Counts(**{f.name: 2 * n for n, f in enumerate(dataclasses.fields(Counts))})
     span = later - earlier

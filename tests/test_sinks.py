@@ -234,14 +234,12 @@ def test_a_start_that_died_is_counted_once(sinks, replica, directory, clock):
 
 @pytest.mark.parametrize("stage", [Stage.READY, Stage.FAILED])
 def test_a_start_that_had_ended_did_not_die(sinks, replica, clock, stage):
-    """An end after READY or FAILED has this outcome, and counts once."""
     replica(dataclasses.replace(FULL, stage=stage)).close()
     clock.move_on(node.STALE_S + 1)
     assert died(sinks) == {"partial" if stage is Stage.READY else "failed": 1.0}
 
 
 def test_another_server_does_not_count_it_again(sinks, replica, directory, clock):
-    """A start that ended before this server began is not counted."""
     replica(Report()).close()
     later = Sinks(directory)
     clock.move_on(node.STALE_S + 1)
@@ -251,7 +249,6 @@ def test_another_server_does_not_count_it_again(sinks, replica, directory, clock
 
 # --- histograms ----------------------------------------------------------------------------
 def test_sums_of_histograms_are_exact(sinks, replica):
-    """Each start adds its own seconds, and counts in all higher buckets."""
     took = (0.1, 12.3, 500.0, 5000.25)
     for number, seconds in enumerate(took):
         replica(Report(), f"r{number}")

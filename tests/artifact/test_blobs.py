@@ -48,7 +48,6 @@ def split(seed: int) -> list[tuple[int, bytes]]:
 
 @pytest.mark.parametrize("threads", [1, 8])
 def test_pieces_come_in_any_order_and_split(threads: int):
-    """The digest is that of the whole blob, in any order and from several threads."""
     for seed in range(60):
         assert received(split(seed), threads=threads) == DATA
 
@@ -102,7 +101,6 @@ def test_more_than_announced_does_not_fill_the_disk():
 
 
 def test_other_bytes_are_refused():
-    """A blob with another digest is refused, and the message has both digests."""
     with tempfile.TemporaryFile() as file, pytest.raises(ArtifactRefused) as caught:
         receive(file, "0" * 64, 4, lambda sink: sink(0, b"evil"))
     assert caught.value.reason == "digest_mismatch"
@@ -131,7 +129,6 @@ def test_what_cannot_be_written_is_no_error_of_the_store(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("good", [True, False])
 def test_a_file_without_a_name(good: bool):
-    """The file is at offset 0 and has no name; a refused file is closed."""
     before = len([*Path("/proc/self/fd").iterdir()])
     data = DATA if good else bytes(len(DATA))
     try:

@@ -42,7 +42,6 @@ def store() -> MemoryStore:
 
 # --- describe ------------------------------------------------------------------------------
 def test_describe_tells_what_is_in_a_store(store: MemoryStore):
-    """The list has every statement of every deployment with its content, trusted or not."""
     good, manifest = publish(store)
     other, _ = publish(store, deployment="Other")
     stranger = build(created=days_ago(1))[0]
@@ -74,7 +73,6 @@ def test_describe_tells_what_is_in_a_store(store: MemoryStore):
 
 
 def test_one_deployment_can_be_described(store: MemoryStore):
-    """Statements of other deployments are not read."""
     publish(store)
     other, _ = publish(store, deployment="Other")
     (item,) = describe(store, trusting(KEY), deployment="Other")

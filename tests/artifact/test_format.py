@@ -53,7 +53,6 @@ def reason_of(action: Callable[[], Any]) -> str:
 
 # --- statements ----------------------------------------------------------------------------
 def test_a_manifest_survives_its_statement():
-    """A manifest read from a statement equals the written manifest, including build facts."""
     manifest, _ = build(
         raw={"cache": b"kernels", "extra": b"more"},
         facts={"seconds": 12.5, "git": None, "inputs": ["a", "\u00e9"]},
@@ -103,7 +102,6 @@ def statement_with(path: str, value: Any) -> bytes:
 
 
 def test_a_newer_format_is_told_from_a_broken_one():
-    """The error names both versions, whatever else is in a newer statement."""
     newer = {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": "something else",
@@ -190,7 +188,6 @@ def test_the_statement_of_the_test_above_is_good_when_nothing_is_replaced():
 
 
 def test_subjects_in_another_order_are_refused():
-    """Subjects and parts must be equal lists."""
     statement = json.loads(statement_with("predicate.deployment", "x"))
     statement["subject"].reverse()
     forged = json.dumps(statement).encode()
@@ -198,7 +195,6 @@ def test_subjects_in_another_order_are_refused():
 
 
 def test_two_parts_of_one_name_are_refused():
-    """Two parts with one name are refused, even if the subjects have both."""
     statement = json.loads(build(raw={"cache": b"1", "extra": b"2"})[0].to_statement())
     for item in (*statement["subject"], *statement["predicate"]["parts"]):
         item["name"] = "cache"
@@ -209,7 +205,6 @@ def test_two_parts_of_one_name_are_refused():
 
 
 def test_the_number_of_parts_is_bounded():
-    """An artifact may have up to MAX_PARTS parts, inclusive."""
     build(raw={f"p{number}": b"" for number in range(MAX_PARTS)})
     with pytest.raises(ValueError, match="1 to 16 parts"):
         build(raw={f"p{number}": b"" for number in range(MAX_PARTS + 1)})
@@ -218,14 +213,12 @@ def test_the_number_of_parts_is_bounded():
 # --- parts ---------------------------------------------------------------------------------
 @pytest.mark.parametrize("raw", [b"", b"x", os.urandom(3 * MIB), bytes(5 * MIB)])
 def test_a_part_survives_packing(raw: bytes):
-    """The raw bytes are returned unchanged, whether empty, incompressible or all equal."""
     part, stored = pack_part("cache", raw)
     assert opened(part, stored) == raw
     assert (part.raw_bytes, part.stored_bytes) == (len(raw), len(stored))
 
 
 def test_every_change_of_the_stored_bytes_is_noticed():
-    """A flipped bit, a missing byte and an extra byte each have their own reason."""
     part, stored = pack_part("cache", b"kernels" * 100)
     flipped = bytearray(stored)
     flipped[-1] ^= 1
@@ -424,7 +417,6 @@ def test_packing_depends_on_names_and_contents_alone(tmp_path: Path):
     ],
 )
 def test_scratch_is_told_by_name(name: str, *, scratch: bool):
-    """Locks, temporary files and precompiled headers are left out; kernels and sources are not."""
     assert is_scratch(name) is scratch
 
 

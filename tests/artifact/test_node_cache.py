@@ -82,7 +82,6 @@ def names(root: Path) -> set[str]:
 
 # --- the folder ----------------------------------------------------------------------------
 def test_the_folder_is_made_private(root: Path):
-    """Only the owner can enter the new folder and its new parent folders."""
     with NodeCache.open(root) as cache:
         fetched(cache, Download())
     for made in (root, root.parent):
@@ -92,7 +91,6 @@ def test_the_folder_is_made_private(root: Path):
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o750, 0o755, 0o701, 0o702])
 def test_a_folder_that_others_can_enter_is_refused(root: Path, mode: int):
-    """A folder that others can read or write is refused, because they could change its files."""
     root.mkdir(parents=True)
     root.parent.chmod(0o700)
     root.chmod(mode)
@@ -201,7 +199,6 @@ def test_a_file_system_without_locks_shares_all_the_same(
 
 
 def test_a_folder_that_is_exchanged_later_is_not_used(root: Path, cache: NodeCache):
-    """Files are written to the folder that was checked when it was opened."""
     root.rename(root.parent / "moved")
     root.mkdir(mode=0o777)
     assert fetched(cache, Download()) == DATA
@@ -211,7 +208,6 @@ def test_a_folder_that_is_exchanged_later_is_not_used(root: Path, cache: NodeCac
 
 # --- fetching ------------------------------------------------------------------------------
 def test_a_blob_is_downloaded_once(root: Path, cache: NodeCache):
-    """The second fetch returns the blob that the first fetch stored."""
     download = Download()
     both = [fetched(cache, download) for _ in range(2)]
     assert both == [DATA, DATA]
@@ -220,7 +216,6 @@ def test_a_blob_is_downloaded_once(root: Path, cache: NodeCache):
 
 
 def test_a_file_outlives_its_blob(root: Path, cache: NodeCache):
-    """A fetched blob can be read even after it was removed and the cache was closed."""
     with NodeCache.open(root) as other:
         file = other.fetch(DIGEST, len(DATA), Download())
     (root / DIGEST).unlink()
@@ -287,7 +282,6 @@ BROKEN: dict[str, tuple[Callable[[Sink], None], type[Exception]]] = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_download_that_fails_leaves_nothing(root: Path, cache: NodeCache, name: str):
-    """A failed download leaves no blob, temporary or open file, and the next fetch downloads."""
     fill, kind = BROKEN[name]
     before = len([*Path("/proc/self/fd").iterdir()])
     with pytest.raises(kind):
@@ -340,7 +334,6 @@ def fetcher(root: Path, calls: Path, behaviour: str = "at once") -> subprocess.P
 
 @pytest.mark.slow
 def test_processes_of_a_node_share_a_download(root: Path, tmp_path: Path):
-    """Eight replicas that start at once download a blob once, and each replica hashes it."""
     calls = tmp_path / "calls"
     processes = [fetcher(root, calls) for _ in range(8)]
     for process in processes:

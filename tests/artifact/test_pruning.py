@@ -78,7 +78,6 @@ def check_consistent(store: Store, keys: list[str]) -> None:
 
 
 def test_what_is_old_goes(shelf: Store):
-    """Old artifacts are removed, with statement and blobs; newer ones stay."""
     keys = history(shelf)
     without_rules = prune(shelf)
     result = prune(shelf, older_than_s=15 * DAY)
@@ -121,7 +120,6 @@ def test_what_is_in_use_stays(shelf: Store):
 
 
 def test_showing_changes_nothing(store: MemoryStore):
-    """A dry run reports exactly what would be removed, and does not change the store."""
     keys = history(store)
     before = dict(store.objects)
     shown = prune(store, older_than_s=15 * DAY, in_use=keys[:1], do="show")
@@ -180,7 +178,6 @@ def test_a_forgotten_blob_goes_after_a_day(store: MemoryStore):
     ["thesis.txt", "sub/key", f"{64 * 'A'}", f"{64 * 'a'}.bak", f"{63 * 'a'}", f"x/{64 * 'a'}"],
 )
 def test_what_is_no_blob_of_ours_is_never_removed(store: MemoryStore, name: str):
-    """Foreign files and links next to the blobs are kept."""
     push(store, *build(), [KEY])
     key = f"blobs/sha256/{name}"
     store.objects[key] = b"mine"

@@ -86,7 +86,6 @@ def refusal(store: Store, **options: Any) -> ArtifactRefused:
 
 # --- the good case -------------------------------------------------------------------------
 def test_a_directory_goes_through_a_store_unchanged(tmp_path: Path):
-    """Packed, pushed, pulled and unpacked, a cache directory is the same byte for byte."""
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir(mode=0o700)
     target.mkdir(mode=0o700)
@@ -149,7 +148,6 @@ def test_an_empty_store_has_nothing(tmp_path: Path):
 
 @pytest.mark.parametrize("factor", [*MACHINE, *APP])
 def test_each_factor_alone_makes_a_miss_that_names_it(store: MemoryStore, factor: str):
-    """Another value of any single factor does not fit, and error and trace say which it was."""
     publish(store)
     with pytest.raises(ArtifactNotFound) as caught:
         pull_here(store, here=fingerprint(**{factor: "another"}))
@@ -162,7 +160,6 @@ def test_each_factor_alone_makes_a_miss_that_names_it(store: MemoryStore, factor
 
 
 def test_each_of_several_variants_serves_its_own_machine(store: MemoryStore):
-    """A store holds several variants."""
     for isa in ("avx2", "avx512", "amx"):
         publish(store, built_for=fingerprint(cpu_isa=isa), raw={"cache": isa.encode()})
     for isa in ("avx2", "avx512", "amx"):
@@ -187,7 +184,6 @@ def test_the_newest_that_fits_wins(store: MemoryStore):
 
 
 def test_a_miss_shows_the_nearest_variants(store: MemoryStore):
-    """The error lists a few of the nearest variants, and counts the others."""
     for number in range(SHOWN_VARIANTS + 2):
         publish(store, built_for=fingerprint(torch=f"2.{number}", gpu="H200", triton=f"3.{number}"))
     publish(store, built_for=fingerprint(threads="8"))
@@ -256,7 +252,6 @@ def test_a_forged_envelope_is_refused(store: MemoryStore, name: str):
 
 
 def test_a_statement_moved_to_another_deployment_is_refused(store: MemoryStore):
-    """A statement signed for one deployment is not loaded by another deployment."""
     manifest, _ = build(deployment="Other")
     publish_statement(store, manifest.to_statement(), KEY, name="moved")
     refused = refusal(store)
@@ -265,7 +260,6 @@ def test_a_statement_moved_to_another_deployment_is_refused(store: MemoryStore):
 
 
 def test_a_refusal_is_seen_when_nothing_fits(store: MemoryStore):
-    """If one variant is refused and the others do not fit, the error is the refusal."""
     publish(store, built_for=fingerprint(torch="2.14.0+cpu"))
     forged = publish_statement(store, build()[0].to_statement(), OTHER, name="zzz")
     refused = refusal(store)
@@ -297,7 +291,6 @@ def test_what_an_unbelieved_statement_says_is_not_repeated(store: MemoryStore):
 # --- blobs that are refused ----------------------------------------------------------------
 @pytest.mark.parametrize("name", FORGED_BLOBS)
 def test_a_forged_blob_is_refused(store: MemoryStore, name: str):
-    """A blob that differs from the signed blob is never unpacked."""
     forge, reason = FORGED_BLOBS[name]
     raw = {"cache": b"good", "extra": bytes(range(256)) * 9}
     statement, manifest = publish(store, raw=raw)
@@ -315,7 +308,6 @@ def test_a_forged_blob_is_refused(store: MemoryStore, name: str):
 
 
 def test_a_missing_blob_is_refused(store: MemoryStore):
-    """A statement whose blob is gone names the part."""
     _, manifest = publish(store)
     del store.objects[blob_key(manifest.parts[0])]
     refused = refusal(store)
@@ -505,7 +497,6 @@ def test_a_miss_for_want_of_a_setting_names_the_setting(store: MemoryStore):
 
 
 def test_every_statement_is_explained_in_the_order_of_use(store: MemoryStore):
-    """The chosen statement comes first, then other usable statements, then the nearest misses."""
     for created in (OLDER, NEWER, NEWEST):
         supersede(store, created=created, raw={"cache": created.encode()})
     sign_again(store, [OTHER], trust=trusting(KEY))
@@ -523,7 +514,6 @@ def test_every_statement_is_explained_in_the_order_of_use(store: MemoryStore):
 
 
 def test_one_deployment_can_be_explained(store: MemoryStore):
-    """Others do not count, and none at all is an empty answer."""
     key, _ = publish(store, deployment="Other")
     publish(store)
     (item,) = explain(store, fingerprint=fingerprint(), trust=trusting(KEY), deployment="Other")
@@ -565,7 +555,6 @@ def test_one_statement_that_cannot_be_read_does_not_hinder_another():
     ],
 )
 def test_an_artifact_of_another_gpu_says_which(store: MemoryStore, built_on: str, said: str):
-    """If only artifacts for other GPUs exist, one sentence names both GPUs and the fix."""
     publish(store, built_for=fingerprint(gpu=built_on))
     with pytest.raises(ArtifactNotFound) as caught:
         pull_here(store, here=fingerprint(gpu="NVIDIA H200"))

@@ -157,7 +157,6 @@ def test_the_same_artifact_of_another_signer_is_one_more_statement(store: Memory
 def test_another_artifact_for_a_published_variant_is_refused(
     store: MemoryStore, fields: dict[str, Any], difference: str
 ):
-    """The error describes the published artifact and the differences."""
     there, _ = publish(store, raw={"cache": b"kernels", "extra": b"1"}, created=OLDER)
     before, _ = dict(store.objects), store.written.clear()
     with pytest.raises(AlreadyPublished) as caught:
@@ -269,7 +268,6 @@ def test_of_racing_publishers_of_different_things_one_wins(
 
 
 def test_racing_publishers_of_the_same_thing_all_succeed(tmp_path: Path):
-    """Publishing an artifact that is already published succeeds, with the same or another key."""
     store = LateList(root=tmp_path / "store")
     manifest, stored = build()
     keys = [KEY, KEY, KEY, OTHER, OTHER, OTHER, new_key(), new_key()]
@@ -326,7 +324,6 @@ def test_a_rotation_needs_no_new_upload(store: MemoryStore, caplog: pytest.LogCa
 
 
 def test_all_or_one_deployment_is_signed_again(store: MemoryStore):
-    """If a deployment is named, only its artifacts get the new key. Without a name, all do."""
     publish(store)
     publish(store, deployment="Other")
     (one,) = sign_again(store, [OTHER], trust=trusting(KEY), deployment="Other")
@@ -376,7 +373,6 @@ def test_what_is_not_trusted_here_is_not_signed(store: MemoryStore):
 
 
 def test_nothing_is_signed_where_nothing_is_trusted(store: MemoryStore):
-    """A store of strangers is an error, with the first reason."""
     publish(store)
     before = dict(store.objects)
     with pytest.raises(ArtifactRefused) as caught:
@@ -399,7 +395,6 @@ def test_what_is_only_believed_unsigned_is_not_signed(store: MemoryStore):
 
 
 def test_signing_without_a_key_changes_nothing(store: MemoryStore):
-    """Signing without a key is an error, and makes no artifact without signatures."""
     publish(store)
     before = dict(store.objects)
     with pytest.raises(ConfigError):
@@ -446,7 +441,6 @@ def test_after_a_rotation_the_old_envelope_does_not_stop_a_copy(
 
 
 def test_one_deployment_can_be_copied(store: MemoryStore, target: MemoryStore):
-    """Other deployments are not copied. An unknown name is an error."""
     publish(store)
     publish(store, deployment="Other", raw={"cache": b"2"})
     (copied,) = copy(store, target, trust=trusting(KEY), deployment="Other")
@@ -482,7 +476,6 @@ def test_a_forged_artifact_is_not_spread(store: MemoryStore, target: MemoryStore
 
 
 def test_what_is_not_trusted_is_not_spread(store: MemoryStore, target: MemoryStore):
-    """A stranger's statement is skipped and reported. Trusted statements are copied."""
     good, _ = publish(store)
     foreign = publish_statement(store, build(created=NEWEST)[0].to_statement(), OTHER, name="zzz")
     done = copy_all(store, target, trust=trusting(KEY))

@@ -109,7 +109,6 @@ def test_junk_does_not_turn_a_hit_into_a_miss(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_junk_hides_no_newer_generation(store: Flooded, name: str):
-    """The artifact that superseded the first one is still chosen."""
     published(store, OLDER)
     newest = published(store, NEWEST, raw={"cache": b"newer"})
     flood(store, name, count=10_000, at="2027-01-01T00:00:00.000000Z")
@@ -167,7 +166,6 @@ def test_nothing_fits_says_how_many_were_not_read(store: Flooded):
 
 @pytest.mark.slow
 def test_an_explanation_has_all(store: Flooded):
-    """The explanation contains every statement, however many exist."""
     for number in range(MAX_READ + 5):
         published(store, OLDER, built_for=fingerprint(threads=f"1{number}"))
     seen = explain(store, fingerprint=fingerprint(), trust=trusting(KEY), deployment=DEPLOYMENT)

@@ -97,7 +97,6 @@ def test_parts_that_are_not_what_the_statement_says_get_no_signature(site: Site,
 
 
 def test_another_deployment_gets_no_signature(site: Site, tmp_path: Path):
-    """The signer names the deployment, and no other deployment is signed."""
     site.leave(raw={"cache": packed(tmp_path)}, deployment="PaymentsOfAnotherTeam")
     assert site.sign().statements == ()
     assert site.fleet.written == []
@@ -123,7 +122,6 @@ def test_a_crowd_of_statements_gets_no_signature(site: Site, tmp_path: Path):
 
 
 def test_it_can_be_signed_where_it_is(site: Site, tmp_path: Path):
-    """The folder then has both statements, and a replica loads the signed statement."""
     made = site.leave(raw={"cache": packed(tmp_path)})
     sign_unsigned(site.left, site.left, [KEY], trust=trusting(KEY), deployment=DEPLOYMENT)
     assert pull_here(site.left, trust=trusting(KEY)).chosen.manifest == made

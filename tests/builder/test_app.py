@@ -60,7 +60,6 @@ def round_trip(
 
 
 def test_a_clean_round_trip_is_accepted():
-    """A full hit that ran no compiler and proved every input is published."""
     accept(round_trip())
 
 
@@ -142,7 +141,6 @@ def test_a_yaml_and_an_application_in_code_load(written, example):
 
 @pytest.mark.parametrize("text", [None, "applications: [\n"], ids=["missing", "no YAML"])
 def test_a_file_that_cannot_be_read_is_named(tmp_path, text):
-    """A file that is not there or does not parse is a ConfigError with its path."""
     path = tmp_path / "serve.yml"
     if text is not None:
         path.write_text(text)
@@ -182,7 +180,6 @@ def test_an_application_without_import_path_is_refused(written, example):
 )
 @pytest.mark.parametrize("way", ["yaml", "argument"])
 def test_an_application_that_cannot_be_imported_is_refused(written, example, way, import_path):
-    """A module or attribute that is not there is named, with where to run from."""
     example["applications"][0]["import_path"] = import_path
     error = refusal(written(example) if way == "yaml" else import_path)
     assert error.message.startswith(f"import_path '{import_path}' cannot be imported: ")
@@ -241,7 +238,6 @@ def test_an_application_that_cannot_be_built_is_refused(
 
 @pytest.mark.parametrize("target", ["serve.json", "deployments.text_embedder.app", ""])
 def test_a_target_that_is_neither_is_refused(target):
-    """The error shows an example of a YAML and of module:app."""
     error = refusal(target)
     assert error.message == f"{target!r} must be a Serve YAML file or have the form module:app"
     assert "serve.yaml" in error.hint
@@ -250,7 +246,6 @@ def test_a_target_that_is_neither_is_refused(target):
 
 @pytest.mark.parametrize("way", ["yaml", "argument"])
 def test_an_unknown_deployment_is_refused(written, example, way):
-    """A deployment that does not warm up is refused. The error lists the deployments that do."""
     error = refusal(written(example) if way == "yaml" else APP, deployment="Embedder")
     assert error.message.endswith(": no deployment named 'Embedder' uses WarmupMixin")
     assert (

@@ -104,7 +104,6 @@ def warmup(**settings: Any) -> dict[str, Any]:
 
 
 def test_nothing_is_found_where_nothing_is_wrong(written):
-    """An application that would build and start has no problem and no warning."""
     path = written()
     document = yaml.safe_load(Path(path).read_text())
     assert is_clean(found(path))
@@ -543,7 +542,6 @@ def test_options_that_do_not_go_together_are_wrong_usage(written, options):
     ["image_classifier", "image_generator", "speech_to_text", "text_embedder", "text_generator"],
 )
 def test_the_examples_have_no_problems(name, tmp_path, monkeypatch):
-    """The examples that the documents recommend pass the check."""
     yaml = Path(f"deployments/{name}/serve.yaml").resolve()
     monkeypatch.chdir(tmp_path)  # the checkout may have a store of an earlier run
     checked = check(str(yaml), environ={})

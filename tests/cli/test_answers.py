@@ -49,7 +49,6 @@ def described(tmp_path):
 
 # verify ---------------------------------------------------------------------------------------
 def test_verify_says_yes_of_what_is_good(run, source, real):
-    """One line for each artifact shows signer and size. The exit code is 0."""
     first, manifest = publish(source, deployment="First", raw=real)
     second, _ = publish(source, deployment="Second", raw=real)
     ended = run("verify", source.root)
@@ -141,7 +140,6 @@ def test_answers_cannot_write_to_the_terminal(run, source, described, *, command
 
 # diff -----------------------------------------------------------------------------------------
 def test_diff_shows_the_factors_that_differ(run, source, described):
-    """Each difference is a row with both sides, of lists with what only one side has."""
     built_for = fingerprint(python="CPython 3.12.1", cpu_isa="avx2 avx512f amx_tile", threads="8")
     statement, _ = publish(source, built_for=built_for)
 
@@ -164,7 +162,6 @@ def test_diff_shows_the_factors_that_differ(run, source, described):
 
 
 def test_diff_shows_all_factors_when_asked(run, source, described):
-    """`--all` has a row for each factor of either side."""
     built_for = Fingerprint(machine={**MACHINE, "libc": "glibc 2.36"}, app=APP)
     publish(source, built_for=built_for)
     ended = run("diff", source.root, "--against", described(fingerprint().to_json()), "--all")
@@ -176,7 +173,6 @@ def test_diff_shows_all_factors_when_asked(run, source, described):
 
 
 def test_diff_names_what_a_pull_takes(run, source, described, tmp_path):
-    """If several artifacts fit, the named artifact is the one that a replica would load."""
     for day in ("18", "19", "20"):
         publish(source, created=f"2026-11-{day}T10:00:00.000000Z", on_taken="supersede")
     sign_again(source, [STRANGER], trust=trusting(KEY))
@@ -240,7 +236,6 @@ def test_diff_reads_what_the_others_write(run, source, described):
     ],
 )
 def test_a_file_that_describes_no_machine_is_wrong_usage(run, source, tmp_path, content):
-    """One sentence names the file and the problem. The exit code is 2."""
     publish(source)
     file = tmp_path / "against.json"
     file.write_text(content)

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 # inspect --------------------------------------------------------------------------------------
 def test_inspect_lists_what_is_trusted_and_what_is_not(run, source):
-    """Every statement is shown with who signed it, or with the reason it is not believed."""
     trusted, manifest = publish(source)
     untrusted, _ = publish(source, STRANGER, built_for=fingerprint(python="CPython 3.12.1"))
 
@@ -60,7 +59,6 @@ def test_inspect_lists_what_is_trusted_and_what_is_not(run, source):
 
 
 def test_inspect_prints_json(run, source):
-    """`--json` is one JSON document with the factors by name, for trusted and untrusted alike."""
     publish(source, deployment="First")
     publish(source, STRANGER, deployment="Second", facts={"torch": "2.13"})
     shown = run("inspect", source.root, "--json")
@@ -104,7 +102,6 @@ def test_a_folder_that_is_not_there_is_no_empty_store(run, source, tmp_path, com
     [(["instect"], "did you mean 'inspect'?"), (["Verfy"], "did you mean 'verify'?")],
 )
 def test_a_mistyped_command_is_asked_for(run, arguments, question):
-    """The nearest command is named; the exit code is that of wrong usage."""
     ended = run(*arguments)
     assert ended.code == 2
     assert f"No such command {arguments[0]!r}: {question}" in ended.err
@@ -150,7 +147,6 @@ def test_inspect_imports_neither_torch_nor_ray(run_process, source):
 # push and pull --------------------------------------------------------------------------------
 @pytest.mark.parametrize("command", ["push", "pull"])
 def test_copies_are_complete(run, source, target, command):
-    """Statements and blobs arrive as they were, and the statements' keys are all of stdout."""
     first, _ = publish(source, deployment="First")
     raw = {"cache": b"other", "precompiled": b"entries"}
     second, _ = publish(source, deployment="Second", raw=raw)
@@ -168,7 +164,6 @@ def test_copies_are_complete(run, source, target, command):
 
 
 def test_an_untrusted_artifact_is_not_copied(run, source, target):
-    """An artifact signed by a stranger ends the copy with exit code 1, and nothing is published."""
     publish(source, STRANGER)
     failed = run("push", source.root, target.root)
     assert (failed.code, failed.out) == (1, "")
@@ -292,7 +287,6 @@ def test_wrong_usage_is_exit_code_2(run, arguments):
 
 
 def test_our_errors_are_two_lines_on_stderr(run):
-    """An error says what was found and what to do, on stderr, without a traceback. Exit code 1."""
     ended = run("inspect", "https://example.com/artifacts")
     assert (ended.code, ended.out) == (1, "")
     error, hint = ended.err.splitlines()[-2:]
@@ -302,7 +296,6 @@ def test_our_errors_are_two_lines_on_stderr(run):
 
 
 def test_interruption_is_exit_code_130(source, trust_file, tmp_path):
-    """Ctrl-C ends a command with one line, no traceback, and the code that shells know."""
     publish(source)
     key = tmp_path / "key.pem"
     os.mkfifo(key)

@@ -40,7 +40,6 @@ def key_file(run, tmp_path):
 # keygen ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
 def test_the_lines_of_keygen_make_the_key_trusted(run, tmp_path, options):
-    """The output of keygen is a trust file that trusts signatures of the new key."""
     file = tmp_path / "ci.key"
     ended = run("keygen", file, "--name", "new ci", *options)
     lines = json.loads(ended.out)["trust"] if options else ended.out
@@ -56,7 +55,6 @@ def test_the_lines_of_keygen_make_the_key_trusted(run, tmp_path, options):
 
 
 def test_keygen_names_a_key_after_its_file(run, tmp_path):
-    """Without --name, the key has the name of the file without its ending."""
     ended = run("keygen", tmp_path / "builder.pem", "--json")
     told = json.loads(ended.out)
     assert told["name"] == "builder"
@@ -104,7 +102,6 @@ def test_sign_lets_all_keys_vouch(run, source, key_file, tmp_path):
 
 
 def test_sign_leaves_what_is_signed(run, source, key_file):
-    """A second run signs only artifacts without this key's signature, and counts the others."""
     publish(source, deployment="First")
     run("sign", source.root, "--key", key_file)
     publish(source, deployment="Second")
@@ -179,7 +176,6 @@ def test_prune_removes_what_the_rules_name(run, source, keys, *, rules, gone):
 
 
 def test_prune_shows_what_went_and_what_stayed(run, source, keys, tmp_path):
-    """The table has a row for each artifact. Artifacts in use are named."""
     used = tmp_path / "used.json"
     used.write_text(json.dumps([keys["dead"]]))
     source.create(f"statements/{DEPLOYMENT}/odd.dsse.json", b"not an envelope")
@@ -207,7 +203,6 @@ def test_prune_shows_what_went_and_what_stayed(run, source, keys, tmp_path):
 def test_what_a_replica_here_runs_on_is_kept(
     run, source, keys, tmp_path, monkeypatch, *, elsewhere
 ):
-    """Artifacts named in the state files of this machine's replicas are kept."""
     monkeypatch.delenv("SERVE_WARM_STATE_DIR", raising=False)
     if elsewhere:
         monkeypatch.setenv("SERVE_WARM_STATE_DIR", str(tmp_path / "elsewhere"))
@@ -289,7 +284,6 @@ def test_a_rule_that_says_nothing_is_wrong_usage(run, source, keys, options):
 
 
 def test_prune_alone_removes_only_forgotten_parts(run, source, keys, tmp_path):
-    """Without a rule, only unnamed parts that are a day old are removed."""
     forgotten = source.root / "blobs/sha256" / ("ab" * 32)
     forgotten.write_bytes(b"forgotten")
     recent = source.root / "blobs/sha256" / ("cd" * 32)

@@ -120,7 +120,6 @@ def test_what_another_release_wrote_is_no_error(tmp_path: Path):
 
 
 def test_a_directory_without_replicas_is_said(tmp_path: Path):
-    """Exit code 1, with the directory that was read and advice."""
     with pytest.raises(StoreError, match="no replica has written to") as caught:
         run("--state-dir", str(tmp_path))
     assert "--address" in caught.value.hint

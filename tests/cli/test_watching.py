@@ -68,7 +68,6 @@ def replica_fixture(directory: Path) -> Iterator[Callable[..., StateFile]]:
 
 # --- what is known of a replica ------------------------------------------------------------
 def test_files_say_all_there_is_to_show(directory, replica):
-    """Stage, verdict, progress, ages and what happened come from the replica's own file."""
     replica("r1", dataclasses.replace(FULL, error=""), degraded=["uncovered: 1 of 2 inputs"])
 
     [seen] = observed.of_directory(str(directory)).replicas
@@ -145,7 +144,6 @@ def test_what_graphs_keep_is_shown(directory, replica):
 
 
 def test_seats_are_shown(directory, replica):
-    """Without seats nothing is shown."""
     hit = SeatUse(count=2, hit=True, import_s=3.0, waited_s=9.0, memory_bytes=1, waiting=1)
     missed = SeatUse(count=1, miss="failed", note="importing app raised ValueError")
     gone = dataclasses.replace(missed, miss="none", note="", problem="no such request")
@@ -206,7 +204,6 @@ def test_all_ready_is_0_and_anything_else_is_1(run, directory, replica):
 
 
 def test_a_poisoned_directory_is_a_sentence(run, directory, replica):
-    """A directory that others can write to is not read. The message says how to fix it."""
     replica("r1")
     directory.chmod(0o777)
     ended = run("status", "--state-dir", directory)
@@ -261,7 +258,6 @@ def test_a_start_that_failed_is_shown_after_its_process(run, directory, replica)
 
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
 def test_names_cannot_write_to_the_terminal(run, directory, replica, options):
-    """No text from a state file acts on the terminal."""
     replica("r1", Report(stage=Stage.FAILED), app=ESCAPES, error=ESCAPES)
     shown = run("status", "--state-dir", directory, *options)
     assert (shown.code, shown.out != "") == (1, True)

@@ -110,7 +110,6 @@ def test_the_control_runs_the_compiler(cold: Started):
 
 
 def test_a_warm_start_runs_no_compiler(warm: Started):
-    """Both counts of compiler runs are 0, both inputs are proven, and torch missed nothing."""
     report = warm.report
     assert (report["verdict"], warm.said["verdict_when_ready"]) == ("full_hit", "full_hit")
     assert warm.objects == report["warmup"]["compiler_processes"] == 0
@@ -194,7 +193,6 @@ def test_no_folder_of_a_known_name_is_used(cold: Started):
 
 
 def test_the_cache_directory_works_at_another_path(cold: Started, warm: Started):
-    """The directory is used at another path than the path of its build."""
     built, used = Path(cold.said["cache_directory"]), Path(warm.said["cache_directory"])
     assert built != used
     assert built.parts[-3] != used.parts[-3]

@@ -83,8 +83,6 @@ def test_the_decorator_gates_a_class_with_its_own_new():
 
 
 def test_the_mixin_passes_arguments_on_to_a_base_that_takes_them():
-    """A base whose __new__ takes the constructor's arguments gets them."""
-
     class Mixed(WarmupMixin, Model):
         pass
 

@@ -239,7 +239,6 @@ def test_an_observer_that_raises_is_dropped_and_the_start_goes_on(caplog: pytest
 
 
 def test_failing_is_told():
-    """An observer sees FAILED with its reason before the error is raised."""
     told: list[Report] = []
     replica = StandIn()
     replica.declared = []
@@ -306,7 +305,6 @@ def test_a_credential_that_user_code_repeats_is_nowhere(
 
 
 def test_loggers_say_each_stage_once(caplog: pytest.LogCaptureFixture):
-    """Each stage has one line with facts that can be searched for."""
     caplog.set_level(logging.INFO, "serve_warm")
     warm_up(StandIn())
     lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("stage=")]
@@ -353,7 +351,6 @@ def log_fixture() -> Iterator[JsonLog]:
 
 
 def test_stages_and_verdict_are_fields_of_json_logs(store: LocalStore, log: JsonLog):
-    """Each stage has one record with the time of the stage before, and one has the verdict."""
     replica = StandIn()
     key = publish(store, here(replica), raw={"cache": packed_cache(store.root.parent)})
 
@@ -386,7 +383,6 @@ def test_a_miss_and_its_reason_are_fields(store: LocalStore, log: JsonLog):
 
 
 def test_a_failed_start_and_its_reason_are_fields(log: JsonLog):
-    """The outcome as the metrics have it, and the error."""
     replica = StandIn()
     replica.declared = []
     failed(ConfigError, replica)
@@ -397,7 +393,6 @@ def test_a_failed_start_and_its_reason_are_fields(log: JsonLog):
 
 
 def test_a_compile_in_traffic_is_fields(log: JsonLog):
-    """The record has the function, the input, the duration and the reason."""
     replica = StandIn(2, 3)
     warm_up(replica)
     replica.owner.model(torch.ones(7))

@@ -83,7 +83,6 @@ def test_a_start_is_verifying_while_what_came_is_unpacked(
 
 # --- the artifact --------------------------------------------------------------------------
 def test_a_hit_is_put_in_place(store: LocalStore, tmp_path: Path):
-    """The files are in a private directory that torch is pointed at, and the report names it."""
     replica = StandIn()
     key = publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
     start = warm_up(replica, artifact=store.uri)
@@ -244,7 +243,6 @@ def test_an_empty_store_is_a_miss(store: LocalStore):
 
 
 def test_an_artifact_that_does_not_fit_is_a_miss(store: LocalStore):
-    """The trace names the factors that differ, variant by variant."""
     replica, other = StandIn(), StandIn()
     other.owner.model = compiled(double, dynamic=True)
     publish(store, here(other))
@@ -261,7 +259,6 @@ def test_an_artifact_that_does_not_fit_is_a_miss(store: LocalStore):
 
 
 def test_a_miss_fails_by_policy(store: LocalStore):
-    """`on_missing: fail` ends the start with the reason and the hint of the miss."""
     error, report, _ = failed(WarmupFailed, StandIn(), artifact=store.uri, on_missing="fail")
     assert error.message.startswith("verdict miss, and on_missing is 'fail': ")
     assert "serve-warm build" in error.hint
@@ -274,7 +271,6 @@ def test_a_miss_fails_by_policy(store: LocalStore):
 def test_a_damaged_artifact_is_refused(
     store: LocalStore, tmp_path: Path, damage: Callable[[LocalStore], None]
 ):
-    """An artifact that differs from its signature is not loaded, and the start is cold."""
     replica = StandIn()
     publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
     damage(store)
@@ -306,7 +302,6 @@ def test_a_refusal_fails_by_policy(store: LocalStore):
 
 
 def test_a_miss_is_not_a_refusal(store: LocalStore):
-    """`on_refused` has no effect on a miss."""
     report = warm_up(StandIn(), artifact=store.uri, on_refused="fail").report()
     assert report.verdict is Verdict.MISS
 

@@ -291,7 +291,6 @@ def test_a_build_determines_what_may_run_twice(module: torch.nn.Module, why: str
 
 
 def test_one_call_in_so_many_is_checked(right: Path, tmp_path: Path):
-    """For each entry, one call in N is checked. Answers are the same as without checks."""
     stand_in = replica([2, 3])
     begun = start(stand_in, right, tmp_path, eager_sample="1/3")
     asyncio.run(begun.run())

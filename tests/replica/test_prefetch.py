@@ -212,7 +212,6 @@ def test_the_report_tells_what_was_hidden(store: LocalStore, tmp_path: Path):
 def test_a_start_waits_for_what_is_under_way(
     store: LocalStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """The start does not begin a second pull."""
     replica = StandIn()
     raw = {"cache": packed_cache(tmp_path / "built")}
     publish(store, here(replica), raw=raw)

@@ -62,7 +62,6 @@ def test_a_process_by_itself_agrees_with_itself():
 
 
 def test_ranks_that_are_out_of_step_fail():
-    """The error names a rank that has reached another step, and both steps."""
     first, second = group(2)
     errors = together(
         first.agree("pass 2", True, timeout_s=60), second.agree("the proof", {}, timeout_s=60)
@@ -86,7 +85,6 @@ def test_a_failure_is_told_with_the_rank_where_it_began():
 
 
 def test_a_rank_that_says_nothing_is_named():
-    """A rank that has not reached the point is waited for until the time is up."""
     first, _ = group(2)
     [error] = together(first.agree("its artifact", 1, timeout_s=0.05))
     assert isinstance(error, RankFailed)
@@ -169,7 +167,6 @@ def test_ranks_with_other_inputs_do_not_begin(starts: dict[str, list[dict[str, A
 
 @pytest.mark.slow
 def test_no_rank_refuses_requests_alone(starts: dict[str, list[dict[str, Any]]]):
-    """`after_ready: forbid` is refused, with the reason."""
     for said in starts["forbidding"]:
         assert said["raised"] == "ConfigError"
         assert "the other ranks wait for that rank" in said["report"]["error"]

@@ -81,7 +81,6 @@ def failure(kind: type[Exception], warmup: Replay) -> Any:
 
 # --- until quiet ---------------------------------------------------------------------------
 def test_a_pass_that_compiles_is_followed_by_a_quiet_one_and_the_proof():
-    """A model that compiles at the first call takes three passes, and every input is proven."""
     model = compiled(double)
     calls: list[str] = []
 
@@ -174,7 +173,6 @@ def test_results_are_seconds_and_compiles_of_each_input():
 
 
 def test_progress_is_told_after_each_input():
-    """Observers see how far a pass is while it runs."""
     told: list[tuple[int, int]] = []
     warmup = replay(
         [shape(2), shape(3)],
@@ -277,7 +275,6 @@ def test_eager_parts_are_found_beside_parts_that_compile():
 
 
 def test_the_threads_of_the_proof_are_recorded():
-    """The threads that made compiled calls are recorded, and must include the serving thread."""
     model = compiled(double)
 
     with ThreadPoolExecutor(1) as threads:
@@ -617,8 +614,6 @@ def test_a_replica_that_fits_no_input_is_no_replica():
 
 # --- failures ------------------------------------------------------------------------------
 def test_an_input_that_raises_is_named_with_the_cause():
-    """The error names the input, and has its exception as the cause."""
-
     async def call(item: Input) -> None:
         if item.name == "size 2":
             message = "first line\nsecond line"
@@ -804,7 +799,6 @@ def test_a_rank_leaves_no_input_out():
 
 
 def test_ranks_come_to_the_same_points():
-    """Ranks agree at the same points: each pass, failures, the proof."""
     ranks = Echo()
     run(replay([shape(2)], calling(compiled(double)), ranks=ranks))
     assert ranks.asked == [

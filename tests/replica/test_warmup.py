@@ -117,7 +117,6 @@ def test_a_start_that_is_late_serves_by_policy():
 
 
 def test_uncovered_inputs_are_served_as_degraded():
-    """Unproven inputs are named, and the replica is degraded."""
     replica = StandIn(*range(1, RECOMPILE_LIMIT + 3))
     report = warm_up(replica).report()
     assert report.stage is Stage.READY
@@ -185,7 +184,6 @@ def test_an_input_that_is_never_quiet_costs_its_proof_and_no_replica(
 
 
 def test_an_input_that_is_never_quiet_fails_by_policy(monkeypatch: pytest.MonkeyPatch):
-    """Under on_unproven: fail the replica does not become ready."""
     monkeypatch.setattr("serve_warm.replica.replay.MAX_PASSES", 2)
     error, _, _ = failed(NotProven, Restless(2, 9), on_unproven="fail")
     assert "still compiles" in error.message

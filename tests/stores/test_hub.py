@@ -170,14 +170,12 @@ def test_what_is_no_address_is_refused(address: str):
 
 
 def test_a_missing_client_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
-    """Without huggingface_hub, the error says what to install."""
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingPackage, match="hf:// needs huggingface-hub"):
         open_store("hf://acme/warm")
 
 
 def test_a_folder_of_a_repository_is_a_store_of_its_own(hub: Hub, plain: None):
-    """With a prefix, a store reads and writes only below that prefix."""
     for path in ("art/a", "artx/b", "README.md", "other/art/c"):
         hub.write(path, b"x")
     store = open_store(f"hf://{REPOSITORY}/art")
@@ -190,7 +188,6 @@ def test_a_folder_of_a_repository_is_a_store_of_its_own(hub: Hub, plain: None):
 # --- what goes over the wire -----------------------------------------------------------------
 @pytest.mark.parametrize("given", [LARGE, io.BytesIO(LARGE)], ids=["bytes", "file"])
 def test_large_objects_go_through_xet_or_lfs(hub: Hub, store: HubStore, transfer: str, given):
-    """Bytes and files are uploaded to the Xet storage, or without Xet by LFS."""
     store.create(KEY, given)
     uploads = [request for request in hub.requests if request.startswith("PUT /upload/")]
     assert len(uploads) == (0 if transfer == "xet" else 1)
@@ -275,7 +272,6 @@ def test_a_commit_in_the_address_cannot_be_written_to(hub: Hub, plain: None):
 
 
 def test_an_answer_for_another_commit_is_refused(hub: Hub, store: HubStore):
-    """An answer from a proxy or Hub with a different revision than requested is refused."""
     hub.write(KEY, b"x")
     found = store.head(KEY)
     hub.faults = [Fault(request="/resolve/", headers={"X-Repo-Commit": "0" * 40})]
@@ -306,7 +302,6 @@ def test_names_that_are_no_keys_are_not_listed(hub: Hub, store: HubStore):
 @pytest.mark.slow
 @pytest.mark.parametrize("large", [False, True])
 def test_of_racing_stores_one_wins(hub: Hub, transfer: str, large: bool):
-    """Independent stores that write one key leave one complete object."""
     barrier = threading.Barrier(8)
 
     def write(number: int) -> bytes | None:
@@ -437,7 +432,6 @@ def check_is_one_clear_line(error: BaseException, texts: list[str]) -> None:
 def test_every_failure_is_one_clear_line(
     hub: Hub, check: Callable[[BaseException], None], operation: str, fault: str
 ):
-    """Whatever the Hub does, the error is a StoreError of one line, without any credential."""
     hub.write(KEY, LARGE)
     found = HubStore(repository=REPOSITORY).head(KEY)
     store = HubStore(repository=REPOSITORY, silence_s=1 if fault == "hang" else 60)
@@ -466,7 +460,6 @@ def test_a_body_that_always_ends_early_is_an_error(
 
 
 def test_a_body_that_ends_early_once_is_resumed(hub: Hub, plain: None, no_waiting: None):
-    """If a connection closes too soon, the download resumes, and the object is complete."""
     hub.write(KEY, LARGE)
     hub.faults = [Fault(request="GET /blobs", body="truncate", times=1)]
     data = HubStore(repository=REPOSITORY).get(KEY, max_bytes=len(LARGE))
@@ -578,7 +571,6 @@ def test_credentials_are_those_of_the_client(
 
 
 def test_a_hub_that_is_down_is_a_store_error(hub: Hub, plain: None, no_waiting: None):
-    """If no server is listening, the error has one line."""
     hub.server.server_close()
     hub.server.shutdown()
     with pytest.raises(StoreError, match="cannot resolve 'main': ConnectError"):

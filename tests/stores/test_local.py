@@ -374,7 +374,6 @@ def test_half_an_address_is_refused(uri: str):
     ],
 )
 def test_credentials_in_an_address_are_refused(uri: str):
-    """Credentials in an address are refused, and the error does not repeat them."""
     with pytest.raises(ConfigError, match="query, a fragment or a user") as caught:
         open_store(uri)
     assert "secret" not in str(caught.value)

@@ -116,7 +116,6 @@ class LargeObjects:
     """Tests that are not in the contract, because they take seconds."""
 
     def test_download_in_parts_gives_each_byte_once(self, store: ObjectStore, raw: Bucket):
-        """An object above the size of one GET is read in ranges, which give the whole object."""
         data = secrets.token_bytes(ONE_GET_BYTES + PART_BYTES // 2)
         raw.write(KEY, data)
         pieces: list[tuple[int, bytes]] = []
@@ -231,7 +230,6 @@ def put_and_find(store: ObjectStore, raw: Bucket, proxy: FaultProxy, count: int)
 def test_a_small_object_is_one_get(
     store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy, count: int
 ):
-    """Up to the limit, only one GET of the whole object is sent."""
     found = put_and_find(store, raw, fault_proxy, count)
     store.download(found, lambda _at, _piece: None)
     assert fault_proxy.seen == [f"GET /{raw.name}/pre/{KEY}"]
@@ -241,7 +239,6 @@ def test_a_small_object_is_one_get(
 def test_a_large_object_is_one_get_a_part(
     store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy, count: int
 ):
-    """Above the limit, each part is read with a GET of its range."""
     found = put_and_find(store, raw, fault_proxy, count)
     store.download(found, lambda _at, _piece: None)
     assert len(fault_proxy.seen) == len(set(fault_proxy.seen)) == math.ceil(count / PART_BYTES)
@@ -338,7 +335,6 @@ def test_a_slow_upload_has_time_for_its_size(
 def test_an_interrupted_upload_leaves_nothing(
     store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy, step: str
 ):
-    """A multipart upload that fails in a part or at the end leaves no object and no parts."""
     fault_proxy.fault = "500"
     fault_proxy.only = lambda request: step in request and "uploadId" in request
     with pytest.raises(StoreError, match="HTTP 500"):
@@ -374,7 +370,6 @@ def test_what_comes_before_a_prefix_is_not_listed(
 
 
 def test_foreign_objects_are_left_out(store: ObjectStore, raw: Bucket):
-    """Objects outside the prefix, and names that are not keys, are not listed."""
     for key in ("s/a", "s/.hidden", ".s/b"):
         raw.write(key, b"")
     dataclasses.replace(raw, prefix="prefix/").write("s/c", b"")
