@@ -7,7 +7,8 @@ from __future__ import annotations
 import os
 import stat
 import traceback
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,9 +16,6 @@ from pydantic import ValidationError
 
 from serve_warm.config import Seats, WarmupConfig, environment, point_torch_caches_at, resolve
 from serve_warm.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def problem(**sources: Any) -> ConfigError:

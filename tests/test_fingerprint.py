@@ -9,8 +9,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -26,10 +28,6 @@ from serve_warm.fingerprint import (
     read_machine,
     why_no_gpu,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-from types import SimpleNamespace
 
 MACHINE_FACTORS = (
     "serve_warm",

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -20,9 +21,6 @@ from serve_warm.inputs import (
     sort_by_size,
     suggest_input,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Embedder:

@@ -8,7 +8,6 @@ import dataclasses
 import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,12 +16,9 @@ from helm.observability import rules
 from reports import FULL
 from serve_warm._seats import MISSES, SeatUse
 from serve_warm.errors import REFUSAL_REASONS
-from serve_warm.metrics import METRICS, Metric, as_data
+from serve_warm.metrics import METRICS, Metric, Samples, as_data
 from serve_warm.node_server.table import NODE_METRICS
 from serve_warm.report import LEVELS, ArtifactUse, ParityResult, Report, Stage, Verdict
-
-if TYPE_CHECKING:
-    from serve_warm.metrics import Samples
 
 ROOT = Path(__file__).parents[1]
 REPORTS = [pytest.param(Report(), id="default"), pytest.param(FULL, id="full")]

@@ -16,8 +16,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -35,9 +36,6 @@ from serve_warm.node import (
     warmth,
 )
 from state_files import Clock, clock_fixture  # noqa: F401 - a fixture
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 REWRITES = 2_000
 

@@ -19,8 +19,8 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
@@ -37,9 +37,6 @@ from serve_warm.node_server import server as node_server
 from serve_warm.node_server.server import Server
 from serve_warm.node_server.table import OUTCOMES
 from serve_warm.report import Report, Stage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 NO_CHECKS = ("--raylet", "none", "--proxy", "none")
 

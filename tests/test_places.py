@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
@@ -18,9 +18,6 @@ from serve_warm._state_file import StateFile
 from serve_warm.artifact.node_cache import default_root
 from serve_warm.cli import serve_warm as group
 from serve_warm.node import Place, Settings, choose_place, judge
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 US, STRANGER = 11113, 22222
 NO_CHECKS = ("--raylet", "none", "--proxy", "none")

@@ -10,14 +10,12 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from processes import answer_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 IMPORTS = ("torch", "serve_warm.precompile.compiled", "serve_warm.replica.warmup")
 """What a seat of a replica at level 3 imports, but for Ray's own modules."""

@@ -15,10 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -35,9 +36,6 @@ from serve_warm._private_folders import (
     user_folder,
 )
 from serve_warm.errors import ArtifactRefused
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 US, STRANGER = 11111, 22222
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")

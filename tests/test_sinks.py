@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,9 +28,6 @@ from serve_warm.report import ArtifactUse, Counts, Report, Stage
 from state_files import STARTS, WHO, Clock, clock_fixture, directory_fixture, replica_fixture  # noqa: F401 - fixtures
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
     from prometheus_client.core import Metric
 
 REFUSED = Report(artifact=ArtifactUse(store="s3://bucket", source="s3", refused="untrusted"))

@@ -12,15 +12,13 @@ import random
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from serve_warm.artifact.blobs import receive, receive_unnamed
 from serve_warm.errors import ArtifactRefused, StoreError
-
-if TYPE_CHECKING:
-    from serve_warm.stores import Sink
+from serve_warm.stores import Sink
 
 DATA = bytes(range(256)) * 1000
 DIGEST = hashlib.sha256(DATA).hexdigest()

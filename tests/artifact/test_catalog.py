@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -26,13 +25,11 @@ from serve_warm.artifact.archive import pack_directory
 from serve_warm.artifact.catalog import check, describe
 from serve_warm.artifact.push import push
 from serve_warm.errors import StoreError
+from serve_warm.stores import Object
 from serve_warm.trust.envelope import MAX_ENVELOPE_BYTES
 from serve_warm.trust.policy import Trust
 from transfers import KEY, OTHER, flip
 from transfers import supersede as publish
-
-if TYPE_CHECKING:
-    from serve_warm.stores import Object
 
 
 @pytest.fixture

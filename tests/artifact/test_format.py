@@ -10,7 +10,9 @@ import json
 import os
 import tarfile
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,10 +28,6 @@ from serve_warm.artifact.archive import (
 from serve_warm.artifact.blobs import check_stored, open_part, pack_part, zstd
 from serve_warm.artifact.manifest import FORMAT, MAX_PARTS, Manifest, Part
 from serve_warm.errors import ArtifactRefused, BuildFailed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 MIB = 1 << 20
 

@@ -12,10 +12,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -23,11 +24,7 @@ from conftest import wait_until
 from serve_warm import node
 from serve_warm.artifact.node_cache import NodeCache
 from serve_warm.errors import ArtifactRefused, StoreError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from serve_warm.stores import Sink
+from serve_warm.stores import Sink
 
 DATA = bytes(range(256)) * 1000
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -27,14 +27,11 @@ from serve_warm.artifact.pruning import GRACE_S, Pruned, prune
 from serve_warm.artifact.push import push
 from serve_warm.artifact.push import sign as sign_again
 from serve_warm.errors import ConfigError
-from serve_warm.stores import list_keys
+from serve_warm.stores import Object, Store, list_keys
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.envelope import MAX_ENVELOPE_BYTES, sign
 from transfers import KEY, OTHER
 from transfers import supersede as publish
-
-if TYPE_CHECKING:
-    from serve_warm.stores import Object, Store
 
 
 @pytest.fixture

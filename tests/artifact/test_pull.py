@@ -10,8 +10,9 @@ import json
 import shutil
 import tempfile
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ from serve_warm.artifact.pull import Pulled, confirm, expect, explain, find, pul
 from serve_warm.artifact.push import sign as sign_all
 from serve_warm.errors import ArtifactNotFound, ArtifactRefused, StoreDenied, StoreError
 from serve_warm.fingerprint import Fingerprint
-from serve_warm.stores import Listed
+from serve_warm.stores import Listed, Object, Sink, Store
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.envelope import MAX_ENVELOPE_BYTES, sign
 from serve_warm.trust.policy import Trust
@@ -57,11 +58,6 @@ from transfers import (
     supersede,
     warnings,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from serve_warm.stores import Object, Sink, Store
 
 
 @pytest.fixture

@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -32,7 +33,7 @@ from serve_warm.errors import (
     ConfigError,
     StoreError,
 )
-from serve_warm.stores import list_keys
+from serve_warm.stores import Listed, Store, list_keys
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.envelope import MAX_SIGNATURES, sign
 from serve_warm.trust.policy import Trust, UnsignedOk
@@ -49,12 +50,6 @@ from transfers import (
     supersede,
     warnings,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import BinaryIO
-
-    from serve_warm.stores import Listed, Store
 
 
 @pytest.fixture

@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,6 @@ from serve_warm.artifact.reading_order import MAX_KEYS, MAX_PAGES, MAX_READ, REA
 from serve_warm.errors import ArtifactNotFound, ArtifactRefused
 from serve_warm.stores import Listed
 from transfers import KEY, NEWER, NEWEST, OLDER, publish, pull_here, supersede, warnings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 JUNK = 100_000
 VARIANT = fingerprint().key

@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
@@ -19,15 +21,10 @@ from serve_warm.artifact.push import push
 from serve_warm.artifact.push import sign as sign_again
 from serve_warm.artifact.unsigned import MAX_UNSIGNED, sign_unsigned
 from serve_warm.errors import AlreadyPublished, ArtifactNotFound, ArtifactRefused
+from serve_warm.fingerprint import Fingerprint
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.policy import Trust
 from transfers import flip, pull_here
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from serve_warm.fingerprint import Fingerprint
 
 OTHER = new_key()
 LATER = "2026-11-21T10:00:00.000000Z"

@@ -8,9 +8,10 @@ import contextlib
 import copy
 import dataclasses
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -37,9 +38,6 @@ from serve_warm.stores import open_store
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.envelope import Envelope
 from serve_warm.trust.policy import signed_by
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 KEY = new_key()
 EXAMPLE = Path(__file__).parents[2] / "deployments" / "text_embedder" / "serve.yaml"

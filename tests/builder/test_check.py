@@ -11,8 +11,9 @@ import stat
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -21,9 +22,6 @@ from serve_warm.builder import check as checking
 from serve_warm.builder.app import load_application
 from serve_warm.builder.check import check, compare_stores
 from serve_warm.builder.problems import Checked
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SCORER = """
 import torch

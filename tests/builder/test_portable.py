@@ -12,16 +12,19 @@ import io
 import platform
 import subprocess
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 import torch
 
 from components import require
 from machines import TOLERANCE, Machine, Started
+from serve_warm.builder.app import App
 from serve_warm.builder.build import _portable_facts, _portable_of, build
+from serve_warm.builder.cluster import Cluster
 from serve_warm.builder.portable import beyond_avx2, find_objdump, prove_portable
 from serve_warm.builder.publishing import Destination
 from serve_warm.builder.signing import Signing
@@ -29,12 +32,6 @@ from serve_warm.cli.starts import build as build_command
 from serve_warm.errors import BuildFailed, ConfigError
 from serve_warm.fingerprint import PORTABLE_ISA, lacking, read_cpu_isa
 from serve_warm.stores.local import LocalStore
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from serve_warm.builder.app import App
-    from serve_warm.builder.cluster import Cluster
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or bool(lacking(read_cpu_isa())),

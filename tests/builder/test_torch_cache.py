@@ -5,17 +5,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.compiler._cache import CacheArtifactManager
 
 from serve_warm.builder.torch_cache import _subclass
 from serve_warm.inputs import Input
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 DECLARED = [Input(target="embed", args=(1,))]
 

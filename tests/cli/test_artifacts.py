@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -31,9 +31,6 @@ from command_line import (  # noqa: F401 - fixtures
 )
 from conftest import wait_until
 from serve_warm.cli import screen
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 # inspect --------------------------------------------------------------------------------------

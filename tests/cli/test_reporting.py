@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -15,10 +17,6 @@ from serve_warm._seats import SeatUse
 from serve_warm._state_file import StateFile
 from serve_warm.cli import reporting
 from serve_warm.errors import StoreError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SPANS = [
     ["process", 100.0, 1.5, False],

@@ -12,9 +12,9 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
@@ -28,10 +28,6 @@ from serve_warm.cli import observed, watching
 from serve_warm.cli.observed import Look, Observed
 from serve_warm.replica.in_serve import facts_of
 from serve_warm.report import ArtifactUse, Counts, Report, Stage, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 WARM = Report(stage=Stage.READY, verdict=Verdict.FULL_HIT)
 WARM_MISS = Report(stage=Stage.READY, verdict=Verdict.MISS)

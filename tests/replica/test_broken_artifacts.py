@@ -11,7 +11,8 @@ import pickle
 import shutil
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,16 +20,11 @@ import torch
 import serve_warm
 from levels import build
 from parity_starts import SIZES, made, process, start  # noqa: F401 - `process` is a fixture
-from replicas import Scaled, replica, x
+from replicas import Scaled, StandIn, replica, x
 from serve_warm.errors import ReplayFailed, WarmupFailed
 from serve_warm.precompile.entries import INDEX, file_name
 from serve_warm.precompile.session import SESSION
 from serve_warm.report import Report, Stage, Verdict
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from replicas import StandIn
 
 
 class Failing:

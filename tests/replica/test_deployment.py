@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -31,9 +31,6 @@ from serve_warm.replica.deployment import ATTRIBUTE, replica_of
 from serve_warm.replica.serve_calls import CompileForbidden, ServeCalls
 from serve_warm.report import CompileEvent
 from serve_warm.trust.policy import Trust
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Model:

@@ -11,8 +11,9 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -42,9 +43,6 @@ from starts import (  # noqa: F401 - fixtures
     store_fixture,
     warm_up,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 
 # --- the order -----------------------------------------------------------------------------

@@ -9,10 +9,11 @@ import io
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -50,9 +51,6 @@ from starts import (  # noqa: F401 - fixtures
     tampered,
     warm_up,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 # --- the order -----------------------------------------------------------------------------

@@ -4,14 +4,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from processes import answer_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def start(app: str, *, prefetch: bool = False, **settings: Any) -> dict[str, Any]:

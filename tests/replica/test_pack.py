@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,6 @@ import serve_warm
 from levels import forget_callables
 from serve_warm.replica.pack import build_facts, pack
 from starts import StandIn, process, warm_up  # noqa: F401 - fixtures
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_facts_of_a_build_are_json():

@@ -10,9 +10,10 @@ import json
 import shutil
 import subprocess
 import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ import serve_warm
 from levels import build, eager_below
 from parity_starts import SIZES, made, process, start  # noqa: F401 - fixtures
 from processes import answer_of
-from replicas import Scaled, replica, x
+from replicas import Scaled, StandIn, replica, x
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import ConfigError, WarmupFailed
 from serve_warm.precompile import entry_checks, kept_calls
@@ -29,11 +30,6 @@ from serve_warm.precompile.entries import INDEX, EntryTable, file_name
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica.warmup import Warmup
 from serve_warm.report import Stage, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from replicas import StandIn
 
 
 @pytest.fixture(scope="module")

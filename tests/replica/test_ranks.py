@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from torch.distributed import HashStore
@@ -22,9 +23,6 @@ from rank_groups import HANG_S, Group, compiled_anything, reports
 from serve_warm.errors import RankFailed, WarmupFailed
 from serve_warm.fingerprint import Fingerprint
 from serve_warm.replica.ranks import Ranks, join
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
 
 TOLERANCE = 1e-5
 

@@ -12,8 +12,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,10 +32,6 @@ from serve_warm.replica.replay import PROOF_ATTEMPTS, Replay
 from serve_warm.replica.timed_calls import Deadline, Limits, Progress
 from serve_warm.replica.timeline import Timeline
 from serve_warm.replica.waits import Waits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 RECOMPILE_LIMIT = 8
 

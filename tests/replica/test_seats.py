@@ -9,10 +9,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pytest
@@ -46,9 +47,6 @@ from serve_warm.replica.seats import (
     SeatsUnavailable,
     imports_of_seat,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MEGABYTE = 1_000_000
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,15 +20,10 @@ from artifacts import packed_cache
 from compiled import compiled, double, fresh
 from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import NotProven, WarmupFailed
+from serve_warm.inputs import Input
 from serve_warm.precompile.compiled import _warn_once
+from serve_warm.stores.local import LocalStore
 from starts import StandIn, here, process, publish, store_fixture, warm_up  # noqa: F401 - fixtures
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from serve_warm.inputs import Input
-    from serve_warm.stores.local import LocalStore
 
 
 class Switches:

@@ -12,9 +12,9 @@ import asyncio
 import dataclasses
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -46,9 +46,6 @@ from starts import (  # noqa: F401 - fixtures
     store_fixture,
     warm_up,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 RECOMPILE_LIMIT = 8
 
