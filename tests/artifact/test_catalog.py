@@ -28,13 +28,8 @@ from serve_warm.errors import StoreError
 from serve_warm.stores import Object
 from serve_warm.trust.envelope import MAX_ENVELOPE_BYTES
 from serve_warm.trust.policy import Trust
-from transfers import KEY, OTHER, flip
+from transfers import KEY, OTHER, flip, store_fixture  # noqa: F401 - a fixture
 from transfers import supersede as publish
-
-
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
 
 
 # --- describe ------------------------------------------------------------------------------
@@ -114,9 +109,8 @@ def test_a_damaged_blob_is_found(store: MemoryStore, tmp_path: Path):
 
     found = checked[statement]
     assert (found.trusted, found.reason) == (False, "digest_mismatch")
-    assert found.manifest == manifest
+    assert (found.manifest, found.signers) == (manifest, ("key0",))
     assert found.digest == hashlib.sha256(manifest.to_statement()).hexdigest()
-    assert found.signers == ("key0",)
     assert found.hint
     assert (checked[gone].trusted, checked[gone].reason) == (False, "missing_part")
     assert "part cache" in checked[gone].message
@@ -150,15 +144,13 @@ def test_parts_of_strangers_are_not_even_downloaded(store: MemoryStore):
     assert [key for key in store.read if key.startswith("blobs/")] == []
 
 
-def test_a_store_that_cannot_be_read_is_an_error():
+def test_a_store_that_cannot_be_read_is_an_error(store: MemoryStore):
     """An outage is an error, not a result for artifacts."""
 
     class Broken(MemoryStore):
         def head(self, key: str) -> Object:
             raise StoreError("connection refused")
 
-    broken = MemoryStore()
-    publish(broken)
-
+    publish(store)
     with pytest.raises(StoreError, match="connection refused"):
-        check(Broken(objects=broken.objects), trusting(KEY))
+        check(Broken(objects=store.objects), trusting(KEY))
