@@ -165,7 +165,6 @@ def test_a_folder_that_cannot_be_written_is_done_without(
     monkeypatch.setattr(os, act, fail)
 
     assert [fetched(cache, Download()) for _ in range(2)] == [DATA, DATA]
-
     assert names(cache.root) == set()
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 1
@@ -175,10 +174,8 @@ def test_a_folder_that_cannot_be_written_is_done_without(
 def test_without_a_folder_other_bytes_are_refused_too(tmp_path: Path):
     """Blobs that are not kept are also hashed."""
     (tmp_path / "file").write_bytes(b"")
-    with (
-        NodeCache.open(tmp_path / "file" / "blobs") as cache,
-        pytest.raises(ArtifactRefused) as caught,
-    ):
+    blobs = tmp_path / "file" / "blobs"
+    with NodeCache.open(blobs) as cache, pytest.raises(ArtifactRefused) as caught:
         cache.fetch(DIGEST, len(DATA), Download(bytes(len(DATA))))
     assert caught.value.reason == "digest_mismatch"
 
@@ -241,9 +238,8 @@ def test_a_damaged_blob_is_downloaded_again(
     assert fetched(cache, download) == DATA
     assert download.calls == 2
     assert (root / DIGEST).read_bytes() == DATA
-    assert [record.message for record in caplog.records] == [
-        f"removed a damaged blob from the node cache sha256={DIGEST[:16]}"
-    ]
+    (record,) = caplog.records
+    assert record.message == f"removed a damaged blob from the node cache sha256={DIGEST[:16]}"
 
 
 def test_a_link_in_the_place_of_a_blob_is_not_followed(
@@ -318,14 +314,16 @@ with NodeCache.open(Path(root)) as cache:
 
 
 def fetcher(root: Path, calls: Path, behaviour: str = "at once") -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", FETCHER, str(root), str(calls), behaviour],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
+    command = [sys.executable, "-c", FETCHER, str(root), str(calls), behaviour]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen(command, **pipes, text=True)
     assert process.stdout.readline() == "here\n"
+    return process
+
+
+def let_go(process: subprocess.Popen[str]) -> subprocess.Popen[str]:
+    process.stdin.write("go\n")
+    process.stdin.flush()
     return process
 
 
@@ -334,8 +332,7 @@ def test_processes_of_a_node_share_a_download(root: Path, tmp_path: Path):
     calls = tmp_path / "calls"
     processes = [fetcher(root, calls) for _ in range(8)]
     for process in processes:
-        process.stdin.write("go\n")
-        process.stdin.flush()
+        let_go(process)
     said = [process.communicate(timeout=400)[0] for process in processes]
     assert said == 8 * ["True\n"]
     assert len(calls.read_text().split()) == 1
@@ -345,9 +342,7 @@ def test_processes_of_a_node_share_a_download(root: Path, tmp_path: Path):
 def test_a_killed_download_is_made_again_by_another(root: Path, tmp_path: Path, cache: NodeCache):
     """A lock ends with the process that held it, and its partial download is never used."""
     calls = tmp_path / "calls"
-    process = fetcher(root, calls, "hang")
-    process.stdin.write("go\n")
-    process.stdin.flush()
+    process = let_go(fetcher(root, calls, "hang"))
     wait_until("the download has begun", lambda: calls.exists() and len(names(root)) == 1)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=400)
@@ -364,9 +359,7 @@ def test_a_download_that_hangs_is_not_waited_for_without_end(
 ):
     """After a while, another process starts its own download besides a hanging one."""
     calls = tmp_path / "calls"
-    process = fetcher(root, calls, "hang")
-    process.stdin.write("go\n")
-    process.stdin.flush()
+    process = let_go(fetcher(root, calls, "hang"))
     wait_until("the download has begun", calls.exists)
     download = Download()
     monotonic = time.monotonic
@@ -469,13 +462,7 @@ def test_a_cache_that_cannot_be_written_still_gives_what_it_has(
 ):
     """A volume that is mounted read-only still serves blobs."""
     fetched(cache, Download())
-
-    def read_only(*_: Any, **__: Any) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
     for name in ("unlink", "rename"):
-        monkeypatch.setattr(os, name, read_only)
+        monkeypatch.setattr(os, name, raising_error(errno.EROFS))
     with NodeCache.open(root, max_bytes=1) as limited:
-        found = fetched(limited, Download(b""))
-
-    assert found == DATA
+        assert fetched(limited, Download(b"")) == DATA
