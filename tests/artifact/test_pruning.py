@@ -30,13 +30,8 @@ from serve_warm.errors import ConfigError
 from serve_warm.stores import Object, Store, list_keys
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.envelope import MAX_ENVELOPE_BYTES, sign
-from transfers import KEY, OTHER
+from transfers import KEY, OTHER, store_fixture  # noqa: F401 - a fixture
 from transfers import supersede as publish
-
-
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
 
 
 @pytest.fixture(params=["folder", "memory"])
@@ -82,9 +77,8 @@ def test_what_is_old_goes(shelf: Store):
     assert removed(result) == set(keys[:3])
     assert len(result.blobs) == 3
     assert result.freed_bytes > 0
-    assert [(item.created, item.torch) for item in result.removed][:1] == [
-        (days_ago(40), "2.13.0+cpu")
-    ]
+    first = result.removed[0]
+    assert (first.created, first.torch) == (days_ago(40), "2.13.0+cpu")
     check_consistent(shelf, keys[3:])
 
 
@@ -161,9 +155,8 @@ def test_a_forgotten_blob_goes_after_a_day(store: MemoryStore):
     """New blobs without a statement are kept: a running push may have written them."""
     push(store, *build(), [KEY])
     old, young = (f"blobs/sha256/{64 * digit}" for digit in "ab")
-    for key, age_s in ((old, GRACE_S + 60), (young, GRACE_S - 60)):
-        store.objects[key] = bytes(100)
-        store.modified[key] = NOW - age_s
+    leave(store, old, bytes(100), age_s=GRACE_S + 60)
+    leave(store, young, bytes(100), age_s=GRACE_S - 60)
     result = prune(store)
     assert result.blobs == (old,)
     assert result.freed_bytes == 100
@@ -177,10 +170,8 @@ def test_a_forgotten_blob_goes_after_a_day(store: MemoryStore):
 def test_what_is_no_blob_of_ours_is_never_removed(store: MemoryStore, name: str):
     push(store, *build(), [KEY])
     key = f"blobs/sha256/{name}"
-    store.objects[key] = b"mine"
-    store.modified[key] = NOW - 1000 * DAY
-    result = prune(store)
-    assert result.blobs == ()
+    leave(store, key, b"mine")
+    assert prune(store).blobs == ()
     assert key in store.objects
 
 
@@ -193,11 +184,15 @@ def test_a_store_of_another_kind_is_left_alone(store: MemoryStore):
     assert "nothing was removed" in caught.value.hint
 
 
+def leave(store: MemoryStore, key: str, data: bytes, *, age_s: float = 100 * DAY) -> None:
+    store.objects[key] = data
+    store.modified[key] = NOW - age_s
+
+
 def forget(store: MemoryStore) -> str:
     """Write an old blob that no statement names."""
     key = f"blobs/sha256/{64 * '0'}"
-    store.objects[key] = b"forgotten"
-    store.modified[key] = NOW - 100 * DAY
+    leave(store, key, b"forgotten")
     return key
 
 
@@ -205,13 +200,13 @@ def test_a_statement_of_a_newer_format_keeps_its_blobs(store: MemoryStore):
     """Every format names its blobs as subjects; its other fields do not matter."""
     manifest, stored = build(created=days_ago(100))
     statement = publish_statement(store, of_format_2(manifest), KEY, name="newer")
-    store.objects[blob_key(manifest.parts[0])] = stored["cache"]
-    store.modified[blob_key(manifest.parts[0])] = NOW - 100 * DAY
+    key = blob_key(manifest.parts[0])
+    leave(store, key, stored["cache"])
     forgotten = forget(store)
     result = prune(store, older_than_s=0.0, keep_newest=0)
     assert (result.removed, result.blobs) == ((), (forgotten,))
     assert result.unreadable == (statement,)
-    assert blob_key(manifest.parts[0]) in store.objects
+    assert key in store.objects
 
 
 UNPARSABLE = {
@@ -265,8 +260,5 @@ def test_a_blob_that_a_new_statement_names_stays(store: MemoryStore):
     busy = Busy(objects={key: stored["cache"]}, modified={key: NOW - 100 * DAY})
     push(busy, *build(), [KEY])
     forgotten = forget(busy)
-
-    result = prune(busy)
-
-    assert result.blobs == (forgotten,)
+    assert prune(busy).blobs == (forgotten,)
     assert key in busy.objects
