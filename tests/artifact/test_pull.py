@@ -55,14 +55,10 @@ from transfers import (
     publish,
     pull_here,
     sign_again,
+    store_fixture,  # noqa: F401 - a fixture
     supersede,
     warnings,
 )
-
-
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
 
 
 def kept() -> list[str]:
@@ -78,6 +74,16 @@ def refusal(store: Store, **options: Any) -> ArtifactRefused:
     with pytest.raises(ArtifactRefused) as caught:
         pull_here(store, **options)
     return caught.value
+
+
+def miss(store: Store, **options: Any) -> ArtifactNotFound:
+    with pytest.raises(ArtifactNotFound) as caught:
+        pull_here(store, **options)
+    return caught.value
+
+
+def reasons(found: Any) -> list[str]:
+    return sorted(considered.reason for considered in found.trace)
 
 
 # --- the good case -------------------------------------------------------------------------
@@ -137,21 +143,20 @@ def test_any_deployment_name_finds_its_own_artifact(tmp_path: Path):
 # --- choosing ------------------------------------------------------------------------------
 def test_an_empty_store_has_nothing(tmp_path: Path):
     """A store that nobody has pushed to is a miss like any other."""
-    with pytest.raises(ArtifactNotFound, match="has no artifact for 'Embedder'") as caught:
-        pull_here(LocalStore(root=tmp_path / "absent"))
-    assert caught.value.trace == ()
+    missed = miss(LocalStore(root=tmp_path / "absent"))
+    assert "has no artifact for 'Embedder'" in missed.message
+    assert missed.trace == ()
 
 
 @pytest.mark.parametrize("factor", [*MACHINE, *APP])
 def test_each_factor_alone_makes_a_miss_that_names_it(store: MemoryStore, factor: str):
     publish(store)
-    with pytest.raises(ArtifactNotFound) as caught:
-        pull_here(store, here=fingerprint(**{factor: "another"}))
-    (considered,) = caught.value.trace
+    missed = miss(store, here=fingerprint(**{factor: "another"}))
+    (considered,) = missed.trace
     assert [mismatch.factor for mismatch in considered.mismatches] == [factor]
     assert (considered.accepted, considered.reason) == (False, "fingerprint")
-    assert f"{factor}: artifact" in str(caught.value)
-    assert "here another" in str(caught.value)
+    assert f"{factor}: artifact" in str(missed)
+    assert "here another" in str(missed)
     assert blobs_read(store) == []
 
 
@@ -161,11 +166,7 @@ def test_each_of_several_variants_serves_its_own_machine(store: MemoryStore):
     for isa in ("avx2", "avx512", "amx"):
         pulled = pull_here(store, here=fingerprint(cpu_isa=isa))
         assert pulled.raw["cache"] == isa.encode()
-        assert sorted(considered.reason for considered in pulled.chosen.trace) == [
-            "fingerprint",
-            "fingerprint",
-            "fits",
-        ]
+        assert reasons(pulled.chosen) == ["fingerprint", "fingerprint", "fits"]
 
 
 def test_the_newest_that_fits_wins(store: MemoryStore):
@@ -183,10 +184,9 @@ def test_a_miss_shows_the_nearest_variants(store: MemoryStore):
     for number in range(SHOWN_VARIANTS + 2):
         publish(store, built_for=fingerprint(torch=f"2.{number}", gpu="H200", triton=f"3.{number}"))
     publish(store, built_for=fingerprint(threads="8"))
-    with pytest.raises(ArtifactNotFound) as caught:
-        pull_here(store)
-    lines = caught.value.message.splitlines()
-    assert len(caught.value.trace) == SHOWN_VARIANTS + 3
+    missed = miss(store)
+    lines = missed.message.splitlines()
+    assert len(missed.trace) == SHOWN_VARIANTS + 3
     assert "threads: artifact 8, here 4" in lines[1]
     assert len(lines) == 1 + SHOWN_VARIANTS + 1
     assert lines[-1] == "  and 3 more"
@@ -218,7 +218,7 @@ def test_a_pinned_artifact_of_an_unknown_signer_is_loaded(store: MemoryStore):
     pin = frozenset({hashlib.sha256(manifest.to_statement()).hexdigest()})
     pulled = pull_here(store, trust=trusting(pinned=pin))
     assert pulled.chosen.manifest == manifest
-    assert sorted(considered.reason for considered in pulled.chosen.trace) == ["fits", "untrusted"]
+    assert reasons(pulled.chosen) == ["fits", "untrusted"]
 
 
 FORGED_ENVELOPES = {
@@ -260,7 +260,7 @@ def test_a_refusal_is_seen_when_nothing_fits(store: MemoryStore):
     forged = publish_statement(store, build()[0].to_statement(), OTHER, name="zzz")
     refused = refusal(store)
     assert (refused.reason, refused.statement) == ("untrusted", forged)
-    assert sorted(considered.reason for considered in refused.trace) == ["fingerprint", "untrusted"]
+    assert reasons(refused) == ["fingerprint", "untrusted"]
 
 
 def test_a_refused_statement_does_not_stop_a_good_one(
@@ -272,9 +272,8 @@ def test_a_refused_statement_does_not_stop_a_good_one(
     pulled = pull_here(store)
     assert pulled.chosen.key == good
     assert [considered.reason for considered in pulled.chosen.trace] == ["untrusted", "fits"]
-    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert len(warnings) == 1
-    assert "reason=untrusted" in warnings[0]
+    (warning,) = warnings(caplog)
+    assert "reason=untrusted" in warning
 
 
 def test_what_an_unbelieved_statement_says_is_not_repeated(store: MemoryStore):
@@ -379,13 +378,10 @@ def test_each_variant_has_its_reason(store: MemoryStore):
     pulled = pull_here(store, trust=trust)
 
     assert pulled.chosen.key == good
-    reasons = [item.reason for item in pulled.chosen.trace]
-    assert sorted(reasons) == [
-        *("denied", "expired", "fingerprint", "fits", "newer_format", "untrusted")
-    ]
-    assert all(
-        item.message for item in pulled.chosen.trace if not (item.accepted or item.mismatches)
-    )
+    expected = ["denied", "expired", "fingerprint", "fits", "newer_format", "untrusted"]
+    assert reasons(pulled.chosen) == expected
+    others = [item for item in pulled.chosen.trace if not (item.accepted or item.mismatches)]
+    assert all(item.message for item in others)
 
 
 def test_an_expired_artifact_for_another_machine_is_a_miss(
@@ -393,32 +389,23 @@ def test_an_expired_artifact_for_another_machine_is_a_miss(
 ):
     """A variant for another machine raises no alarm, and fails no start that fails on refusals."""
     publish(store, created=OLDER.replace("2026", "2020"), built_for=fingerprint(threads="8"))
-    with pytest.raises(ArtifactNotFound):
-        pull_here(store, trust=trusting(KEY, max_age_s=86400.0))
+    miss(store, trust=trusting(KEY, max_age_s=86400.0))
     assert warnings(caplog) == []
 
 
 @pytest.mark.parametrize(
-    ("limits", "reason"),
-    [
-        ({"max_age_s": 60.0}, "expired"),
-        ({"denied": "statement"}, "denied"),
-        ({"denied": "part"}, "denied"),
-    ],
-    ids=["age", "statement", "part"],
+    ("limit", "reason"), [("age", "expired"), ("statement", "denied"), ("part", "denied")]
 )
-def test_what_is_expired_or_denied_is_refused(
-    store: MemoryStore, limits: dict[str, Any], reason: str
-):
+def test_what_is_expired_or_denied_is_refused(store: MemoryStore, limit: str, reason: str):
     """A good signature does not help against either, and no blob is asked for."""
     _, manifest = publish(store, created=OLDER.replace("2026", "2020"))
-    digests = {
-        "statement": hashlib.sha256(manifest.to_statement()).hexdigest(),
-        "part": manifest.parts[0].sha256,
+    digest = hashlib.sha256(manifest.to_statement()).hexdigest()
+    limits: dict[str, Any] = {
+        "age": {"max_age_s": 60.0},
+        "statement": {"denied": frozenset({digest})},
+        "part": {"denied": frozenset({manifest.parts[0].sha256})},
     }
-    if "denied" in limits:
-        limits = {"denied": frozenset({digests[limits["denied"]]})}
-    refused = refusal(store, trust=trusting(KEY, **limits))
+    refused = refusal(store, trust=trusting(KEY, **limits[limit]))
     assert refused.reason == reason
     assert blobs_read(store) == []
 
@@ -443,12 +430,9 @@ def test_an_artifact_that_is_pruned_while_it_is_pulled_is_worth_another_try(stor
                 self.objects.clear()
             return super().head(key)
 
-    pruning = Pruning()
     publish(store)
-    pruning.objects = dict(store.objects)
-
     with pytest.raises(StoreError, match="was pruned while it was being pulled"):
-        pull_here(pruning)
+        pull_here(Pruning(objects=store.objects))
 
 
 def test_no_room_to_unpack_is_an_error_of_the_store(
@@ -456,16 +440,11 @@ def test_no_room_to_unpack_is_an_error_of_the_store(
 ):
     """The error names the full or missing folder for temporary files, and no file stays open."""
     publish(store)
+    here = {"deployment": DEPLOYMENT, "fingerprint": fingerprint(), "trust": trusting(KEY)}
     with NodeCache.open(default_root()) as cache:
         monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
         with pytest.raises(StoreError, match="cannot be written to /nowhere"):
-            pull(
-                store,
-                deployment=DEPLOYMENT,
-                fingerprint=fingerprint(),
-                trust=trusting(KEY),
-                cache=cache,
-            )
+            pull(store, cache=cache, **here)
 
 
 def open_files() -> int:
@@ -487,9 +466,7 @@ def test_a_miss_for_want_of_a_setting_names_the_setting(store: MemoryStore):
     """A replica without `cpu: portable` misses an artifact for every CPU."""
     portable = Fingerprint(machine=MACHINE, app={**APP, "cpu": "portable"})
     publish(store, built_for=portable)
-    with pytest.raises(ArtifactNotFound) as caught:
-        pull_here(store)
-    assert "cpu: portable" in caught.value.hint
+    assert "cpu: portable" in miss(store).hint
 
 
 def test_every_statement_is_explained_in_the_order_of_use(store: MemoryStore):
@@ -521,12 +498,12 @@ def test_one_deployment_can_be_explained(store: MemoryStore):
 class Partly(MemoryStore):
     """A store that does not give some of its statements."""
 
+    withheld: tuple[str, ...] = ()
+
     def get(self, key: str, *, max_bytes: int) -> bytes:
         if key in self.withheld:
             raise StoreDenied(f"{self.uri}: no access to {key!r}")
         return super().get(key, max_bytes=max_bytes)
-
-    withheld: tuple[str, ...] = ()
 
 
 def test_one_statement_that_cannot_be_read_does_not_hinder_another():
@@ -541,20 +518,13 @@ def test_one_statement_that_cannot_be_read_does_not_hinder_another():
 
 
 @pytest.mark.parametrize(
-    ("built_on", "said"),
-    [
-        (
-            "NVIDIA A100",
-            "the artifact was built on NVIDIA A100, not on NVIDIA H200; build an artifact on",
-        ),
-        ("none", "the artifact was built on a machine without a GPU, not on NVIDIA H200; build an"),
-    ],
+    ("built_on", "said"), [("NVIDIA A100", "NVIDIA A100"), ("none", "a machine without a GPU")]
 )
 def test_an_artifact_of_another_gpu_says_which(store: MemoryStore, built_on: str, said: str):
     publish(store, built_for=fingerprint(gpu=built_on))
-    with pytest.raises(ArtifactNotFound) as caught:
-        pull_here(store, here=fingerprint(gpu="NVIDIA H200"))
-    assert caught.value.hint.startswith(said)
+    hint = miss(store, here=fingerprint(gpu="NVIDIA H200")).hint
+    start = f"the artifact was built on {said}, not on NVIDIA H200; build an artifact on"
+    assert hint.startswith(start)
 
 
 def test_what_cannot_be_read_might_fit():
