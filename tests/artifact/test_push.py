@@ -47,14 +47,10 @@ from transfers import (
     publish,
     pull_here,
     sign_again,
+    store_fixture,  # noqa: F401 - a fixture
     supersede,
     warnings,
 )
-
-
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
 
 
 def copy(*args: Any, **options: Any) -> list[str]:
@@ -111,12 +107,10 @@ def test_parts_that_are_not_those_of_the_manifest_are_not_pushed(store: MemorySt
         "digest_mismatch": {"cache": stored["extra"], "extra": stored["cache"]},
         "truncated": {**stored, "cache": b""},
     }
-    reasons = []
-    for parts in wrong.values():
+    for reason, parts in wrong.items():
         with pytest.raises(ArtifactRefused) as caught:
             push(store, manifest, parts, [KEY])
-        reasons.append(caught.value.reason)
-    assert reasons == list(wrong)
+        assert caught.value.reason == reason
     assert store.objects == {}
 
 
@@ -188,9 +182,8 @@ def test_what_replicas_would_not_take_does_not_supersede(store: MemoryStore, cre
     """An artifact that is not later than the published one would be there without effect."""
     publish(store, created=NEWER)
     before = dict(store.objects)
-    with pytest.raises(
-        AlreadyPublished, match="replicas would keep loading the artifact in the store"
-    ):
+    message = "replicas would keep loading the artifact in the store"
+    with pytest.raises(AlreadyPublished, match=message):
         supersede(store, created=created, raw={"cache": b"2"})
     assert store.objects == before
 
@@ -286,7 +279,6 @@ def test_a_blob_that_is_pruned_while_it_is_pushed_is_written_again(vanishes: int
 
     pruned = Pruned()
     _, manifest = publish(pruned)
-
     assert blobs_written(pruned) == 2 * [blob_key(manifest.parts[0])]
     assert pull_here(pruned).chosen.manifest == manifest
 
@@ -342,9 +334,8 @@ def test_an_envelope_full_of_junk_does_not_stop_a_rotation(
     """Anyone with write access can add envelopes."""
     _, manifest = publish(store)
     for name in ("000", "zzz"):
-        store.create(
-            f"statements/Embedder/{name}.dsse.json", junk(manifest.to_statement(), *copied)
-        )
+        envelope = junk(manifest.to_statement(), *copied)
+        store.create(f"statements/Embedder/{name}.dsse.json", envelope)
     (new,) = sign_again(store, [OTHER], trust=trusting(KEY))
     pulled = pull_here(store, trust=trusting(OTHER))
     assert (pulled.chosen.manifest, pulled.chosen.key) == (manifest, new)
@@ -368,33 +359,30 @@ def test_what_is_not_trusted_here_is_not_signed(store: MemoryStore):
 
 
 def test_nothing_is_signed_where_nothing_is_trusted(store: MemoryStore):
+    assert unsigned(store, [new_key()], trusting(OTHER), ArtifactRefused).reason == "untrusted"
+
+
+def unsigned(store: MemoryStore, keys: list[Any], trust: Trust, kind: type[Exception]) -> Any:
+    """Return the error of a rotation that leaves a published artifact as it is."""
     publish(store)
     before = dict(store.objects)
-    with pytest.raises(ArtifactRefused) as caught:
-        sign_again(store, [new_key()], trust=trusting(OTHER))
-    assert caught.value.reason == "untrusted"
+    with pytest.raises(kind) as caught:
+        sign_again(store, keys, trust=trust)
     assert store.objects == before
+    return caught.value
 
 
 def test_what_is_only_believed_unsigned_is_not_signed(store: MemoryStore):
     """An exception for one store does not become a signature that holds everywhere."""
     store.uri = "file:///srv/artifacts"
-    publish(store)
     allowed = Trust(unsigned_ok=(UnsignedOk(store=store.uri, reason="a test"),), max_age_s=LONG_S)
-    before = dict(store.objects)
-    with pytest.raises(ArtifactRefused) as caught:
-        sign_again(store, [OTHER], trust=allowed)
-    assert caught.value.reason == "untrusted"
-    assert "pinned = [" in caught.value.hint
-    assert store.objects == before
+    refused = unsigned(store, [OTHER], allowed, ArtifactRefused)
+    assert refused.reason == "untrusted"
+    assert "pinned = [" in refused.hint
 
 
 def test_signing_without_a_key_changes_nothing(store: MemoryStore):
-    publish(store)
-    before = dict(store.objects)
-    with pytest.raises(ConfigError):
-        sign_again(store, [], trust=trusting(KEY))
-    assert store.objects == before
+    unsigned(store, [], trusting(KEY), ConfigError)
 
 
 # --- copying -------------------------------------------------------------------------------
