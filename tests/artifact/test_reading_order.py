@@ -133,9 +133,8 @@ def test_reading_ends_where_nothing_newer_can_come(store: Flooded):
     key = published(store, "2026-11-20T10:00:00.000000Z")
     flood(store, "{:08}.dsse.json", count=5000, at="2026-11-01T10:00:00.000000Z")
     store.read.clear()
-    found = find_fitting(
-        store, deployment=DEPLOYMENT, trust=trusting(KEY), fingerprint=fingerprint()
-    )
+    asked = {"trust": trusting(KEY), "fingerprint": fingerprint()}
+    found = find_fitting(store, deployment=DEPLOYMENT, **asked)
     assert found.is_complete
     assert store.statements_read <= 8
     assert [each.key for each in found.statements if each.readable] == [key]
