@@ -46,7 +46,7 @@ APP = "deployments.text_embedder.app:embedder"
 
 # What is accepted -----------------------------------------------------------------------------
 def round_trip(
-    *, verdict: str = "full_hit", reason: str = "", compiler_processes: int = 0, proven: int = 6
+    verdict: str = "full_hit", reason: str = "", *, compiler_processes: int = 0, proven: int = 6
 ) -> dict[str, Any]:
     """Return the report of a fully warm start with six inputs, with some fields changed."""
     report = dataclasses.replace(FULL, parity=None).to_json()
@@ -61,34 +61,25 @@ def test_a_clean_round_trip_is_accepted():
     accept(round_trip())
 
 
+def not_full(verdict: str, reason: str) -> str:
+    return f"its verdict is {verdict}, not full_hit ({reason})"
+
+
 @pytest.mark.parametrize(
     ("report", "problems"),
     [
-        (
-            round_trip(verdict="partial", reason="2 files of 3"),
-            ["its verdict is partial, not full_hit (2 files of 3)"],
-        ),
-        (
-            round_trip(verdict="miss", reason="no artifact fits"),
-            ["its verdict is miss, not full_hit (no artifact fits)"],
-        ),
-        (
-            round_trip(verdict="refused", reason="part cache: sha256 is 9f2c…"),
-            ["its verdict is refused, not full_hit (part cache: sha256 is 9f2c…)"],
-        ),
-        (
-            {**round_trip(verdict="off"), "artifact": None},
-            ["its verdict is off, not full_hit (no reason)"],
-        ),
+        (round_trip("partial", "2 files of 3"), [not_full("partial", "2 files of 3")]),
+        (round_trip("miss", "no artifact fits"), [not_full("miss", "no artifact fits")]),
+        (round_trip("refused", "sha256 is 9f2c…"), [not_full("refused", "sha256 is 9f2c…")]),
+        ({**round_trip("off"), "artifact": None}, [not_full("off", "no reason")]),
         (round_trip(compiler_processes=1), ["it ran the compiler 1 times"]),
         (round_trip(proven=5), ["it proved 5 of 6 inputs"]),
         (round_trip(proven=0), ["it proved 0 of 6 inputs"]),
         (
-            round_trip(verdict="partial", compiler_processes=36, proven=2),
+            round_trip("partial", compiler_processes=36, proven=2),
             [
-                "its verdict is partial, not full_hit (no reason)",
-                "it ran the compiler 36 times",
-                "it proved 2 of 6 inputs",
+                not_full("partial", "no reason"),
+                *("it ran the compiler 36 times", "it proved 2 of 6 inputs"),
             ],
         ),
     ],
@@ -118,8 +109,7 @@ def written(tmp_path: Path) -> Callable[[Any], str]:
 
 @pytest.fixture
 def example() -> dict[str, Any]:
-    config: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
-    return config
+    return yaml.safe_load(EXAMPLE.read_text())
 
 
 def refusal(target: str, **options: str) -> ConfigError:
@@ -245,10 +235,9 @@ def test_a_target_that_is_neither_is_refused(target):
 @pytest.mark.parametrize("way", ["yaml", "argument"])
 def test_an_unknown_deployment_is_refused(written, example, way):
     error = refusal(written(example) if way == "yaml" else APP, deployment="Embedder")
+    hint = "did you mean 'TextEmbedder'? deployments with WarmupMixin: ['TextEmbedder']"
     assert error.message.endswith(": no deployment named 'Embedder' uses WarmupMixin")
-    assert (
-        error.hint == "did you mean 'TextEmbedder'? deployments with WarmupMixin: ['TextEmbedder']"
-    )
+    assert error.hint == hint
 
 
 def test_options_for_an_unknown_deployment_are_refused(written, example):
@@ -258,13 +247,10 @@ def test_options_for_an_unknown_deployment_are_refused(written, example):
     options.append({"name": "Reranker"})
     path = written(example)
     error = refusal(path)
-    assert error.message == (
-        f"{path} has options for 'Reranker', 'TextEmbeder', but the application has no "
-        "such deployment"
-    )
-    assert (
-        error.hint == "did you mean 'TextEmbedder'? the application's deployments: ['TextEmbedder']"
-    )
+    said = f"{path} has options for 'Reranker', 'TextEmbeder', but the application has no such "
+    hint = "did you mean 'TextEmbedder'? the application's deployments: ['TextEmbedder']"
+    assert error.message == f"{said}deployment"
+    assert error.hint == hint
 
 
 @pytest.mark.parametrize(
@@ -294,9 +280,8 @@ def test_ray_that_does_not_start_is_one_sentence(
 
     starts = "Ray Serve" if "serve" in what else "Ray"
     text = str(raised).strip().partition("\n")[0]
-    assert caught.value.message == (
-        f"{starts} could not start on this machine: {type(raised).__name__}: {text}"
-    )
+    said = f"{starts} could not start on this machine: {type(raised).__name__}: {text}"
+    assert caught.value.message == said
     assert "session_latest/logs" in caught.value.hint
 
 
@@ -311,8 +296,7 @@ def test_a_build_compiles_with_headers_of_its_own(cpu):
 
 def test_a_build_starts_one_replica_that_serve_restarts_as_ever():
     """The replica has the YAML's resources, changed settings, and Serve's own retries."""
-    app = load_app(str(EXAMPLE))
-    built = app.built("unique", {"artifact": None})
+    built = load_app(str(EXAMPLE)).built("unique", {"artifact": None})
     [deployment] = built.deployments
     assert (built.name, built.route_prefix) == ("unique", "/unique")
     assert deployment.num_replicas == 1
@@ -355,30 +339,22 @@ HERE = Fingerprint(machine={"cpu_isa": "avx2"}, app={"threads": "1"})
 class Ready:
     """Replicas that are ready: one, or the ranks of a gang."""
 
-    def __init__(
-        self, cache: Path, report: dict[str, Any], ranks: int = 1, group: str = "of ranks"
-    ) -> None:
-        self._cache = cache
-        self._report = report
-        self._ranks = ranks
-        self._group = group
+    def __init__(self, cache: Path, report: dict[str, Any], ranks: int = 1) -> None:
+        self._cache, self._report, self._ranks = cache, report, ranks
 
     def ask(self, method: str, *, timeout_s: float) -> list[dict[str, Any]]:
         assert method == "warmup_report"
         return [self._report] * self._ranks
 
     def pack(self, *, timeout_s: float, progress: Any) -> list[dict[str, Any]]:
-        return [
-            {
-                "fingerprint": Fingerprint(
-                    machine=HERE.machine,
-                    app={**HERE.app, **rank_factor((rank, self._ranks) if self._group else None)},
-                ).to_json(),
-                "parts": {"cache": pack_directory(self._cache)},
-                "facts": {},
-                "report": self._report,
-            }
+        parts = {"cache": pack_directory(self._cache)}
+        fingerprints = [
+            dataclasses.replace(HERE, app={**HERE.app, **rank_factor((rank, self._ranks))})
             for rank in range(self._ranks)
+        ]
+        return [
+            {"fingerprint": each.to_json(), "parts": parts, "facts": {}, "report": self._report}
+            for each in fingerprints
         ]
 
 
@@ -387,19 +363,16 @@ class Starts:
 
     place = "here"
 
-    def __init__(
-        self, cache: Path, *reports: dict[str, Any], ranks: int = 1, group: str = "of ranks"
-    ) -> None:
-        self._cache = cache
-        self._ranks = ranks
-        self._group = group
-        self._reports = list(reports)
+    def __init__(self, cache: Path, *, ranks: int = 1) -> None:
+        cache.mkdir(exist_ok=True)
+        self._cache, self._ranks = cache, ranks
+        self._reports = [round_trip(), round_trip()]
 
     @contextlib.contextmanager
     def running(
         self, app: Any, settings: Any, *, progress: Any, look: Any = None
     ) -> Iterator[Ready]:
-        yield Ready(self._cache, self._reports.pop(0), self._ranks, self._group)
+        yield Ready(self._cache, self._reports.pop(0), self._ranks)
 
     @contextlib.contextmanager
     def starting(self, app: Any, settings: Any) -> Iterator[Any]:
@@ -419,13 +392,7 @@ def build_on(starts: Starts, store: Destination, **signing: Any) -> Any:
 # Gangs: a real one is built in integration/test_gang.py ---------------------------------------
 def test_a_variant_of_each_rank_is_published(tmp_path: Path):
     """Two ranks are two variants, and sizes are those of both."""
-    (tmp_path / "none").mkdir()
-    one, two = (
-        build_on(
-            Starts(tmp_path / "none", round_trip(), round_trip(), ranks=n), to(tmp_path / str(n))
-        )
-        for n in (1, 2)
-    )
+    one, two = (build_on(Starts(tmp_path / "none", ranks=n), to(tmp_path / str(n))) for n in (1, 2))
     statements = [path for path in (tmp_path / "2").rglob("*") if path.suffix == ".json"]
     assert one.ranks == ()
     assert len(set(two.ranks)) == 2
@@ -437,8 +404,7 @@ def test_a_variant_of_each_rank_is_published(tmp_path: Path):
 
 def test_what_a_gang_has_published_in_part_is_not_kept(tmp_path: Path):
     """Variants of one build go together: to keep one and make another anew would mix two."""
-    (tmp_path / "none").mkdir()
-    starts = [Starts(tmp_path / "none", round_trip(), round_trip(), ranks=2) for _ in range(3)]
+    starts = [Starts(tmp_path / "none", ranks=2) for _ in range(3)]
     store = tmp_path / "store"
     whole = build_on(starts[0], to(store))
     kept = build_on(starts[1], to(store, "keep"))
@@ -457,8 +423,8 @@ def build_with(trust: Any, key: Any, store: Path, starts: Any = None, **signing:
 class Noted(Starts):
     """Notes from which store each replica was to start."""
 
-    def __init__(self, cache: Path, *reports: dict[str, Any]) -> None:
-        super().__init__(cache, *reports)
+    def __init__(self, cache: Path) -> None:
+        super().__init__(cache)
         self.stores: list[Any] = []
 
     def running(self, app: Any, settings: Any, **others: Any) -> Any:
@@ -468,10 +434,9 @@ class Noted(Starts):
 
 def test_a_build_for_a_key_of_one_store_proves_within_it(tmp_path: Path):
     """A copy elsewhere would be out of the key's scope; nothing is left of it."""
-    (tmp_path / "none").mkdir()
     key, store = new_key(), tmp_path / "store"
     scoped = signed_by(public_pem(key), stores=[f"file://{store}*"])
-    starts = Noted(tmp_path / "none", round_trip(), round_trip())
+    starts = Noted(tmp_path / "none")
     built = build_with(scoped, key, store, starts)
     assert starts.stores[0] is None
     assert starts.stores[1].startswith(f"{store}/.staging-")
@@ -521,8 +486,7 @@ class BoastingStarts(Starts):
 @pytest.mark.parametrize("said", [{}, {"source": "4f2c"}])
 def test_the_origin_is_what_the_builder_says_and_not_the_model(tmp_path: Path, said: Any):
     """Facts of this name from the model's code are dropped."""
-    (tmp_path / "none").mkdir()
-    starts = BoastingStarts(tmp_path / "none", round_trip(), round_trip())
+    starts = BoastingStarts(tmp_path / "none")
     built = build_on(starts, to(tmp_path / "store"), provenance=said)
     payload = Envelope.parse((tmp_path / "store" / built.statement).read_bytes()).payload
     manifest = Manifest.from_statement(payload)
@@ -532,10 +496,8 @@ def test_the_origin_is_what_the_builder_says_and_not_the_model(tmp_path: Path, s
 
 def test_an_unsigned_build_leaves_what_sign_takes(tmp_path: Path):
     """The copy for the round trip is signed, the published artifact is not."""
-    (tmp_path / "none").mkdir()
-    starts = Starts(tmp_path / "none", round_trip(), round_trip())
     left, fleet = LocalStore(root=tmp_path / "left"), LocalStore(root=tmp_path / "fleet")
-    built = build_on(starts, to(left.root), when="later")
+    built = build_on(Starts(tmp_path / "none"), to(left.root), when="later")
     assert Envelope.parse((left.root / built.statement).read_bytes()).signatures == ()
     assert built.trust == ""
     ci = new_key()
@@ -556,13 +518,9 @@ def test_an_unsigned_artifact_is_for_a_folder(
     """A store of replicas is refused, before anything is compiled."""
     monkeypatch.chdir(tmp_path)
     app = dataclasses.replace(load_app(APP), trust=trusting(KEY))
+    how: Any = {"on": NeverStarts(), "signing": Signing(key=KEY, when="later")}
     with pytest.raises(ConfigError, match=problem):
-        build(
-            app,
-            to(store, if_published),
-            on=cast("Any", NeverStarts()),
-            signing=Signing(key=KEY, when="later"),
-        )
+        build(app, to(store, if_published), **how)
 
 
 GITHUB = {
