@@ -72,17 +72,10 @@ def written_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     def write(source: str = GOOD, *, application: Any = None, **options: Any) -> str:
         module = f"checked_application_{next(_numbers)}"
         (tmp_path / f"{module}.py").write_text(SCORER + textwrap.dedent(source))
-        document = {
-            "applications": [
-                {
-                    "import_path": f"{module}:app",
-                    "deployments": [{"name": "Scorer", **options}],
-                    **(application or {}),
-                }
-            ]
-        }
+        deployments = [{"name": "Scorer", **options}]
+        found = {"import_path": f"{module}:app", "deployments": deployments, **(application or {})}
         path = tmp_path / "serve.yaml"
-        path.write_text(yaml.safe_dump(document))
+        path.write_text(yaml.safe_dump({"applications": [found]}))
         return str(path)
 
     return write
@@ -125,8 +118,7 @@ def test_unknown_keys_are_named(written):
         max_ongoing_request=4,
         ray_actor_options={"num_cpu": 2},
     )
-    problems = found(path).problems
-    assert [(each.where, each.fix) for each in problems] == [
+    assert [(each.where, each.fix) for each in found(path).problems] == [
         (f"{path}: runtime_envs", "did you mean 'runtime_env'?"),
         (f"{path}: deployments.Scorer.max_ongoing_request", "did you mean 'max_ongoing_requests'?"),
         (f"{path}: deployments.Scorer.ray_actor_options.num_cpu", "did you mean 'num_cpus'?"),
@@ -150,24 +142,21 @@ SETTINGS = "Scorer: user_config.warmup"
     ("options", "where", "what", "fix"),
     [
         (
-            {"user_config": warmup(artefact="./artifacts")},
+            {"user_config": warmup(artefact="./a")},
             SETTINGS,
             "user_config.warmup.artefact",
             "artifact",
         ),
         (
             {"application": {"runtime_env": {"env_vars": {"SERVE_WARM_DEADLINE_S": "soon"}}}},
-            "",
-            "SERVE_WARM_DEADLINE_S",
-            "",
+            *("", "SERVE_WARM_DEADLINE_S", ""),
         ),
         ({"user_config": warmup(artifact="s4://b/c")}, "", "unknown store scheme s4://", ""),
         ({"user_config": warmup(artifact="s3//b/c")}, "", "the colon is missing", ""),
         (
             {"user_config": warmup(artifact="file:///dev/null")},
             "Scorer: artifact file:///dev/null",
-            "/dev/null is a file, but a store must be a folder",
-            "",
+            *("/dev/null is a file, but a store must be a folder", ""),
         ),
     ],
     ids=["unknown", "variable of the runtime_env", "scheme", "colon", "file"],
@@ -191,9 +180,9 @@ def test_settings_that_nothing_reads_are_a_warning(written):
     misspelt = found(written(user_config={"warm_up": section["warmup"]}))
     assert without_mixin.problems == misspelt.problems == ()
     assert [each.where for each in without_mixin.warnings] == ["Router: user_config.warmup"]
-    assert [(each.where, each.fix) for each in misspelt.warnings] == [
-        ("Scorer: user_config.warm_up", "did you mean 'warmup'?")
-    ]
+    (warning,) = misspelt.warnings
+    assert warning.where == "Scorer: user_config.warm_up"
+    assert warning.fix == "did you mean 'warmup'?"
 
 
 @pytest.mark.parametrize(
@@ -260,10 +249,9 @@ def test_an_input_that_cannot_be_replayed_is_a_problem(written, inputs, what, fi
 
 def test_a_note_names_what_shape_grid_fills_with_ones(written: Any):
     """A mask has a second input, so it is not named."""
-    source = with_inputs("shape_grid(self.score, self.buckets)").replace(
-        "score(self, ids)", "score(self, ids, attention_mask)"
-    )
-    [note] = found(written(source)).notes
+    source = with_inputs("shape_grid(self.score, self.buckets)")
+    masked = source.replace("score(self, ids)", "score(self, ids, attention_mask)")
+    [note] = found(written(masked)).notes
     assert "shape_grid fills ids with ones" in note.what
     assert 'fields={"ids": Field' in note.fix
 
@@ -338,8 +326,8 @@ def test_a_route_has_to_be_there(written, target, fix):
 
     app = Scorer.bind()
     """
-    problems = found(written(source)).problems
-    assert [each.fix for each in problems] == ([] if fix is None else [fix])
+    fixes = [each.fix for each in found(written(source)).problems]
+    assert fixes == ([] if fix is None else [fix])
 
 
 @pytest.mark.parametrize(
@@ -447,13 +435,8 @@ def test_publishing_elsewhere_than_replicas_look_is_a_problem(written, tmp_path)
 
 # The command ----------------------------------------------------------------------------------
 def run_check(*arguments: str, command: str = "check") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "serve_warm.cli", command, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    line = [sys.executable, "-m", "serve_warm.cli", command, *arguments]
+    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=120)
 
 
 @pytest.mark.long
