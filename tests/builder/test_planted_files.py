@@ -77,24 +77,19 @@ print(json.dumps({
 
 def run(kind: str, folder: Path) -> dict[str, Any]:
     """Compile a model at levels 1 and 3 in a process of its own, with a home and a temp folder."""
-    ended = subprocess.run(
-        [sys.executable, "-c", JOB, kind, MARK],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-        env={
-            **{k: v for k, v in os.environ.items() if not k.startswith(("TORCH", "TRITON"))},
-            "PYTHONPATH": search_path(),
-            "TMPDIR": str(folder),
-            "HOME": str(folder / "home"),
-            "TORCHINDUCTOR_VEC_ISA_OK": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
-        },
-    )
+    env = {
+        **{k: v for k, v in os.environ.items() if not k.startswith(("TORCH", "TRITON"))},
+        "PYTHONPATH": search_path(),
+        "TMPDIR": str(folder),
+        "HOME": str(folder / "home"),
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    command = [sys.executable, "-c", JOB, kind, MARK]
+    how = {"capture_output": True, "text": True, "timeout": 500, "env": env}
+    ended = subprocess.run(command, check=False, **how)
     assert ended.returncode == 0, ended.stderr[-3000:]
-    answer: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    return answer
+    return json.loads(ended.stdout.splitlines()[-1])
 
 
 def poison(folder: Path) -> int:
