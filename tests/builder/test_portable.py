@@ -22,9 +22,7 @@ import torch
 
 from components import require
 from machines import TOLERANCE, Machine, Started
-from serve_warm.builder.app import App
 from serve_warm.builder.build import _portable_facts, _portable_of, build
-from serve_warm.builder.cluster import Cluster
 from serve_warm.builder.portable import beyond_avx2, find_objdump, prove_portable
 from serve_warm.builder.publishing import Destination
 from serve_warm.builder.signing import Signing
@@ -56,13 +54,10 @@ def packed(files: Mapping[str, bytes]) -> io.BytesIO:
 def library(directory: Path, *flags: str, suffix: str = ".so") -> bytes:
     """Return a small library: a loop that a compiler makes vector instructions of."""
     source, output = directory / "scale.c", directory / f"scale{suffix}"
-    source.write_text(
-        "void scale(float *x) { for (int i = 0; i < 1024; i++) x[i] = x[i] * 3.0f + 1.0f; }\n"
-    )
+    loop = "for (int i = 0; i < 1024; i++) x[i] = x[i] * 3.0f + 1.0f;"
+    source.write_text(f"void scale(float *x) {{ {loop} }}\n")
     kind = "-c" if suffix == ".o" else "-shared"
-    subprocess.run(
-        ["gcc", "-O3", "-fPIC", kind, *flags, str(source), "-o", str(output)], check=True
-    )
+    subprocess.run(["gcc", "-O3", "-fPIC", kind, *flags, source, "-o", output], check=True)
     return output.read_bytes()
 
 
@@ -163,23 +158,20 @@ def test_a_missing_objdump_is_said_before_anything_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The build fails before it compiles for minutes without a possible proof."""
-    key = Path(__file__)  # stands for one: it is not used
+    app, key = cast("Any", None), cast("Any", Path(__file__))  # neither is used
     monkeypatch.setenv("PATH", str(tmp_path))
+    store = Destination(store=LocalStore(root=tmp_path / "store"))
+    on = cast("Any", SimpleNamespace(place="here"))
     with pytest.raises(ConfigError, match="needs objdump") as caught:
-        build(
-            cast("App", None),
-            Destination(store=LocalStore(root=tmp_path / "store")),
-            on=cast("Cluster", SimpleNamespace(place="here")),
-            signing=Signing(key=cast("Any", key)),
-            cpu="portable",
-        )
+        build(app, store, on=on, signing=Signing(key=key), cpu="portable")
     assert "install binutils" in caught.value.hint
 
 
 # The build ------------------------------------------------------------------------------------
 def warmed_up(*, cache: bytes = b"", isa: str = PORTABLE_ISA, **app: str) -> dict[str, Any]:
     """Return the data that a replica returns for packing."""
-    return {"fingerprint": {"machine": {"cpu_isa": isa}, "app": app}, "parts": {"cache": cache}}
+    fingerprint = {"machine": {"cpu_isa": isa}, "app": app}
+    return {"fingerprint": fingerprint, "parts": {"cache": cache}}
 
 
 def test_a_native_artifact_is_not_disassembled(tmp_path: Path):
@@ -215,9 +207,8 @@ def test_the_command_has_the_preset(option: tuple[str, ...], cpu: str | None):
 
 # Real kernels ---------------------------------------------------------------------------------
 
-needs_cpu_kernels = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="the model is compiled for the CPU"
-)
+HAS_GPU = torch.cuda.is_available()
+needs_cpu_kernels = pytest.mark.skipif(HAS_GPU, reason="the model is compiled for the CPU")
 
 
 @pytest.fixture(scope="module")
