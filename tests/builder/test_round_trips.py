@@ -46,9 +46,7 @@ class Polled:
     def __init__(self, ends: Any, *, polls: int, places: bool) -> None:
         self.said = "replaying"
         self.is_placed = False
-        self._ends = ends
-        self._polls = polls
-        self._places = places
+        self._ends, self._polls, self._places = ends, polls, places
 
     def poll(self) -> Any:
         self.is_placed = self._places
