@@ -53,17 +53,14 @@ def inputs_of(cls: type, raw: bytes | None) -> Any:
 
 
 def saved() -> bytes:
-    raw: bytes = asyncio.run(_subclass(Embedder, saved=None)(3).warmup_torch_cache())
-    return raw
+    return asyncio.run(_subclass(Embedder, saved=None)(3).warmup_torch_cache())
 
 
 @pytest.mark.parametrize("cls", [Embedder, AsyncEmbedder])
 def test_a_start_has_the_saved_entries_before_its_first_input(directory: Path, cls: type):
     """Entries of the process that saved are files where torch looks for them."""
     CacheArtifactManager.record_artifact("autotune", "ab/c.best_config", {"XBLOCK": 1})
-    raw = saved()
-    declared = inputs_of(cls, raw)
-    assert declared == DECLARED
+    assert inputs_of(cls, saved()) == DECLARED
     assert [path.name for path in directory.rglob("*") if path.is_file()] == ["c.best_config"]
 
 
