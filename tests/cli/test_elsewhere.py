@@ -154,8 +154,7 @@ def test_artifacts_are_read_and_believed_on_macos(
     store: LocalStore, trust_file: Path, command: str, code: int, said: str
 ) -> None:
     """Files have owners and modes on macOS too, as on Linux."""
-    program = MAIN + "main()"
-    ran = elsewhere("-c", program, trust_file, command, store.root)
+    ran = elsewhere("-c", MAIN + "main()", trust_file, command, store.root)
     assert ran.code == code, ran.err
     assert said in ran.out
 
