@@ -57,11 +57,9 @@ def test_the_lines_of_keygen_make_the_key_trusted(run, tmp_path, options):
 def test_keygen_names_a_key_after_its_file(run, tmp_path):
     ended = run("keygen", tmp_path / "builder.pem", "--json")
     told = json.loads(ended.out)
+    private = str(tmp_path / "builder.pem")
     assert told["name"] == "builder"
-    assert (told["private"], told["public"]) == (
-        str(tmp_path / "builder.pem"),
-        str(tmp_path / "builder.pem.pub"),
-    )
+    assert (told["private"], told["public"]) == (private, f"{private}.pub")
 
 
 def test_keygen_overwrites_nothing(run, key_file):
@@ -117,9 +115,8 @@ def test_the_public_half_does_not_sign(run, source, key_file):
     publish(source)
     ended = run("sign", source.root, "--key", f"{key_file}.pub")
     assert ended.code == 1
-    assert ended.err.splitlines()[0] == (
-        f"error: {key_file}.pub is a public key, but signing needs the private key"
-    )
+    said = f"error: {key_file}.pub is a public key, but signing needs the private key"
+    assert ended.err.splitlines()[0] == said
     assert f"hint: pass the private key that keygen wrote ({key_file})" in ended.err
     assert "chmod" not in ended.err
 
@@ -133,19 +130,13 @@ def ago(days: float) -> str:
 @pytest.fixture
 def keys(source) -> dict[str, str]:
     """Artifacts by purpose. Each is a separate variant with its own part."""
-    return {
-        name: publish(
-            source,
-            built_for=fingerprint(gpu=name, torch=torch),
-            created=ago(days),
-            raw={"cache": name.encode() * 100},
-        )[0]
-        for name, days, torch in (
-            ("old", 100, "2.13.0+cpu abc"),
-            ("dead", 50, "2.11.1+cpu abc"),
-            ("new", 1, "2.13.0+cpu abc"),
-        )
-    }
+
+    def made(name: str, days: float, torch: str = "2.13.0+cpu abc") -> str:
+        what = {"built_for": fingerprint(gpu=name, torch=torch), "created": ago(days)}
+        return publish(source, raw={"cache": name.encode() * 100}, **what)[0]
+
+    old, dead = made("old", 100), made("dead", 50, "2.11.1+cpu abc")
+    return {"old": old, "dead": dead, "new": made("new", 1)}
 
 
 @pytest.mark.parametrize(
@@ -181,7 +172,6 @@ def test_prune_shows_what_went_and_what_stayed(run, source, keys, tmp_path):
     source.create(f"statements/{DEPLOYMENT}/odd.dsse.json", b"not an envelope")
 
     rule = ("--older-than", "1h", "--keep-newest", "0")
-
     ended = run("prune", source.root, *rule, "--in-use", used, "--dry-run")
 
     rows = [" ".join(line.split()) for line in ended.out.splitlines()]
@@ -233,9 +223,8 @@ def test_what_reports_name_is_kept(run, source, keys, tmp_path, form):
     """Replicas of other machines are told of by --in-use, in whatever form their report is."""
     file = tmp_path / "used.json"
     file.write_text(json.dumps(form(keys["dead"])))
-    ended = run(
-        *("prune", source.root, "--older-than", "10d", "--keep-newest", "0", "--in-use", file)
-    )
+    rule = ("--older-than", "10d", "--keep-newest", "0")
+    ended = run("prune", source.root, *rule, "--in-use", file)
     assert ended.code == 0
     assert keys["dead"] in objects(source)
 
@@ -263,13 +252,8 @@ def test_a_file_that_names_nothing_protects_nothing_and_is_refused(
 @pytest.mark.parametrize(
     "options",
     [
-        ["--older-than", "90"],
-        ["--older-than", "0d"],
-        ["--older-than", "-1d"],
-        ["--older-than", "3 moons"],
-        ["--older-than", "nan"],
-        ["--keep-newest", "-1", "--older-than", "1d"],
-        ["--keep-newest", "2"],
+        *(["--older-than", age] for age in ("90", "0d", "-1d", "3 moons", "nan")),
+        *(["--keep-newest", "-1", "--older-than", "1d"], ["--keep-newest", "2"]),
         ["--in-use", "/no/such/file"],
     ],
     ids=" ".join,
@@ -283,7 +267,7 @@ def test_a_rule_that_says_nothing_is_wrong_usage(run, source, keys, options):
     assert objects(source) == before
 
 
-def test_prune_alone_removes_only_forgotten_parts(run, source, keys, tmp_path):
+def test_prune_alone_removes_only_forgotten_parts(run, source, keys):
     forgotten = source.root / "blobs/sha256" / ("ab" * 32)
     forgotten.write_bytes(b"forgotten")
     recent = source.root / "blobs/sha256" / ("cd" * 32)
