@@ -50,8 +50,7 @@ class Broken(Scaled):
     """The same computation as an intact entry, by an operator that can raise later."""
 
     def forward(self, x: torch.Tensor, label: str = "") -> torch.Tensor:
-        result: torch.Tensor = fail(super().forward(x, label))
-        return result
+        return fail(super().forward(x, label))
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +67,7 @@ def broken(good: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     build(folder / "other", *calls)
     torch._dynamo.reset()
     shutil.copytree(good, folder / "broken")
-    index, other = (
-        json.loads((folder / name / INDEX).read_bytes()) for name in ("broken", "other")
-    )
+    index, other = (json.loads((folder / n / INDEX).read_bytes()) for n in ("broken", "other"))
     pairs = zip(index["units"][0]["entries"], other["units"][0]["entries"], strict=True)
     for entry, theirs in pairs:
         assert entry["tensors"] == theirs["tensors"]
@@ -92,7 +89,6 @@ def check_is_cold(report: Report, stand_in: StandIn, caplog: Any, *says: str) ->
     """Check that the replica is ready and proven cold, and that one line names the exception."""
     assert (report.stage, report.verdict) == (Stage.READY, Verdict.REFUSED)
     assert (report.covered.proven, report.covered.expected) == (3, 3)
-    assert report.artifact is not None
     assert report.artifact.refused == "broken"
     lines = [r.getMessage() for r in caplog.records if "compiling cold" in r.getMessage()]
     assert len(lines) == 1
