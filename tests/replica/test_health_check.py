@@ -75,8 +75,7 @@ def test_a_health_check_that_runs_the_model_only_when_idle_costs_nothing():
             if self.checks == 1:
                 await self.score(torch.ones(2))
 
-    report = asyncio.run(Idle().warm_up())
-
+    report = warm(Idle())
     assert (report["degraded"], report["covered"]) == ([], {"expected": 1, "proven": 1})
     assert report["unvaried"] == ["check_health(), which ran compiled code, but not in the proof"]
 
