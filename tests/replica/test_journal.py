@@ -19,7 +19,6 @@ import pytest
 import torch
 from ray.serve._private.logging_utils import JSONFormatter, ServeFormatter
 
-from artifacts import packed_cache
 from compiled import compiled, double
 from serve_warm import metrics
 from serve_warm.compiler.watch import watch_process
@@ -36,9 +35,8 @@ from starts import (  # noqa: F401 - fixtures
     StandIn,
     Stuck,
     failed,
-    here,
+    offer,
     process,
-    publish,
     stages_of,
     store_fixture,
     warm_up,
@@ -49,9 +47,8 @@ from starts import (  # noqa: F401 - fixtures
 def test_the_report_says_who_and_what():
     """Identity, versions, times and threads of the start; as JSON it is plain data."""
     report = warm_up(StandIn()).report()
-    assert (report.application, report.deployment, report.replica) == (
-        *("app", "Embedder", "Embedder#1"),
-    )
+    who = (report.application, report.deployment, report.replica)
+    assert who == ("app", "Embedder", "Embedder#1")
     assert report.versions["torch"] == torch.__version__
     assert report.threads == (threading.get_native_id(),)
     assert report.pid == os.getpid()
@@ -68,7 +65,6 @@ def test_the_report_says_how_long_it_took_since_the_replica_was_created():
     known = Report(application="app", created_boot_s=created, versions={"ray": "2.60.0"})
     start = Warmup(StandIn(), WarmupConfig(deadline_s=60.0), known=known)
     start.observe([told.append])
-
     asyncio.run(start.run())
 
     report = start.report()
@@ -77,7 +73,6 @@ def test_the_report_says_how_long_it_took_since_the_replica_was_created():
     assert elapsed == sorted(elapsed)
     assert {each.elapsed_s for each in told if each.stage is Stage.READY} == {report.elapsed_s}
     assert {each.ready_unix for each in told if each.stage is not Stage.READY} == {None}
-    assert report.ready_unix is not None
     assert before_unix <= report.ready_unix <= time.time()
     assert (report.deadline_s, report.artifact_configured) == (60.0, False)
     assert (report.application, report.versions["ray"]) == ("app", "2.60.0")
@@ -86,8 +81,7 @@ def test_the_report_says_how_long_it_took_since_the_replica_was_created():
 
 def test_a_report_can_be_read_at_any_time():
     """Before the start, in the middle and after it, and the coverage only grows."""
-    replica = StandIn()
-    start = Warmup(replica, WarmupConfig())
+    start = Warmup(StandIn(), WarmupConfig())
     before = start.report()
     middle: list[Report] = []
     start.observe([middle.append])
@@ -99,10 +93,10 @@ def test_a_report_can_be_read_at_any_time():
 
 
 # --- deadlines and inputs ------------------------------------------------------------------
-def test_a_start_has_no_verdict_before_it_is_decided(store: LocalStore, tmp_path: Path):
+def test_a_start_has_no_verdict_before_it_is_decided(store: LocalStore):
     """`off` is where no artifact is configured, and a hit is one when the replica is ready."""
     replica = StandIn()
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    offer(store, replica)
     told: list[Report] = []
     start = Warmup(replica, WarmupConfig(artifact=store.uri))
     before = start.report()
@@ -118,10 +112,10 @@ def test_a_start_has_no_verdict_before_it_is_decided(store: LocalStore, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before its artifact", "on its artifact"])
-def test_a_start_that_fails_has_no_verdict(store: LocalStore, tmp_path: Path, when: str):
+def test_a_start_that_fails_has_no_verdict(store: LocalStore, when: str):
     """Without serving, the worth of the artifact is unknown."""
     replica = StandIn() if when == "before its artifact" else Stuck()
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    offer(store, replica)
     if when == "before its artifact":
         replica.declared = []
     _, report, _ = failed(ServeWarmError, replica, artifact=store.uri, deadline_s=2.0)
@@ -129,13 +123,18 @@ def test_a_start_that_fails_has_no_verdict(store: LocalStore, tmp_path: Path, wh
     assert "verdict=" not in report.text()
 
 
+def after_ready(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the log's lines about compiles after READY."""
+    lines = [record.getMessage() for record in caplog.records]
+    return [line for line in lines if line.startswith("after ready: kind")]
+
+
 def signature_of(**values: Any) -> str:
     return str(InputSignature.of(values))
 
 
-ELSEWHERE = (
-    "captured in thread 'my-pool_0', but earlier graphs were captured in 'serve_warm-model_0'"
-)
+EARLIER = "earlier graphs were captured in 'serve_warm-model_0'"
+ELSEWHERE = f"captured in thread 'my-pool_0', but {EARLIER}"
 AGAIN = "captured again (earlier captures: 1): static input 3 moved"
 RACE = "0/1: Unexpected recompilation: every guard holds. Please open an issue"
 ON_MODEL_THREAD = "await self.on_model_thread(self.model, ...)"
@@ -163,7 +162,7 @@ def test_an_event_in_traffic_is_advised_on(
     """The advice is about its cause: the input of a capture is declared, and of a race as well."""
     start = warm_up(StandIn(2))
     watch_process().note(dataclasses.replace(CAPTURE, **event, at_unix=time.time()))
-    [line] = [r.getMessage() for r in caplog.records if "after ready: kind" in r.getMessage()]
+    [line] = after_ready(caplog)
     assert [text for text in says if text not in line] == []
     assert ("warmup_inputs()" in line) == (event.get("kind") == "compile")
     assert str(start.report().events[-1]).endswith(event.get("reason", ""))
@@ -207,7 +206,7 @@ def test_a_compile_in_traffic_is_advised_on_by_its_cause(
     )
     watch_process().note(seen)
 
-    [line] = [r.getMessage() for r in caplog.records if "after ready: kind" in r.getMessage()]
+    [line] = after_ready(caplog)
     assert replica.calls
     assert fix in line
     assert (f"warmup_inputs(), or pad to a bucket: Input(x=float32[{size}])" in line) == declares
@@ -240,10 +239,8 @@ def test_failing_is_told():
     told: list[Report] = []
     replica = StandIn()
     replica.declared = []
-    start = Warmup(replica, WarmupConfig())
-    start.observe([told.append])
     with pytest.raises(InputError):
-        asyncio.run(start.run())
+        warm_up(replica, told.append)
     assert told[-1].stage is Stage.FAILED
     assert "returned no inputs" in told[-1].error
 
@@ -258,7 +255,7 @@ def test_a_compile_in_traffic_is_counted_and_named(caplog: pytest.LogCaptureFixt
     replica.owner.model(torch.ones(7))
     report = start.report()
     (event,) = report.events
-    (line,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("after ready")]
+    (line,) = after_ready(caplog)
     assert quiet.after_ready == Counts()
     assert quiet.events == ()
     assert (report.after_ready.compiles, report.after_ready.recompiles) == (1, 1)
@@ -276,9 +273,8 @@ def test_many_compiles_in_traffic_are_few_lines(caplog: pytest.LogCaptureFixture
     start = warm_up(replica)
     for size in range(3, 23):
         replica.owner.model(torch.ones(size))
-    lines = [r for r in caplog.records if "after ready: kind" in r.getMessage()]
     assert start.report().after_ready.compiles == 20
-    assert len(lines) == 1
+    assert len(after_ready(caplog)) == 1
 
 
 def test_a_credential_that_user_code_repeats_is_nowhere(
@@ -350,8 +346,7 @@ def log_fixture() -> Iterator[JsonLog]:
 
 def test_stages_and_verdict_are_fields_of_json_logs(store: LocalStore, log: JsonLog):
     replica = StandIn()
-    key = publish(store, here(replica), raw={"cache": packed_cache(store.root.parent)})
-
+    key = offer(store, replica)
     report = warm_up(replica, artifact=store.uri).report()
 
     *stages, last = log.events()
