@@ -14,8 +14,7 @@ from processes import answer_of
 
 def start(app: str, *, prefetch: bool = False, **settings: Any) -> dict[str, Any]:
     question = {"app": app, "settings": settings, "prefetch": prefetch}
-    answer: dict[str, Any] = answer_of("uncompiled_process.py", question)
-    return answer
+    return answer_of("uncompiled_process.py", question)
 
 
 def test_a_router_imports_no_torch():
