@@ -41,9 +41,8 @@ def test_a_second_pack_has_the_same_entries(tmp_path: Path):
 
     new_replay: Any = Replay
     asyncio.run(Replay().once())
-    (first, facts), (second, facts_again) = (
-        asyncio.run(pack(start.report(), tmp_path, new_replay)) for _ in range(2)
-    )
+    first, facts = asyncio.run(pack(start.report(), tmp_path, new_replay))
+    second, facts_again = asyncio.run(pack(start.report(), tmp_path, new_replay))
 
     assert [entry["level"] for entry in facts["entries"]] == [2]
     assert facts_again == facts
