@@ -56,6 +56,18 @@ def forge(right: Path, wrong: Path, folder: Path, *, sizes: Sequence[int] = SIZE
     return folder
 
 
+def ready(stand_in: StandIn, entries: Path, tmp_path: Path, **settings: Any) -> Warmup:
+    """Return a start that has ended, without the checks of an idle replica."""
+    begun = start(stand_in, entries, tmp_path, **settings)
+    asyncio.run(as_serve_does(begun))
+    return begun
+
+
+async def as_serve_does(begun: Warmup) -> None:
+    await begun.prove()
+    begun.become_ready()
+
+
 def eager(stand_in: StandIn, size: int) -> torch.Tensor:
     with torch.inference_mode():
         result: torch.Tensor = stand_in.owner.model._orig_mod(x(size))
@@ -76,18 +88,15 @@ def test_the_smallest_input_is_checked_in_a_stage_of_its_own(right: Path, tmp_pa
     begun = start(stand_in, right, tmp_path)
     stages: list[Stage] = []
     begun.observe([lambda report: stages.append(report.stage)])
-
     report = asyncio.run(begun.run())
 
     assert list(dict.fromkeys(stages))[-3:] == [Stage.PROVING, Stage.PARITY, Stage.READY]
     assert stand_in.calls[-1:] == ["size 2"]
     assert report.stage_seconds["parity"] > 0
     assert (report.verdict, report.degraded) == (Verdict.FULL_HIT, ())
-    assert report.parity is not None
-    assert (report.parity.entries, report.parity.checked) == (3, 1)
+    assert (report.parity.entries, report.parity.checked, report.parity.waiting) == (3, 1, 2)
     assert report.parity.results["same"] == 1
     assert report.parity.worst_error is not None
-    assert report.parity.waiting == 2
     assert "parity: 1 of 3 entries checked (1 same" in report.text()
     assert ", 2 checked later" in report.text()
 
@@ -96,9 +105,7 @@ def test_all_entries_that_the_replay_used_are_checked_if_time_allows(
     right: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("serve_warm.replica.warmup.COMPARED_SHARE", float("inf"))
-    begun = start(replica(SIZES), right, tmp_path)
-    report = asyncio.run(begun.run())
-    assert report.parity is not None
+    report = asyncio.run(start(replica(SIZES), right, tmp_path).run())
     assert (report.parity.checked, report.parity.waiting) == (3, 0)
     assert report.parity.results["same"] == 3
 
@@ -110,13 +117,10 @@ def test_a_signed_entry_of_another_computation_is_not_served(
     """Its digests and signature are valid: that it computes something else shows in its answer."""
     stand_in = replica(SIZES)
     begun = start(stand_in, forge(right, wrong, tmp_path / "forged"), tmp_path)
-
     with eager_below():
         report = asyncio.run(begun.run())
 
-    assert report.stage is Stage.READY
-    assert report.verdict is Verdict.PARTIAL
-    assert report.parity is not None
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.PARTIAL)
     # The smallest is wrong, so that the next one is looked at, and so on.
     assert (report.parity.failed, report.parity.results["different"]) == (3, 3)
     assert sum(reason.startswith("parity: ") for reason in report.degraded) == 3
@@ -134,9 +138,7 @@ def test_what_is_withdrawn_is_replayed_and_proven_again(right: Path, wrong: Path
     """torch.compile then answers these calls, which are warm too. Other entries stay."""
     stand_in = replica(SIZES)
     forged = forge(right, wrong, tmp_path / "forged", sizes=[2])
-    begun = start(stand_in, forged, tmp_path)
-    report = asyncio.run(begun.run())
-    assert report.parity is not None
+    report = asyncio.run(start(stand_in, forged, tmp_path).run())
     assert (report.parity.failed, report.parity.results["same"]) == (1, 1)
     assert (report.covered.proven, report.covered.expected) == (3, 3)
     assert [took.stage for took in report.stages].count(Stage.PROVING) == 2
@@ -173,10 +175,8 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     kinds = [given["kind"] for given in entry["plan"]["inputs"]]
     source, library = folder / "wrong.c", folder / "wrong.so"
     source.write_text(WRONG_LIBRARY % kinds.index("argument"))
-    torch_folder = f"-L{Path(torch.__file__).parent / 'lib'}"
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", "-o", library, source, torch_folder, "-ltorch_cpu"], check=True
-    )
+    options = ["-shared", "-fPIC", f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu"]
+    subprocess.run(["cc", "-o", library, source, *options], check=True)
     data = library.read_bytes()
     forged = folder / "forged"
     forged.mkdir()
@@ -190,8 +190,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def in_a_fresh_process(libraries: Path, tmp_path: Path, **settings: Any) -> dict[str, Any]:
     """Start a replica that needs no compiler on a machine without one, and return its output."""
     question = {"libraries": str(libraries), "folder": str(tmp_path), "settings": settings}
-    answer: dict[str, Any] = answer_of("parity_process.py", question, CXX="no-such-compiler")
-    return answer
+    return answer_of("parity_process.py", question, CXX="no-such-compiler")
 
 
 @pytest.mark.long
@@ -295,8 +294,6 @@ def test_one_call_in_so_many_is_checked(right: Path, tmp_path: Path):
     state = torch.get_rng_state()
     answers = calls(stand_in, 2, 7)
     after = begun.report().parity
-    assert before is not None
-    assert after is not None
     assert before.results["same"] == 1
     assert after.results["same"] == 1 + 7 // 3
     assert all(torch.allclose(answer, eager(stand_in, 2)) for answer in answers)
@@ -312,7 +309,6 @@ def test_without_the_setting_calls_run_the_entry_itself(right: Path, tmp_path: P
     dispatcher = stand_in.owner.model.__dict__["_serve_warm"]
     ((*_, fn, _),) = next(iter(dispatcher.binder.binding.hits.values()))
     report = begun.report().parity
-    assert report is not None
     assert report.results["same"] == 1
     assert not isinstance(fn, entry_checks._Checked)
 
@@ -328,7 +324,6 @@ def test_a_wrong_entry_in_traffic_marks_the_replica(right: Path, wrong: Path, tm
     report = begun.report()
     assert report.stage is Stage.READY
     assert [reason.partition(":")[0] for reason in report.degraded] == ["parity"]
-    assert report.parity is not None
     assert report.parity.failed == 1
     assert all(torch.equal(answer, eager(stand_in, 5)) for answer in answers)
 
@@ -348,9 +343,8 @@ def test_a_check_that_fails_costs_no_request(right: Path, caplog: pytest.LogCapt
     """The request gets its answer, and the log says once why there was no check."""
     entry = next(iter(EntryTable.read(right).units.values())).entries[0]
     wrong: list[Any] = []
-    checks = entry_checks.Checks(
-        one_in=1, withdraw=lambda *given: wrong.append(given), on_failure=wrong.append
-    )
+    told = {"withdraw": lambda *given: wrong.append(given), "on_failure": wrong.append}
+    checks = entry_checks.Checks(one_in=1, **told)
     failing = Failing()
     checks.serve()
 
@@ -391,7 +385,6 @@ def test_what_may_not_run_twice_is_counted_and_not_sampled(
     asyncio.run(begun.run())
     calls(stand_in, 2, 3)
     report = begun.report().parity
-    assert report is not None
     assert (report.results["same"], report.results["not_sampled"]) == (1, 3)
 
 
@@ -401,9 +394,9 @@ def idle(begun: Warmup, *, executor: Any = None) -> int:
 
     async def wait() -> None:
         thread = executor.submit(threading.get_native_id).result() if executor else 0
-        kept_calls.IdleChecks(
-            begun.checks, asyncio.get_running_loop(), model_thread=lambda: (executor, thread)
-        ).begin()
+        loop = asyncio.get_running_loop()
+        checks = kept_calls.IdleChecks(begun.checks, loop, model_thread=lambda: (executor, thread))
+        checks.begin()
         for _ in range(1000):
             await asyncio.sleep(0.01)
             if begun.checks.kept.thread_of_next() is None:
@@ -414,13 +407,7 @@ def idle(begun: Warmup, *, executor: Any = None) -> int:
         patch.setattr(kept_calls, "IDLE_S", 0.01)
         asyncio.run(wait())
     report = begun.report().parity
-    assert report is not None
     return report.checked
-
-
-async def as_serve_does(begun: Warmup) -> None:
-    await begun.prove()
-    begun.become_ready()
 
 
 def code_of(stand_in: StandIn) -> set[type]:
@@ -432,14 +419,12 @@ def code_of(stand_in: StandIn) -> set[type]:
 def test_the_other_entries_are_checked_while_the_replica_is_idle(right: Path, tmp_path: Path):
     """On copies of the declared inputs; after that calls run the entries themselves."""
     stand_in = replica(SIZES)
-    begun = start(stand_in, right, tmp_path)
-    asyncio.run(as_serve_does(begun))
-    ready = begun.report().parity
+    begun = ready(stand_in, right, tmp_path)
+    before = begun.report().parity
     checked = idle(begun)
     for size in SIZES:
         calls(stand_in, size, 2)
-    assert ready is not None
-    assert (ready.checked, checked) == (1, 3)
+    assert (before.checked, checked) == (1, 3)
     assert entry_checks._Checked not in code_of(stand_in)
 
 
@@ -447,8 +432,7 @@ def test_a_wrong_entry_is_found_before_it_is_called(right: Path, wrong: Path, tm
     """The replica is marked, and its first call of that kind is right."""
     stand_in = replica(SIZES)
     forged = forge(right, wrong, tmp_path / "forged", sizes=[5])
-    begun = start(stand_in, forged, tmp_path)
-    asyncio.run(as_serve_does(begun))
+    begun = ready(stand_in, forged, tmp_path)
     clean = begun.report().degraded
     idle(begun)
     marked = begun.report().degraded
@@ -473,8 +457,7 @@ def test_calls_of_the_model_thread_are_checked_on_it(right: Path, tmp_path: Path
             return executor.submit(run).result()
 
         stand_in.owner.embed = on_thread
-        begun = start(stand_in, right, tmp_path)
-        asyncio.run(as_serve_does(begun))
+        begun = ready(stand_in, right, tmp_path)
         checked = idle(begun, executor=executor)
 
     assert checked == 3
@@ -486,13 +469,11 @@ def test_a_busy_replica_checks_in_traffic(
     """An entry that never waited for an idle second is checked at its next call."""
     monkeypatch.setattr(kept_calls, "BUSY_S", 0.0)
     stand_in = replica(SIZES)
-    begun = start(stand_in, right, tmp_path)
-    asyncio.run(as_serve_does(begun))
+    begun = ready(stand_in, right, tmp_path)
     before = idle(begun)
     for size in SIZES:
         calls(stand_in, size, 2)
     after = begun.report().parity
-    assert after is not None
     assert (before, after.checked, after.results["same"]) == (1, 3, 3)
 
 
