@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 import torch
 
-from artifacts import build, new_key, packed_cache, trusting
+from artifacts import new_key, packed_cache, trusting
 from compiled import compiled, double
 from conftest import wait_until
 from homes import move_home, write_trust_file
@@ -40,16 +40,18 @@ from serve_warm.replica.warmup import Warmup
 from serve_warm.report import Report, Stage, Verdict
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.files import trust_lines
-from starts import (  # noqa: F401 - `process` is a fixture
+from starts import (  # noqa: F401 - fixtures
     KEY,
     StandIn,
     cut_short,
     here,
     missing_blob,
+    offer,
     other_statement,
     pointed_at,
     process,
     publish,
+    store_fixture,
     tampered,
 )
 
@@ -60,11 +62,6 @@ ENDS_S = 120.0
 """Less than any time-out of a store."""
 OLDER, NEWER = (f"2026-11-20T10:00:0{second}.000000Z" for second in range(2))
 KERNEL = Path("24", "c244b2rga7kqcbbf2xhyb.so")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(root=tmp_path / "store")
 
 
 def begun(replica: StandIn, **settings: Any) -> Prefetch:
@@ -83,6 +80,15 @@ def prefetched(replica: StandIn, **settings: Any) -> tuple[Prefetch, Taken | Non
     return work, ended(work)
 
 
+def offered(store: LocalStore, **raw: bytes) -> tuple[StandIn, Prefetch, Taken]:
+    """Return a replica and what was pulled for it during its `__init__`."""
+    replica = StandIn()
+    offer(store, replica, raw)
+    work, taken = prefetched(replica, artifact=store.uri)
+    assert taken is not None
+    return replica, work, taken
+
+
 def start(replica: StandIn, work: Prefetch, **settings: Any) -> Warmup:
     warmup = Warmup(replica, WarmupConfig(**settings), prefetched=work)
     asyncio.run(warmup.run())
@@ -93,22 +99,19 @@ def hidden(report: Report) -> dict[str, float]:
     return {time.stage.value: time.hidden_s for time in report.stages if time.hidden_s}
 
 
-def thrown_away(taken: Taken | None) -> bool:
+def thrown_away(taken: Taken) -> bool:
     """Whether its files are closed and its directory is gone, now or in a moment."""
-    assert taken is not None
-    assert taken.directory is not None
-    assert taken.entries is not None
     folders = [taken.directory, *taken.entries.folders.values()]
     wait_until("its directories are removed", lambda: not any(f.exists() for f in folders))
     return not taken.entries.tables and all(file.closed for file in taken.pulled.raw.values())
 
 
 @contextmanager
-def node_locked(raw: dict[str, bytes]) -> Iterator[Callable[[], None]]:
+def node_locked(store: LocalStore) -> Iterator[Callable[[], None]]:
     """Be another process of this node that downloads: whoever fetches waits until it is called."""
-    (part,) = build(raw=raw)[0].parts
+    (blob,) = (store.root / "blobs" / "sha256").iterdir()
     _private_folders.make_private(default_root())
-    lock = os.open(default_root() / f"{part.sha256}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(default_root() / f"{blob.name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         yield lambda: fcntl.flock(lock, fcntl.LOCK_UN)
@@ -127,11 +130,10 @@ def fetching(work: Prefetch) -> None:
 
 
 # --- used ----------------------------------------------------------------------------------
-def test_what_was_pulled_during_init_is_loaded(store: LocalStore, tmp_path: Path):
+def test_what_was_pulled_during_init_is_loaded(store: LocalStore):
     """The start needs neither the store nor the node's cache, and reports the hidden time."""
-    replica = StandIn()
-    key = publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
-    work, taken = prefetched(replica, artifact=store.uri)
+    replica, work, taken = offered(store)
+    key = taken.pulled.chosen.key
     shutil.rmtree(store.root)
     shutil.rmtree(default_root())
     warmup = start(replica, work, artifact=store.uri)
@@ -154,12 +156,9 @@ def packed_entries(index: bytes | None = None) -> bytes:
         return pack_directory(folder)
 
 
-def test_entries_that_were_read_during_init_are_loaded(store: LocalStore, tmp_path: Path):
+def test_entries_that_were_read_during_init_are_loaded(store: LocalStore):
     """The start does not read them again, and keeps the folder from which it opens libraries."""
-    replica = StandIn()
-    entries = {"precompiled": packed_entries(), "exported": packed_entries()}
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built"), **entries})
-    work, taken = prefetched(replica, artifact=store.uri)
+    replica, work, taken = offered(store, precompiled=packed_entries(), exported=packed_entries())
     folders = taken.entries.folders
     assert [*folders] == ["precompiled", "exported"]
     for folder in folders.values():
@@ -169,25 +168,18 @@ def test_entries_that_were_read_during_init_are_loaded(store: LocalStore, tmp_pa
     assert (folders["precompiled"].exists(), folders["exported"].exists()) == (False, True)
 
 
-def test_entries_that_cannot_be_read_are_warned_of(store: LocalStore, tmp_path: Path):
+def test_entries_that_cannot_be_read_are_warned_of(store: LocalStore):
     """The prefetch leaves the report of the reason to the start."""
-    replica = StandIn()
-    raw = {"cache": packed_cache(tmp_path / "built"), "exported": packed_entries(b"{}")}
-    publish(store, here(replica), raw=raw)
-    work, taken = prefetched(replica, artifact=store.uri)
+    replica, work, taken = offered(store, exported=packed_entries(b"{}"))
     report = start(replica, work, artifact=store.uri).report()
     assert (taken.entries.tables, report.verdict) == ({}, Verdict.FULL_HIT)
-    assert [text.partition(":")[0] for text in report.warnings] == [
-        "not all entries can be used, so Dynamo traces calls"
-    ]
+    (warning,) = report.warnings
+    assert warning.startswith("not all entries can be used, so Dynamo traces calls:")
 
 
-def test_entries_of_a_refused_artifact_leave_nothing(store: LocalStore, tmp_path: Path):
+def test_entries_of_a_refused_artifact_leave_nothing(store: LocalStore):
     """The start has taken the artifact, so only the start can remove what was unpacked."""
-    replica = StandIn()
-    entries = {"precompiled": packed_entries(), "exported": packed_entries()}
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built"), **entries})
-    work, taken = prefetched(replica, artifact=store.uri)
+    replica, work, taken = offered(store, precompiled=packed_entries(), exported=packed_entries())
     folders = [*taken.entries.folders.values()]
     taken.directory.chmod(0o777)
     report = start(replica, work, artifact=store.uri).report()
@@ -195,11 +187,9 @@ def test_entries_of_a_refused_artifact_leave_nothing(store: LocalStore, tmp_path
     assert (len(folders), [f for f in folders if f.exists()], taken.entries.tables) == (2, [], {})
 
 
-def test_the_report_tells_what_was_hidden(store: LocalStore, tmp_path: Path):
+def test_the_report_tells_what_was_hidden(store: LocalStore):
     """The text shows the hidden time beside the waiting time. JSON has a separate field."""
-    replica = StandIn()
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
-    work, _ = prefetched(replica, artifact=store.uri)
+    replica, work, _ = offered(store)
     report = start(replica, work, artifact=store.uri).report()
     lines = [line for line in report.text().splitlines() if "during __init__" in line]
     assert [line.split()[0] for line in lines] == ["pulling", "verifying", "loading"]
@@ -207,14 +197,11 @@ def test_the_report_tells_what_was_hidden(store: LocalStore, tmp_path: Path):
     assert report.to_json()["stages"][-1]["hidden_s"] == 0
 
 
-def test_a_start_waits_for_what_is_under_way(
-    store: LocalStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_a_start_waits_for_what_is_under_way(store: LocalStore, caplog: pytest.LogCaptureFixture):
     replica = StandIn()
-    raw = {"cache": packed_cache(tmp_path / "built")}
-    publish(store, here(replica), raw=raw)
+    offer(store, replica)
     caplog.set_level("INFO", "serve_warm")
-    with node_locked(raw) as release:
+    with node_locked(store) as release:
         work = begun(replica, artifact=store.uri)
         fetching(work)
         warmup = Warmup(replica, WarmupConfig(artifact=store.uri), prefetched=work)
@@ -242,10 +229,7 @@ def test_settings_that_change_later_are_those_that_count(
     store: LocalStore, tmp_path: Path, change: Callable[..., dict[str, Any]]
 ):
     """An artifact pulled with other settings is discarded, and the start pulls again."""
-    replica = StandIn()
-    raw = {"cache": packed_cache(tmp_path / "built"), "exported": packed_entries()}
-    publish(store, here(replica), raw=raw)
-    work, taken = prefetched(replica, artifact=store.uri)
+    replica, work, taken = offered(store, exported=packed_entries())
     settings = {"artifact": store.uri, **change(replica, tmp_path)}
     warmup = start(replica, work, **settings)
     report = warmup.report()
@@ -261,7 +245,7 @@ def test_trust_that_ends_meanwhile_is_no_trust(
 ):
     """Keys and the deny-list are those of the moment in which the start looks."""
     replica = StandIn()
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    offer(store, replica)
     replica._trust = None
     lines = f"max_age_days = 36500\n{trust_lines(KEY.public_key(), name='builder')}"
     file = write_trust_file(tmp_path / "home", lines)
@@ -279,29 +263,27 @@ def test_trust_that_ends_meanwhile_is_no_trust(
 
 @pytest.mark.parametrize("refused", ["untrusted", "expired"])
 def test_why_nothing_is_fetched_early_is_the_reason_of_the_refusal(
-    store: LocalStore, tmp_path: Path, caplog: pytest.LogCaptureFixture, refused: str
+    store: LocalStore, caplog: pytest.LogCaptureFixture, refused: str
 ):
     """A refused artifact that fits is not reported as a miss."""
     caplog.set_level(logging.INFO, logger="serve_warm")
     replica = StandIn()
     replica._trust = trusting(new_key() if refused == "untrusted" else KEY, max_age_s=60.0)
-    key = publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    key = offer(store, replica)
     prefetched(replica, artifact=store.uri)
     (line,) = [r.message for r in caplog.records if "during __init__" in r.message]
     assert f"{key} is refused ({refused}): " in line
     assert "fits" not in line
 
 
-def test_of_several_variants_the_app_decides(store: LocalStore, tmp_path: Path):
+def test_of_several_variants_the_app_decides(store: LocalStore):
     """The compile arguments are known only after `__init__`, and may select another variant."""
     replica, other = StandIn(), StandIn()
     other.owner.model = compiled(double, dynamic=True)
-    raw = {"cache": packed_cache(tmp_path / "built")}
-    right = publish(store, here(replica), raw=raw, created=OLDER)
-    wrong = publish(store, here(other), raw=raw, created=NEWER)
+    right = offer(store, replica, created=OLDER)
+    wrong = offer(store, other, created=NEWER)
     work, taken = prefetched(replica, artifact=store.uri)
-    warmup = start(replica, work, artifact=store.uri)
-    report = warmup.report()
+    report = start(replica, work, artifact=store.uri).report()
     assert taken.pulled.chosen.key == wrong
     assert (report.verdict, report.artifact.statement) == (Verdict.FULL_HIT, right)
     # The same blob, so the node had it.
@@ -309,11 +291,9 @@ def test_of_several_variants_the_app_decides(store: LocalStore, tmp_path: Path):
     assert thrown_away(taken)
 
 
-def test_a_factor_that_init_changes_counts_as_it_is_then(store: LocalStore, tmp_path: Path):
+def test_a_factor_that_init_changes_counts_as_it_is_then(store: LocalStore):
     """An artifact for the state before `__init__` is a miss."""
-    replica = StandIn()
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
-    work, taken = prefetched(replica, artifact=store.uri)
+    replica, work, taken = offered(store)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -333,8 +313,7 @@ def test_what_does_not_fit_this_machine_is_not_fetched(
 ):
     """Nothing but statements is read, and the start says why nothing fits."""
     replica = StandIn()
-    raw = {"cache": packed_cache(tmp_path / "built")}
-    publish(store, here(replica, **built_for), raw=raw)
+    publish(store, here(replica, **built_for), raw={"cache": packed_cache(tmp_path / "built")})
     work, taken = prefetched(replica, artifact=store.uri)
     assert taken is None
     assert not default_root().exists()
@@ -346,11 +325,11 @@ def test_what_does_not_fit_this_machine_is_not_fetched(
 # --- failing -------------------------------------------------------------------------------
 @pytest.mark.parametrize("damage", [tampered, cut_short, missing_blob, other_statement])
 def test_what_is_damaged_is_refused_as_ever(
-    store: LocalStore, tmp_path: Path, damage: Callable[[LocalStore], None]
+    store: LocalStore, damage: Callable[[LocalStore], None]
 ):
     """Looking early changes no verdict, and unpacks nothing that is not as it was signed."""
     replica = StandIn()
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    offer(store, replica)
     damage(store)
     work, taken = prefetched(replica, artifact=store.uri)
     report = start(replica, work, artifact=store.uri).report()
@@ -363,7 +342,7 @@ def test_a_failure_is_not_final(store: LocalStore, tmp_path: Path):
     """A store that was away during `__init__` and is back gives its artifact to the start."""
     replica = StandIn()
     good = LocalStore(root=tmp_path / "good")
-    publish(good, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    offer(good, replica)
     store.root.symlink_to(store.root)  # a loop: nothing can be listed in it
     work, taken = prefetched(replica, artifact=store.uri)
     store.root.unlink()
@@ -374,12 +353,11 @@ def test_a_failure_is_not_final(store: LocalStore, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_what_hangs_costs_no_more_than_the_pull_may(store: LocalStore, tmp_path: Path):
+def test_what_hangs_costs_no_more_than_the_pull_may(store: LocalStore):
     """The deadline of the pull includes the time before the start."""
     replica = StandIn()
-    raw = {"cache": packed_cache(tmp_path / "built")}
-    publish(store, here(replica), raw=raw)
-    with node_locked(raw):
+    offer(store, replica)
+    with node_locked(store):
         work = begun(replica, artifact=store.uri)
         fetching(work)
         report = start(replica, work, artifact=store.uri, pull_deadline_s=0.3).report()
@@ -388,23 +366,20 @@ def test_what_hangs_costs_no_more_than_the_pull_may(store: LocalStore, tmp_path:
     assert ended(work) is None
 
 
-def test_a_start_that_fails_throws_it_away(store: LocalStore, tmp_path: Path):
+def test_a_start_that_fails_throws_it_away(store: LocalStore):
     """Nothing stays open or on disk for a replica that will not serve."""
-    replica = StandIn()
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
-    work, taken = prefetched(replica, artifact=store.uri)
+    replica, work, taken = offered(store)
     replica.declared = []
     with pytest.raises(InputError):
         start(replica, work, artifact=store.uri)
     assert thrown_away(taken)
 
 
-def test_dropping_ends_what_is_under_way(store: LocalStore, tmp_path: Path):
+def test_dropping_ends_what_is_under_way(store: LocalStore):
     """Nothing is asked of a store for a start that has been switched off."""
     replica = StandIn()
-    raw = {"cache": packed_cache(tmp_path / "built")}
-    publish(store, here(replica), raw=raw)
-    with node_locked(raw) as release:
+    offer(store, replica)
+    with node_locked(store) as release:
         work = begun(replica, artifact=store.uri)
         fetching(work)
         work.drop()
@@ -450,17 +425,11 @@ def test_devices_are_asked_for_after_user_code_has_chosen_them(
     store: LocalStore, tmp_path: Path, then: str
 ):
     """With a driver, the pull waits until CUDA is initialised or `__init__` ended."""
-    replica = StandIn()
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    offer(store, StandIn())
     driver = tmp_path / "nvidiactl"
     driver.touch()
-    completed = subprocess.run(
-        [sys.executable, "-c", CHOOSING, store.uri, str(driver), then],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=HANG_S,
-    )
+    command = [sys.executable, "-c", CHOOSING, store.uri, str(driver), then]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_S)
     shown = ["True 0 []", "pull fingerprint False"]
     assert completed.stdout.splitlines() == shown, completed.stderr
 
