@@ -48,7 +48,6 @@ def test_all_ranks_know_what_each_of_them_says():
         return [await one.agree("a word", word, timeout_s=60) for word in words]
 
     answers = together(say(first, 1, "a"), say(second, 2, None), say(third, 3, {"c": 1}))
-
     assert answers == [[[1, 2, 3], ["a", None, {"c": 1}]]] * 3
 
 
@@ -61,13 +60,11 @@ def test_a_process_by_itself_agrees_with_itself():
 
 def test_ranks_that_are_out_of_step_fail():
     first, second = group(2)
-    errors = together(
-        first.agree("pass 2", True, timeout_s=60), second.agree("the proof", {}, timeout_s=60)
-    )
+    proof = second.agree("the proof", {}, timeout_s=60)
+    errors = together(first.agree("pass 2", True, timeout_s=60), proof)
     assert all(isinstance(error, RankFailed) for error in errors)
-    assert errors[0].message == (
-        "rank 0 of 2 is at step 'pass 2', but rank 1 is at step 'the proof'"
-    )
+    said = "rank 0 of 2 is at step 'pass 2', but rank 1 is at step 'the proof'"
+    assert errors[0].message == said
 
 
 def test_a_failure_is_told_with_the_rank_where_it_began():
@@ -220,6 +217,13 @@ class Built:
     def variant(self, rank: int) -> str:
         return Fingerprint.from_json(self.said[rank]["report"]["fingerprint"]).key
 
+    def without_rank_1(self, folder: Path) -> Path:
+        """Return a copy of the store, in which rank 1 has no artifact."""
+        store = shutil.copytree(self.store, folder / "store")
+        for path in store.rglob(f"*{self.variant(1)}*"):
+            path.unlink()
+        return store
+
     def started(self, store: Path, **options: Any) -> list[dict[str, Any]]:
         start = {"level": self.level, "store": str(store), "load": True, **options}
         [said] = self.group.run(start)
@@ -255,10 +259,7 @@ def test_each_rank_starts_from_its_own_artifact(built: Built):
 @pytest.mark.long
 def test_all_ranks_load_or_none_does(built: Built, tmp_path: Path):
     """If one rank has no artifact, all compile equally often, and name this rank."""
-    shutil.copytree(built.store, tmp_path / "store")
-    for path in (tmp_path / "store").rglob(f"*{built.variant(1)}*"):
-        path.unlink()
-    first, second = built.started(tmp_path / "store")
+    first, second = built.started(built.without_rank_1(tmp_path))
     assert [said["report"]["verdict"] for said in (first, second)] == ["miss", "miss"]
     assert "because rank 1 of 2 has no artifact: " in first["report"]["artifact"]["reason"]
     assert "rank: artifact 0 of 2, here 1 of 2" in second["report"]["artifact"]["reason"]
@@ -273,9 +274,7 @@ def test_all_ranks_load_or_none_does(built: Built, tmp_path: Path):
 @pytest.mark.long
 def test_a_policy_that_fails_fails_all_ranks(built: Built, tmp_path: Path):
     """With `on_missing: fail`, a rank with an artifact does not wait for a rank without one."""
-    shutil.copytree(built.store, tmp_path / "store")
-    for path in (tmp_path / "store").rglob(f"*{built.variant(1)}*"):
-        path.unlink()
-    first, second = built.started(tmp_path / "store", config={"on_missing": "fail"})
+    store = built.without_rank_1(tmp_path)
+    first, second = built.started(store, config={"on_missing": "fail"})
     assert (first["raised"], second["raised"]) == ("RankFailed", "WarmupFailed")
     assert "rank 1 of 2 has failed: verdict miss" in first["report"]["error"]
