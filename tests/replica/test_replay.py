@@ -274,7 +274,6 @@ def test_eager_parts_are_found_beside_parts_that_compile():
 
 def test_the_threads_of_the_proof_are_recorded():
     model = compiled(double)
-
     with ThreadPoolExecutor(1) as threads:
         native_id = threads.submit(threading.get_native_id).result()
 
@@ -282,7 +281,6 @@ def test_the_threads_of_the_proof_are_recorded():
             await asyncio.get_running_loop().run_in_executor(threads, model, *item.args)
 
         progress = run(replay([shape(2)], call))
-
     assert progress.threads == {native_id}
 
 
@@ -331,6 +329,12 @@ def test_a_remembered_answer_is_not_proven():
     assert "its handler caches the answer" in progress.unproven["size 2"]
 
 
+def in_thread(function: Callable[..., Any], *args: Any) -> None:
+    """Call a function in another thread, and raise what it raises."""
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(function, *args).result()
+
+
 def test_a_call_of_another_thread_is_no_call_of_the_input():
     """A thread of the user's that calls the model all the time proves nothing of a guard clause."""
     guarded, background = Guarded(), compiled(double)
@@ -341,13 +345,12 @@ def test_a_call_of_another_thread_is_no_call_of_the_input():
         while not stop.is_set():
             background(torch.ones(2))
 
-    thread = threading.Thread(target=call_on)
-    thread.start()
-    try:
-        progress = run(replay([shape(2), shape(1)], guarded))
-    finally:
-        stop.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(call_on)
+        try:
+            progress = run(replay([shape(2), shape(1)], guarded))
+        finally:
+            stop.set()
 
     assert progress.proven == {"size 2"}
     assert "makes no compiled call" in progress.unproven["size 1"]
@@ -363,9 +366,7 @@ def test_a_call_of_another_thread_is_no_answer_that_a_handler_remembers():
         nonlocal replays
         replays += 1
         if replays == 2:
-            thread = threading.Thread(target=background, args=(torch.ones(2),))
-            thread.start()
-            thread.join()
+            in_thread(background, torch.ones(2))
         await guarded(item)
 
     progress = run(replay([shape(2), shape(1)], call))
@@ -384,9 +385,7 @@ def test_a_compile_of_another_thread_beside_the_proof_is_made_and_is_no_proof():
         nonlocal replays
         replays += 1
         if replays == 5:  # in the proof, while the input without a call is replayed
-            thread = threading.Thread(target=compile_once)
-            thread.start()
-            thread.join()
+            in_thread(compile_once)
         await guarded(item)
 
     def compile_once() -> None:
@@ -523,9 +522,6 @@ def test_calls_of_any_task_and_copied_context_are_the_inputs(concurrency: int):
     model = compiled(double)
     replays = 0
 
-    async def once(item: Input) -> None:
-        await asyncio.create_task(asyncio.to_thread(model, *item.args))
-
     async def call(item: Input) -> None:
         nonlocal replays
         replays += 1
@@ -534,7 +530,7 @@ def test_calls_of_any_task_and_copied_context_are_the_inputs(concurrency: int):
 
         async def one() -> None:
             async with lock:
-                await once(item)
+                await asyncio.create_task(asyncio.to_thread(model, *item.args))
 
         await asyncio.gather(*(one() for _ in range(concurrency)))
 
@@ -799,6 +795,5 @@ def test_a_rank_leaves_no_input_out():
 def test_ranks_come_to_the_same_points():
     ranks = Echo()
     run(replay([shape(2)], calling(compiled(double)), ranks=ranks))
-    assert ranks.asked == [
-        *("pass 1", "pass 2", "inputs to replay again", "compiled calls", "the proof")
-    ]
+    points = ("pass 1", "pass 2", "inputs to replay again", "compiled calls", "the proof")
+    assert ranks.asked == [*points]
