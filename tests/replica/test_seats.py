@@ -18,7 +18,6 @@ from typing import Any
 import grpc
 import pytest
 
-from serve_warm import _seats, node
 from serve_warm._seats import (
     TICKET_S,
     Seat,
@@ -47,6 +46,7 @@ from serve_warm.replica.seats import (
     SeatsUnavailable,
     imports_of_seat,
 )
+from state_files import Clock, clock_fixture  # noqa: F401 - a fixture
 
 MEGABYTE = 1_000_000
 
@@ -81,19 +81,18 @@ class Workers:
         found = self.folder.claim()
         assert found is not None
         ticket, self.wanted = found
-        self.folder.write(
-            Seat(
-                pid=process.pid,
-                start_ticks=start_ticks(process.pid),
-                state="importing",
-                deployment=self.wanted.deployment,
-                ticket=ticket,
-                is_named_idle=is_named_idle(process.pid),
-                offered_boot_s=self.wanted.offered_boot_s,
-                began_boot_s=seats.boot_s(),
-                memory_bytes=100 * MEGABYTE,
-            )
+        seat = Seat(
+            pid=process.pid,
+            start_ticks=start_ticks(process.pid),
+            state="importing",
+            deployment=self.wanted.deployment,
+            ticket=ticket,
+            is_named_idle=is_named_idle(process.pid),
+            offered_boot_s=self.wanted.offered_boot_s,
+            began_boot_s=seats.boot_s(),
+            memory_bytes=100 * MEGABYTE,
         )
+        self.folder.write(seat)
 
     def settle(self, state: Any = "waiting", note: str = "", import_s: float = 0.0) -> None:
         """Have all seats that import be through."""
@@ -115,22 +114,6 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
         workers.end(process)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.ahead_s = 0.0
-
-    def __call__(self) -> float:
-        return node.boot_s() + self.ahead_s
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    for module in (seats, _seats):
-        monkeypatch.setattr(module, "boot_s", clock)
-    return clock
-
-
 @pytest.fixture(autouse=True)
 def free(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The free memory of the node, in bytes."""
@@ -149,9 +132,17 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 def keeper(workers: Workers, count: int = 2, **more: Any) -> SeatKeeper:
     options = {"settings": Seats(count=count), "deployment": "app#Embedder", **more}
-    return SeatKeeper(
-        **{"folder": workers.folder, **options}, source=workers, omp_threads="1", imports=("torch",)
-    )
+    fixed = {"source": workers, "omp_threads": "1", "imports": ("torch",)}
+    return SeatKeeper(**{"folder": workers.folder, **options, **fixed})
+
+
+def with_seat(workers: Workers, count: int = 1) -> SeatKeeper:
+    """Return a keeper that has seen its first seat wait."""
+    kept = keeper(workers, count=count)
+    kept.look()
+    workers.settle()
+    kept.look()
+    return kept
 
 
 def said(keeper: SeatKeeper) -> SeatUse:
@@ -161,26 +152,20 @@ def said(keeper: SeatKeeper) -> SeatUse:
 def test_one_shows_that_the_imports_work_before_the_others_are_asked_for(workers: Workers):
     """So failing imports cost one worker, not all."""
     kept = keeper(workers, count=3)
-    for _ in range(3):
-        kept.look()
-    before = list(workers.asked)
-    workers.settle()
-    for _ in range(3):
-        kept.look()
-    assert before == [1]
-    assert workers.asked == [1, 2]
+    for asked in ([1], [1, 2]):
+        for _ in range(3):
+            kept.look()
+        assert workers.asked == asked
+        workers.settle()
 
 
 def test_a_seat_that_was_taken_is_replaced(workers: Workers, clock: Clock):
     """Whatever took it, a replica of this deployment or of another with the same runtime_env."""
-    kept = keeper(workers, count=1)
-    kept.look()
-    workers.settle()
-    kept.look()
+    kept = with_seat(workers)
     workers.folder.remove(workers.folder.seats()[0])
     kept.look()
     at_once = list(workers.asked)
-    clock.ahead_s += TAKEN_PAUSE_S + 1
+    clock.move_on(TAKEN_PAUSE_S + 1)
     kept.look()
     assert at_once == [1]  # the replica that took it has the cores for itself
     assert workers.asked == [1, 1]
@@ -206,9 +191,9 @@ def test_no_seat_is_asked_for_while_a_replica_s_worker_starts(
     workers.end(workers.processes[0])
     kept.look()
     starting[0] = True
-    clock.ahead_s += PAUSE_S + 1  # after the loss of the seat
+    clock.move_on(PAUSE_S + 1)  # after the loss of the seat
     held_up = asked()
-    clock.ahead_s += STARTING_LIMIT_S + 1
+    clock.move_on(STARTING_LIMIT_S + 1)
     at_last = asked()
 
     assert (during, after, held_up, at_last) == ([], [1], [1], [1, 1])
@@ -220,7 +205,6 @@ def test_a_worker_counts_as_starting_until_ray_names_it():
     worker = [sys.executable, "-c", "print(flush=True); input()", "default_worker.py", *options]
     process = subprocess.Popen(worker, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
-        assert process.stdout is not None
         process.stdout.readline()  # while a program begins, /proc shows no command line
         found = [
             is_one_starting(["default_worker.py", *options]),
@@ -230,7 +214,6 @@ def test_a_worker_counts_as_starting_until_ray_names_it():
     finally:
         process.kill()
         process.communicate()
-
     assert found == [True, False, False]
     assert not is_one_starting(["default_worker.py", *options])
 
@@ -239,24 +222,18 @@ def test_a_seat_that_a_deployment_without_serve_warm_took_is_replaced(
     workers: Workers, clock: Clock
 ):
     """Nothing removes its file. Ray gives its process another name."""
-    kept = keeper(workers, count=1)
     workers.line = ["ray::IDLE", "-c", "read x; exec -a ray::ServeReplica:other sh -c 'read y'"]
     workers.program = "/bin/bash"
-    kept.look()
-    workers.settle()
-    kept.look()
+    kept = with_seat(workers)
     waiting = said(kept).waiting
-
     (process,) = workers.processes
-    assert process.stdin is not None
     process.stdin.write(b"\n")
     process.stdin.flush()
     while not Path(f"/proc/{process.pid}/cmdline").read_bytes().startswith(b"ray::ServeReplica"):
         time.sleep(0.01)
     kept.look()
-    clock.ahead_s += TAKEN_PAUSE_S + 1
+    clock.move_on(TAKEN_PAUSE_S + 1)
     kept.look()
-
     assert waiting == 1
     assert workers.asked == [1, 1]
     assert said(kept).waiting == 0
@@ -308,11 +285,11 @@ def test_a_raylet_that_does_not_answer_is_asked_later_and_then_no_more(
     kept.look()
     kept.look()
     at_once = len(workers.asked)
-    clock.ahead_s += PAUSE_S + 0.1
+    clock.move_on(PAUSE_S + 0.1)
     kept.look()
     after_a_pause = len(workers.asked)
     for _ in range(10):
-        clock.ahead_s += 1000
+        clock.move_on(1000)
         kept.look()
     assert (at_once, after_a_pause) == (1, 2)
     assert len(workers.asked) == LIMIT_OF_LOSSES
@@ -324,7 +301,7 @@ def test_a_worker_that_never_comes_has_its_ticket_taken_back(workers: Workers, c
     kept = keeper(workers)
     workers.come = False
     kept.look()
-    clock.ahead_s += TICKET_S + 1
+    clock.move_on(TICKET_S + 1)
     kept.look()
     assert workers.folder.claim() is None
     assert said(kept).problem == ""
@@ -335,7 +312,7 @@ def test_a_seat_that_never_says_how_its_imports_ended_is_given_up(workers: Worke
     kept = keeper(workers, count=1)
     for _ in range(10):
         kept.look()
-        clock.ahead_s += 60 + RECORD_S + 70  # the default limit, and more than a pause
+        clock.move_on(60 + RECORD_S + 70)  # the default limit, and more than a pause
         kept.look()
     assert len(workers.asked) == LIMIT_OF_LOSSES
     assert "did not record the end of its imports within 120 s" in said(kept).problem
@@ -359,7 +336,7 @@ def test_seats_that_are_killed_are_not_asked_for_without_end(
         if imports_end:
             workers.settle()
             kept.look()
-        clock.ahead_s += 41
+        clock.move_on(41)
         while workers.processes:
             workers.end(workers.processes.pop())
         kept.look()
@@ -371,16 +348,13 @@ def test_seats_that_are_killed_are_not_asked_for_without_end(
 
 def test_a_seat_is_renewed_before_its_time_is_up(workers: Workers, clock: Clock):
     """Ray may keep the old one on a large node, and then there are twice as many and no more."""
-    kept = keeper(workers, count=1)
-    kept.look()
-    workers.settle()
-    kept.look()
+    kept = with_seat(workers)
     early = list(workers.asked)
-    clock.ahead_s += 880
+    clock.move_on(880)
     kept.look()
     workers.settle()
     for _ in range(5):
-        clock.ahead_s += 2000
+        clock.move_on(2000)
         kept.look()
     assert early == [1]
     assert workers.asked == [1, 1]
@@ -394,7 +368,7 @@ def test_nothing_is_asked_for_without_memory(workers: Workers, clock: Clock, fre
     kept.look()
     before = list(workers.asked)
     free[0] = 10_000 * MEGABYTE
-    clock.ahead_s += 10
+    clock.move_on(10)
     kept.look()
     assert before == []
     assert workers.asked == [1]
@@ -413,7 +387,7 @@ def test_no_more_is_asked_for_than_memory_is_free(
     workers.folder.remove(workers.folder.seats()[0])
     kept.look()
     free[0] = 2.5 * SPARE * 100 * MEGABYTE
-    clock.ahead_s += 10
+    clock.move_on(10)
     kept.look()
     assert workers.asked == [1, 2]
 
@@ -438,11 +412,11 @@ def test_losses_with_a_steady_seat_between_them_are_not_in_a_row(workers: Worker
         kept.look()
         workers.settle()
         kept.look()
-        clock.ahead_s += STEADY_S + 1
+        clock.move_on(STEADY_S + 1)
         kept.look()
         workers.end(workers.processes.pop())
         kept.look()
-        clock.ahead_s += PAUSE_S + 0.1
+        clock.move_on(PAUSE_S + 0.1)
     assert len(workers.asked) == 2 * LIMIT_OF_LOSSES
     assert said(kept).problem == ""
 
@@ -491,12 +465,8 @@ def test_free_memory_is_that_of_the_node_or_of_the_container(
 
 def test_a_keeper_that_stopped_lets_another_one_try(workers: Workers):
     """The stopped keeper no longer counts seats either."""
-    first, second = keeper(workers, count=1), keeper(workers, count=1)
-    first.look()
-    workers.settle()
-    first.look()
+    second, first = keeper(workers, count=1), with_seat(workers)
     before = said(first).waiting
-    workers.settle()
     workers.folder.write(replace(workers.folder.seats()[0], state="failed", note="no licence"))
     first.look()
     workers.folder.remove(workers.folder.seats()[0])
@@ -517,21 +487,24 @@ def test_one_replica_of_a_deployment_keeps_seats_on_a_node(workers: Workers):
     assert said(second).waiting is None
 
 
-def test_a_ticket_is_for_one_worker(tmp_path: Path):
-    """However many begin at a time."""
+def with_ticket(tmp_path: Path) -> SeatFolder:
     folder = SeatFolder(tmp_path / "seats")
     folder.make()
     folder.offer(Wanted(deployment="a", imports=("torch",)))
+    return folder
+
+
+def test_a_ticket_is_for_one_worker(tmp_path: Path):
+    """However many begin at a time."""
+    folder = with_ticket(tmp_path)
     assert folder.claim() is not None
     assert folder.claim() is None
 
 
 def test_an_old_ticket_is_taken_by_nobody(tmp_path: Path, clock: Clock):
     """Its replica is gone, and a start that takes it would import at a low priority."""
-    folder = SeatFolder(tmp_path / "seats")
-    folder.make()
-    folder.offer(Wanted(deployment="a", imports=("torch",)))
-    clock.ahead_s += TICKET_S + 1
+    folder = with_ticket(tmp_path)
+    clock.move_on(TICKET_S + 1)
     assert folder.claim() is None
     assert list(folder.path.iterdir()) == []
 
@@ -554,12 +527,9 @@ def test_folders_of_clusters_that_are_gone_are_removed(tmp_path: Path):
 def test_workers_that_ray_does_not_exchange_share_no_tickets():
     """Another node, cluster or runtime_env has another folder."""
     line = ["--session-name=s", "--node-id=n", "--runtime-env-hash=1"]
-    lines = [
-        line,
-        *([*line, f"--{name}=other"] for name in ("session-name", "node-id", "runtime-env-hash")),
-    ]
-    folders = [SeatFolder.of_worker(arguments) for arguments in lines]
-    assert len({folder.path for folder in folders if folder is not None}) == 4
+    names = ("session-name", "node-id", "runtime-env-hash")
+    lines = [line, *([*line, f"--{name}=other"] for name in names)]
+    assert len({SeatFolder.of_worker(arguments).path for arguments in lines}) == 4
     assert SeatFolder.of_worker(["python", "app.py"]) is None
 
 
@@ -581,9 +551,7 @@ class Answers(grpc.GenericRpcHandler):
         self.code = code
 
     def service(self, details: Any) -> Any:
-        return grpc.unary_unary_rpc_method_handler(
-            lambda _request, context: context.abort(self.code, "no")
-        )
+        return grpc.unary_unary_rpc_method_handler(lambda _, call: call.abort(self.code, "no"))
 
 
 class Hangs(grpc.GenericRpcHandler):
