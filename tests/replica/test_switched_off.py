@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,14 +15,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import serve_warm
-from artifacts import packed_cache
 from compiled import compiled, double, fresh
 from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import NotProven, WarmupFailed
 from serve_warm.inputs import Input
 from serve_warm.precompile.compiled import _warn_once
 from serve_warm.stores.local import LocalStore
-from starts import StandIn, here, process, publish, store_fixture, warm_up  # noqa: F401 - fixtures
+from starts import StandIn, offer, process, store_fixture, warm_up  # noqa: F401 - fixtures
 
 
 class Switches:
@@ -160,24 +158,19 @@ def test_partly_eager_code_is_proven():
     assert not report.degraded
 
 
-def test_with_the_compiler_off_no_artifact_is_loaded(
-    store: LocalStore, switches: Switches, tmp_path: Path
-):
+def test_with_the_compiler_off_no_artifact_is_loaded(store: LocalStore, switches: Switches):
     """Entries would answer, although the operator turned compiled code off."""
     replica = with_model(compiled(double))
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    offer(store, replica)
     switches.set(disable=True)
     report = warm_up(replica, artifact=str(store.root)).report()
     assert report.verdict == "off"
-    assert report.artifact is not None
     assert "not loaded: torch._dynamo.config.disable" in report.artifact.reason
 
 
-def test_an_artifact_does_not_hit_fully_if_an_input_is_not_proven(
-    store: LocalStore, tmp_path: Path
-):
+def test_an_artifact_does_not_hit_fully_if_an_input_is_not_proven(store: LocalStore):
     replica = with_model(marked())
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    offer(store, replica)
     report = warm_up(replica, artifact=str(store.root)).report()
     assert report.verdict == "partial"
     with pytest.raises(WarmupFailed, match="on_partial is 'fail': an input is not proven"):
