@@ -14,15 +14,12 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
 
-from artifacts import packed_cache
 from compiled import compiled, double
 from processes import answer_of
-from serve_warm.artifact.archive import pack_directory
 from serve_warm.compiler.imports import import_compiler
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig
@@ -39,9 +36,8 @@ from starts import (  # noqa: F401 - fixtures
     StandIn,
     Stuck,
     failed,
-    here,
+    offer,
     process,
-    publish,
     stages_of,
     store_fixture,
     warm_up,
@@ -54,8 +50,7 @@ RECOMPILE_LIMIT = 8
 def test_the_stages_without_an_artifact():
     """Nothing is pulled where nothing is configured; the verdict is off and the start clean."""
     told: list[Report] = []
-    replica = StandIn()
-    report = warm_up(replica, told.append).report()
+    report = warm_up(StandIn(), told.append).report()
     assert stages_of(told) == ["PENDING", "REPLAYING", "PROVING", "READY"]
     assert [time.stage.value for time in report.stages] == ["PENDING", "REPLAYING", "PROVING"]
     assert (report.stage, report.verdict) == (Stage.READY, Verdict.OFF)
@@ -68,7 +63,7 @@ def test_the_stages_with_an_artifact(store: LocalStore):
     """Pulled, verified and loaded before anything is replayed."""
     told: list[Report] = []
     replica = StandIn()
-    publish(store, here(replica), raw={"cache": pack_directory(store.root.parent / "caches")})
+    offer(store, replica)
     report = warm_up(replica, told.append, artifact=store.uri).report()
     order = ["PENDING", "PULLING", "VERIFYING", "LOADING", "REPLAYING", "PROVING"]
     assert stages_of(told) == [*order, "READY"]
@@ -82,11 +77,8 @@ def test_inputs_are_replayed_largest_first_and_counted():
     report = warm_up(replica).report()
     assert replica.calls == ["size 5", "size 3", "size 2"] * 3
     assert (report.passes, report.warmup.compiles, report.warmup.recompiles) == (3, 3, 2)
-    assert [(result.name, result.compiles) for result in report.inputs] == [
-        ("size 5", 1),
-        ("size 3", 1),
-        ("size 2", 1),
-    ]
+    compiles = {result.name: result.compiles for result in report.inputs}
+    assert [*compiles.items()] == [("size 5", 1), ("size 3", 1), ("size 2", 1)]
     assert report.after_ready == Counts()
 
 
@@ -199,10 +191,8 @@ class Skipping(StandIn):
 
     async def call(self, item: Input) -> None:
         if not self.calls:
-            skip = dataclasses.replace(
-                CAPTURE, kind="skip", function="CUDA graph", reason="skipping due to a CPU node"
-            )
-            watch_process().note(skip)
+            why = {"kind": "skip", "reason": "skipping due to a CPU node"}
+            watch_process().note(dataclasses.replace(CAPTURE, **why, function="CUDA graph"))
         await super().call(item)
 
 
@@ -278,9 +268,7 @@ def test_a_blocked_loop_is_late_meanwhile_and_when_it_returns(limit: str):
     settings = {limit: 3, "on_deadline": "serve"}
     start = Warmup(replica, WarmupConfig(**settings), end_process=end_process)
     start.observe([look])
-    asyncio.run(start.run())
-
-    report = start.report()
+    report = asyncio.run(start.run())
     assert [(each.stage, each.verdict) for each in seen] == [(Stage.REPLAYING, Verdict.LATE)]
     assert (report.stage, report.verdict) == (Stage.READY, Verdict.LATE)
     [degraded] = report.degraded
@@ -385,9 +373,7 @@ def test_a_slow_model_is_not_called_with_every_batch_size(caplog: pytest.LogCapt
     replica.owner.model = model
     replica.owner.fast = fast  # where the start finds what is compiled
     caplog.set_level("INFO", "serve_warm")
-
     report = warm_up(replica).report()
-
     assert [name for name in replica.calls if name != "batch of 4"] == ["embed as a batch of 1"]
     assert (report.warnings, report.covered.proven) == ((), 1)
     assert "to save time, warm-up did not try undeclared batches of 2, 3 requests" in caplog.text
@@ -410,14 +396,13 @@ class Small(StandIn):
 
 
 def test_an_input_that_lacks_memory_costs_its_proof_and_no_replica(
-    store: LocalStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    store: LocalStore, caplog: pytest.LogCaptureFixture
 ):
     """Fewer sizes are warm; verdict, report and log say so, and which is missing."""
     replica = Small(2, 9, 3)
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    offer(store, replica)
     report = warm_up(replica, artifact=store.uri).report()
-    assert report.stage is Stage.READY
-    assert report.verdict is Verdict.PARTIAL
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.PARTIAL)
     assert (report.covered.expected, report.covered.proven) == (3, 2)
     [why] = report.degraded
     assert why.startswith("uncovered: 1 of 3 inputs are not proven warm; 'size 9' left out because")
@@ -447,7 +432,6 @@ def test_a_graph_of_many_sizes_is_named(many: int):
     assert all("cudagraph_capture_sizes" in line for line in said)
 
 
-# --- threads -------------------------------------------------------------------------------
 class Pooled(StandIn):
     """Calls its model in a worker thread that Serve may end, as sync handlers are called."""
 
@@ -467,7 +451,6 @@ def test_compiled_calls_on_passing_threads_are_warned_about():
     assert threading.get_native_id() not in report.threads
 
 
-# --- after ready ---------------------------------------------------------------------------
 def test_a_compile_in_traffic_is_refused_by_policy():
     """`after_ready: forbid`: the request gets the refusal, warm inputs work, nothing compiles."""
     replica = StandIn(2)
@@ -481,7 +464,6 @@ def test_a_compile_in_traffic_is_refused_by_policy():
     assert [event.kind for event in report.events] == ["forbidden"]
 
 
-# --- garbage collection --------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.parametrize("imports_first", [False, True])
 def test_collections_during_a_start_skip_what_was_imported(imports_first: bool):
