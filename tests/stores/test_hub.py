@@ -145,21 +145,10 @@ def test_an_address_names_repository_revision_and_folder(
 @pytest.mark.parametrize(
     "address",
     [
-        "hf://warm",
-        "hf://acme",
-        "hf://acme/",
-        "hf:///warm",
-        "hf://acme/..",
-        "hf://acme/a--b",
-        "hf://acme/warm@",
-        "hf://acme/warm@-x",
-        "hf://acme/warm@a%2F..%2Fb",
-        "hf://acme/warm@a%0Ab",
-        "hf://acme/warm//x",
-        "hf://acme/warm/../x",
-        "hf://acme/warm/.cache",
-        "hf://hf_secretsecret@acme/warm",
-        "hf://acme/wa rm",
+        *("hf://warm", "hf://acme", "hf://acme/", "hf:///warm", "hf://acme/..", "hf://acme/a--b"),
+        *("hf://acme/warm@", "hf://acme/warm@-x", "hf://acme/warm@a%2F..%2Fb"),
+        *("hf://acme/warm@a%0Ab", "hf://acme/warm//x", "hf://acme/warm/../x"),
+        *("hf://acme/warm/.cache", "hf://hf_secretsecret@acme/warm", "hf://acme/wa rm"),
     ],
 )
 def test_what_is_no_address_is_refused(address: str):
@@ -284,10 +273,9 @@ def test_an_answer_for_another_commit_is_refused(hub: Hub, store: HubStore):
 def test_a_version_that_is_no_commit_is_refused(hub: Hub, store: HubStore):
     """The Hub is never asked for a branch that is named like a version."""
     hub.write(KEY, b"x")
+    of_main = Object(key=KEY, size_bytes=1, modified_unix=0.0, version="main")
     with pytest.raises(StoreError, match="not a commit: 'main'"):
-        store.download(
-            Object(key=KEY, size_bytes=1, modified_unix=0.0, version="main"), lambda _a, _p: None
-        )
+        store.download(of_main, lambda _at, _piece: None)
 
 
 def test_names_that_are_no_keys_are_not_listed(hub: Hub, store: HubStore):
@@ -360,41 +348,29 @@ OPERATIONS = {
     "delete": lambda store, found: store.delete(KEY),
 }
 HUB_REFUSES = {"X-Error-Message": f"no: hf_secretsecret https://h/x?{SIGNATURE}"}
+BAD_TOKEN = {"X-Error-Message": "Invalid credentials in Authorization header"}
+UNSEEN = "the repository does not exist, or this account cannot see it"
+
+
+def refuses(status: int, headers: dict[str, str] = HUB_REFUSES) -> Fault:
+    return Fault(request=".", status=status, headers=headers)
+
+
 FAULTS = {
-    "500": (Fault(request=".", status=500, headers=HUB_REFUSES), StoreError, "HTTP 500"),
-    "429": (Fault(request=".", status=429, headers={"Retry-After": "0"}), StoreError, "HTTP 429"),
-    "401": (
-        Fault(
-            request=".",
-            status=401,
-            headers={"X-Error-Message": "Invalid credentials in Authorization header"},
-        ),
-        StoreDenied,
-        "HTTP 401",
-    ),
-    "403": (Fault(request=".", status=403, headers=HUB_REFUSES), StoreDenied, "HTTP 403"),
-    "404 repository": (
-        Fault(request=".", status=404, headers={"X-Error-Code": "RepoNotFound"}),
-        StoreDenied,
-        "the repository does not exist, or this account cannot see it",
-    ),
+    "500": (refuses(500), StoreError, "HTTP 500"),
+    "429": (refuses(429, {"Retry-After": "0"}), StoreError, "HTTP 429"),
+    "401": (refuses(401, BAD_TOKEN), StoreDenied, "HTTP 401"),
+    "403": (refuses(403), StoreDenied, "HTTP 403"),
+    "404 repository": (refuses(404, {"X-Error-Code": "RepoNotFound"}), StoreDenied, UNSEEN),
     "404 revision": (
-        Fault(request=".", status=404, headers={"X-Error-Code": "RevisionNotFound"}),
+        refuses(404, {"X-Error-Code": "RevisionNotFound"}),
         StoreDenied,
         "no revision 'main'",
     ),
-    "gated": (
-        Fault(request=".", status=403, headers={"X-Error-Code": "GatedRepo"}),
-        StoreDenied,
-        "gated",
-    ),
+    "gated": (refuses(403, {"X-Error-Code": "GatedRepo"}), StoreDenied, "gated"),
     "hang": (Fault(request=".", body="hang"), StoreError, "no answer from the Hub for 1 s"),
     "no Hub": (Fault(request=".", status=200), StoreError, "hf://acme/warm: "),
-    "not JSON": (
-        Fault(request=".", status=200, headers={"Content-Length": "1"}),
-        StoreError,
-        "hf://acme/warm: ",
-    ),
+    "not JSON": (refuses(200, {"Content-Length": "1"}), StoreError, "hf://acme/warm: "),
 }
 
 
@@ -462,8 +438,7 @@ def test_a_body_that_always_ends_early_is_an_error(
 def test_a_body_that_ends_early_once_is_resumed(hub: Hub, plain: None, no_waiting: None):
     hub.write(KEY, LARGE)
     hub.faults = [Fault(request="GET /blobs", body="truncate", times=1)]
-    data = HubStore(repository=REPOSITORY).get(KEY, max_bytes=len(LARGE))
-    assert data == LARGE
+    assert HubStore(repository=REPOSITORY).get(KEY, max_bytes=len(LARGE)) == LARGE
 
 
 def test_a_body_without_an_end_does_not_fill_the_disk(hub: Hub, plain: None):
@@ -472,20 +447,6 @@ def test_a_body_without_an_end_does_not_fill_the_disk(hub: Hub, plain: None):
     hub.faults = [Fault(request="GET .*/resolve/", body="endless")]
     with pytest.raises(StoreError, match="received more bytes than the Hub announced"):
         HubStore(repository=REPOSITORY).get(KEY, max_bytes=100)
-
-
-class Flood:
-    """An endless answer, with the number of bytes that were read."""
-
-    def __init__(self, headers: dict[str, str]) -> None:
-        self.headers = headers
-        self.sent = 0
-
-    def fault(self, status: int, request: str) -> Fault:
-        return Fault(request=request, status=status, headers=self.headers, flood=self.note)
-
-    def note(self, count: int) -> None:
-        self.sent += count
 
 
 FLOODS = {
@@ -506,13 +467,13 @@ def test_an_answer_without_an_end_is_not_kept(hub: Hub, kind: str, request_: str
     """An answer about files is read only up to a limit, regardless of its status."""
     hub.write(KEY, b"0123456789")
     status, headers = FLOODS[kind]
-    flood = Flood(headers)
-    hub.faults = [flood.fault(status, request_)]
+    sent: list[int] = []
+    hub.faults = [Fault(request=request_, status=status, headers=headers, flood=sent.append)]
     store = HubStore(repository=REPOSITORY, silence_s=30)
     with pytest.raises(StoreError, match=r"larger than|compressed"):
         store.head(KEY) if "paths" in request_ else list_keys(store, "")
     # What the sockets hold is on top of it.
-    assert flood.sent < MAX_ANSWER_BYTES + (32 << 20)
+    assert sum(sent) < MAX_ANSWER_BYTES + (32 << 20)
 
 
 def test_a_renamed_repository_is_followed_without_its_token_elsewhere(hub: Hub, plain: None):
@@ -550,7 +511,7 @@ def test_an_upload_that_fails_leaves_nothing_and_can_be_repeated(
     [
         ("hf_readerreader", "public", "reads", "HTTP 403"),
         ("", "public", "reads", "HTTP 401"),
-        ("", "private", "", "the repository does not exist, or this account cannot see it"),
+        ("", "private", "", UNSEEN),
         ("hf_strangerxx", "public", "", "HTTP 401"),
     ],
 )
@@ -604,15 +565,9 @@ def test_the_client_is_set_by_its_own_environment(hub: Hub, tmp_path: Path, offl
         "HF_HOME": str(tmp_path / "other"),
     }
 
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, f"hf://{REPOSITORY}", KEY],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=400,
-    )
-
+    command = [sys.executable, "-c", PROGRAM, f"hf://{REPOSITORY}", KEY]
+    pipes = {"capture_output": True, "text": True}
+    done = subprocess.run(command, env=environment, check=True, timeout=400, **pipes)
     offline_text = "StoreDenied hf://acme/warm: cannot resolve 'main': HF_HUB_OFFLINE forbids"
     assert (offline_text if offline == "1" else "from the stand-in") in done.stdout
     assert "Traceback" not in done.stderr
