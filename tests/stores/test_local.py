@@ -38,6 +38,11 @@ class Folder:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
 
+    def link(self, name: str, target: Path) -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(target)
+
 
 @pytest.fixture
 def raw(tmp_path: Path) -> Folder:
@@ -117,21 +122,15 @@ except ObjectExists:
 def test_of_racing_processes_one_wins(store: LocalStore, raw: Folder, tmp_path: Path):
     """Processes that share no lock still leave one complete object of one of them."""
     go = tmp_path / "go"
+    command = [sys.executable, "-c", RACER, store.uri, str(go)]
     racers = [
-        subprocess.Popen(
-            [sys.executable, "-c", RACER, store.uri, str(go), str(number)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True)
         for number in range(8)
     ]
     for racer in racers:
-        assert racer.stdout is not None
         racer.stdout.readline()
-
     go.touch()
     results = [racer.communicate(timeout=400)[0].strip() for racer in racers]
-
     assert sorted(results) == ["lost"] * 7 + ["won"]
     assert raw.read("blobs/x") == str(results.index("won")).encode() * 300_000
 
@@ -192,8 +191,7 @@ def test_nothing_is_deleted_through_a_link(
     (outside / "sha256" / OUTSIDE).write_bytes(b"precious")
     before = sorted(outside.rglob("*"))
     raw.write("statements/x", b"1")
-    (raw.root / linked).parent.mkdir(exist_ok=True)
-    (raw.root / linked).symlink_to(outside)
+    raw.link(linked, outside)
     with pytest.raises(StoreError, match=f"'{linked}' is a link") as caught:
         store.delete(f"blobs/sha256/{OUTSIDE}")
     assert sorted(outside.rglob("*")) == before
@@ -205,8 +203,7 @@ def test_nothing_is_created_through_a_link(
     store: LocalStore, raw: Folder, outside: Path, linked: str
 ):
     """A link does not make a push write outside the store, even to a new folder."""
-    (raw.root / linked).parent.mkdir(parents=True, exist_ok=True)
-    (raw.root / linked).symlink_to(outside)
+    raw.link(linked, outside)
     with pytest.raises(StoreError, match=f"'{linked}' is a link"):
         store.create(KEY + "new", b"x")
     assert list(outside.iterdir()) == [outside / OUTSIDE]
@@ -220,8 +217,7 @@ def test_listing_begins_in_no_linked_folder(
     """Files in a linked folder are not part of the store, whatever prefix leads into it."""
     (outside / "sha256").mkdir()
     (outside / "sha256" / OUTSIDE).write_bytes(b"precious")
-    (raw.root / linked).parent.mkdir(parents=True, exist_ok=True)
-    (raw.root / linked).symlink_to(outside)
+    raw.link(linked, outside)
     assert list_keys(store, prefix) == []
 
 
@@ -318,12 +314,6 @@ def test_a_folder_that_cannot_be_synced_is_written(
     store: LocalStore, raw: Folder, monkeypatch: pytest.MonkeyPatch, code: int
 ):
     """Some network file systems sync only files, and report this with different errors."""
-    refuse_to_sync_folders(monkeypatch, code)
-    store.create(KEY, b"x")
-    assert raw.read(KEY) == b"x"
-
-
-def refuse_to_sync_folders(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     fsync = os.fsync
 
     def refuse(descriptor: int) -> None:
@@ -332,6 +322,8 @@ def refuse_to_sync_folders(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", refuse)
+    store.create(KEY, b"x")
+    assert raw.read(KEY) == b"x"
 
 
 # --- addresses -----------------------------------------------------------------------------
@@ -367,10 +359,8 @@ def test_half_an_address_is_refused(uri: str):
 @pytest.mark.parametrize(
     "uri",
     [
-        "s3://me:secret@bucket/x",
-        "s3://bucket/x?X-Amz-Signature=secret",
-        "az://container/x#secret",
-        "hf://secret@owner/repo",
+        *("s3://me:secret@bucket/x", "s3://bucket/x?X-Amz-Signature=secret"),
+        *("az://container/x#secret", "hf://secret@owner/repo"),
     ],
 )
 def test_credentials_in_an_address_are_refused(uri: str):
@@ -382,11 +372,8 @@ def test_credentials_in_an_address_are_refused(uri: str):
 @pytest.mark.parametrize(
     "uri",
     [
-        "https://user:secret@host/x?X-Amz-Signature=secret",
-        "http://169.254.169.254/secret",
-        "ftp://secret",
-        "file://secret/share",
-        "file:secret",
+        *("https://user:secret@host/x?X-Amz-Signature=secret", "http://169.254.169.254/secret"),
+        *("ftp://secret", "file://secret/share", "file:secret"),
     ],
 )
 def test_other_addresses_are_refused_without_repeating_them(uri: str):
