@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -71,8 +71,8 @@ def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def set_up(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
-    for name, value in server.environment().items():
+def set_up(monkeypatch: pytest.MonkeyPatch, settings: Mapping[str, str]) -> None:
+    for name, value in settings.items():
         monkeypatch.setenv(name, value)
 
 
@@ -102,7 +102,7 @@ class S3Contract(StoreContract):
         self, raw: Bucket, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     ) -> ObjectStore:
         skip_gaps(self.server, self.kind, request)
-        set_up(monkeypatch, request.getfixturevalue(self.server))
+        set_up(monkeypatch, request.getfixturevalue(self.server).environment())
         return ObjectStore.open("s3", f"{raw.name}/{raw.prefix}")
 
     def test_a_wrong_secret_is_denied(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch):
@@ -192,8 +192,7 @@ class TestAzurite(StoreContract):
     def raw(self, azurite: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Container:
         settings = dict(azurite)
         container = settings.pop("container")
-        for name, value in settings.items():
-            monkeypatch.setenv(name, value)
+        set_up(monkeypatch, settings)
         return Container(container, f"{secrets.token_hex(4)}/")
 
     @pytest.fixture
@@ -215,7 +214,7 @@ def store(
     moto: Server, fault_proxy: FaultProxy, raw: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> ObjectStore:
     """A store on moto behind the proxy, which counts requests and passes them on."""
-    set_up(monkeypatch, dataclasses.replace(moto, endpoint=fault_proxy.endpoint))
+    set_up(monkeypatch, dataclasses.replace(moto, endpoint=fault_proxy.endpoint).environment())
     return ObjectStore.open("s3", f"{raw.name}/pre")
 
 
@@ -289,7 +288,6 @@ def test_a_store_without_the_condition_is_read_back(
             raw.write(KEY, other)
 
     fault_proxy.afterwards = overwrite
-
     with pytest.raises(ObjectExists):
         store.create(KEY, b"mine")
 
@@ -306,9 +304,7 @@ def test_an_answer_that_was_lost_does_not_fail_a_write(
             raise OSError
 
     fault_proxy.afterwards = lose
-
     store.create(KEY, b"mine")
-
     assert (len(lost), raw.read(KEY)) == (1, b"mine")
 
 
@@ -325,9 +321,7 @@ def test_a_slow_upload_has_time_for_its_size(
             time.sleep((WHOLE_REQUEST_FACTOR + 1) * store.timeout_s)
 
     fault_proxy.afterwards = delay
-
     store.create(KEY, io.BytesIO(bytes(count)))
-
     assert raw.read(KEY) == bytes(count)
 
 
@@ -442,9 +436,7 @@ def test_a_bad_setting_of_the_machine_is_denied(
 ):
     """The error is raised when the store is opened, and does not blame the address."""
     scheme, settings, says = BAD_SETTINGS[case]
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
+    set_up(monkeypatch, {"HOME": str(tmp_path), **settings})
     with pytest.raises(StoreDenied, match=re.escape(says)) as caught:
         open_store(f"{scheme}://bucket")
     check_is_ours_alone(caught.value, "AKIAWARM", "hunter2")
@@ -477,8 +469,7 @@ BAD_AT_USE = {
 def test_a_setting_that_never_works_is_denied(monkeypatch: pytest.MonkeyPatch, case: str):
     """A problem that shows only at the first request is neither retried nor a crash."""
     settings, says = BAD_AT_USE[case]
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
+    set_up(monkeypatch, settings)
     store = open_store("s3://bucket")
     with pytest.raises(StoreDenied, match=says) as caught:
         list_keys(store, "")
@@ -492,15 +483,13 @@ def test_a_server_that_is_not_there_is_named_with_its_variable(
     """The error names the server, which the bucket's address lacks, without credentials."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv(name, "http://reader:hunter2@127.0.0.1:9/hidden?X-Amz-Signature=hunter2")
-    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAWARM")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    key = {"AWS_ACCESS_KEY_ID": "AKIAWARM", "AWS_SECRET_ACCESS_KEY": "hunter2"}
+    set_up(monkeypatch, {"AWS_ALLOW_HTTP": "true", **key})
     store = open_store("s3://bucket/scorer")
     with pytest.raises(StoreError, match="connection refused") as caught:
         list_keys(store, "")
-    assert caught.value.message.startswith(
-        f"s3://bucket/scorer at http://127.0.0.1:9 ({name}): cannot list"
-    )
+    start = f"s3://bucket/scorer at http://127.0.0.1:9 ({name}): cannot list"
+    assert caught.value.message.startswith(start)
     check_is_ours_alone(caught.value, "reader", "hunter2", "hidden?", "AKIAWARM")
 
 
@@ -530,8 +519,7 @@ def echo(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         "AWS_SECRET_ACCESS_KEY": "something-else",
         "AWS_SESSION_TOKEN": token,
     }
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
+    set_up(monkeypatch, settings)
     yield token
     server.shutdown()
     server.server_close()
