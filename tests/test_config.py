@@ -24,6 +24,10 @@ def problem(**sources: Any) -> ConfigError:
     return caught.value
 
 
+def resolved(base: WarmupConfig | None = None, **sources: Any) -> WarmupConfig:
+    return resolve(base or WarmupConfig(), **{"environ": {}, **sources})
+
+
 def section(**settings: Any) -> dict[str, Any]:
     return {"warmup": settings}
 
@@ -39,7 +43,7 @@ def test_later_sources_win():
 @pytest.mark.parametrize("user_config", [None, 7, ["warmup"], "warmup"], ids=repr)
 def test_a_user_config_of_any_kind_is_somebody_elses(user_config: Any):
     """Serve passes the user's value on, and this value need not be a mapping."""
-    assert resolve(WarmupConfig(), user_config=user_config, environ={}) == WarmupConfig()
+    assert resolved(user_config=user_config) == WarmupConfig()
 
 
 def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch):
@@ -50,23 +54,17 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("variable", "text", "field", "value"),
+    ("text", "field", "value"),
     [
-        ("SERVE_WARM_ENABLED", "false", "enabled", False),
-        ("SERVE_WARM_ENABLED", "0", "enabled", False),
-        ("SERVE_WARM_ENABLED", "true", "enabled", True),
-        ("SERVE_WARM_MAX_LEVEL", "2", "max_level", 2),
-        ("SERVE_WARM_DEADLINE_S", "90", "deadline_s", 90.0),
-        ("SERVE_WARM_ON_MISSING", "fail", "on_missing", "fail"),
-        ("SERVE_WARM_STATE_DIR", "/run/warm", "state_dir", "/run/warm"),
-        ("SERVE_WARM_SEATS", '{"count": 2}', "seats", Seats(count=2)),
+        *(("false", "enabled", False), ("0", "enabled", False), ("true", "enabled", True)),
+        *(("2", "max_level", 2), ("90", "deadline_s", 90.0), ("fail", "on_missing", "fail")),
+        ("/run/warm", "state_dir", "/run/warm"),
+        ('{"count": 2}', "seats", Seats(count=2)),
     ],
 )
-def test_variables_are_text_that_becomes_the_field(
-    variable: str, text: str, field: str, value: Any
-):
+def test_variables_are_text_that_becomes_the_field(text: str, field: str, value: Any):
     """Each field has a variable of its name, read as the type that it has."""
-    config = resolve(WarmupConfig(), environ={variable: text})
+    config = resolved(environ={f"SERVE_WARM_{field.upper()}": text})
     assert getattr(config, field) == value
 
 
@@ -96,8 +94,7 @@ def test_a_mistake_in_seats_is_named(seats: Any, says: str):
 def test_on_and_off_are_words_in_yaml_too(text: str):
     """YAML reads a bare on or off as a boolean, and documents write it bare."""
     user_config = yaml.safe_load(f"warmup: {{eager_sample: {text}}}")
-    config = resolve(WarmupConfig(), user_config=user_config, environ={})
-    assert config.eager_sample == "off"
+    assert resolved(user_config=user_config).eager_sample == "off"
 
 
 def test_an_unknown_field_is_named_with_the_known_ones():
@@ -171,16 +168,14 @@ def test_an_address_in_code_is_not_repeated_either():
     """Pydantic's own error would show what somebody wrote into it."""
     with pytest.raises(ValidationError, match="unknown store scheme s4") as refused:
         WarmupConfig(artifact="s4://user:hush@bucket")
-    assert "hush" not in "".join(traceback.format_exception(refused.value)).replace(
-        'artifact="s4://user:hush@bucket"', ""
-    )
+    shown = "".join(traceback.format_exception(refused.value))
+    assert "hush" not in shown.replace('artifact="s4://user:hush@bucket"', "")
 
 
 @pytest.mark.parametrize("artifact", ["./artifacts", "artifacts", "./s3//x", "/srv/a:b", "s3/b"])
 def test_a_folder_of_any_name_is_an_address(artifact: str):
     """Only a text that looks like a misspelt URL is refused. `./` marks it as a folder."""
-    config = resolve(WarmupConfig(), user_config=section(artifact=artifact), environ={})
-    assert config.artifact == artifact
+    assert resolved(user_config=section(artifact=artifact)).artifact == artifact
 
 
 def test_trust_is_no_setting():
@@ -190,10 +185,8 @@ def test_trust_is_no_setting():
 
 def test_all_problems_are_named_at_once_with_their_source():
     """Three mistakes in a file give three problems, each with its place."""
-    error = problem(
-        user_config=section(on_missing="wait", max_level=4),
-        environ={"SERVE_WARM_DEADLINE_S": "soon"},
-    )
+    settings = section(on_missing="wait", max_level=4)
+    error = problem(user_config=settings, environ={"SERVE_WARM_DEADLINE_S": "soon"})
     assert "user_config.warmup.on_missing: " in error.message
     assert "(found 'wait')" in error.message
     assert "user_config.warmup.max_level: " in error.message
@@ -204,16 +197,9 @@ def test_all_problems_are_named_at_once_with_their_source():
 @pytest.mark.parametrize(
     "settings",
     [
-        {"deadline_s": 0},
-        {"deadline_s": -1},
-        {"pull_deadline_s": 0},
-        {"input_deadline_s": "later"},
-        {"max_level": 0},
-        {"max_level": 4},
-        {"after_ready": "eager"},
-        {"enabled": "perhaps"},
-        {"on_deadline": None},
-        {7: "seven"},
+        *({"deadline_s": 0}, {"deadline_s": -1}, {"pull_deadline_s": 0}),
+        *({"input_deadline_s": "later"}, {"max_level": 0}, {"max_level": 4}),
+        *({"after_ready": "eager"}, {"enabled": "perhaps"}, {"on_deadline": None}, {7: "seven"}),
     ],
     ids=str,
 )
