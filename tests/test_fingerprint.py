@@ -30,34 +30,14 @@ from serve_warm.fingerprint import (
 )
 
 MACHINE_FACTORS = (
-    "serve_warm",
-    "platform",
-    "libc",
-    "cpu_isa",
-    "cpu_capability",
-    "python",
-    "python_include",
-    "python_lib",
-    "torch_install",
-    "torch",
-    "triton",
-    "compiler",
-    "cuda",
-    "gpu",
-    "driver",
+    *("serve_warm", "platform", "libc", "cpu_isa", "cpu_capability", "python", "python_include"),
+    *("python_lib", "torch_install", "torch", "triton", "compiler", "cuda", "gpu", "driver"),
 )
-APP_FACTORS = (
-    "threads",
-    "grad_mode",
-    "inference_mode",
-    "autocast",
-    "default_dtype",
-    "matmul_precision",
+MODES = (
+    *("threads", "grad_mode", "inference_mode", "autocast", "default_dtype", "matmul_precision"),
     "deterministic",
-    "torch_environment",
-    "compile_arguments",
-    "cpu",
 )
+APP_FACTORS = (*MODES, "torch_environment", "compile_arguments", "cpu")
 FACTORS = [("machine", factor) for factor in MACHINE_FACTORS]
 FACTORS += [("app", factor) for factor in APP_FACTORS]
 
@@ -157,13 +137,15 @@ print(sorted(functorch.save_config_portable().items(), key=repr))
 """
 
 
+def this_process() -> Fingerprint:
+    """Return this process, as it is read when a replica starts."""
+    app = read_app(os.environ, compile_arguments={"dynamic": "False"})
+    return Fingerprint(machine=read_machine(os.environ), app=app)
+
+
 @pytest.fixture(scope="module")
 def here() -> Fingerprint:
-    """This process, as it is read when a replica starts."""
-    return Fingerprint(
-        machine=read_machine(os.environ),
-        app=read_app(os.environ, compile_arguments={"dynamic": "False"}),
-    )
+    return this_process()
 
 
 @pytest.fixture
@@ -201,10 +183,7 @@ def test_the_factors_read_are_the_factors_tested(here: Fingerprint) -> None:
 
 def test_a_process_fits_itself(here: Fingerprint) -> None:
     """Reading twice gives one fingerprint: nothing in it varies from start to start."""
-    again = Fingerprint(
-        machine=read_machine(os.environ),
-        app=read_app(os.environ, compile_arguments={"dynamic": "False"}),
-    )
+    again = this_process()
     assert here.compare(again) == ()
     assert here.key == again.key
 
@@ -328,9 +307,8 @@ def test_of_two_lists_only_the_difference_is_shown(artifact: str, here: str, tex
 def test_key_does_not_depend_on_order(here: Fingerprint) -> None:
     """The key is the variant's name: 16 hexadecimal digits, whatever the order of factors."""
     data = json.loads(json.dumps(here.to_json(), sort_keys=True))
-    reversed_order = Fingerprint(
-        machine=dict(reversed(data["machine"].items())), app=dict(reversed(data["app"].items()))
-    )
+    groups = {group: dict(reversed(factors.items())) for group, factors in data.items()}
+    reversed_order = Fingerprint(**groups)
     assert Fingerprint.from_json(data) == here
     assert Fingerprint.from_json(data).key == reversed_order.key == here.key
     assert re.fullmatch("[0-9a-f]{16}", here.key)
@@ -339,18 +317,14 @@ def test_key_does_not_depend_on_order(here: Fingerprint) -> None:
 def test_key_is_the_same_in_every_version() -> None:
     """Stored artifacts are found by this name: another derivation would orphan all of them."""
     assert Fingerprint(machine={"gpu": "none"}, app={"threads": "4"}).key == "f96e57240d6dcfab"
-    assert (
-        Fingerprint(machine={"a": "1"}, app={}).key != Fingerprint(machine={}, app={"a": "1"}).key
-    )
+    machine, app = Fingerprint(machine={"a": "1"}, app={}), Fingerprint(machine={}, app={"a": "1"})
+    assert machine.key != app.key
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        None,
-        [],
-        "fingerprint",
-        {},
+        *(None, [], "fingerprint", {}),
         {"machine": {}},
         {"machine": {}, "app": {}, "more": {}},
         {"machine": [], "app": {}},
@@ -469,8 +443,7 @@ def test_compiler_variables_are_a_sorted_factor() -> None:
         "TORCH_LOGS": "recompiles",
         "HOME": "/home/user",
     }
-    text = fingerprint.torch_environment(environ)
-    assert text == (
+    assert fingerprint.torch_environment(environ) == (
         "TORCHDYNAMO_NOT_YET_INVENTED= TORCHINDUCTOR_MAX_AUTOTUNE=1 "
         """'TORCH_COMPILE_DYNAMIC_SOURCES=L['"'"'x'"'"'], L['"'"'y'"'"']'"""
     )
@@ -497,16 +470,7 @@ def test_app_factors_follow_the_process() -> None:
     torch.set_num_threads(torch.get_num_threads() + 1)
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
         inside = read_app({})
-
-    assert {factor for factor in before if before[factor] != inside[factor]} == {
-        "threads",
-        "grad_mode",
-        "inference_mode",
-        "autocast",
-        "default_dtype",
-        "matmul_precision",
-        "deterministic",
-    }
+    assert {factor for factor in before if before[factor] != inside[factor]} == {*MODES}
     assert inside["autocast"] == "cpu=bfloat16"
     assert inside["deterministic"] == "warn_only"
     assert (inside["grad_mode"], inside["inference_mode"]) == ("off", "on")
@@ -537,20 +501,15 @@ def test_compiler_is_the_one_that_torch_would_call(tmp_path: Path) -> None:
     failing.write_text("#!/bin/sh\nexit 1\n")
     for each in (compiler, failing):
         each.chmod(0o755)
-
-    found = [
-        read_machine(environ)["compiler"]
-        for environ in (
-            {"PATH": str(tmp_path)},
-            {"PATH": "", "CXX": str(compiler)},
-            {"PATH": str(tmp_path), "CXX": "ccache g++"},
-            {"PATH": "", "CXX": str(failing)},
-            {"PATH": str(tmp_path / "empty")},
-        )
-    ]
-
     text = "g++ (Test) 99.1"
-    assert found == [text, f"{compiler}: {text}", "none", "none", "none"]
+    for environ, found in (
+        ({"PATH": str(tmp_path)}, text),
+        ({"PATH": "", "CXX": str(compiler)}, f"{compiler}: {text}"),
+        ({"PATH": str(tmp_path), "CXX": "ccache g++"}, "none"),
+        ({"PATH": "", "CXX": str(failing)}, "none"),
+        ({"PATH": str(tmp_path / "empty")}, "none"),
+    ):
+        assert read_machine(environ)["compiler"] == found, environ
 
 
 def test_kernel_paths_are_those_on_the_compiler_command_line() -> None:
@@ -566,6 +525,12 @@ def test_kernel_paths_are_those_on_the_compiler_command_line() -> None:
     assert {path for path in directories if path.startswith(covered)} == directories
     for prefix in covered:
         assert any(path.startswith(prefix) for path in directories)
+
+
+def device(name: str, major: int, **properties: int) -> SimpleNamespace:
+    """Return the properties of a device, as torch names them."""
+    size = {"multi_processor_count": 132, "total_memory": 80 * 2**30, **properties}
+    return SimpleNamespace(name=name, major=major, minor=0, **size)
 
 
 H200, L4 = "H200 sm_90", "L4 sm_89"
@@ -591,20 +556,13 @@ def test_the_current_device_is_the_one_that_is_read(monkeypatch: pytest.MonkeyPa
     """A replica that sees several GPUs and has chosen the third describes that one."""
     import torch
 
-    devices = [
-        SimpleNamespace(
-            name=name, major=major, minor=0, multi_processor_count=132, total_memory=80 * 2**30
-        )
-        for name, major in (("A", 8), ("B", 9), ("B", 9))
-    ]
+    devices = [device(name, major) for name, major in (("A", 8), ("B", 9), ("B", 9))]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(devices))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", devices.__getitem__)
-    assert (
-        read_machine(os.environ)["gpu"]
-        == "B sm_90 132 SMs 80 GiB as cuda:2, beside A sm_80 132 SMs 80 GiB"
-    )
+    named = "B sm_90 132 SMs 80 GiB as cuda:2, beside A sm_80 132 SMs 80 GiB"
+    assert read_machine(os.environ)["gpu"] == named
 
 
 def test_a_rank_is_a_factor_of_its_own() -> None:
@@ -626,16 +584,8 @@ def test_a_rank_is_a_factor_of_its_own() -> None:
 
 def test_a_part_of_a_device_is_another_device() -> None:
     """A kernel tuned for 132 multiprocessors is wrong for a seventh of them (MIG)."""
-    whole = SimpleNamespace(
-        name="NVIDIA H200",
-        major=9,
-        minor=0,
-        multi_processor_count=132,
-        total_memory=150_754_820_096,
-    )
-    part = SimpleNamespace(
-        **{**vars(whole), "multi_processor_count": 16, "total_memory": 18_790_481_920}
-    )
+    whole = device("NVIDIA H200", 9, total_memory=150_754_820_096)
+    part = device("NVIDIA H200", 9, multi_processor_count=16, total_memory=18_790_481_920)
     assert fingerprint._device(whole) == "NVIDIA H200 sm_90 132 SMs 140 GiB"
     assert fingerprint._device(part) == "NVIDIA H200 sm_90 16 SMs 18 GiB"
 
