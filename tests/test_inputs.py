@@ -70,10 +70,8 @@ def test_the_grid_is_every_combination_largest_first():
     points = buckets.grid()
     volumes = [p["batch"] * p["length"] * p["width"] for p in points]
     assert volumes == sorted(volumes, reverse=True)
-    assert {(p["batch"], p["length"], p["width"]) for p in points} == {
-        (batch, length, 3) for batch in (1, 2, 8) for length in (16, 128)
-    }
-    assert len(points) == 6
+    expected = [(batch, length, 3) for batch in (1, 2, 8) for length in (16, 128)]
+    assert sorted((p["batch"], p["length"], p["width"]) for p in points) == expected
 
 
 @pytest.mark.parametrize(
@@ -134,10 +132,7 @@ def test_an_input_that_cannot_be_replayed_is_refused(
 def test_a_method_gets_a_tensor_for_each_required_argument():
     """Without fields, each required argument gets int64 ones over all axes."""
     inputs = shape_grid(EMBEDDER.embed, Buckets(batch=[1, 2], length=[4]))
-    assert [item.name for item in inputs[::2]] == [
-        "embed batch=2 length=4",
-        "embed batch=1 length=4",
-    ]
+    assert [item.name for item in inputs[::2]] == [f"embed batch={n} length=4" for n in (2, 1)]
     assert inputs[0].kwargs.keys() == {"ids", "mask"}
     assert all(torch.equal(t, torch.ones(2, 4).long()) for t in inputs[0].kwargs.values())
     assert [item.size for item in inputs] == [8, 8, 4, 4]
@@ -147,14 +142,12 @@ def test_masks_have_a_second_input_with_padding():
     """Eager code takes a shorter way for a mask of ones, and traffic has padding."""
     buckets = Buckets(batch=[1, 3], length=[1, 5])
     inputs = {item.name: item.kwargs for item in shape_grid(EMBEDDER.embed, buckets)}
-    assert [name for name in inputs if "padded" in name] == [
-        "embed batch=3 length=5 padded",
-        "embed batch=1 length=5 padded",
-    ]
-    several, single = (inputs[f"embed batch={n} length=5 padded"]["mask"] for n in (3, 1))
+    padded = [f"embed batch={n} length=5 padded" for n in (3, 1)]
+    assert [name for name in inputs if "padded" in name] == padded
+    several, single = (inputs[name]["mask"] for name in padded)
     assert several.tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 0, 0, 0]]
     assert single.tolist() == [[1, 1, 0, 0, 0]]
-    assert inputs["embed batch=3 length=5 padded"]["ids"].all()
+    assert inputs[padded[0]]["ids"].all()
 
 
 @pytest.mark.parametrize(
@@ -184,18 +177,10 @@ def test_fields_make_what_they_say():
     item, _ = shape_grid("embed", Buckets(batch=[40], length=[50]), fields=fields)
 
     made = item.kwargs
-    assert {name: tuple(tensor.shape) for name, tensor in made.items()} == {
-        "ids": (40, 50),
-        "pixels": (40, 3, 50),
-        "half": (50,),
-        "mask": (40,),
-    }
-    assert [tensor.dtype for tensor in made.values()] == [
-        torch.int64,
-        torch.float32,
-        torch.bfloat16,
-        torch.bool,
-    ]
+    shapes = {"ids": (40, 50), "pixels": (40, 3, 50), "half": (50,), "mask": (40,)}
+    assert {name: tuple(tensor.shape) for name, tensor in made.items()} == shapes
+    dtypes = [torch.int64, torch.float32, torch.bfloat16, torch.bool]
+    assert [tensor.dtype for tensor in made.values()] == dtypes
     assert set(made["ids"].unique().tolist()) == {3, 4, 5}
     assert -1 <= made["pixels"].min() < -0.9
     assert 1.9 < made["pixels"].max() <= 2
@@ -220,11 +205,8 @@ def test_make_is_called_with_the_sizes_of_each_point():
         return {"json": {"texts": ["word " * length] * batch}, "headers": {"x-n": str(batch)}}
 
     inputs = shape_grid("POST /embed", Buckets(batch=[1, 2], length=[3]), make=make)
-
-    assert [(item.http, len(item.json["texts"])) for item in inputs] == [
-        (("POST", "/embed"), 2),
-        (("POST", "/embed"), 1),
-    ]
+    assert [item.http for item in inputs] == [("POST", "/embed")] * 2
+    assert [len(item.json["texts"]) for item in inputs] == [2, 1]
     assert inputs[0].headers == {"x-n": "2"}
     assert inputs[0].kwargs == {}
 
@@ -243,6 +225,10 @@ def test_a_model_id_is_on_every_input():
     """Multiplexed models are warmed one grid each."""
     inputs = shape_grid(EMBEDDER.embed, Buckets(batch=[1, 2]), model_id="fr")[1:]
     assert [item.model_id for item in inputs] == ["fr", "fr"]
+
+
+def of_ids(*axes: str, **field: Any) -> dict[str, Any]:
+    return {"fields": {"ids": Field(axes=axes, **field)}}
 
 
 def test_a_grid_over_its_budget_is_an_error_and_not_cut():
@@ -271,28 +257,23 @@ def test_a_grid_over_its_budget_is_an_error_and_not_cut():
         (EMBEDDER.ping, {}, "'ping' requires no arguments", "make= or fields="),
         (
             EMBEDDER.embed,
-            {"fields": {"ids": Field(axes=("batch", "size"))}},
+            of_ids("batch", "size"),
             "field 'ids' uses 'size', which is not a dimension of Buckets(batch=[1])",
             "give each dimension as a number or as the name of an axis",
         ),
         (
             EMBEDDER.embed,
-            {"fields": {"ids": Field(axes=("batch",))}, "concurrency": "batch"},
+            {**of_ids("batch"), "concurrency": "batch"},
             "field 'ids' uses 'batch', which is not a dimension",
             "the concurrency axis cannot be a dimension",
         ),
         (
             EMBEDDER.embed,
-            {"fields": {"ids": Field(axes=("batch",), dtype="int46")}},
+            of_ids("batch", dtype="int46"),
             "field 'ids': torch has no dtype 'int46'",
             '"int64"',
         ),
-        (
-            EMBEDDER.embed,
-            {"fields": {"ids": Field(axes=("batch",), dtype="nn")}},
-            "torch has no dtype 'nn'",
-            '"int64"',
-        ),
+        (EMBEDDER.embed, of_ids("batch", dtype="nn"), "torch has no dtype 'nn'", '"int64"'),
         ("POST /x", {"make": lambda batch: {"jsn": {}}}, "returned ['jsn']", "json, body"),
         ("POST /x", {"make": lambda batch: {"name": ""}}, "returned ['name']", "json, body"),
         ("embed", {"make": lambda batch: [batch]}, "make= returned list", "keyword arguments"),
@@ -364,17 +345,9 @@ def signature(**values: Any) -> str:
 
 def test_a_signature_names_what_compiled_code_depends_on():
     """Metadata of tensors and arrays, numbers as they are, and of a text only its length."""
-    text = signature(
-        ids=torch.ones(2, 3).long(),
-        score=torch.tensor(1.0),
-        array=Array(),
-        flag=True,
-        number=3,
-        ratio=0.5,
-        secret="do not log",
-        nothing=None,
-    )
-    assert text == (
+    arrays = {"ids": torch.ones(2, 3).long(), "score": torch.tensor(1.0), "array": Array()}
+    plain = {"flag": True, "number": 3, "ratio": 0.5, "secret": "do not log", "nothing": None}
+    assert signature(**arrays, **plain) == (
         "ids=int64[2, 3], score=float32[scalar], array=float32[4], "
         "flag=True, number=3, ratio=0.5, secret=str[10]"
     )
@@ -383,10 +356,9 @@ def test_a_signature_names_what_compiled_code_depends_on():
 def test_containers_are_entered_by_path():
     """Lists, tuples and mappings, up to three levels deep and no deeper."""
     batch = {"inputs": [torch.ones(1), {"mask": torch.ones(2)}], "sizes": (1, 2)}
-    assert signature(batch=batch) == (
-        "batch.inputs[0]=float32[1], batch.sizes[0]=1, batch.sizes[1]=2"
-    )
-    assert signature(inputs=batch["inputs"]) == ("inputs[0]=float32[1], inputs[1].mask=float32[2]")
+    of_batch = "batch.inputs[0]=float32[1], batch.sizes[0]=1, batch.sizes[1]=2"
+    assert signature(batch=batch) == of_batch
+    assert signature(inputs=batch["inputs"]) == "inputs[0]=float32[1], inputs[1].mask=float32[2]"
 
 
 def test_a_key_of_a_request_is_a_value_too():
@@ -464,7 +436,7 @@ def test_sizes_of_batches_that_nobody_declared():
     ]
     missing = missing_batches(declared, largest=5)
     assert [(item.target, item.concurrency) for item in missing] == [("embed", 3), ("embed", 5)]
-    assert [item.name for item in missing] == ["embed as a batch of 3", "embed as a batch of 5"]
+    assert [item.name for item in missing] == [f"embed as a batch of {n}" for n in (3, 5)]
 
 
 @pytest.mark.parametrize(
