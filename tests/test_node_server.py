@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from prometheus_client.parser import text_string_to_metric_families
 
 from conftest import wait_until
@@ -37,13 +37,10 @@ from serve_warm.node_server import server as node_server
 from serve_warm.node_server.server import Server
 from serve_warm.node_server.table import OUTCOMES
 from serve_warm.report import Report, Stage
+from state_files import directory_fixture  # noqa: F401 - a fixture
 
 NO_CHECKS = ("--raylet", "none", "--proxy", "none")
-
-
-@pytest.fixture(name="directory")
-def directory_fixture(tmp_path: Path) -> Path:
-    return tmp_path / "state"
+NO_URL = "is neither a URL such as http://127.0.0.1:8000/-/healthz nor 'none'"
 
 
 @pytest.fixture(name="replica")
@@ -65,6 +62,10 @@ def replica_fixture(directory: Path) -> Iterator[Callable[..., StateFile]]:
         file.close()
 
 
+def ran(command: list[str | Path]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 @pytest.fixture(name="alone", scope="module")
 def alone_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file where no package is around it."""
@@ -73,11 +74,8 @@ def alone_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="probe")
 def probe_fixture(alone: Path, directory: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def probe(*options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-I", "-S", str(alone), "probe", "--state-dir", str(directory)]
-        return subprocess.run([*command, *options], capture_output=True, text=True, check=False)
-
-    return probe
+    command = [sys.executable, "-I", "-S", alone, "probe", "--state-dir", directory]
+    return lambda *options: ran([*command, *options])
 
 
 class Health(http.server.ThreadingHTTPServer):
@@ -123,16 +121,17 @@ def health_fixture() -> Iterator[Callable[[], Health]]:
         each.server_close()
 
 
+def server_command(directory: Path, *options: str) -> list[str]:
+    command = [sys.executable, "-m", "serve_warm.node_server", "--state-dir", str(directory)]
+    return [*command, "--host", "127.0.0.1", *options]
+
+
 class Node:
     """A server that is a process of its own."""
 
     def __init__(self, directory: Path, *options: str) -> None:
-        command = [sys.executable, "-m", "serve_warm.node_server", "--state-dir", str(directory)]
-        self.process = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--port", "0", *options],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = server_command(directory, "--port", "0", *options)
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         first = self.process.stderr.readline()
         self.port = int(re.search(r"answers on port (\d+)", first)[1])
 
@@ -153,6 +152,11 @@ class Node:
         status, text = self.get("/metrics")
         assert status == 200
         return series(text)
+
+
+def wrapped(directory: Path, *options: str) -> Result:
+    """Run `serve-warm probe` in this process."""
+    return CliRunner().invoke(group, ["probe", "--state-dir", str(directory), *options])
 
 
 def series(text: str) -> dict[str, float]:
@@ -231,14 +235,11 @@ def test_verbose_shows_what_was_checked(probe, replica, health):
     [
         (["--expect", "some"], "'some' is not valid: use 'all', 'allow-idle' or 'min=N'"),
         (["--expect", "min=0"], "'min=N', where N is at least 1"),
-        (
-            ["--raylet", "localhost:52365"],
-            "is neither a URL such as http://127.0.0.1:8000/-/healthz nor 'none'",
-        ),
-        (["--proxy", "https://127.0.0.1:8000/"], "is neither a URL such as http://"),
-        (["--proxy", "http://127.0.0.1/"], "is neither a URL such as http://"),
-        (["--proxy", "http://127.0.0.1:99999/"], "is neither a URL such as http://"),
-        (["--proxy", "http://h:1/ HTTP/1.1\r\nX: y"], "is neither a URL such as http://"),
+        (["--raylet", "localhost:52365"], NO_URL),
+        (["--proxy", "https://127.0.0.1:8000/"], NO_URL),
+        (["--proxy", "http://127.0.0.1/"], NO_URL),
+        (["--proxy", "http://127.0.0.1:99999/"], NO_URL),
+        (["--proxy", "http://h:1/ HTTP/1.1\r\nX: y"], NO_URL),
         (["--stale-s", "0"], "0.0 is not a positive number of seconds"),
         (["--stale-s", "nan"], "is not a positive number of seconds"),
         (["--stale-s", "soon"], "soon"),
@@ -247,10 +248,10 @@ def test_verbose_shows_what_was_checked(probe, replica, health):
 def test_wrong_usage_is_two_and_never_no(probe, directory, options, said):
     """A mistake in a manifest differs from an unready node, in both forms."""
     ended = probe(*options)
-    wrapped = CliRunner().invoke(group, ["probe", "--state-dir", str(directory), *options])
-    assert (ended.returncode, wrapped.exit_code) == (2, 2)
+    in_process = wrapped(directory, *options)
+    assert (ended.returncode, in_process.exit_code) == (2, 2)
     assert said in ended.stderr
-    assert said in wrapped.output
+    assert said in in_process.output
 
 
 def test_the_command_line_gives_the_same_answer(replica, directory, monkeypatch, capsys):
@@ -271,10 +272,8 @@ def test_the_command_line_gives_the_same_answer(replica, directory, monkeypatch,
 def test_a_strict_probe_fails_for_flaws_of_ready_replicas(replica, directory):
     """Without `--strict`, a degraded replica and one with narrow inputs count as ready."""
     replica("r1", "READY", narrow=["ids[1], always 16"], degraded=["late: it missed its deadline"])
-    options = ["probe", "--state-dir", str(directory), *NO_CHECKS]
     plain, strict, data = (
-        CliRunner().invoke(group, [*options, *more])
-        for more in ([], ["--strict"], ["--strict", "--json"])
+        wrapped(directory, *NO_CHECKS, *more) for more in ([], ["--strict"], ["--strict", "--json"])
     )
     assert (plain.exit_code, strict.exit_code, data.exit_code) == (0, 1, 1)
     assert strict.output.splitlines() == [
@@ -287,8 +286,7 @@ def test_a_strict_probe_fails_for_flaws_of_ready_replicas(replica, directory):
 def test_data_has_each_reason(replica, directory):
     replica("r1", "FAILED", error="no model")
     replica("r2", "REPLAYING")
-    options = ["--state-dir", str(directory), *NO_CHECKS, "--json"]
-    ended = CliRunner().invoke(group, ["probe", *options])
+    ended = wrapped(directory, *NO_CHECKS, "--json")
     (warm,) = json.loads(ended.stdout)["checks"]
     assert warm["check"] == "warm"
     assert "r1: FAILED: no model; app#Embedder r2: REPLAYING" in warm["why"]
@@ -301,7 +299,6 @@ def test_the_page_shows_the_data_that_is_printed(directory, health):
     raylet, proxy = health(), health()
     proxy.shutdown()
     proxy.server_close()
-    options = ["--raylet", raylet.url, "--proxy", proxy.url]
     who = {"application": "scorer", "deployment": "Scorer"}
     with (
         contextlib.closing(StateFile(directory, **who, replica="1ojoilvj")) as ready,
@@ -309,8 +306,7 @@ def test_the_page_shows_the_data_that_is_printed(directory, health):
     ):
         ready.write({"stage": "READY"})
         starting.write({"stage": "REPLAYING", "inputs_done": 1, "inputs_expected": 4})
-        asked = ["probe", "--state-dir", str(directory), *options, "--json"]
-        printed = CliRunner().invoke(group, asked)
+        printed = wrapped(directory, "--raylet", raylet.url, "--proxy", proxy.url, "--json")
 
     printed_as_shown = printed.stdout.replace(proxy.url, node.PROXY)
     assert re.sub(r"for \d+ s", "for 4 s", printed_as_shown) == shown
@@ -330,8 +326,7 @@ def test_a_probe_imports_next_to_nothing(alone, replica, directory, health):
     """Each of these modules takes longer to import than a whole probe."""
     replica("r1", metrics=metrics.as_data(FULL))
     options = ("--state-dir", directory, "--raylet", health().url, "--proxy", health().url)
-    command = [sys.executable, "-I", "-S", "-X", "importtime", alone, "probe", *options]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = ran([sys.executable, "-I", "-S", "-X", "importtime", alone, "probe", *options])
     imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
     slow = {"argparse", "collections", "contextlib", "enum", "json"}
     slow |= {"re", "socket", "threading", "typing", "urllib"}
@@ -344,9 +339,9 @@ def test_a_compiled_file_is_the_same_probe(alone, replica, directory, tmp_path):
     """It must run with the same Python. Compiling the file takes half of a probe's time."""
     compiled = py_compile.compile(str(alone), str(tmp_path / "node.pyc"))
     command = [sys.executable, "-I", "-S", compiled, "probe", "--state-dir", directory, *NO_CHECKS]
-    before = subprocess.run(command, capture_output=True, text=True, check=False)
+    before = ran(command)
     replica()
-    after = subprocess.run(command, capture_output=True, text=True, check=False)
+    after = ran(command)
     assert (before.returncode, after.returncode) == (1, 0)
     assert before.stdout.startswith("warm: no replica is on this node")
 
@@ -580,9 +575,8 @@ def test_what_is_no_request_of_ours_is_refused(serve, asked, status):
     """Nothing after it is taken for a request, and it takes no more memory than a request."""
     lines = lines_of(serve().port, asked)
     # What was sent and not read may take the answer with it.
-    assert [line.split()[1] for line in lines if line.startswith(b"HTTP/")] in (
-        [[status]] if len(asked) < node_server.MAX_HEAD_BYTES else [[status], []]
-    )
+    found = [line.split()[1] for line in lines if line.startswith(b"HTTP/")]
+    assert found == [status] or (found == [] and len(asked) >= node_server.MAX_HEAD_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -591,9 +585,8 @@ def test_what_is_no_request_of_ours_is_refused(serve, asked, status):
 def test_a_body_is_no_second_question(serve, said):
     """The body is not read, so the connection ends with the answer."""
     with socket.create_connection(("127.0.0.1", serve().port)) as connection:
-        connection.sendall(
-            f"GET /livez HTTP/1.1\r\n{said}\r\n\r\nGET /metrics HTTP/1.1\r\n\r\n".encode()
-        )
+        body = "GET /metrics HTTP/1.1\r\n\r\n"
+        connection.sendall(f"GET /livez HTTP/1.1\r\n{said}\r\n\r\n{body}".encode())
         with connection.makefile("rb") as answer, contextlib.suppress(ConnectionResetError):
             lines = answer.readlines()
     assert [line for line in lines if line.startswith(b"HTTP/")] == [b"HTTP/1.1 200 OK\r\n"]
@@ -672,13 +665,7 @@ def test_drain_ends_by_itself(serve):
 
 def test_a_taken_port_is_said(serve, directory):
     port = str(serve().port)
-    command = [sys.executable, "-m", "serve_warm.node_server", "--state-dir", directory]
-    ended = subprocess.run(
-        [*command, "--host", "127.0.0.1", "--port", port],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = ran(server_command(directory, "--port", port))
     assert ended.returncode == 1
     assert ended.stderr.startswith(f"error: port {port} of 127.0.0.1: ")
 
@@ -700,15 +687,12 @@ def test_a_server_begins_without_dns(directory, monkeypatch):
 
 @pytest.mark.slow
 def test_changes_are_logged_once(serve, replica):
-    server = serve()
-    lines = [server.process.stderr.readline()]
+    log = serve().process.stderr
+    assert "not ready: warm: no replica is on this node" in log.readline()
     file = replica()
-    lines.append(server.process.stderr.readline())
+    assert log.readline().endswith("serve_warm node: ready\n")
     file.close()
-    lines.append(server.process.stderr.readline())
-    assert "not ready: warm: no replica is on this node" in lines[0]
-    assert lines[1].endswith("serve_warm node: ready\n")
-    assert "not ready: warm: no replica is on this node" in lines[2]
+    assert "not ready: warm: no replica is on this node" in log.readline()
 
 
 @contextlib.contextmanager
@@ -944,10 +928,7 @@ def test_a_stranger_gets_no_thread_while_all_are_busy(peers, pairs, monkeypatch)
 @pytest.mark.parametrize("said", ["nowhere", "10.0.0.1/8", "10.0.0.1,x"])
 def test_a_host_ip_that_is_none_is_wrong_usage(directory, said):
     """The error comes at once, not later under load."""
-    command = [sys.executable, "-m", "serve_warm.node_server", "--state-dir", directory]
-    ended = subprocess.run(
-        [*command, "--host-ip", said], capture_output=True, text=True, check=False
-    )
+    ended = ran(server_command(directory, "--host-ip", said))
     assert ended.returncode == 2
     assert "is not an IP address; use, for example, the value of status.hostIP" in ended.stderr
 
@@ -963,10 +944,8 @@ def test_counters_are_zero_before_there_is_work(serve, replica):
     found = serve(*NO_CHECKS, "--deployment", "other#Named").metrics()
     counters = {name: value for name, value in found.items() if "_total" in name}
     assert set(counters.values()) == {0.0}
-    for who in (
-        'application="app",deployment="Embedder"',
-        'application="other",deployment="Named"',
-    ):
+    for app, of in (("app", "Embedder"), ("other", "Named")):
+        who = f'application="{app}",deployment="{of}"'
         for outcome in OUTCOMES:
             assert f'serve_warm_starts_total{{{who},outcome="{outcome}"}}' in counters
     assert {f"{m.name}_total" for m in metrics.METRICS if m.kind == "counter"} == {
@@ -985,17 +964,10 @@ def test_starts_are_counted_once_each(serve, replica):
         ("r4", "REPLAYING", "full_hit"),
     ):
         replica(name, stage, verdict=verdict)
-
     for _ in range(2):
         found = server.metrics()
-
-        counts = {
-            outcome: found[
-                'serve_warm_starts_total{application="app",deployment="Embedder",'
-                f'outcome="{outcome}"}}'
-            ]
-            for outcome in OUTCOMES
-        }
+        of = 'serve_warm_starts_total{application="app",deployment="Embedder"'
+        counts = {outcome: found[f'{of},outcome="{outcome}"}}'] for outcome in OUTCOMES}
         moved = {outcome: count for outcome, count in counts.items() if count}
         assert moved == {"full_hit": 1.0, "miss": 1.0, "failed": 1.0}
 
