@@ -27,9 +27,8 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 NEW = "application/openmetrics-text"
-PROMETHEUS_2 = (
-    f"{NEW};version=1.0.0,{NEW};version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
-)
+OLD = "text/plain;version=0.0.4"
+PROMETHEUS_2 = f"{NEW};version=1.0.0,{NEW};version=0.0.1;q=0.75,{OLD};q=0.5,*/*;q=0.1"
 PROMETHEUS_3 = (
     f"{NEW};version=1.0.0;escaping=allow-utf-8;q=0.6,{NEW};version=0.0.1;q=0.5,"
     "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
