@@ -61,10 +61,6 @@ def stranger_folder(path: Path) -> None:
     os.chown(path, STRANGER, STRANGER)
 
 
-def file_there(path: Path) -> None:
-    path.touch()
-
-
 def link_there(path: Path) -> None:
     path.symlink_to("/nowhere")
 
@@ -80,7 +76,7 @@ def open_base(path: Path) -> None:
 
 IN_THE_WAY = [
     pytest.param(stranger_folder, marks=root_only),
-    file_there,
+    Path.touch,
     link_there,
     open_to_all,
     open_base,
