@@ -45,9 +45,8 @@ def process(tmp_path: Path) -> Any:
 @pytest.mark.long
 def test_a_start_on_a_seat_is_the_same_factor_by_factor(process: Any):
     """Fingerprint, thread pools, device and random numbers are equal, with any thread count."""
-    seeds = process.module(
-        "app_with_seeds", "import random, torch\nrandom.seed(7)\ntorch.manual_seed(7)\n"
-    )
+    source = "import random, torch\nrandom.seed(7)\ntorch.manual_seed(7)\n"
+    seeds = process.module("app_with_seeds", source)
     imports = [seeds, *IMPORTS]
     questions = [
         {"seat": False, "own_environ": {"OMP_NUM_THREADS": "1"}},
@@ -86,9 +85,10 @@ def test_modes_that_an_import_set_are_on_the_thread_that_serves(process: Any, mo
     """If it is Ray's own, as in a throughput-optimized Serve."""
     name = process.module("app_sets_modes", SETS_MODES + more)
     on_rays = {"thread": "AsyncIO Thread: default", "facts": True, "omp_of_ticket": None}
-    questions = [{"imports": [name], "seat": False, **on_rays}, {"imports": [name], **on_rays}]
     with ThreadPoolExecutor(2) as pool:
-        plain, seat = pool.map(lambda question: process(**question), questions)
+        plain, seat = pool.map(
+            lambda has_seat: process(imports=[name], seat=has_seat, **on_rays), (False, True)
+        )
     assert seat["use"]["miss"] == ""
     assert plain["facts"]["modes"][0] == "meta"
     assert plain["facts"]["modes"][-1] == 0.0
@@ -140,9 +140,8 @@ def test_threads_that_an_app_set_in_its_own_import_of_torch_are_noticed(process:
 def test_threads_of_openblas_that_cannot_be_set_are_named(process: Any):
     """The wheels of numpy bring their own OpenBLAS, which read the variable when it was loaded."""
     name = process.module("app_with_numpy", "import numpy\n")
-    answers = [
-        process(imports=[name, "torch"], omp="1", omp_of_ticket=ticket) for ticket in ("1", "2")
-    ]
+    imports = [name, "torch"]
+    answers = [process(imports=imports, omp="1", omp_of_ticket=ticket) for ticket in ("1", "2")]
     has_openblas = "openblas" in answers[0]["maps"]
     assert [each["use"]["hit"] for each in answers] == [True, True]
     assert answers[0]["use"]["note"] == ""
@@ -179,10 +178,8 @@ def test_a_module_that_sets_the_folder_for_temporary_files_keeps_its_seats(
     """Workers look for tickets before they import anything of the app."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    name = process.module(
-        "app_with_scratch", f"import os\nos.environ['TMPDIR'] = {str(scratch)!r}\n"
-    )
-    answer = process(imports=[name])
+    source = f"import os\nos.environ['TMPDIR'] = {str(scratch)!r}\n"
+    answer = process(imports=[process.module("app_with_scratch", source)])
     assert answer["use"]["hit"]
     assert "/seats/" in answer["folder"]
     assert not answer["folder"].startswith(str(scratch))
@@ -190,9 +187,8 @@ def test_a_module_that_sets_the_folder_for_temporary_files_keeps_its_seats(
 
 def test_a_module_that_names_the_process_does_not_look_taken(process: Any):
     """Before, the keeper asked for another seat at each look, without end."""
-    name = process.module(
-        "sets_its_title", "import sys\nsys.modules['__main__'].name_process(b'my-embedder')\n"
-    )
+    source = "import sys\nsys.modules['__main__'].name_process(b'my-embedder')\n"
+    name = process.module("sets_its_title", source)
     named = process(imports=[name], named_idle=True, only_the_seat=True)
     assert named["seat_file"] == {"state": "waiting", "note": "", "is_taken": False}
 
@@ -345,24 +341,25 @@ def test_a_seat_that_may_not_raise_priorities_names_the_threads(process: Any):
     assert answer["use"]["note"] == "number of threads that still have a low priority: 1"
 
 
-@pytest.fixture
-def fake_driver(tmp_path: Path) -> dict[str, str]:
-    """A stand-in for NVIDIA's driver that ends the process which opens it."""
+def library(folder: Path, name: str, source: str) -> Path:
+    """Compile a library, or skip the test where there is no compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
-    source = tmp_path / "driver.c"
-    source.write_text(
-        "#include <unistd.h>\n"
-        "__attribute__((constructor)) static void touched(void) { _exit(66); }\n"
-    )
-    folder = tmp_path / "driver"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
+    (folder / "driver.c").write_text(source)
+    command = [compiler, "-shared", "-fPIC", f"-Wl,-soname,{name}", folder / "driver.c"]
+    subprocess.run([*command, "-o", folder / name], check=True)
+    return folder / name
+
+
+@pytest.fixture
+def fake_driver(tmp_path: Path) -> dict[str, str]:
+    """A stand-in for NVIDIA's driver that ends the process which opens it."""
+    source = "__attribute__((constructor)) static void touched(void) { _exit(66); }\n"
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
-        subprocess.run(
-            [compiler, "-shared", "-fPIC", str(source), "-o", str(folder / name)], check=True
-        )
-    return {"LD_LIBRARY_PATH": str(folder)}
+        library(tmp_path / "driver", name, f"#include <unistd.h>\n{source}")
+    return {"LD_LIBRARY_PATH": str(tmp_path / "driver")}
 
 
 @pytest.mark.slow
@@ -370,9 +367,8 @@ def test_a_seat_touches_no_driver(process: Any, fake_driver: dict[str, str]):
     """The replica's GPU is not known yet. The stand-in ends processes that open the driver."""
     answer = process(imports=list(IMPORTS), own_environ=fake_driver)
     code = "import ctypes; ctypes.CDLL('libcuda.so.1')"
-    touched = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **fake_driver}, check=False
-    )
+    environ = {**os.environ, **fake_driver}
+    touched = subprocess.run([sys.executable, "-c", code], env=environ, check=False)
     assert answer["use"]["hit"]
     assert touched.returncode == 66
 
@@ -390,17 +386,9 @@ def test_a_driver_that_is_only_loaded_is_no_reason(
     process: Any, tmp_path: Path, then: str, miss: str
 ):
     """Builds of torch link to it, and NVML may open the same device files (seen on an H100)."""
-    library, source = tmp_path / "libcuda.so.1", tmp_path / "driver.c"
-    source.write_text(DRIVER)
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    command = [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", str(source)]
-    subprocess.run([*command, "-o", str(library)], check=True)
-    name = process.module(
-        "loads_driver", f"import ctypes\ndriver = ctypes.CDLL({str(library)!r})\n{then}\n"
-    )
-    answer = process(imports=[name])
+    driver = library(tmp_path, "libcuda.so.1", DRIVER)
+    source = f"import ctypes\ndriver = ctypes.CDLL({str(driver)!r})\n{then}\n"
+    answer = process(imports=[process.module("loads_driver", source)])
     assert answer["use"]["miss"] == miss
 
 
@@ -438,9 +426,8 @@ def test_code_that_the_next_job_has_in_another_folder_is_found(
 
 def test_modules_of_the_start_itself_are_not_stale(process: Any, tmp_path: Path):
     """No finder knows a second name of a module, in any start."""
-    name = process.module(
-        "new_name", "import sys\nsys.modules['old_name'] = sys.modules[__name__]\n"
-    )
+    source = "import sys\nsys.modules['old_name'] = sys.modules[__name__]\n"
+    name = process.module("new_name", source)
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "models_lib.py").write_text("import json\n")
     answer = process(imports=[name, "models_lib"], paths=[str(tmp_path / "lib")])
