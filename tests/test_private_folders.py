@@ -50,6 +50,14 @@ def whats(found: tuple[_private_folders.Problem, ...]) -> list[str]:
     return [problem.what for problem in found]
 
 
+def mended(folder: Path) -> str:
+    """Return the only problem of a folder, after the command that is named put it right."""
+    (problem,) = problems(folder)
+    subprocess.run(problem.fix.split(), check=True)
+    assert problems(folder) == ()
+    return problem.what
+
+
 @contextmanager
 def acting_as(user: int) -> Iterator[None]:
     groups = os.getgroups()
@@ -107,13 +115,9 @@ print(json.dumps([exposed(steps, file) for steps, file in trees]))
 
 
 def attacked(trees: list[tuple[list[str], str]], *, user: int, group: int) -> list[bool]:
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", ATTACK],
-        input=json.dumps([user, group, trees]),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    asked = json.dumps([user, group, trees])
+    command = [sys.executable, "-I", "-c", ATTACK]
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 
@@ -185,10 +189,7 @@ def test_any_folder_above_that_others_can_write_is_a_problem(tmp_path: Path, mod
     make_private(folder)
     above = folder.parents[depth - 1]
     above.chmod(mode)
-    (problem,) = problems(folder)
-    assert problem.what == f"{above} can be written by group or others (mode {mode:o})"
-    subprocess.run(problem.fix.split(), check=True)
-    assert problems(folder) == ()
+    assert mended(folder) == f"{above} can be written by group or others (mode {mode:o})"
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o755, 0o770, 0o701, 0o704, 0o710, 0o740])
@@ -196,10 +197,7 @@ def test_a_private_folder_is_closed_to_all_others(tmp_path: Path, mode: int):
     """Any bit of group or others is a problem of the folder itself; the command mends it."""
     folder = private(tmp_path / "folder")
     folder.chmod(mode)
-    (problem,) = problems(folder)
-    assert problem.what == f"{folder} is open to other users (mode {mode & 0o777:o})"
-    subprocess.run(problem.fix.split(), check=True)
-    assert problems(folder) == ()
+    assert mended(folder) == f"{folder} is open to other users (mode {mode & 0o777:o})"
 
 
 @pytest.mark.parametrize(
@@ -221,10 +219,7 @@ def test_a_step_of_somebody_else_is_a_problem(tmp_path: Path, depth: int):
     make_private(folder)
     theirs = [folder, *folder.parents][depth]
     os.chown(theirs, STRANGER, -1)
-    (problem,) = problems(folder)
-    assert problem.what == f"{theirs} belongs to user id {STRANGER}"
-    subprocess.run(problem.fix.split(), check=True)
-    assert problems(folder) == ()
+    assert mended(folder) == f"{theirs} belongs to user id {STRANGER}"
 
 
 @root_only
@@ -257,9 +252,8 @@ def test_all_problems_are_said_at_once(tmp_path: Path):
     make_private(folder)
     for each in (folder, *folder.parents[:2]):
         each.chmod(0o777)
-    assert [what.split()[0] for what in whats(problems(folder))] == [
-        *(str(tmp_path / "a"), str(tmp_path / "a" / "b"), str(folder))
-    ]
+    steps = [tmp_path / "a", tmp_path / "a" / "b", folder]
+    assert [what.split()[0] for what in whats(problems(folder))] == [*map(str, steps)]
 
 
 def test_dots_are_not_resolved(tmp_path: Path):
@@ -379,10 +373,8 @@ def account_at(home: Path) -> Callable[[int], AccountAt]:
 @pytest.fixture
 def bases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Give a machine of which all three places are the test's."""
-    made = SimpleNamespace(
-        temporary=private(tmp_path / "tmp"), home=private(tmp_path / "home"), last=tmp_path / "last"
-    )
-    private(made.last)
+    names = {"temporary": "tmp", "home": "home", "last": "last"}
+    made = SimpleNamespace(**{place: private(tmp_path / name) for place, name in names.items()})
     monkeypatch.setattr(_private_folders, "LAST_BASE", made.last)
     monkeypatch.setattr(tempfile, "tempdir", str(made.temporary))
     monkeypatch.setenv("TMPDIR", str(made.temporary))
@@ -400,11 +392,7 @@ def given_away(path: Path) -> None:
     os.chown(path, STRANGER, -1)
 
 
-def removed(path: Path) -> None:
-    path.rmdir()
-
-
-SPOILT = [opened, given_away, removed]
+SPOILT = [opened, given_away, Path.rmdir]
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o1777])
@@ -445,7 +433,6 @@ def test_a_user_without_a_name_has_no_home(bases: SimpleNamespace, monkeypatch: 
 
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     opened(bases.temporary)
-
     assert private_base() == bases.last
 
 
@@ -519,9 +506,8 @@ with _private_folders.temporary_folder() as folder:
 
 
 def left_behind(base: Path, kind: str = "process") -> Path:
-    ended = subprocess.run(
-        [sys.executable, "-c", KILLED, kind, str(base)], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", KILLED, kind, str(base)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     folder = Path(ended.stdout.strip())
     (folder / "deep" / "er").mkdir(parents=True)
