@@ -184,11 +184,8 @@ def test_no_gauge_says_ready_where_the_probe_does_not(sinks, replica, directory,
     (directory / "app#Embedder#r1.json").write_text("{")
     damaged = sinks.series()
 
-    said = {
-        "serve_warm_ready": {},
-        "serve_warm_degraded": {},
-        "serve_warm_stage": {"stage": "ready"},
-    }
+    said = {"serve_warm_ready": {}, "serve_warm_degraded": {}}
+    said["serve_warm_stage"] = {"stage": "ready"}
     for found, value in ((ready, 1.0), (hanging, 0.0), (back, 1.0), (damaged, 0.0)):
         assert [of(found, name, **WHO, **own) for name, own in said.items()] == [value] * 3
     assert of(hanging, "serve_warm_node_ready") == 0.0
@@ -198,11 +195,8 @@ def test_no_gauge_says_ready_where_the_probe_does_not(sinks, replica, directory,
     takes_back = {(name, frozenset({**WHO, **own}.items())) for name, own in said.items()}
     rest = {key for key in ready if "replica" in dict(key[1])} - takes_back
     same = {key for key in rest if ready[key] == hanging[key]}
-    assert {name for name, _ in rest - same} == {
-        "serve_warm_heartbeat_age_seconds",
-        "serve_warm_stage_age_seconds",
-        "serve_warm_start_elapsed_seconds",
-    }
+    growing = ("heartbeat_age", "stage_age", "start_elapsed")
+    assert {name for name, _ in rest - same} == {f"serve_warm_{name}_seconds" for name in growing}
 
 
 # --- starts that died ----------------------------------------------------------------------
@@ -273,26 +267,21 @@ def row(labels: Any, samples: Any, name: str = "serve_warm_x") -> dict[str, Any]
 
 
 TWO = [[["1", "2"], 1.0]]
+OWN_NAMES = ("compiles_after_ready_total", "starts_total", "start_duration_seconds_sum")
 
 
 @pytest.mark.parametrize(
     "odd",
     [
-        row(["a", "b"], 7),
-        row("ab", TWO),
-        row(["a", 7], TWO),
-        row(["a", "a"], TWO),
-        row(["a", "replica"], TWO),
-        row(["a", "le"], TWO),
+        *(
+            row(labels, TWO)
+            for labels in ("ab", ["a", 7], ["a", "a"], ["a", "replica"], ["a", "le"])
+        ),
         row(["a", "__name__"], [[["1", "up"], 1.0]]),
-        row(["a", "b"], [[["1"], 1.0]]),
-        row(["a", "b"], [[["1", "2"], "1"]]),
-        row(["a", "b"], [[["1", "2"]]]),
-        row(["a", "b"], [7, "x", None]),
+        *(row(["a", "b"], samples) for samples in (7, [[["1"], 1.0]], [[["1", "2"], "1"]])),
+        *(row(["a", "b"], samples) for samples in ([[["1", "2"]]], [7, "x", None])),
         row(["a", "b"], [[["1", "2"], 10**400]]),
-        row([], [[[], 7]], "serve_warm_compiles_after_ready_total"),
-        row([], [[[], 7]], "serve_warm_starts_total"),
-        row([], [[[], 7]], "serve_warm_start_duration_seconds_sum"),
+        *(row([], [[[], 7]], f"serve_warm_{name}") for name in OWN_NAMES),
     ],
     ids=lambda odd: f"{odd['name']} {odd['labels']} {odd['samples']}"[:80],
 )
@@ -302,9 +291,8 @@ def test_a_row_that_is_none_is_left_out(sinks, replica, odd):
     found = sinks.series()
     assert of(found, "serve_warm_to_proof_seconds", **WHO) == 3.5
     assert "serve_warm_x" not in names(found)
-    assert not any(
-        "replica" in dict(key) for name, key in found if "start" in name and "elapsed" not in name
-    )
+    starts = [key for name, key in found if "start" in name and "elapsed" not in name]
+    assert not any("replica" in dict(key) for key in starts)
 
 
 # --- Ray -----------------------------------------------------------------------------------
@@ -323,15 +311,11 @@ def test_counters_reach_ray_whole(exports):
     ]
     now = [reports[0]]
     sink = metrics.RaySink(lambda: now[0])
-
     for now[0] in reports:
         sink.changed()
-
-    def all_told() -> bool:
-        return exports.totals["serve_warm_compiles_after_ready"] >= 300
-
-    wait_until("all are told", all_told)
-    assert exports.totals["serve_warm_compiles_after_ready"] == 300
+    compiles = "serve_warm_compiles_after_ready"
+    wait_until("all are told", lambda: exports.totals[compiles] >= 300)
+    assert exports.totals[compiles] == 300
     assert exports.totals["serve_warm_forbidden_after_ready"] == 600
     assert len(exports.values["serve_warm_ready"]) <= 300
 
