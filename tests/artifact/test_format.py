@@ -43,7 +43,7 @@ def unpacked(raw: bytes, target: Path) -> None:
     unpack_directory(io.BytesIO(raw), target)
 
 
-def reason_of(action: Callable[..., Any], *arguments: Any, match: str = "") -> str:
+def reason_of(action: Callable[..., Any], *arguments: Any, match: str | None = None) -> str:
     with pytest.raises(ArtifactRefused, match=match) as caught:
         action(*arguments)
     return caught.value.reason
