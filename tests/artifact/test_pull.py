@@ -144,7 +144,7 @@ def test_any_deployment_name_finds_its_own_artifact(tmp_path: Path):
 def test_an_empty_store_has_nothing(tmp_path: Path):
     """A store that nobody has pushed to is a miss like any other."""
     missed = miss(LocalStore(root=tmp_path / "absent"))
-    assert "has no artifact for 'Embedder'" in missed.message
+    assert "has no artifact for 'Embedder'" in str(missed)
     assert missed.trace == ()
 
 
