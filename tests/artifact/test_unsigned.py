@@ -47,7 +47,7 @@ class Site:
         chosen = {"trust": trusting(KEY), "deployment": DEPLOYMENT, **options}
         return sign_unsigned(self.left, self.fleet, [KEY], **chosen)
 
-    def refuse(self, match: str = "", **options: Any) -> str:
+    def refuse(self, match: str | None = None, **options: Any) -> str:
         """Check that nothing is signed, and return the reason."""
         with pytest.raises(ArtifactRefused, match=match) as refused:
             self.sign(**options)
