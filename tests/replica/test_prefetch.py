@@ -174,7 +174,7 @@ def test_entries_that_cannot_be_read_are_warned_of(store: LocalStore):
     report = start(replica, work, artifact=store.uri).report()
     assert (taken.entries.tables, report.verdict) == ({}, Verdict.FULL_HIT)
     (warning,) = report.warnings
-    assert warning.startswith("not all entries can be used, so Dynamo traces calls:")
+    assert warning.partition(":")[0] == "not all entries can be used, so Dynamo traces calls"
 
 
 def test_entries_of_a_refused_artifact_leave_nothing(store: LocalStore):
