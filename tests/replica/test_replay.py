@@ -346,11 +346,12 @@ def test_a_call_of_another_thread_is_no_call_of_the_input():
             background(torch.ones(2))
 
     with ThreadPoolExecutor(1) as threads:
-        threads.submit(call_on)
+        calling = threads.submit(call_on)
         try:
             progress = run(replay([shape(2), shape(1)], guarded))
         finally:
             stop.set()
+    calling.result()
 
     assert progress.proven == {"size 2"}
     assert "makes no compiled call" in progress.unproven["size 1"]
