@@ -146,10 +146,7 @@ def _not_served(reason: str) -> dict[str, Any]:
 
 def table(names: list[str], level: int = 2) -> dict[str, dict[str, Any]]:
     """Return the result of each row at a level."""
-    with (
-        tempfile.TemporaryDirectory() as cache,
-        processes(Path(cache), "make", "load") as asked,
-    ):
+    with tempfile.TemporaryDirectory() as cache, processes(Path(cache), "make", "load") as asked:
         return {name: take(asked, name, level, 600) for name in names}
 
 

@@ -27,13 +27,7 @@ from lanes import (  # noqa: F401 - pytest finds hooks in the conftest that impo
     pytest_collection_modifyitems,
     pytest_ignore_collect,
 )
-from s3_servers import (  # noqa: F401 - pytest finds fixtures here too
-    _fault_proxy,
-    azurite,
-    ceph,
-    fault_proxy,
-    moto,
-)
+from s3_servers import _fault_proxy, azurite, ceph, fault_proxy, moto  # noqa: F401 - pytest finds fixtures here too
 
 HANG_S = 400.0
 """Time limit of waits in tests, in seconds. A wait that reaches it fails the test."""

@@ -7,29 +7,25 @@ from __future__ import annotations
 import os
 import stat
 import traceback
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from pydantic import ValidationError
 
-from serve_warm.config import (
-    Seats,
-    WarmupConfig,
-    environment,
-    point_torch_caches_at,
-    resolve,
-)
+from serve_warm.config import Seats, WarmupConfig, environment, point_torch_caches_at, resolve
 from serve_warm.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def problem(**sources: Any) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
         resolve(WarmupConfig(), **{"environ": {}, **sources})
     return caught.value
+
+
+def resolved(base: WarmupConfig | None = None, **sources: Any) -> WarmupConfig:
+    return resolve(base or WarmupConfig(), **{"environ": {}, **sources})
 
 
 def section(**settings: Any) -> dict[str, Any]:
@@ -40,45 +36,35 @@ def test_later_sources_win():
     """The class, then the environment, then user_config; each field by itself."""
     base = WarmupConfig(artifact="class", deadline_s=1, max_level=2)
     environ = {"SERVE_WARM_ARTIFACT": "environment", "SERVE_WARM_DEADLINE_S": "2.5"}
-
     config = resolve(base, user_config=section(artifact="user_config"), environ=environ)
-
     assert (config.artifact, config.deadline_s, config.max_level) == ("user_config", 2.5, 2)
 
 
 @pytest.mark.parametrize("user_config", [None, 7, ["warmup"], "warmup"], ids=repr)
 def test_a_user_config_of_any_kind_is_somebody_elses(user_config: Any):
     """Serve passes the user's value on, and this value need not be a mapping."""
-    assert resolve(WarmupConfig(), user_config=user_config, environ={}) == WarmupConfig()
+    assert resolved(user_config=user_config) == WarmupConfig()
 
 
 def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch):
     """A variable set for the replica is read without being passed on."""
     monkeypatch.setenv("SERVE_WARM_MAX_LEVEL", "1")
-
     assert resolve(WarmupConfig()).max_level == 1
     assert environment()["SERVE_WARM_MAX_LEVEL"] == "1"
 
 
 @pytest.mark.parametrize(
-    ("variable", "text", "field", "value"),
+    ("text", "field", "value"),
     [
-        ("SERVE_WARM_ENABLED", "false", "enabled", False),
-        ("SERVE_WARM_ENABLED", "0", "enabled", False),
-        ("SERVE_WARM_ENABLED", "true", "enabled", True),
-        ("SERVE_WARM_MAX_LEVEL", "2", "max_level", 2),
-        ("SERVE_WARM_DEADLINE_S", "90", "deadline_s", 90.0),
-        ("SERVE_WARM_ON_MISSING", "fail", "on_missing", "fail"),
-        ("SERVE_WARM_STATE_DIR", "/run/warm", "state_dir", "/run/warm"),
-        ("SERVE_WARM_SEATS", '{"count": 2}', "seats", Seats(count=2)),
+        *(("false", "enabled", False), ("0", "enabled", False), ("true", "enabled", True)),
+        *(("2", "max_level", 2), ("90", "deadline_s", 90.0), ("fail", "on_missing", "fail")),
+        ("/run/warm", "state_dir", "/run/warm"),
+        ('{"count": 2}', "seats", Seats(count=2)),
     ],
 )
-def test_variables_are_text_that_becomes_the_field(
-    variable: str, text: str, field: str, value: Any
-):
+def test_variables_are_text_that_becomes_the_field(text: str, field: str, value: Any):
     """Each field has a variable of its name, read as the type that it has."""
-    config = resolve(WarmupConfig(), environ={variable: text})
-
+    config = resolved(environ={f"SERVE_WARM_{field.upper()}": text})
     assert getattr(config, field) == value
 
 
@@ -86,9 +72,7 @@ def test_each_source_says_what_it_has_of_seats():
     """Imports belong into the code, and how many seats there are into the YAML."""
     base = WarmupConfig(seats=Seats(imports=("transformers",), keep_alive_s=60))
     environ = {"SERVE_WARM_SEATS": '{"keep_alive_s": 120}'}
-
     config = resolve(base, user_config=section(seats={"count": 1}), environ=environ)
-
     assert config.seats == Seats(count=1, imports=("transformers",), keep_alive_s=120)
 
 
@@ -103,7 +87,6 @@ def test_each_source_says_what_it_has_of_seats():
     ids=str,
 )
 def test_a_mistake_in_seats_is_named(seats: Any, says: str):
-    """The error shows the whole name of the field."""
     assert says in problem(user_config=section(seats=seats)).message
 
 
@@ -111,16 +94,12 @@ def test_a_mistake_in_seats_is_named(seats: Any, says: str):
 def test_on_and_off_are_words_in_yaml_too(text: str):
     """YAML reads a bare on or off as a boolean, and documents write it bare."""
     user_config = yaml.safe_load(f"warmup: {{eager_sample: {text}}}")
-
-    config = resolve(WarmupConfig(), user_config=user_config, environ={})
-
-    assert config.eager_sample == "off"
+    assert resolved(user_config=user_config).eager_sample == "off"
 
 
 def test_an_unknown_field_is_named_with_the_known_ones():
     """A mistyped setting is an error, not a default."""
     error = problem(user_config=section(artefact="./artifacts"))
-
     assert "user_config.warmup.artefact: Extra inputs" in error.message
     assert "fields: enabled, artifact, max_level" in error.hint
 
@@ -128,7 +107,6 @@ def test_an_unknown_field_is_named_with_the_known_ones():
 def test_the_value_under_an_unknown_name_is_not_repeated():
     """The value may be a credential, and pydantic's own error repeats it."""
     error = problem(user_config=section(aws_secret_access_key="wJalrXUtnFEMI"))
-
     assert "wJalrXUtnFEMI" not in "".join(traceback.format_exception(error))
     assert error.__context__ is None
 
@@ -136,7 +114,6 @@ def test_the_value_under_an_unknown_name_is_not_repeated():
 def test_an_unknown_field_is_compared_with_the_known_ones():
     """The nearest one is asked for, whichever source the name comes from."""
     error = problem(user_config=section(artefact="./artifacts", on_mising="fail"))
-
     assert "user_config.warmup.artefact: Extra inputs are not permitted; did you mean" in str(error)
     assert "did you mean 'artifact'?" in error.message
     assert "did you mean 'on_missing'?" in error.message
@@ -150,7 +127,6 @@ def test_a_former_name_is_answered_with_the_name_of_today(former: str, name: str
     """A setting that is renamed must not be lost silently, in the environment either."""
     by_yaml = problem(user_config=section(**{former: "x"}))
     by_variable = problem(environ={f"SERVE_WARM_{former.upper()}": "x"})
-
     assert f"user_config.warmup.{former}: Extra inputs" in by_yaml.message
     assert f"SERVE_WARM_{former.upper()}: Extra inputs" in by_variable.message
     for error in (by_yaml, by_variable):
@@ -161,7 +137,6 @@ def test_a_former_name_is_answered_with_the_name_of_today(former: str, name: str
 def test_a_duration_in_words_is_refused(name: str):
     """Settings have no other unit than seconds."""
     error = problem(user_config=section(**{name: "10m"}))
-
     assert f"user_config.warmup.{name}: Input should be a valid number" in error.message
 
 
@@ -179,7 +154,6 @@ def test_a_duration_in_words_is_refused(name: str):
 def test_an_address_of_no_store_is_refused_with_the_settings(artifact: str, message: str):
     """Without the refusal, one wrong letter would make a replica compile at each start."""
     error = problem(user_config=section(artifact=artifact))
-
     assert "user_config.warmup.artifact: " in error.message
     assert message in error.message
     assert "hush" not in error.message
@@ -189,18 +163,14 @@ def test_an_address_in_code_is_not_repeated_either():
     """Pydantic's own error would show what somebody wrote into it."""
     with pytest.raises(ValidationError, match="unknown store scheme s4") as refused:
         WarmupConfig(artifact="s4://user:hush@bucket")
-
-    assert "hush" not in "".join(traceback.format_exception(refused.value)).replace(
-        'artifact="s4://user:hush@bucket"', ""
-    )
+    shown = "".join(traceback.format_exception(refused.value))
+    assert "hush" not in shown.replace('artifact="s4://user:hush@bucket"', "")
 
 
 @pytest.mark.parametrize("artifact", ["./artifacts", "artifacts", "./s3//x", "/srv/a:b", "s3/b"])
 def test_a_folder_of_any_name_is_an_address(artifact: str):
     """Only a text that looks like a misspelt URL is refused. `./` marks it as a folder."""
-    config = resolve(WarmupConfig(), user_config=section(artifact=artifact), environ={})
-
-    assert config.artifact == artifact
+    assert resolved(user_config=section(artifact=artifact)).artifact == artifact
 
 
 def test_trust_is_no_setting():
@@ -210,11 +180,8 @@ def test_trust_is_no_setting():
 
 def test_all_problems_are_named_at_once_with_their_source():
     """Three mistakes in a file give three problems, each with its place."""
-    error = problem(
-        user_config=section(on_missing="wait", max_level=4),
-        environ={"SERVE_WARM_DEADLINE_S": "soon"},
-    )
-
+    settings = section(on_missing="wait", max_level=4)
+    error = problem(user_config=settings, environ={"SERVE_WARM_DEADLINE_S": "soon"})
     assert "user_config.warmup.on_missing: " in error.message
     assert "(found 'wait')" in error.message
     assert "user_config.warmup.max_level: " in error.message
@@ -225,30 +192,21 @@ def test_all_problems_are_named_at_once_with_their_source():
 @pytest.mark.parametrize(
     "settings",
     [
-        {"deadline_s": 0},
-        {"deadline_s": -1},
-        {"pull_deadline_s": 0},
-        {"input_deadline_s": "later"},
-        {"max_level": 0},
-        {"max_level": 4},
-        {"after_ready": "eager"},
-        {"enabled": "perhaps"},
-        {"on_deadline": None},
-        {7: "seven"},
+        *({"deadline_s": 0}, {"deadline_s": -1}, {"pull_deadline_s": 0}),
+        *({"input_deadline_s": "later"}, {"max_level": 0}, {"max_level": 4}),
+        *({"after_ready": "eager"}, {"enabled": "perhaps"}, {"on_deadline": None}, {7: "seven"}),
     ],
     ids=str,
 )
 def test_values_out_of_range_are_refused(settings: dict[Any, Any]):
     """A value that cannot be meant is an error that names its field."""
     (name,) = settings
-
     assert f"user_config.warmup.{name}: " in problem(user_config={"warmup": settings}).message
 
 
 def test_a_section_that_is_no_mapping_is_shown_as_one():
     """`warmup: true` is not a setting; the hint shows one."""
     error = problem(user_config={"warmup": True})
-
     assert "user_config.warmup must be a mapping, but it is a bool" in error.message
     assert "{warmup: {artifact: ./artifacts}}" in error.hint
 
@@ -257,9 +215,7 @@ def test_torch_is_pointed_into_one_directory(tmp_path: Path, monkeypatch: pytest
     """Compiler and Triton write below the directory, whatever torch had set before."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/var/tmp/shared")
     monkeypatch.setenv("TRITON_CACHE_DIR", "/var/tmp/shared")
-
     point_torch_caches_at(tmp_path)
-
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
     assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton")
     assert stat.S_ISDIR(tmp_path.stat().st_mode)

@@ -37,10 +37,8 @@ class Finder(doctest.DocTestFinder):
 def test_examples_are_true(name: str):
     """The code returns what docstrings show, and every example is run."""
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-
     for test in Finder().find(importlib.import_module(name), name):
         runner.run(test)
-
     assert runner.tries > 0
     assert runner.failures == 0
 

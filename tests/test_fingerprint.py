@@ -9,8 +9,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -27,39 +29,15 @@ from serve_warm.fingerprint import (
     why_no_gpu,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-from types import SimpleNamespace
-
 MACHINE_FACTORS = (
-    "serve_warm",
-    "platform",
-    "libc",
-    "cpu_isa",
-    "cpu_capability",
-    "python",
-    "python_include",
-    "python_lib",
-    "torch_install",
-    "torch",
-    "triton",
-    "compiler",
-    "cuda",
-    "gpu",
-    "driver",
+    *("serve_warm", "platform", "libc", "cpu_isa", "cpu_capability", "python", "python_include"),
+    *("python_lib", "torch_install", "torch", "triton", "compiler", "cuda", "gpu", "driver"),
 )
-APP_FACTORS = (
-    "threads",
-    "grad_mode",
-    "inference_mode",
-    "autocast",
-    "default_dtype",
-    "matmul_precision",
+MODES = (
+    *("threads", "grad_mode", "inference_mode", "autocast", "default_dtype", "matmul_precision"),
     "deterministic",
-    "torch_environment",
-    "compile_arguments",
-    "cpu",
 )
+APP_FACTORS = (*MODES, "torch_environment", "compile_arguments", "cpu")
 FACTORS = [("machine", factor) for factor in MACHINE_FACTORS]
 FACTORS += [("app", factor) for factor in APP_FACTORS]
 
@@ -159,13 +137,15 @@ print(sorted(functorch.save_config_portable().items(), key=repr))
 """
 
 
+def this_process() -> Fingerprint:
+    """Return this process, as it is read when a replica starts."""
+    app = read_app(os.environ, compile_arguments={"dynamic": "False"})
+    return Fingerprint(machine=read_machine(os.environ), app=app)
+
+
 @pytest.fixture(scope="module")
 def here() -> Fingerprint:
-    """This process, as it is read when a replica starts."""
-    return Fingerprint(
-        machine=read_machine(os.environ),
-        app=read_app(os.environ, compile_arguments={"dynamic": "False"}),
-    )
+    return this_process()
 
 
 @pytest.fixture
@@ -203,11 +183,7 @@ def test_the_factors_read_are_the_factors_tested(here: Fingerprint) -> None:
 
 def test_a_process_fits_itself(here: Fingerprint) -> None:
     """Reading twice gives one fingerprint: nothing in it varies from start to start."""
-    again = Fingerprint(
-        machine=read_machine(os.environ),
-        app=read_app(os.environ, compile_arguments={"dynamic": "False"}),
-    )
-
+    again = this_process()
     assert here.compare(again) == ()
     assert here.key == again.key
 
@@ -216,10 +192,8 @@ def test_a_process_fits_itself(here: Fingerprint) -> None:
 def test_each_factor_alone_is_a_named_difference(
     here: Fingerprint, group: str, factor: str
 ) -> None:
-    """A change of any one factor is found, named with both values, and changes the key."""
     other, without = (changed(here, group, factor, value) for value in ("other", None))
     ours = here.to_json()[group][factor]
-
     for artifact, machine, was, now in (
         (other, here, "other", ours),
         (without, here, None, ours),
@@ -237,9 +211,7 @@ def test_machine_factors_come_first() -> None:
     """All differences are reported at once, the machine's before the app's, sorted by name."""
     artifact = Fingerprint(machine={"torch": "1", "gpu": "A"}, app={"threads": "1", "autocast": ""})
     other = Fingerprint(machine={"torch": "2", "gpu": "B"}, app={"threads": "2", "autocast": "x"})
-
     mismatches = artifact.compare(other)
-
     assert [mismatch.factor for mismatch in mismatches] == ["gpu", "torch", "autocast", "threads"]
 
 
@@ -249,7 +221,6 @@ def test_what_an_artifact_does_not_need_is_no_difference(here: str) -> None:
     libraries = Fingerprint(machine={"compiler": "not needed"}, app={})
     kernels = Fingerprint(machine={"compiler": "g++ 13.1.0"}, app={})
     machine = Fingerprint(machine={"compiler": here}, app={})
-
     assert libraries.compare(machine) == ()
     assert [mismatch.factor for mismatch in kernels.compare(machine)] == ["compiler"]
 
@@ -287,9 +258,7 @@ def test_a_gpu_that_torch_cannot_use_is_not_none(
 ) -> None:
     """With a driver that is too old, nothing fits, and the reason is reported."""
     cuda_without_devices(TOO_OLD)
-
     machine = read_machine(os.environ)
-
     assert machine["gpu"] == "unknown"
     assert why_no_gpu(os.environ).endswith(
         " (CUDA 13.0) cannot use this machine's GPU, so no artifact fits: "
@@ -307,9 +276,7 @@ def test_a_machine_without_a_gpu_has_none(
 ) -> None:
     """A CUDA build of torch without a visible GPU is a normal machine."""
     cuda_without_devices(why)
-
     machine = read_machine(os.environ)
-
     assert (machine["gpu"], machine["driver"]) == ("none", "none")
     assert why_no_gpu(os.environ) == ""
 
@@ -317,9 +284,7 @@ def test_a_machine_without_a_gpu_has_none(
 def test_unknown_fits_nothing() -> None:
     """Two machines whose instruction sets could not be read are not taken for equal."""
     machine = Fingerprint(machine={"cpu_isa": "unknown"}, app={})
-
     (mismatch,) = machine.compare(machine)
-
     assert str(mismatch) == "cpu_isa: artifact unknown, here unknown"
 
 
@@ -336,17 +301,14 @@ def test_unknown_fits_nothing() -> None:
 def test_of_two_lists_only_the_difference_is_shown(artifact: str, here: str, text: str) -> None:
     """Shared instructions are not printed. Strange text from a manifest is printed."""
     mismatch = Mismatch(group="machine", factor="cpu_isa", artifact=artifact, here=here)
-
     assert str(mismatch).replace('"', "").replace("it's ", "") == f"cpu_isa: {text}"
 
 
 def test_key_does_not_depend_on_order(here: Fingerprint) -> None:
     """The key is the variant's name: 16 hexadecimal digits, whatever the order of factors."""
     data = json.loads(json.dumps(here.to_json(), sort_keys=True))
-    reversed_order = Fingerprint(
-        machine=dict(reversed(data["machine"].items())), app=dict(reversed(data["app"].items()))
-    )
-
+    groups = {group: dict(reversed(factors.items())) for group, factors in data.items()}
+    reversed_order = Fingerprint(**groups)
     assert Fingerprint.from_json(data) == here
     assert Fingerprint.from_json(data).key == reversed_order.key == here.key
     assert re.fullmatch("[0-9a-f]{16}", here.key)
@@ -355,18 +317,14 @@ def test_key_does_not_depend_on_order(here: Fingerprint) -> None:
 def test_key_is_the_same_in_every_version() -> None:
     """Stored artifacts are found by this name: another derivation would orphan all of them."""
     assert Fingerprint(machine={"gpu": "none"}, app={"threads": "4"}).key == "f96e57240d6dcfab"
-    assert (
-        Fingerprint(machine={"a": "1"}, app={}).key != Fingerprint(machine={}, app={"a": "1"}).key
-    )
+    machine, app = Fingerprint(machine={"a": "1"}, app={}), Fingerprint(machine={}, app={"a": "1"})
+    assert machine.key != app.key
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        None,
-        [],
-        "fingerprint",
-        {},
+        *(None, [], "fingerprint", {}),
         {"machine": {}},
         {"machine": {}, "app": {}, "more": {}},
         {"machine": [], "app": {}},
@@ -420,7 +378,6 @@ def without(cpuinfo: str, *names: str) -> str:
 def test_two_cpus_with_avx2_are_one_portable_machine() -> None:
     """A wider CPU, and a CPU that torch is told to use less of, fit each other's artifacts."""
     wide, narrow = portable(AVX512), portable(AVX2)
-
     assert wide.compare(narrow) == ()
     assert wide.compare(portable(AVX2, "avx2")) == wide.compare(portable(AVX512, "avx512")) == ()
     assert wide.machine["cpu_isa"] != cpu_isa(AVX2)
@@ -430,9 +387,7 @@ def test_two_cpus_with_avx2_are_one_portable_machine() -> None:
 def test_a_cpu_without_one_feature_fits_no_portable_artifact(name: str) -> None:
     """Whichever it lacks of x86-64-v3 is named, and it keeps an instruction set of its own."""
     lesser = portable(without(AVX2, name))
-
     [mismatch] = [m for m in portable(AVX512).compare(lesser) if m.factor == "cpu_isa"]
-
     assert lacking(cpu_isa(without(AVX2, name))) == (name,)
     assert f"only in the artifact {name};" in str(mismatch)
     assert lesser.machine["cpu_isa"] == cpu_isa(without(AVX2, name))
@@ -441,7 +396,6 @@ def test_a_cpu_without_one_feature_fits_no_portable_artifact(name: str) -> None:
 def test_a_portable_artifact_is_not_for_torch_without_vectors() -> None:
     """`ATEN_CPU_CAPABILITY=default` refuses to compile some graphs: it stays a factor."""
     [mismatch] = portable(AVX2).compare(portable(AVX2, "default"))
-
     assert str(mismatch) == "cpu_capability: artifact any, here default"
 
 
@@ -451,9 +405,7 @@ def test_native_and_portable_replicas_share_no_artifact() -> None:
         Fingerprint(machine=read_machine({}, cpu=cpu), app=read_app({}, cpu=cpu))
         for cpu in ("native", "portable")
     )
-
     said = [str(mismatch) for mismatch in preset.compare(native)]
-
     assert "cpu: artifact portable, here native" in said
 
 
@@ -484,7 +436,6 @@ def test_excluded_variables_are_in_no_key_of_torch() -> None:
 
 
 def test_compiler_variables_are_a_sorted_factor() -> None:
-    """Variables that steer torch's compiler count, unknown ones too, and others do not."""
     environ = {
         "TORCH_COMPILE_DYNAMIC_SOURCES": "L['x'], L['y']",
         "TORCHINDUCTOR_MAX_AUTOTUNE": "1",
@@ -492,10 +443,7 @@ def test_compiler_variables_are_a_sorted_factor() -> None:
         "TORCH_LOGS": "recompiles",
         "HOME": "/home/user",
     }
-
-    text = fingerprint.torch_environment(environ)
-
-    assert text == (
+    assert fingerprint.torch_environment(environ) == (
         "TORCHDYNAMO_NOT_YET_INVENTED= TORCHINDUCTOR_MAX_AUTOTUNE=1 "
         """'TORCH_COMPILE_DYNAMIC_SOURCES=L['"'"'x'"'"'], L['"'"'y'"'"']'"""
     )
@@ -505,7 +453,6 @@ def test_two_sets_of_compile_arguments_never_read_the_same() -> None:
     """Quoting keeps values with blanks apart, so that no two settings share a fingerprint."""
     one = read_app({}, compile_arguments={"mode": "default dynamic=False"})
     two = read_app({}, compile_arguments={"mode": "default", "dynamic": "False"})
-
     assert one["compile_arguments"] == "'mode=default dynamic=False'"
     assert two["compile_arguments"] == "dynamic=False mode=default"
     assert read_app({})["compile_arguments"] == "none"
@@ -523,16 +470,7 @@ def test_app_factors_follow_the_process() -> None:
     torch.set_num_threads(torch.get_num_threads() + 1)
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
         inside = read_app({})
-
-    assert {factor for factor in before if before[factor] != inside[factor]} == {
-        "threads",
-        "grad_mode",
-        "inference_mode",
-        "autocast",
-        "default_dtype",
-        "matmul_precision",
-        "deterministic",
-    }
+    assert {factor for factor in before if before[factor] != inside[factor]} == {*MODES}
     assert inside["autocast"] == "cpu=bfloat16"
     assert inside["deterministic"] == "warn_only"
     assert (inside["grad_mode"], inside["inference_mode"]) == ("off", "on")
@@ -547,7 +485,6 @@ def test_matmul_precision_is_read_after_mixed_setters() -> None:
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     with pytest.raises(RuntimeError, match="mix of the legacy and new"):
         torch.get_float32_matmul_precision()
-
     assert read_app({})["matmul_precision"].startswith("cuda=tf32 cpu=ieee ")
 
 
@@ -564,20 +501,15 @@ def test_compiler_is_the_one_that_torch_would_call(tmp_path: Path) -> None:
     failing.write_text("#!/bin/sh\nexit 1\n")
     for each in (compiler, failing):
         each.chmod(0o755)
-
-    found = [
-        read_machine(environ)["compiler"]
-        for environ in (
-            {"PATH": str(tmp_path)},
-            {"PATH": "", "CXX": str(compiler)},
-            {"PATH": str(tmp_path), "CXX": "ccache g++"},
-            {"PATH": "", "CXX": str(failing)},
-            {"PATH": str(tmp_path / "empty")},
-        )
-    ]
-
     text = "g++ (Test) 99.1"
-    assert found == [text, f"{compiler}: {text}", "none", "none", "none"]
+    for environ, found in (
+        ({"PATH": str(tmp_path)}, text),
+        ({"PATH": "", "CXX": str(compiler)}, f"{compiler}: {text}"),
+        ({"PATH": str(tmp_path), "CXX": "ccache g++"}, "none"),
+        ({"PATH": "", "CXX": str(failing)}, "none"),
+        ({"PATH": str(tmp_path / "empty")}, "none"),
+    ):
+        assert read_machine(environ)["compiler"] == found, environ
 
 
 def test_kernel_paths_are_those_on_the_compiler_command_line() -> None:
@@ -589,12 +521,16 @@ def test_kernel_paths_are_those_on_the_compiler_command_line() -> None:
     command = CppBuilder(name="o", sources="i", BuildOption=options).get_command_line()
     machine = read_machine(os.environ)
     directories = {word[2:] for word in command.split() if word.startswith(("-I/", "-L/"))}
-
     covered = (machine["python_include"], machine["python_lib"], machine["torch_install"])
-
     assert {path for path in directories if path.startswith(covered)} == directories
     for prefix in covered:
         assert any(path.startswith(prefix) for path in directories)
+
+
+def device(name: str, major: int, **properties: int) -> SimpleNamespace:
+    """Return the properties of a device, as torch names them."""
+    size = {"multi_processor_count": 132, "total_memory": 80 * 2**30, **properties}
+    return SimpleNamespace(name=name, major=major, minor=0, **size)
 
 
 H200, L4 = "H200 sm_90", "L4 sm_89"
@@ -620,21 +556,13 @@ def test_the_current_device_is_the_one_that_is_read(monkeypatch: pytest.MonkeyPa
     """A replica that sees several GPUs and has chosen the third describes that one."""
     import torch
 
-    devices = [
-        SimpleNamespace(
-            name=name, major=major, minor=0, multi_processor_count=132, total_memory=80 * 2**30
-        )
-        for name, major in (("A", 8), ("B", 9), ("B", 9))
-    ]
+    devices = [device(name, major) for name, major in (("A", 8), ("B", 9), ("B", 9))]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(devices))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", devices.__getitem__)
-
-    assert (
-        read_machine(os.environ)["gpu"]
-        == "B sm_90 132 SMs 80 GiB as cuda:2, beside A sm_80 132 SMs 80 GiB"
-    )
+    named = "B sm_90 132 SMs 80 GiB as cuda:2, beside A sm_80 132 SMs 80 GiB"
+    assert read_machine(os.environ)["gpu"] == named
 
 
 def test_a_rank_is_a_factor_of_its_own() -> None:
@@ -650,30 +578,18 @@ def test_a_rank_is_a_factor_of_its_own() -> None:
             in_groups.append(read_app(os.environ))
         finally:
             torch.distributed.destroy_process_group()
-
     assert in_groups == [alone, {**alone, "rank": "1 of 2"}, {**alone, "rank": "2 of 4"}]
     assert "rank" not in alone
 
 
 def test_a_part_of_a_device_is_another_device() -> None:
     """A kernel tuned for 132 multiprocessors is wrong for a seventh of them (MIG)."""
-    whole = SimpleNamespace(
-        name="NVIDIA H200",
-        major=9,
-        minor=0,
-        multi_processor_count=132,
-        total_memory=150_754_820_096,
-    )
-    part = SimpleNamespace(
-        **{**vars(whole), "multi_processor_count": 16, "total_memory": 18_790_481_920}
-    )
-
+    whole = device("NVIDIA H200", 9, total_memory=150_754_820_096)
+    part = device("NVIDIA H200", 9, multi_processor_count=16, total_memory=18_790_481_920)
     assert fingerprint._device(whole) == "NVIDIA H200 sm_90 132 SMs 140 GiB"
     assert fingerprint._device(part) == "NVIDIA H200 sm_90 16 SMs 18 GiB"
 
 
 def test_importing_the_module_imports_no_torch() -> None:
-    """Inspecting an artifact on a laptop needs no torch."""
     program = "import serve_warm.fingerprint, sys; sys.exit('torch' in sys.modules)"
-
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -8,7 +8,6 @@ import dataclasses
 import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,12 +16,9 @@ from helm.observability import rules
 from reports import FULL
 from serve_warm._seats import MISSES, SeatUse
 from serve_warm.errors import REFUSAL_REASONS
-from serve_warm.metrics import METRICS, Metric, as_data
+from serve_warm.metrics import METRICS, Metric, Samples, as_data
 from serve_warm.node_server.table import NODE_METRICS
 from serve_warm.report import LEVELS, ArtifactUse, ParityResult, Report, Stage, Verdict
-
-if TYPE_CHECKING:
-    from serve_warm.metrics import Samples
 
 ROOT = Path(__file__).parents[1]
 REPORTS = [pytest.param(Report(), id="default"), pytest.param(FULL, id="full")]
@@ -36,8 +32,6 @@ CLOSED = {
     "result": {result.value for result in ParityResult},
     "device": {f"cuda:{index}" for index in range(16)},
 }
-FULL_ARTIFACT = FULL.artifact
-assert FULL_ARTIFACT is not None
 
 
 def read(name: str, report: Report) -> Samples:
@@ -50,7 +44,6 @@ def read(name: str, report: Report) -> Samples:
 def test_every_row_reads_every_report(metric: Metric, report: Report):
     """Finite numbers, from 0 on, with a value for each label."""
     samples = metric.read(report)
-
     assert {len(key) for key in samples} <= {len(metric.labels)}
     assert all(type(each) is str and each for key in samples for each in key)
     assert all(type(value) is float for value in samples.values())
@@ -62,7 +55,6 @@ def test_every_row_reads_every_report(metric: Metric, report: Report):
 def test_labels_are_of_closed_sets(metric: Metric, report: Report):
     """Never a path, a shape or an id; but for the one series of an `_info`."""
     samples = metric.read(report)
-
     if metric.name.endswith("_info"):
         assert len(samples) <= 1
         return
@@ -81,15 +73,11 @@ def test_every_row_is_well_named(metric: Metric):
 
 
 def test_every_row_has_a_value_once_a_start_is_over():
-    """Values that were absent before are present then, and no metric stays absent."""
     assert [metric.name for metric in METRICS if not metric.read(FULL)] == []
 
 
-@pytest.mark.parametrize(
-    "metric", [m for m in METRICS if m.kind == "counter"], ids=lambda m: m.name
-)
+@pytest.mark.parametrize("metric", [row for row in ROWS if row.values[0].kind == "counter"])
 def test_counters_begin_at_zero_and_grow_with_the_report(metric: Metric):
-    """A counter of nothing is 0, and what happens after ready moves it."""
     assert set(metric.read(Report()).values()) == {0.0}
     assert all(value > 0 for value in metric.read(FULL).values())
 
@@ -109,7 +97,6 @@ def test_a_start_without_a_seat_counts_by_its_reason():
     missed = Report(seat=SeatUse(count=1, miss="none"))
     alone = Report(seat=SeatUse(count=0, miss="none"))
     gone = Report(seat=SeatUse(count=1, hit=True, problem="no such request"))
-
     assert read("serve_warm_seat_misses", missed) == {("none",): 1.0}
     assert read("serve_warm_seat_misses", gone) == {("unavailable",): 1.0}
     assert set(read("serve_warm_seat_misses", alone).values()) == {0.0}
@@ -123,7 +110,6 @@ def test_what_says_ready_is_1_of_a_ready_replica_alone(metric: Metric):
         metric.read(dataclasses.replace(FULL, stage=stage, degraded=degraded))
         for stage, degraded in ((Stage.READY, ("late",)), (Stage.PROVING, ()))
     )
-
     about_now = {"serve_warm_ready", "serve_warm_degraded", "serve_warm_stage"}
     turned = {key for key in ready if (ready[key], before.get(key)) == (1.0, 0.0)}
     assert set(metric.says_ready) == (turned if metric.name in about_now else set())
@@ -162,22 +148,16 @@ def test_memory_is_told_by_device():
 def test_the_time_to_ready_is_there_once_it_is_known():
     """An unfinished or failed start has no time to ready, because it would count as fast."""
     names = ("serve_warm_ready_seconds", "serve_warm_ready_timestamp_seconds")
-
     for stage in Stage:
         found = [read(name, dataclasses.replace(FULL, stage=stage)) for name in names]
-
         assert found == ([{(): 5.25}, {(): 1795172503.5}] if stage is Stage.READY else [{}, {}])
 
 
 @pytest.mark.parametrize("stage", Stage)
 def test_elapsed_time_grows_until_the_start_is_over(stage: Stage):
     """A reader of the state file counts on from the replica's creation until READY or FAILED."""
-    (row,) = (
-        row
-        for row in as_data(dataclasses.replace(FULL, stage=stage))
-        if row["name"] == "serve_warm_start_elapsed_seconds"
-    )
-
+    rows = as_data(dataclasses.replace(FULL, stage=stage))
+    (row,) = (row for row in rows if row["name"] == "serve_warm_start_elapsed_seconds")
     over = stage in (Stage.READY, Stage.FAILED)
     assert row["since_boot_s"] == (None if over else 100.0)
     assert row["samples"] == [[[], 5.25]]
@@ -187,7 +167,6 @@ def test_an_artifact_is_described_while_it_is_in_use():
     """By the kind of its store, 12 digits of its statement and the day; by no path."""
     info = read("serve_warm_artifact_info", FULL)
     created = read("serve_warm_artifact_created_timestamp_seconds", FULL)
-
     assert info == {("file", "147378e2d3f5", "2026-11-20"): 1.0}
     assert created == {(): 1795168800.0}
 
@@ -196,23 +175,17 @@ def test_an_artifact_is_described_while_it_is_in_use():
     "artifact",
     [
         None,
-        ArtifactUse(store="s3://bucket", source="s3"),
-        ArtifactUse(store="s3://bucket", source="s3", reason="none fits"),
+        {},
+        {"reason": "none fits"},
         # A refused one is named in the report, and was not loaded.
-        ArtifactUse(
-            store="s3://bucket",
-            source="s3",
-            statement="statements/x/147378e2d3f56607.dsse.json",
-            reason="it was changed",
-            refused="digest_mismatch",
-        ),
+        {"statement": "statements/x/147378e2d3f56607.dsse.json", "refused": "digest_mismatch"},
     ],
     ids=["none configured", "looked for", "missed", "refused"],
 )
-def test_no_artifact_is_described_that_is_not_in_use(artifact: ArtifactUse | None):
+def test_no_artifact_is_described_that_is_not_in_use(artifact: dict[str, str] | None):
     """An alert on the age of artifacts would fire for what nobody runs."""
-    report = dataclasses.replace(FULL, artifact=artifact)
-
+    used = None if artifact is None else ArtifactUse(store="s3://bucket", source="s3", **artifact)
+    report = dataclasses.replace(FULL, artifact=used)
     assert read("serve_warm_artifact_info", report) == {}
     assert read("serve_warm_artifact_created_timestamp_seconds", report) == {}
 
@@ -220,19 +193,10 @@ def test_no_artifact_is_described_that_is_not_in_use(artifact: ArtifactUse | Non
 def test_what_is_not_known_has_no_value():
     """For example, an unknown deadline is absent instead of 0."""
     absent = {metric.name for metric in METRICS if not metric.read(Report())}
-
-    assert absent == {
-        "serve_warm_build_info",
-        "serve_warm_stage_seconds",
-        "serve_warm_graph_pool_bytes",
-        "serve_warm_gpu_reserved_bytes",
-        "serve_warm_gpu_reserved_peak_bytes",
-        "serve_warm_deadline_seconds",
-        "serve_warm_ready_seconds",
-        "serve_warm_ready_timestamp_seconds",
-        "serve_warm_seats",
-        "serve_warm_artifact_info",
-        "serve_warm_artifact_created_timestamp_seconds",
+    assert {name.removeprefix("serve_warm_") for name in absent} == {
+        *("build_info", "stage_seconds", "graph_pool_bytes", "gpu_reserved_bytes", "seats"),
+        *("gpu_reserved_peak_bytes", "deadline_seconds", "ready_seconds", "artifact_info"),
+        *("ready_timestamp_seconds", "artifact_created_timestamp_seconds"),
     }
 
 
@@ -256,6 +220,5 @@ def test_every_metric_and_label_has_a_user(name: str, kind: str, labels: tuple[s
     """A panel, a rule, a runbook or the README reads the metric, and each of its labels."""
     end = {"counter": "_total", "histogram": "_bucket"}.get(kind, "")
     using = [text for text in TEXTS if name + end in names(substituted(text))]
-
     assert using
     assert [label for label in labels if not any(label in text for text in using)] == []

@@ -16,8 +16,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -34,10 +35,7 @@ from serve_warm.node import (
     read_states,
     warmth,
 )
-from state_files import Clock, clock_fixture  # noqa: F401 - a fixture
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from state_files import Clock, clock_fixture, directory_fixture  # noqa: F401 - fixtures
 
 REWRITES = 2_000
 
@@ -58,15 +56,12 @@ def state_file(directory: Path, replica: str = "Embedder#1") -> StateFile:
     return file
 
 
-def test_what_is_written_is_read(tmp_path: Path):
-    """Identity, facts and times of a living replica."""
+def test_what_is_written_is_read(directory: Path):
     before = boot_s()
-    file = state_file(tmp_path / "state")
-    file.write({"stage": "REPLAYING", "inputs_done": 3})
-    file.write({"stage": "READY", "inputs_done": 3})
-    file.write({"stage": "READY", "inputs_done": 3})
-
-    (state,) = read_states(tmp_path / "state")
+    file = state_file(directory)
+    for stage in ("REPLAYING", "READY", "READY"):
+        file.write({"stage": stage, "inputs_done": 3})
+    (state,) = read_states(directory)
 
     times = [state.pop(f"{name}_boot_s") for name in ("began", "stage", "heartbeat")]
     in_order = [before, *times, boot_s()]
@@ -101,23 +96,18 @@ print(len(seen), backwards)
 
 
 @pytest.mark.slow
-def test_a_reader_never_sees_half_a_state(tmp_path: Path):
+def test_a_reader_never_sees_half_a_state(tmp_path: Path, directory: Path):
     """During thousands of rewrites another process reads old states and new ones, no others."""
-    file, stop = state_file(tmp_path / "state"), tmp_path / "stop"
+    file, stop = state_file(directory), tmp_path / "stop"
     file.write({"number": 0, "text": "0" * 4000})
-    reader = subprocess.Popen(
-        [sys.executable, "-c", READER, file.path, str(stop)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-c", READER, file.path, str(stop)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    reader = subprocess.Popen(command, **pipes, text=True)
     assert reader.stdout.readline() == "ready\n"
-
     for number in range(REWRITES):
         file.write({"number": number, "text": str(number) * 4000})
     stop.touch()
     output, errors = reader.communicate(timeout=400)
-
     assert reader.returncode == 0, errors
     seen, backwards = map(int, output.split())
     assert seen > 10  # it did read while there was writing
@@ -138,39 +128,32 @@ HOSTILE = "\ud800\u2028\"'\\" * 500_000
         {"metrics": [{"labels": ["a"], "samples": [[[str(n)], 1.0] for n in range(200_000)]}]},
     ],
 )
-def test_no_text_makes_a_warm_replica_unready(tmp_path: Path, texts: dict[str, object]):
+def test_no_text_makes_a_warm_replica_unready(directory: Path, texts: dict[str, object]):
     """A state is never larger than readers accept, and keeps what readiness needs."""
     facts = {"stage": "READY", "loop_boot_s": boot_s(), "inputs_done": 3, "inputs_expected": 3}
-
-    state_file(tmp_path / "state").write({**facts, **texts})
-
-    (replica,) = look(tmp_path / "state")
+    state_file(directory).write({**facts, **texts})
+    (replica,) = look(directory)
     assert (replica.condition, replica.why) == ("warm", "")
     assert warmth([replica], Policy())[0] == []
     assert replica.state is not None
     assert {name: replica.state[name] for name in facts} == facts
 
 
-def test_replicas_have_a_file_each(tmp_path: Path):
+def test_replicas_have_a_file_each(tmp_path: Path, directory: Path):
     """Names that are no file names are quoted, and no two replicas share a file."""
     names = ["Embedder#1", "Embedder/../../etc", "Embedder 1", ".."]
     for name in names:
-        state_file(tmp_path / "state", name).write({})
-
-    states = list(read_states(tmp_path / "state"))
-
+        state_file(directory, name).write({})
+    states = list(read_states(directory))
     assert sorted(state["replica"] for state in states) == sorted(names)
-    assert len(list((tmp_path / "state").glob("*.json"))) == len(names)
-    assert len(list((tmp_path / "state").iterdir())) == 2 * len(names)
+    assert len(list(directory.glob("*.json"))) == len(names)
+    assert len(list(directory.iterdir())) == 2 * len(names)
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
 
 
 def test_directories_are_made_private(tmp_path: Path):
-    """This applies to the directory and its parent, if both are missing."""
     directory = tmp_path / "serve_warm-0" / "state"
-
     state_file(directory)
-
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (directory, directory.parent)}
     assert modes == {0o700}
 
@@ -211,24 +194,20 @@ def test_a_directory_that_others_prepared_is_refused(tmp_path: Path, poison):
     directory = tmp_path / "above" / "serve_warm-0" / "state"
     directory.parent.parent.mkdir()
     poison(directory)
-
     with pytest.raises(PermissionError, match="is not a private directory of uid"):
         state_file(directory)
     with pytest.raises(PermissionError, match="is not a private directory of uid") as caught:
         list(read_states(directory))
-
     assert "to fix it: " in caught.value.strerror
 
 
-def test_states_of_another_user_are_not_read(tmp_path: Path):
+def test_states_of_another_user_are_not_read(directory: Path):
     """Somebody who was first in /tmp can neither hang nor mislead those who look."""
-    directory = tmp_path / "state"
     state_file(directory).write({})
     os.mkfifo(directory / "a.json")
     if os.geteuid() != 0:
         pytest.skip("only root can give a directory away")
     os.chown(directory, 65534, 65534)
-
     with pytest.raises(PermissionError, match="belongs to user id 65534"):
         list(read_states(directory))
     with pytest.raises(PermissionError, match="is not a private directory"):
@@ -240,9 +219,7 @@ def test_a_directory_may_lie_in_tmp(tmp_path: Path):
     shared = tmp_path / "tmp"
     shared.mkdir()
     shared.chmod(0o1777)
-
     state_file(shared / "state").write({"stage": "READY"})
-
     assert [state["stage"] for state in read_states(shared / "state")] == ["READY"]
 
 
@@ -333,50 +310,43 @@ def conditions(directory: Path, **options: Any) -> dict[str, str]:
     return {replica.names[2]: replica.condition for replica in look(directory, **options)}
 
 
-def test_a_killed_replica_is_dead_at_once(tmp_path: Path, process):
+def test_a_killed_replica_is_dead_at_once(directory: Path, process):
     """The kernel frees its lock: nobody reads it as a start that hangs, or as warm."""
-    directory = tmp_path / "state"
     process(directory, "alive").write(stage="READY")
     killed = process(directory, "killed").write(stage="READY")
     before = conditions(directory)
-
     killed.kill()
-
     assert before == {"alive": "warm", "killed": "warm"}
     assert conditions(directory) == {"alive": "warm", "killed": "dead"}
     assert [state["replica"] for state in read_states(directory)] == ["alive"]
 
 
 @pytest.mark.slow
-def test_children_do_not_keep_a_dead_replica_alive(tmp_path: Path, process):
+def test_children_do_not_keep_a_dead_replica_alive(directory: Path, process):
     """A forked worker has the replica's descriptors, and not its lock."""
-    directory = tmp_path / "state"
     parent = process(directory, "parent").write(stage="READY").write(fork=True)
     before = conditions(directory)
-
     parent.kill()
-
     assert before == {"parent": "warm"}
     assert conditions(directory) == {"parent": "dead"}
 
 
-def test_process_ids_do_not_matter(tmp_path: Path):
+def test_process_ids_do_not_matter(directory: Path):
     """A sidecar has others: a living pid makes nobody alive, and an unknown one nobody dead."""
     for replica, pid in (("dead", os.getpid()), ("alive", 1 << 30)):
-        file = state_file(tmp_path / "state", replica)
+        file = state_file(directory, replica)
         file.write({"stage": "READY"})
         path = Path(file.path)
         path.write_text(json.dumps({**json.loads(path.read_text()), "pid": pid}))
         if replica == "dead":
             file.close()
-
-    assert conditions(tmp_path / "state") == {"alive": "warm", "dead": "dead"}
+    assert conditions(directory) == {"alive": "warm", "dead": "dead"}
 
 
 @pytest.mark.parametrize("readers", [1, 4])
-def test_readers_do_not_keep_a_replica_from_its_lock(tmp_path: Path, readers: int):
+def test_readers_do_not_keep_a_replica_from_its_lock(directory: Path, readers: int):
     """A start among many probes is seen by all, because readers ignore each other."""
-    directory, stop = tmp_path / "state", threading.Event()
+    stop = threading.Event()
     state_file(directory, "first").write({"stage": "READY"})
     seen: set[str] = set()
 
@@ -397,62 +367,54 @@ def test_readers_do_not_keep_a_replica_from_its_lock(tmp_path: Path, readers: in
     assert seen <= {"warm", "warming", "dead"}
 
 
-def test_a_replica_that_has_only_begun_is_seen(tmp_path: Path):
+def test_a_replica_that_has_only_begun_is_seen(directory: Path):
     """Between its lock and its first state it is there, by name, and not warm."""
-    state_file(tmp_path / "state")
-
-    (replica,) = look(tmp_path / "state")
-
+    state_file(directory)
+    (replica,) = look(directory)
     assert replica.names == ("app", "Embedder", "Embedder#1")
     assert (replica.condition, replica.state) == ("warming", None)
     assert 0.0 <= boot_s() - replica.began_s < 60.0
 
 
 @pytest.mark.parametrize(("ahead_s", "condition"), [(20.0, "warm"), (31.0, "stale")])
-def test_a_replica_without_heartbeat_is_stale(tmp_path: Path, clock: Clock, ahead_s, condition):
+def test_a_replica_without_heartbeat_is_stale(directory: Path, clock: Clock, ahead_s, condition):
     """Half a minute after the last one, though its process is there."""
-    state_file(tmp_path / "state").write({"stage": "READY"})
-
+    state_file(directory).write({"stage": "READY"})
     clock.move_on(ahead_s)
-    (replica,) = look(tmp_path / "state")
-
+    (replica,) = look(directory)
     assert replica.condition == condition
     assert replica.why == ("" if condition == "warm" else replica.why)
     assert "no heartbeat for 3" in replica.why or condition == "warm"
 
 
 @pytest.mark.parametrize(("blocked_s", "condition"), [(29.0, "warm"), (31.0, "stale")])
-def test_a_replica_whose_loop_is_blocked_is_stale(tmp_path: Path, blocked_s: float, condition: str):
+def test_a_replica_whose_loop_is_blocked_is_stale(
+    directory: Path, blocked_s: float, condition: str
+):
     """Its heartbeat continues, but it answers no request."""
     loop_ran_s = node.boot_s() - blocked_s
-    state_file(tmp_path / "state").write({"stage": "READY", "loop_boot_s": loop_ran_s})
-
-    (replica,) = look(tmp_path / "state")
-
+    state_file(directory).write({"stage": "READY", "loop_boot_s": loop_ran_s})
+    (replica,) = look(directory)
     assert replica.condition == condition
     assert ("event loop has not run for 31 s" in replica.why) == (condition == "stale")
 
 
-def test_a_loop_that_compiles_before_ready_is_no_trouble(tmp_path: Path):
+def test_a_loop_that_compiles_before_ready_is_no_trouble(directory: Path):
     """Until then nobody is to be served: it is warming, and says how far."""
-    state_file(tmp_path / "state").write({"stage": "REPLAYING", "loop_boot_s": 1.0})
+    state_file(directory).write({"stage": "REPLAYING", "loop_boot_s": 1.0})
+    assert conditions(directory) == {"Embedder#1": "warming"}
 
-    assert conditions(tmp_path / "state") == {"Embedder#1": "warming"}
 
-
-def test_a_state_that_cannot_be_written_says_nothing_of_the_loop(tmp_path: Path, clock: Clock):
+def test_a_state_that_cannot_be_written_says_nothing_of_the_loop(directory: Path, clock: Clock):
     """On a full disk, only the heartbeat in the lock continues."""
-    file = state_file(tmp_path / "state")
+    file = state_file(directory)
     file.write({"stage": "READY", "loop_boot_s": node.boot_s()})
     clock.move_on(3600.0)
     os.pwrite(file._lock, node.heartbeat_text(boot_s()), 0)
-
-    assert conditions(tmp_path / "state") == {"Embedder#1": "warm"}
+    assert conditions(directory) == {"Embedder#1": "warm"}
 
 
 # --- what is none of ours ------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
     """Hold a lock as a replica does that has written nothing sensible."""
@@ -476,15 +438,13 @@ NAMES = b'"application": "a", "deployment": "d", "replica": "odd"'
     ],
     ids=lambda content: repr(content[:99]),
 )
-def test_a_file_that_is_no_state_is_not_warm(tmp_path: Path, content: bytes):
+def test_a_file_that_is_no_state_is_not_warm(directory: Path, content: bytes):
     """Half a file or an odd one does not hide the others, and does not make a node ready."""
-    state_file(tmp_path / "state").write({"stage": "READY"})
-    (tmp_path / "state" / "z.json").write_bytes(content)
-
-    with held(tmp_path / "state" / "z.lock"):
-        found = look(tmp_path / "state")
-        states = list(read_states(tmp_path / "state"))
-
+    state_file(directory).write({"stage": "READY"})
+    (directory / "z.json").write_bytes(content)
+    with held(directory / "z.lock"):
+        found = look(directory)
+        states = list(read_states(directory))
     assert [replica.condition for replica in found] == ["warm", "unreadable"]
     assert [state["replica"] for state in states] == ["Embedder#1"]
     assert "z.json " in warmth(found, Policy())[0][0]
@@ -522,7 +482,6 @@ def test_bytes_that_are_no_text_are_no_json():
 def test_a_record_is_made_of_its_fields():
     """Only the fields count. A replaced record is another record."""
     made = Policy("min", 2, latch="off")
-
     assert made == Policy(expect="min", at_least=2, deployments=(), latch="off")
     assert made._replace(at_least=3) == Policy("min", 3, (), "off")
     assert made.at_least == 2
@@ -532,24 +491,22 @@ def test_a_record_is_made_of_its_fields():
         made.latch = "on"
 
 
-STAGES = [None, 7, "", "ready", "READYISH", ["READY"], {"READY": 1}]
-
-
-@pytest.mark.parametrize("stage", STAGES, ids=repr)
-def test_only_ready_is_warm(tmp_path: Path, stage: object):
+@pytest.mark.parametrize(
+    "stage", [None, 7, "", "ready", "READYISH", ["READY"], {"READY": 1}], ids=repr
+)
+def test_only_ready_is_warm(directory: Path, stage: object):
     """No other word for a stage is taken for it, and none breaks the reader."""
-    state_file(tmp_path / "state").write({"stage": stage})
-
-    assert conditions(tmp_path / "state") == {"Embedder#1": "warming"}
+    state_file(directory).write({"stage": stage})
+    assert conditions(directory) == {"Embedder#1": "warming"}
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "directory", "another user's"])
 @pytest.mark.parametrize("suffix", [".json", ".lock"])
-def test_what_is_no_file_of_ours_is_refused(tmp_path: Path, kind: str, suffix: str):
+def test_what_is_no_file_of_ours_is_refused(directory: Path, kind: str, suffix: str):
     """A pipe is not waited for, a link not followed, and a stranger's file not trusted."""
-    file = state_file(tmp_path / "state")
+    file = state_file(directory)
     file.write({"stage": "READY"})
-    odd = (tmp_path / "state" / "z").with_suffix(suffix)
+    odd = (directory / "z").with_suffix(suffix)
     if kind == "another user's":
         if os.geteuid() != 0:
             pytest.skip("only root can give a file away")
@@ -562,8 +519,8 @@ def test_what_is_no_file_of_ours_is_refused(tmp_path: Path, kind: str, suffix: s
             "directory": Path.mkdir,
         }[kind](odd)
 
-    with held(tmp_path / "state" / "z.lock") if suffix == ".json" else contextlib.nullcontext():
-        warm, refused = look(tmp_path / "state")
+    with held(directory / "z.lock") if suffix == ".json" else contextlib.nullcontext():
+        warm, refused = look(directory)
 
     assert (warm.condition, refused.condition) == ("warm", "unreadable")
     assert refused.state is None
@@ -571,24 +528,21 @@ def test_what_is_no_file_of_ours_is_refused(tmp_path: Path, kind: str, suffix: s
 
 
 # --- what cannot be written ----------------------------------------------------------------
-
-
-def test_a_replica_goes_on_when_its_files_are_removed(tmp_path: Path):
+def test_a_replica_goes_on_when_its_files_are_removed(directory: Path):
     """The next write makes the files again, with the directory and a held lock."""
-    file = state_file(tmp_path / "state")
+    file = state_file(directory)
     for remove, but in (("*.lock", "none"), ("*.lock", "others"), ("*.json", ""), ("*", "")):
         file.write({"stage": "READY"})
-        for path in (tmp_path / "state").glob(remove):
+        for path in directory.glob(remove):
             path.unlink()
             if but == "others":
                 path.touch()
         if remove == "*":
-            (tmp_path / "state").rmdir()
+            directory.rmdir()
         with contextlib.suppress(FileNotFoundError):
             file.write({"stage": "READY"})
         file.write({"stage": "READY"})
-
-        assert conditions(tmp_path / "state") == {"Embedder#1": "warm"}
+        assert conditions(directory) == {"Embedder#1": "warm"}
 
 
 @pytest.fixture(name="small")
@@ -613,20 +567,18 @@ def test_a_full_directory_keeps_the_heartbeat(small: Path):
     with contextlib.suppress(OSError), (small / "filler").open("wb", buffering=0) as filler:
         while True:
             filler.write(b"x" * 4096)
-
     with pytest.raises(OSError, match="No space left") as caught:
         file.write({"stage": "READY"})
     (second,) = look(small)
-
     assert caught.value.errno == errno.ENOSPC
     assert second.condition == "warm"
     assert second.heartbeat_s > first.heartbeat_s
     assert list(small.glob("*.tmp")) == []
 
 
-def test_a_replica_on_a_disk_that_became_read_only_is_not_dead(tmp_path: Path, monkeypatch):
+def test_a_replica_on_a_disk_that_became_read_only_is_not_dead(directory: Path, monkeypatch):
     """It cannot report that it lives, so it becomes stale. Later it continues."""
-    file = state_file(tmp_path / "state")
+    file = state_file(directory)
     file.write({"stage": "READY"})
 
     def fail(*_: object) -> int:
@@ -636,11 +588,11 @@ def test_a_replica_on_a_disk_that_became_read_only_is_not_dead(tmp_path: Path, m
         read_only.setattr(os, "pwrite", fail)
         with pytest.raises(OSError, match="Read-only file system"):
             file.write({"stage": "READY"})
-    seen = [conditions(tmp_path / "state", stale_s=stale_s) for stale_s in (30.0, 0.0)]
+    seen = [conditions(directory, stale_s=stale_s) for stale_s in (30.0, 0.0)]
     file.write({"stage": "READY"})
 
     assert seen == [{"Embedder#1": "warm"}, {"Embedder#1": "stale"}]
-    assert conditions(tmp_path / "state") == {"Embedder#1": "warm"}
+    assert conditions(directory) == {"Embedder#1": "warm"}
 
 
 def test_a_read_only_directory_is_said_once(small: Path, caplog: pytest.LogCaptureFixture):
@@ -658,7 +610,6 @@ def test_a_read_only_directory_is_said_once(small: Path, caplog: pytest.LogCaptu
     wait_until("it says so", lambda: "can write its state again" in caplog.text)
     after = conditions(small)
     beat.stop()
-
     assert said == 1
     assert (meanwhile, after) == ({}, {"Embedder#1": "warm"})
 
@@ -676,21 +627,19 @@ def heartbeat(
 
 
 @pytest.mark.usefixtures("_writes_often")
-def test_a_heartbeat_goes_on_without_changes(tmp_path: Path):
+def test_a_heartbeat_goes_on_without_changes(directory: Path):
     """By itself, from the first moment on, until it is stopped; then the replica is dead."""
     turns: list[int] = []
-    beat = heartbeat(tmp_path / "state", lambda: turns.append(1) or {"stage": "READY"})
-
+    beat = heartbeat(directory, lambda: turns.append(1) or {"stage": "READY"})
     wait_until("it goes on", lambda: len(turns) > 5)
-    alive = conditions(tmp_path / "state")
+    alive = conditions(directory)
     beat.stop()
-
     assert alive == {"Embedder#1": "warm"}
-    assert conditions(tmp_path / "state") == {"Embedder#1": "dead"}
+    assert conditions(directory) == {"Embedder#1": "dead"}
 
 
 @pytest.mark.usefixtures("_writes_often")
-def test_a_heartbeat_survives_whatever_a_report_raises(tmp_path: Path, caplog):
+def test_a_heartbeat_survives_whatever_a_report_raises(directory: Path, caplog):
     """A report that changes while it is read fails once, not permanently."""
     raising = iter([RuntimeError("changed size"), TypeError("x"), ValueError("y")])
 
@@ -699,26 +648,20 @@ def test_a_heartbeat_survives_whatever_a_report_raises(tmp_path: Path, caplog):
             raise error
         return {"stage": "READY"}
 
-    beat = heartbeat(tmp_path / "state", facts)
-    wait_until("it writes", lambda: conditions(tmp_path / "state") == {"Embedder#1": "warm"})
+    beat = heartbeat(directory, facts)
+    wait_until("it writes", lambda: conditions(directory) == {"Embedder#1": "warm"})
     beat.stop()
 
-    assert (
-        caplog.text.count(
-            "could not describe this replica's state, and will try again: changed size"
-        )
-        == 1
-    )
+    said = "could not describe this replica's state, and will try again: changed size"
+    assert caplog.text.count(said) == 1
 
 
 def test_a_folder_that_cannot_be_written_is_named_with_what_to_do(tmp_path: Path, caplog):
     """The message has the folder, the system's error, the effect, and the setting to change."""
     (tmp_path / "file").touch()
-
     beat = heartbeat(tmp_path / "file" / "state", lambda: {"stage": "READY"})
     wait_until("it is said", lambda: "cannot write" in caplog.text)
     beat.stop()
-
     (record,) = caplog.records
     assert record.message == (
         f"cannot write this replica's state to {tmp_path / 'file' / 'state'}: Not a directory. "
@@ -728,54 +671,45 @@ def test_a_folder_that_cannot_be_written_is_named_with_what_to_do(tmp_path: Path
     )
 
 
-def test_a_refused_directory_keeps_no_replica_from_starting(tmp_path: Path, caplog):
+def test_a_refused_directory_keeps_no_replica_from_starting(directory: Path, caplog):
     """It is said, with what to do, by the thread: nobody waits for it and nothing raises."""
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state").chmod(0o777)
-
-    beat = heartbeat(tmp_path / "state", lambda: {"stage": "READY"})
+    directory.mkdir()
+    directory.chmod(0o777)
+    beat = heartbeat(directory, lambda: {"stage": "READY"})
     wait_until("it is said", lambda: "is not a private directory" in caplog.text)
     beat.stop()
-
     assert "chmod go-w" in caplog.text
     assert "cannot write this replica's state: " in caplog.text
     assert caplog.text.count("SERVE_WARM_STATE_DIR") == 1
 
 
-def test_what_dead_replicas_left_is_swept_by_a_later_start(tmp_path: Path):
+def test_what_dead_replicas_left_is_swept_by_a_later_start(directory: Path):
     """Only old files are removed, because the last figures of a dead replica are still exported."""
     for replica, age_s in (("old", 3600.0), ("new", 1.0)):
-        state_file(tmp_path / "state", replica).write({"stage": "READY"})
+        state_file(directory, replica).write({"stage": "READY"})
         OPEN.pop().close()
-        for path in (tmp_path / "state").glob(f"*{replica}*"):
+        for path in directory.glob(f"*{replica}*"):
             os.utime(path, (path.stat().st_mtime - age_s,) * 2)
-    left = tmp_path / "state" / "half.4711.tmp"
+    left = directory / "half.4711.tmp"
     left.touch()
     os.utime(left, (0, 0))
-
-    state_file(tmp_path / "state", "later").write({"stage": "READY"})
-
-    assert conditions(tmp_path / "state") == {"later": "warm", "new": "dead"}
-    assert len(list((tmp_path / "state").iterdir())) == 4
+    state_file(directory, "later").write({"stage": "READY"})
+    assert conditions(directory) == {"later": "warm", "new": "dead"}
+    assert len(list(directory.iterdir())) == 4
 
 
-def test_a_living_replica_is_never_swept(tmp_path: Path):
+def test_a_living_replica_is_never_swept(directory: Path):
     """However old its files look: a clock may have been set."""
-    alive = state_file(tmp_path / "state", "alive")
+    alive = state_file(directory, "alive")
     alive.write({"stage": "READY"})
-    for path in (tmp_path / "state").iterdir():
+    for path in directory.iterdir():
         os.utime(path, (0, 0))
-
-    state_file(tmp_path / "state", "later").write({"stage": "READY"})
-
-    assert conditions(tmp_path / "state") == {"alive": "warm", "later": "warm"}
+    state_file(directory, "later").write({"stage": "READY"})
+    assert conditions(directory) == {"alive": "warm", "later": "warm"}
 
 
 # --- where it is ---------------------------------------------------------------------------
-
-
 def test_a_node_without_states_has_none(tmp_path: Path):
-    """Looking where nothing was ever written is no error."""
     assert list(read_states(tmp_path / "nowhere")) == []
 
 
@@ -787,7 +721,6 @@ def test_the_default_directory_is_where_replicas_write(monkeypatch: pytest.Monke
     for mode in (0o1777, 0o777):
         temporary.chmod(mode)
         found.append((default_directory(), str(_private_folders.state_folder())))
-
     assert [mine for mine, _ in found] == [theirs for _, theirs in found]
     assert found[0] != found[1]
 
@@ -795,25 +728,16 @@ def test_the_default_directory_is_where_replicas_write(monkeypatch: pytest.Monke
 def test_the_environment_says_where_before_all_else(monkeypatch: pytest.MonkeyPatch):
     """The same holds for replicas."""
     monkeypatch.setenv("SERVE_WARM_STATE_DIR", "/run/warm/state")
-
     assert default_directory() == "/run/warm/state"
 
 
 # --- the policy ----------------------------------------------------------------------------
-
-
 def replica(
     name: str, condition: str, *, began: float = 0.0, ready: float | None = None, of: str = "D"
 ) -> Replica:
     state = {"ready_boot_s": ready and 1.0 + ready}
-    return Replica(
-        stem=name,
-        names=("app", of, name),
-        condition=condition,
-        why="" if condition == "warm" else "why",
-        state=state,
-        began_s=1.0 + began,
-    )
+    what = {"condition": condition, "why": "" if condition == "warm" else "why", "state": state}
+    return Replica(stem=name, names=("app", of, name), **what, began_s=1.0 + began)
 
 
 WARM = replica("w", "warm", began=0, ready=10)
@@ -877,9 +801,7 @@ OTHER = replica("o", "warm", began=0, ready=11, of="Other")
     ],
 )
 def test_policies(policy: Policy, replicas: list[Replica], ready: bool, excused: str):
-    """Which replicas count, and when the node is warm."""
     reasons, without = warmth(replicas, policy)
-
     assert (not reasons) == ready
     assert "".join(r.stem for r in without) == excused
 
@@ -894,33 +816,23 @@ def test_other_policies_are_refused(text: str):
 
 
 # --- a last word -------------------------------------------------------------------------------
-
-
-def test_a_flush_writes_what_is_so_now(tmp_path: Path) -> None:
+def test_a_flush_writes_what_is_so_now(directory: Path) -> None:
     """Code that ends the process writes the reason first, without waiting for the next beat."""
     said = {"stage": "REPLAYING"}
-    beat = Heartbeat(
-        tmp_path / "state", application="a", deployment="d", replica="r", facts=lambda: said
-    )
+    beat = heartbeat(directory, lambda: said)
     beat.flush(60.0)
     said = {"stage": "FAILED"}
-
     in_time = beat.flush(60.0)
-
-    (state,) = node.read_states(tmp_path / "state")
+    (state,) = node.read_states(directory)
     beat.stop()
     assert in_time
     assert state["stage"] == "FAILED"
 
 
-def test_a_late_replica_says_so_before_it_is_ready(tmp_path: Path) -> None:
+def test_a_late_replica_says_so_before_it_is_ready(directory: Path) -> None:
     """While a handler blocks the loop, the probe names the deadline as well as the stage."""
-    names = {"application": "a", "deployment": "d", "replica": "r"}
-    file = StateFile(tmp_path / "state", **names)
-    file.write({"stage": "REPLAYING", "verdict": "late", "inputs_done": 0, "inputs_expected": 1})
-
-    (replica,) = node.look(tmp_path / "state")
-    file.close()
-
+    late = {"stage": "REPLAYING", "verdict": "late", "inputs_done": 0, "inputs_expected": 1}
+    state_file(directory).write(late)
+    (replica,) = node.look(directory)
     assert replica.condition == "warming"
     assert replica.why.endswith("0/1 inputs, late: its deadline has passed")

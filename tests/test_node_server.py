@@ -19,11 +19,11 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from prometheus_client.parser import text_string_to_metric_families
 
 from conftest import wait_until
@@ -37,16 +37,10 @@ from serve_warm.node_server import server as node_server
 from serve_warm.node_server.server import Server
 from serve_warm.node_server.table import OUTCOMES
 from serve_warm.report import Report, Stage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from state_files import directory_fixture  # noqa: F401 - a fixture
 
 NO_CHECKS = ("--raylet", "none", "--proxy", "none")
-
-
-@pytest.fixture(name="directory")
-def directory_fixture(tmp_path: Path) -> Path:
-    return tmp_path / "state"
+NO_URL = "is neither a URL such as http://127.0.0.1:8000/-/healthz nor 'none'"
 
 
 @pytest.fixture(name="replica")
@@ -68,6 +62,10 @@ def replica_fixture(directory: Path) -> Iterator[Callable[..., StateFile]]:
         file.close()
 
 
+def ran(command: list[str | Path]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 @pytest.fixture(name="alone", scope="module")
 def alone_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file where no package is around it."""
@@ -76,11 +74,8 @@ def alone_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="probe")
 def probe_fixture(alone: Path, directory: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def probe(*options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-I", "-S", str(alone), "probe", "--state-dir", str(directory)]
-        return subprocess.run([*command, *options], capture_output=True, text=True, check=False)
-
-    return probe
+    command = [sys.executable, "-I", "-S", alone, "probe", "--state-dir", directory]
+    return lambda *options: ran([*command, *options])
 
 
 class Health(http.server.ThreadingHTTPServer):
@@ -126,16 +121,17 @@ def health_fixture() -> Iterator[Callable[[], Health]]:
         each.server_close()
 
 
+def server_command(directory: Path, *options: str) -> list[str]:
+    command = [sys.executable, "-m", "serve_warm.node_server", "--state-dir", str(directory)]
+    return [*command, "--host", "127.0.0.1", *options]
+
+
 class Node:
     """A server that is a process of its own."""
 
     def __init__(self, directory: Path, *options: str) -> None:
-        command = [sys.executable, "-m", "serve_warm.node_server", "--state-dir", str(directory)]
-        self.process = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--port", "0", *options],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = server_command(directory, "--port", "0", *options)
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         first = self.process.stderr.readline()
         self.port = int(re.search(r"answers on port (\d+)", first)[1])
 
@@ -156,6 +152,11 @@ class Node:
         status, text = self.get("/metrics")
         assert status == 200
         return series(text)
+
+
+def wrapped(directory: Path, *options: str) -> Result:
+    """Run `serve-warm probe` in this process."""
+    return CliRunner().invoke(group, ["probe", "--state-dir", str(directory), *options])
 
 
 def series(text: str) -> dict[str, float]:
@@ -185,12 +186,9 @@ def serve_fixture(directory: Path) -> Iterator[Callable[..., Node]]:
 
 
 # --- the probe -----------------------------------------------------------------------------
-
-
 def test_a_probe_before_anything_exists_is_no(probe):
     """A missing directory means not ready, and is no failure, because each node starts this way."""
     ended = probe(*NO_CHECKS)
-
     assert (ended.returncode, ended.stderr) == (1, "")
     assert ended.stdout.startswith("warm: no replica is on this node")
     assert ended.stdout.count("\n") == 1
@@ -200,9 +198,7 @@ def test_a_probe_is_yes_when_all_is_well(probe, replica, health):
     """The probe prints nothing. Its exit code is the answer."""
     replica()
     raylet, proxy = health(), health()
-
     ended = probe("--raylet", raylet.url, "--proxy", proxy.url)
-
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     assert (raylet.asked, proxy.asked) == (1, 1)
 
@@ -213,9 +209,7 @@ def test_a_probe_says_each_reason_in_a_line(probe, replica, health):
     replica("r2", "REPLAYING", inputs_done=2, inputs_expected=6)
     proxy = health()
     proxy.status = 503
-
     ended = probe("--raylet", "none", "--proxy", proxy.url)
-
     lines = ended.stdout.splitlines()
     assert ended.returncode == 1
     assert len(lines) == 3
@@ -228,9 +222,7 @@ def test_verbose_shows_what_was_checked(probe, replica, health):
     """This also works if all is well, so that a reader sees what was checked."""
     replica("r1")
     replica("r2", "PENDING")
-
     ended = probe("--verbose", "--raylet", health().url, "--proxy", "none")
-
     assert ended.returncode == 0
     assert [line.strip() for line in ended.stdout.splitlines()[:2]] == ["[+] warm", "[+] raylet"]
     assert "app#Embedder r1: warm\n" in ended.stdout
@@ -243,14 +235,11 @@ def test_verbose_shows_what_was_checked(probe, replica, health):
     [
         (["--expect", "some"], "'some' is not valid: use 'all', 'allow-idle' or 'min=N'"),
         (["--expect", "min=0"], "'min=N', where N is at least 1"),
-        (
-            ["--raylet", "localhost:52365"],
-            "is neither a URL such as http://127.0.0.1:8000/-/healthz nor 'none'",
-        ),
-        (["--proxy", "https://127.0.0.1:8000/"], "is neither a URL such as http://"),
-        (["--proxy", "http://127.0.0.1/"], "is neither a URL such as http://"),
-        (["--proxy", "http://127.0.0.1:99999/"], "is neither a URL such as http://"),
-        (["--proxy", "http://h:1/ HTTP/1.1\r\nX: y"], "is neither a URL such as http://"),
+        (["--raylet", "localhost:52365"], NO_URL),
+        (["--proxy", "https://127.0.0.1:8000/"], NO_URL),
+        (["--proxy", "http://127.0.0.1/"], NO_URL),
+        (["--proxy", "http://127.0.0.1:99999/"], NO_URL),
+        (["--proxy", "http://h:1/ HTTP/1.1\r\nX: y"], NO_URL),
         (["--stale-s", "0"], "0.0 is not a positive number of seconds"),
         (["--stale-s", "nan"], "is not a positive number of seconds"),
         (["--stale-s", "soon"], "soon"),
@@ -259,11 +248,10 @@ def test_verbose_shows_what_was_checked(probe, replica, health):
 def test_wrong_usage_is_two_and_never_no(probe, directory, options, said):
     """A mistake in a manifest differs from an unready node, in both forms."""
     ended = probe(*options)
-    wrapped = CliRunner().invoke(group, ["probe", "--state-dir", str(directory), *options])
-
-    assert (ended.returncode, wrapped.exit_code) == (2, 2)
+    in_process = wrapped(directory, *options)
+    assert (ended.returncode, in_process.exit_code) == (2, 2)
     assert said in ended.stderr
-    assert said in wrapped.output
+    assert said in in_process.output
 
 
 def test_the_command_line_gives_the_same_answer(replica, directory, monkeypatch, capsys):
@@ -276,7 +264,6 @@ def test_the_command_line_gives_the_same_answer(replica, directory, monkeypatch,
         with pytest.raises(SystemExit) as ended:
             command_line()
         answers.append((ended.value.code, capsys.readouterr().out))
-
     assert answers[0][0] == 1
     assert "r1: PROVING" in answers[0][1]
     assert answers[1] == (0, "")
@@ -285,13 +272,9 @@ def test_the_command_line_gives_the_same_answer(replica, directory, monkeypatch,
 def test_a_strict_probe_fails_for_flaws_of_ready_replicas(replica, directory):
     """Without `--strict`, a degraded replica and one with narrow inputs count as ready."""
     replica("r1", "READY", narrow=["ids[1], always 16"], degraded=["late: it missed its deadline"])
-    options = ["probe", "--state-dir", str(directory), *NO_CHECKS]
-
     plain, strict, data = (
-        CliRunner().invoke(group, [*options, *more])
-        for more in ([], ["--strict"], ["--strict", "--json"])
+        wrapped(directory, *NO_CHECKS, *more) for more in ([], ["--strict"], ["--strict", "--json"])
     )
-
     assert (plain.exit_code, strict.exit_code, data.exit_code) == (0, 1, 1)
     assert strict.output.splitlines() == [
         "app#Embedder r1: degraded: late: it missed its deadline",
@@ -301,13 +284,9 @@ def test_a_strict_probe_fails_for_flaws_of_ready_replicas(replica, directory):
 
 
 def test_data_has_each_reason(replica, directory):
-    """If a check fails for several replicas, all reasons are listed."""
     replica("r1", "FAILED", error="no model")
     replica("r2", "REPLAYING")
-    options = ["--state-dir", str(directory), *NO_CHECKS, "--json"]
-
-    ended = CliRunner().invoke(group, ["probe", *options])
-
+    ended = wrapped(directory, *NO_CHECKS, "--json")
     (warm,) = json.loads(ended.stdout)["checks"]
     assert warm["check"] == "warm"
     assert "r1: FAILED: no model; app#Embedder r2: REPLAYING" in warm["why"]
@@ -320,7 +299,6 @@ def test_the_page_shows_the_data_that_is_printed(directory, health):
     raylet, proxy = health(), health()
     proxy.shutdown()
     proxy.server_close()
-    options = ["--raylet", raylet.url, "--proxy", proxy.url]
     who = {"application": "scorer", "deployment": "Scorer"}
     with (
         contextlib.closing(StateFile(directory, **who, replica="1ojoilvj")) as ready,
@@ -328,8 +306,7 @@ def test_the_page_shows_the_data_that_is_printed(directory, health):
     ):
         ready.write({"stage": "READY"})
         starting.write({"stage": "REPLAYING", "inputs_done": 1, "inputs_expected": 4})
-        asked = ["probe", "--state-dir", str(directory), *options, "--json"]
-        printed = CliRunner().invoke(group, asked)
+        printed = wrapped(directory, "--raylet", raylet.url, "--proxy", proxy.url, "--json")
 
     printed_as_shown = printed.stdout.replace(proxy.url, node.PROXY)
     assert re.sub(r"for \d+ s", "for 4 s", printed_as_shown) == shown
@@ -340,9 +317,7 @@ def test_a_probe_of_a_poisoned_directory_is_no(probe, replica, directory):
     """States that others may have written do not make a node ready. The text has the command."""
     replica()
     directory.chmod(0o777)
-
     ended = probe(*NO_CHECKS)
-
     assert ended.returncode == 1
     assert f"chmod go-w {directory}" in ended.stdout
 
@@ -351,10 +326,7 @@ def test_a_probe_imports_next_to_nothing(alone, replica, directory, health):
     """Each of these modules takes longer to import than a whole probe."""
     replica("r1", metrics=metrics.as_data(FULL))
     options = ("--state-dir", directory, "--raylet", health().url, "--proxy", health().url)
-
-    command = [sys.executable, "-I", "-S", "-X", "importtime", alone, "probe", *options]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-
+    ended = ran([sys.executable, "-I", "-S", "-X", "importtime", alone, "probe", *options])
     imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
     slow = {"argparse", "collections", "contextlib", "enum", "json"}
     slow |= {"re", "socket", "threading", "typing", "urllib"}
@@ -367,10 +339,9 @@ def test_a_compiled_file_is_the_same_probe(alone, replica, directory, tmp_path):
     """It must run with the same Python. Compiling the file takes half of a probe's time."""
     compiled = py_compile.compile(str(alone), str(tmp_path / "node.pyc"))
     command = [sys.executable, "-I", "-S", compiled, "probe", "--state-dir", directory, *NO_CHECKS]
-    before = subprocess.run(command, capture_output=True, text=True, check=False)
+    before = ran(command)
     replica()
-    after = subprocess.run(command, capture_output=True, text=True, check=False)
-
+    after = ran(command)
     assert (before.returncode, after.returncode) == (1, 0)
     assert before.stdout.startswith("warm: no replica is on this node")
 
@@ -381,9 +352,7 @@ def test_options_are_read_with_and_without_an_equals_sign():
         "--deployment a --deployment=b#c --state-dir /run/x --stale-s 7 --stale-s=9 "
         "--expect=-x --proxy=http://h:1/a=b --no-latch"
     )
-
     read = node.parse(line.split(" "))
-
     assert read == {
         "state_dir": "/run/x",
         "expect": "-x",
@@ -405,9 +374,7 @@ def test_options_are_read_with_and_without_an_equals_sign():
     ],
 )
 def test_any_other_command_line_is_wrong_usage(line: str, capsys: pytest.CaptureFixture[str]):
-    """The message shows all options."""
     assert node.main(line.split()) == 2
-
     said = capsys.readouterr().err
     assert "\nerror: " in said
     for option in node.OPTIONS:
@@ -415,15 +382,11 @@ def test_any_other_command_line_is_wrong_usage(line: str, capsys: pytest.Capture
 
 
 def test_help_is_an_answer(capsys: pytest.CaptureFixture[str]):
-    """It shows the same text, and exits with 0."""
     assert node.main(["probe", "--help"]) == 0
-
     assert capsys.readouterr().out == node.usage("node.py probe")
 
 
 # --- the checks beside warmth --------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
@@ -462,10 +425,8 @@ def test_only_200_in_time_is_healthy(answer: bytes | None, said: str):
 
 
 def test_a_port_where_nobody_listens_is_not_healthy():
-    """Refused at once, and named."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-
     assert "Connection refused" in get(f"http://127.0.0.1:{port}/x")
 
 
@@ -473,9 +434,7 @@ def test_a_port_where_nobody_listens_is_not_healthy():
 def test_a_host_that_is_none_is_not_healthy(probe, replica, host):
     """Whatever goes wrong in asking, it is a reason and never taken for health."""
     replica()
-
     ended = probe("--raylet", "none", "--proxy", f"http://{host}:1/")
-
     assert ended.returncode == 1
     assert ended.stdout.startswith("proxy: ")
 
@@ -505,8 +464,6 @@ def test_dns_that_does_not_answer_is_not_waited_for(monkeypatch):
 
 
 # --- the server ----------------------------------------------------------------------------
-
-
 def test_the_server_follows_the_truth(serve, replica):
     """The node is not ready before the replica, and not ready at the next request after its end."""
     server = serve()
@@ -517,17 +474,14 @@ def test_the_server_follows_the_truth(serve, replica):
     file = replica("r1", "READY")
     ready = server.ready()
     file.close()
-
     assert seen == [False] * 5
     assert ready
     assert not server.ready()
 
 
 def test_every_address_answers(serve, replica):
-    """Paths for kubelet, people and Prometheus, and an answer for all other paths."""
     server = serve()
     replica("r1", "REPLAYING", inputs_done=1, inputs_expected=2)
-
     assert server.get("/livez") == (200, "ok\n")
     assert server.get("/readyz")[0] == 503
     assert server.get("/readyz?verbose")[1].endswith("not ready\n")
@@ -597,7 +551,6 @@ def lines_of(port: int, *pieces: bytes) -> list[bytes]:
 def test_a_request_is_read_in_whatever_pieces_it_comes(serve, pieces):
     """Requests come as clients write them, and the connection ends where they expect it."""
     lines = lines_of(serve().port, *pieces)
-
     assert lines[0] == b"HTTP/1.1 200 OK"
     assert b"Connection: close" in lines
     assert lines[-2:] == [b"", b"ok"]
@@ -621,11 +574,9 @@ def test_a_request_is_read_in_whatever_pieces_it_comes(serve, pieces):
 def test_what_is_no_request_of_ours_is_refused(serve, asked, status):
     """Nothing after it is taken for a request, and it takes no more memory than a request."""
     lines = lines_of(serve().port, asked)
-
     # What was sent and not read may take the answer with it.
-    assert [line.split()[1] for line in lines if line.startswith(b"HTTP/")] in (
-        [[status]] if len(asked) < node_server.MAX_HEAD_BYTES else [[status], []]
-    )
+    found = [line.split()[1] for line in lines if line.startswith(b"HTTP/")]
+    assert found == [status] or (found == [] and len(asked) >= node_server.MAX_HEAD_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -634,12 +585,10 @@ def test_what_is_no_request_of_ours_is_refused(serve, asked, status):
 def test_a_body_is_no_second_question(serve, said):
     """The body is not read, so the connection ends with the answer."""
     with socket.create_connection(("127.0.0.1", serve().port)) as connection:
-        connection.sendall(
-            f"GET /livez HTTP/1.1\r\n{said}\r\n\r\nGET /metrics HTTP/1.1\r\n\r\n".encode()
-        )
+        body = "GET /metrics HTTP/1.1\r\n\r\n"
+        connection.sendall(f"GET /livez HTTP/1.1\r\n{said}\r\n\r\n{body}".encode())
         with connection.makefile("rb") as answer, contextlib.suppress(ConnectionResetError):
             lines = answer.readlines()
-
     assert [line for line in lines if line.startswith(b"HTTP/")] == [b"HTTP/1.1 200 OK\r\n"]
     assert b"Connection: close\r\n" in lines
 
@@ -651,7 +600,6 @@ def test_an_unhealthy_raylet_or_proxy_is_not_ready(serve, replica, health):
     replica()
     server = serve("--raylet", raylet.url, "--proxy", proxy.url)
     ready = server.ready()
-
     raylet.status = 500
     wait_until("the raylet is seen", lambda: not server.ready())
     proxy.status = 404
@@ -659,7 +607,6 @@ def test_an_unhealthy_raylet_or_proxy_is_not_ready(serve, replica, health):
     both = server.get("/readyz")[1].splitlines()
     raylet.status = proxy.status = 200
     wait_until("it is ready again", server.ready)
-
     assert ready
     assert [line.partition(":")[0] for line in both] == ["raylet", "proxy"]
 
@@ -672,11 +619,9 @@ def test_questions_are_not_passed_on(serve, replica, health):
     server = serve("--raylet", raylet.url, "--proxy", "none")
     server.ready()
     before, questions = raylet.asked, 0
-
     while raylet.asked < before + 2:
         assert server.ready()
         questions += 1
-
     assert questions > 20
 
 
@@ -684,10 +629,8 @@ def test_adding_a_replica_does_not_take_a_node_out(serve, replica):
     """This also holds for a new server, and a gauge counts the excused replica."""
     replica("r1")
     replica("r2", "REPLAYING")
-
     latched = serve()
     strict = serve(*NO_CHECKS, "--no-latch")
-
     assert latched.ready()
     assert not strict.ready()
     assert latched.metrics()["serve_warm_node_excused"] == 1.0
@@ -702,13 +645,11 @@ def test_sigterm_is_not_ready_at_once_and_drains(serve, replica):
     replica()
     server = serve(*NO_CHECKS, "--drain-s", "600")
     ready = server.ready()
-
     server.process.send_signal(signal.SIGTERM)
     wait_until("it drains", lambda: not server.ready())
     text, live = server.get("/readyz")[1], server.get("/livez")[0]
     exported = server.metrics()["serve_warm_node_ready"]
     server.process.send_signal(signal.SIGTERM)
-
     assert server.process.wait(timeout=60) == 0
     assert ready
     assert text == "draining: this server is shutting down\n"
@@ -717,26 +658,14 @@ def test_sigterm_is_not_ready_at_once_and_drains(serve, replica):
 
 @pytest.mark.slow
 def test_drain_ends_by_itself(serve):
-    """After the time it was given."""
     server = serve(*NO_CHECKS, "--drain-s", "0.1")
-
     server.process.send_signal(signal.SIGTERM)
-
     assert server.process.wait(timeout=60) == 0
 
 
 def test_a_taken_port_is_said(serve, directory):
-    """A second server on a node ends, and says why."""
     port = str(serve().port)
-
-    command = [sys.executable, "-m", "serve_warm.node_server", "--state-dir", directory]
-    ended = subprocess.run(
-        [*command, "--host", "127.0.0.1", "--port", port],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
+    ended = ran(server_command(directory, "--port", port))
     assert ended.returncode == 1
     assert ended.stderr.startswith(f"error: port {port} of 127.0.0.1: ")
 
@@ -758,17 +687,12 @@ def test_a_server_begins_without_dns(directory, monkeypatch):
 
 @pytest.mark.slow
 def test_changes_are_logged_once(serve, replica):
-    """A line when it becomes ready and one when it is not any more, with the reason."""
-    server = serve()
-    lines = [server.process.stderr.readline()]
+    log = serve().process.stderr
+    assert "not ready: warm: no replica is on this node" in log.readline()
     file = replica()
-    lines.append(server.process.stderr.readline())
+    assert log.readline().endswith("serve_warm node: ready\n")
     file.close()
-    lines.append(server.process.stderr.readline())
-
-    assert "not ready: warm: no replica is on this node" in lines[0]
-    assert lines[1].endswith("serve_warm node: ready\n")
-    assert "not ready: warm: no replica is on this node" in lines[2]
+    assert "not ready: warm: no replica is on this node" in log.readline()
 
 
 @contextlib.contextmanager
@@ -815,9 +739,7 @@ def test_a_crowd_that_keeps_its_connections_shuts_nobody_out(directory: Path):
     ):
         kept.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
         assert kept.recv(1 << 16).startswith(b"HTTP/1.1 200")
-
         assert get(f"http://127.0.0.1:{port}/livez") == ""
-
         assert kept.recv(1) == b""
 
 
@@ -962,10 +884,8 @@ def test_an_address_has_so_many_connections(peers):
     peers.come("192.0.2.1")
     peers.come("192.0.2.2", node_server.PEER_CONNECTIONS)
     assert peers.gone() == []
-
     peers.come("192.0.2.2")
     peers.come("::ffff:192.0.2.2")
-
     assert peers.gone() == ["192.0.2.2 0", "192.0.2.2 1"]
 
 
@@ -975,10 +895,8 @@ def test_strangers_do_not_get_the_places_of_probes(peers):
     for number in range(free):
         peers.come(f"198.51.100.{number}")
     assert peers.gone() == []
-
     peers.come("203.0.113.1")
     assert peers.gone() == ["198.51.100.0 0"]
-
     for trusted in ("127.0.0.1", "192.0.2.7"):
         peers.come(trusted, node_server.PEER_CONNECTIONS)
     assert peers.gone() == ["198.51.100.0 0"]
@@ -995,9 +913,7 @@ def test_the_oldest_slow_client_goes_first(peers, waited_s, oldest):
     peers.answer("192.0.2.1 0")
     peers.come("192.0.2.1", node_server.PEER_CONNECTIONS - 1)
     peers.now_s += waited_s
-
     peers.come("192.0.2.1")
-
     assert peers.gone() == [oldest]
 
 
@@ -1005,20 +921,14 @@ def test_a_stranger_gets_no_thread_while_all_are_busy(peers, pairs, monkeypatch)
     """Addresses with reserved connections still get one."""
     monkeypatch.setattr(node_server, "MAX_THREADS", 2)
     addresses = ("198.51.100.1", "198.51.100.2", "198.51.100.3", "127.0.0.1")
-
     admitted = [peers.clients.admit(pairs()[0], address) for address in addresses]
-
     assert admitted == [True, True, False, True]
 
 
 @pytest.mark.parametrize("said", ["nowhere", "10.0.0.1/8", "10.0.0.1,x"])
 def test_a_host_ip_that_is_none_is_wrong_usage(directory, said):
     """The error comes at once, not later under load."""
-    command = [sys.executable, "-m", "serve_warm.node_server", "--state-dir", directory]
-    ended = subprocess.run(
-        [*command, "--host-ip", said], capture_output=True, text=True, check=False
-    )
-
+    ended = ran(server_command(directory, "--host-ip", said))
     assert ended.returncode == 2
     assert "is not an IP address; use, for example, the value of status.hostIP" in ended.stderr
 
@@ -1031,15 +941,11 @@ WHO = 'application="app",deployment="Embedder",replica="r1"'
 def test_counters_are_zero_before_there_is_work(serve, replica):
     """A counter that is born at 1 has no increase: all are there at 0 before they move."""
     replica("r1", "PENDING", metrics=metrics.as_data(Report(stage=Stage.PENDING)))
-
     found = serve(*NO_CHECKS, "--deployment", "other#Named").metrics()
-
     counters = {name: value for name, value in found.items() if "_total" in name}
     assert set(counters.values()) == {0.0}
-    for who in (
-        'application="app",deployment="Embedder"',
-        'application="other",deployment="Named"',
-    ):
+    for app, of in (("app", "Embedder"), ("other", "Named")):
+        who = f'application="{app}",deployment="{of}"'
         for outcome in OUTCOMES:
             assert f'serve_warm_starts_total{{{who},outcome="{outcome}"}}' in counters
     assert {f"{m.name}_total" for m in metrics.METRICS if m.kind == "counter"} == {
@@ -1058,17 +964,10 @@ def test_starts_are_counted_once_each(serve, replica):
         ("r4", "REPLAYING", "full_hit"),
     ):
         replica(name, stage, verdict=verdict)
-
     for _ in range(2):
         found = server.metrics()
-
-        counts = {
-            outcome: found[
-                'serve_warm_starts_total{application="app",deployment="Embedder",'
-                f'outcome="{outcome}"}}'
-            ]
-            for outcome in OUTCOMES
-        }
+        of = 'serve_warm_starts_total{application="app",deployment="Embedder"'
+        counts = {outcome: found[f'{of},outcome="{outcome}"}}'] for outcome in OUTCOMES}
         moved = {outcome: count for outcome, count in counts.items() if count}
         assert moved == {"full_hit": 1.0, "miss": 1.0, "failed": 1.0}
 
@@ -1076,9 +975,7 @@ def test_starts_are_counted_once_each(serve, replica):
 def test_names_are_escaped(serve, replica):
     """Whatever an application is called, the exposition is one."""
     replica('r"1\\\n\ud800', metrics=metrics.as_data(FULL))
-
     found = serve().metrics()
-
     assert any('replica="r"1\\\n?"' in name for name in found)
 
 

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,30 +14,21 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain
 
 from reports import FULL
+from serve_warm._state_file import StateFile
 from serve_warm.node import Settings
 from serve_warm.node_server.server import Server
 from serve_warm.report import Report
-from state_files import (  # noqa: F401 - fixtures
-    clock_fixture,
-    directory_fixture,
-    replica_fixture,
-)
+from state_files import clock_fixture, directory_fixture, replica_fixture  # noqa: F401 - fixtures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-
     from prometheus_client.core import Metric
-
-    from serve_warm._state_file import StateFile
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 NEW = "application/openmetrics-text"
-PROMETHEUS_2 = (
-    f"{NEW};version=1.0.0,{NEW};version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
-)
+OLD = "text/plain;version=0.0.4"
+PROMETHEUS_2 = f"{NEW};version=1.0.0,{NEW};version=0.0.1;q=0.75,{OLD};q=0.5,*/*;q=0.1"
 PROMETHEUS_3 = (
     f"{NEW};version=1.0.0;escaping=allow-utf-8;q=0.6,{NEW};version=0.0.1;q=0.5,"
     "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
@@ -77,7 +70,6 @@ def samples(families: Iterable[Metric]) -> dict[str, float]:
 def test_openmetrics_is_for_those_who_ask(page, accept: str, kind: str) -> None:
     """Prometheus asks for it, and a browser does not."""
     found, body = page(accept)
-
     assert found == kind
     assert body.endswith("\n# EOF\n") == (kind == OPENMETRICS)
 
@@ -87,10 +79,8 @@ def test_both_formats_have_the_same_samples(page, replica: Callable[..., StateFi
     replica(Report())
     page()
     replica(FULL)
-
     old = samples(plain(page()[1]))
     new = samples(openmetrics(page(NEW)[1]))
-
     assert new == old
     assert any("_bucket" in name for name in new)
     assert any("_total" in name for name in new)
@@ -109,7 +99,5 @@ def test_names_of_replicas_do_not_clash(
     counter = {**GAUGE, "kind": "counter", "samples": [[[], 3.0]]}
     gauge = {**GAUGE, "name": f"serve_warm_odd{suffix}", "samples": [[[], 1.0]]}
     replica(Report(), metrics=[counter, gauge] if first else [gauge, counter])
-
     found = samples(openmetrics(page(NEW)[1]))
-
     assert [value for name, value in found.items() if "serve_warm_odd_total" in name] == [3.0]

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
@@ -18,9 +18,6 @@ from serve_warm._state_file import StateFile
 from serve_warm.artifact.node_cache import default_root
 from serve_warm.cli import serve_warm as group
 from serve_warm.node import Place, Settings, choose_place, judge
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 US, STRANGER = 11113, 22222
 NO_CHECKS = ("--raylet", "none", "--proxy", "none")
@@ -64,10 +61,6 @@ def stranger_folder(path: Path) -> None:
     os.chown(path, STRANGER, STRANGER)
 
 
-def file_there(path: Path) -> None:
-    path.touch()
-
-
 def link_there(path: Path) -> None:
     path.symlink_to("/nowhere")
 
@@ -83,7 +76,7 @@ def open_base(path: Path) -> None:
 
 IN_THE_WAY = [
     pytest.param(stranger_folder, marks=root_only),
-    file_there,
+    Path.touch,
     link_there,
     open_to_all,
     open_base,
@@ -96,11 +89,9 @@ def test_what_is_in_the_way_moves_all_to_the_next_place(
 ):
     """Folders, state and readers alike, before and after the first replica begins."""
     spoil(Path(among[0].folder))
-
     before = choose_place(among).place
     blobs, state = user_folder("blobs"), state_folder()
     lives(state)
-
     assert (before, choose_place(among).place) == (among[1], among[1])
     assert (str(blobs), str(state)) == (f"{among[1].folder}/blobs", among[1].state)
     assert judge(Settings("", urls=(), places=among)).ready
@@ -122,14 +113,12 @@ def test_downloads_are_in_a_prepared_folder(
     if mode is not None:
         prepared.mkdir()
         prepared.chmod(mode)
-
     assert default_root() == (prepared if is_used else Path(among[0].folder)) / "blobs"
 
 
 def test_looking_makes_nothing(among: tuple[Place, ...]):
     """A probe on a fresh node leaves it so."""
     readiness = judge(Settings("", urls=(), places=among))
-
     assert not readiness.ready
     assert [list(base_of(place).iterdir()) for place in among] == [[], [], []]
 
@@ -142,9 +131,7 @@ def test_replicas_stay_together_when_the_stranger_leaves(
     stranger_folder(Path(among[0].folder))
     first = lives(state_folder(), "first")
     Path(among[0].folder).rmdir()
-
     second = lives(state_folder(), "second", "PROVING")
-
     found = judge(Settings("", node.Policy(latch="off"), urls=(), places=among))
     assert [replica.names[2] for replica in found.replicas] == ["first", "second"]
     assert "second: PROVING" in found.reasons[0][1]
@@ -157,9 +144,7 @@ def test_a_place_without_room_is_none(among: tuple[Place, ...]):
     """If a folder cannot be made there, the next place is used, and readers find its replica."""
     full = Place("/proc/serve_warm", "/proc/serve_warm/state")
     machine = (full, *among)
-
     choice = claim_place(machine)
-
     assert choice.place == among[0]
     assert choice.passed
 
@@ -171,9 +156,7 @@ def test_where_every_place_is_taken_the_owner_and_the_settings_are_named(
     """Once, however often it is asked; a probe says it too."""
     for place in among:
         stranger_folder(Path(place.folder))
-
     found = {user_folder("blobs") for _ in range(3)}
-
     (record,) = caplog.records
     (_, why), *_ = judge(Settings("", urls=(), places=among)).reasons
     assert found == {Path(among[0].folder) / "blobs"}
@@ -205,7 +188,6 @@ def test_each_command_finds_a_replica_that_had_to_go_elsewhere(
         shutil.rmtree(tmp_path / OWN, ignore_errors=True)
     for name in (".json", ".lock"):
         Path(file.path).with_suffix(name).unlink()
-
     assert not file.path.is_relative_to(tmp_path)
     assert found == [(0, True), (0, True)]
 
@@ -213,16 +195,12 @@ def test_each_command_finds_a_replica_that_had_to_go_elsewhere(
 def test_a_login_does_not_change_the_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """A probe has neither the session nor the HOME of a replica."""
     before = node.places()
-
     for name in ("HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
-
     assert node.places() == before
 
 
 # --- the places ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("variable", ["TMPDIR", "TEMP", "TMP"])
 def test_the_first_place_is_where_the_environment_says(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
@@ -231,12 +209,10 @@ def test_the_first_place_is_where_the_environment_says(
     for name in ("TMPDIR", "TEMP", "TMP"):
         monkeypatch.setenv(name, str(tmp_path / "absent"))
     monkeypatch.setenv(variable, str(tmp_path))
-
     assert node.places()[0] == Place(str(tmp_path / OWN), str(tmp_path / OWN / "state"))
 
 
 def test_machines_that_share_a_home_have_a_state_each():
     """A replica of another machine says nothing of this one."""
     states = [place.state for place in node.places() if "/.cache/" in place.state]
-
     assert all(state.endswith(f"/state-{os.uname().nodename}") for state in states)

@@ -10,14 +10,12 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from processes import answer_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 IMPORTS = ("torch", "serve_warm.precompile.compiled", "serve_warm.replica.warmup")
 """What a seat of a replica at level 3 imports, but for Ray's own modules."""
@@ -44,14 +42,11 @@ def process(tmp_path: Path) -> Any:
 
 
 # The same as a start without a seat -------------------------------------------------------------
-
-
 @pytest.mark.long
 def test_a_start_on_a_seat_is_the_same_factor_by_factor(process: Any):
     """Fingerprint, thread pools, device and random numbers are equal, with any thread count."""
-    seeds = process.module(
-        "app_with_seeds", "import random, torch\nrandom.seed(7)\ntorch.manual_seed(7)\n"
-    )
+    source = "import random, torch\nrandom.seed(7)\ntorch.manual_seed(7)\n"
+    seeds = process.module("app_with_seeds", source)
     imports = [seeds, *IMPORTS]
     questions = [
         {"seat": False, "own_environ": {"OMP_NUM_THREADS": "1"}},
@@ -90,14 +85,10 @@ def test_modes_that_an_import_set_are_on_the_thread_that_serves(process: Any, mo
     """If it is Ray's own, as in a throughput-optimized Serve."""
     name = process.module("app_sets_modes", SETS_MODES + more)
     on_rays = {"thread": "AsyncIO Thread: default", "facts": True, "omp_of_ticket": None}
-    questions = [
-        {"imports": [name], "seat": False, **on_rays},
-        {"imports": [name], **on_rays},
-    ]
-
     with ThreadPoolExecutor(2) as pool:
-        plain, seat = pool.map(lambda question: process(**question), questions)
-
+        plain, seat = pool.map(
+            lambda has_seat: process(imports=[name], seat=has_seat, **on_rays), (False, True)
+        )
     assert seat["use"]["miss"] == ""
     assert plain["facts"]["modes"][0] == "meta"
     assert plain["facts"]["modes"][-1] == 0.0
@@ -109,7 +100,6 @@ def test_modes_that_an_import_set_are_on_the_thread_that_serves(process: Any, mo
 def test_a_seat_of_level_3_has_no_compiler(process: Any):
     """Its imports do not bring Dynamo, which would cost a second and 100 MB."""
     answer = process(imports=list(IMPORTS))
-
     assert answer["use"]["hit"]
     assert not answer["compiler"]
     assert answer["frozen"] > 100_000  # Serve's own collection has little left to do
@@ -129,9 +119,7 @@ def test_no_garbage_is_collected_during_imports(process: Any, own: str):
         "    cycle.append(cycle)\n"
         f"assert not phases, phases\ngc.callbacks.pop()\n{own}\n",
     )
-
     seat = process(imports=[name])
-
     enabled, thresholds = seat["collection_then"]
     assert seat["use"]["hit"], seat["use"]
     assert enabled is (own != "gc.disable()")
@@ -143,9 +131,7 @@ def test_no_garbage_is_collected_during_imports(process: Any, own: str):
 def test_threads_that_an_app_set_in_its_own_import_of_torch_are_noticed(process: Any, ticket: str):
     """The app's module comes first, and imports torch itself."""
     name = process.module("app_sets_threads", "import torch\ntorch.set_num_threads(3)\n")
-
     answer = process(imports=[name, "torch"], omp="1", omp_of_ticket=ticket, facts=True)
-
     assert answer["use"]["miss"] == ("" if ticket == "1" else "threads")
     assert answer["facts"]["fingerprint"]["app"]["threads"] == "3"
 
@@ -154,11 +140,9 @@ def test_threads_that_an_app_set_in_its_own_import_of_torch_are_noticed(process:
 def test_threads_of_openblas_that_cannot_be_set_are_named(process: Any):
     """The wheels of numpy bring their own OpenBLAS, which read the variable when it was loaded."""
     name = process.module("app_with_numpy", "import numpy\n")
-    answers = [
-        process(imports=[name, "torch"], omp="1", omp_of_ticket=ticket) for ticket in ("1", "2")
-    ]
+    imports = [name, "torch"]
+    answers = [process(imports=imports, omp="1", omp_of_ticket=ticket) for ticket in ("1", "2")]
     has_openblas = "openblas" in answers[0]["maps"]
-
     assert [each["use"]["hit"] for each in answers] == [True, True]
     assert answers[0]["use"]["note"] == ""
     assert ("OpenBLAS keeps the thread count" in answers[1]["use"]["note"]) is has_openblas
@@ -168,9 +152,7 @@ def test_threads_of_openblas_that_cannot_be_set_are_named(process: Any):
 def test_threads_that_cannot_be_known_are_a_reason(process: Any):
     """An import set them under another thread count, which it may have computed them from."""
     name = process.module("app_sets_threads", "import torch\ntorch.set_num_threads(3)\n")
-
     answer = process(imports=["torch", name], omp="1", omp_of_ticket="2")
-
     assert answer["use"]["miss"] == "threads"
     assert "OMP_NUM_THREADS was set to 1 later" in answer["use"]["text"]
 
@@ -179,9 +161,7 @@ def test_threads_that_cannot_be_known_are_a_reason(process: Any):
 def test_an_environment_that_libraries_have_read_is_a_reason(process: Any):
     """A variable that is set after the imports cannot have its effect any more."""
     name = "HF_HUB_OFFLINE"
-
     answer = process(imports=["torch"], environ={name: "default", "OTHER": "1", "HF_TOKEN": "x"})
-
     assert answer["use"]["miss"] == "environment"
     assert f"changed after the imports of the seat: {name}. List the" in answer["use"]["note"]
 
@@ -189,7 +169,6 @@ def test_an_environment_that_libraries_have_read_is_a_reason(process: Any):
 def test_modules_that_another_deployment_did_not_list_are_named(process: Any):
     """Deployments with the same runtime_env share their seats. Other modules may import them."""
     answer = process(imports=["json"], wanted=["json", "json.decoder", "colorsys"])
-
     assert answer["missing"] == ["colorsys"]
 
 
@@ -199,12 +178,8 @@ def test_a_module_that_sets_the_folder_for_temporary_files_keeps_its_seats(
     """Workers look for tickets before they import anything of the app."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    name = process.module(
-        "app_with_scratch", f"import os\nos.environ['TMPDIR'] = {str(scratch)!r}\n"
-    )
-
-    answer = process(imports=[name])
-
+    source = f"import os\nos.environ['TMPDIR'] = {str(scratch)!r}\n"
+    answer = process(imports=[process.module("app_with_scratch", source)])
     assert answer["use"]["hit"]
     assert "/seats/" in answer["folder"]
     assert not answer["folder"].startswith(str(scratch))
@@ -212,13 +187,9 @@ def test_a_module_that_sets_the_folder_for_temporary_files_keeps_its_seats(
 
 def test_a_module_that_names_the_process_does_not_look_taken(process: Any):
     """Before, the keeper asked for another seat at each look, without end."""
-    name = process.module(
-        "sets_its_title",
-        "import sys\nsys.modules['__main__'].name_process(b'my-embedder')\n",
-    )
-
+    source = "import sys\nsys.modules['__main__'].name_process(b'my-embedder')\n"
+    name = process.module("sets_its_title", source)
     named = process(imports=[name], named_idle=True, only_the_seat=True)
-
     assert named["seat_file"] == {"state": "waiting", "note": "", "is_taken": False}
 
 
@@ -231,20 +202,15 @@ def test_what_the_app_sets_before_it_imports_torch_comes_first(process: Any):
         "assert 'torch' not in sys.modules\n"
         "os.environ['TORCH_SHOW_DISPATCH_TRACE'] = '0'\nimport torch\n",
     )
-
     answer = process(imports=[name, "torch"])
-
     assert answer["use"]["hit"], answer["use"]
 
 
 # Nothing of it harms ----------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_worker_without_a_ticket_imports_nothing(process: Any):
     """A start without a seat does not wait for imports at low priority."""
     answer = process(imports=["torch"], ticket=False)
-
     assert answer["loaded"] == []
     assert answer["use"]["miss"] == "none"
     assert answer["use"]["text"] == "seat: no (none): no seat was free"
@@ -253,7 +219,6 @@ def test_a_worker_without_a_ticket_imports_nothing(process: Any):
 def test_a_seat_whose_file_cannot_be_written_is_no_hit(process: Any):
     """The worker imported nothing, and its replica reports this."""
     answer = process(imports=["colorsys"], no_file=True)
-
     assert answer["use"]["miss"] == "failed"
     assert "seat-" in answer["use"]["note"]
     assert answer["loaded"] == []
@@ -263,7 +228,6 @@ def test_a_seat_whose_file_cannot_be_written_is_no_hit(process: Any):
 def test_a_ticket_that_hangs_holds_up_no_start(process: Any):
     """As on a dead network mount. The waiting thread imports nothing later."""
     answer = process(imports=["colorsys"], fifo=True, go=True)
-
     assert answer["use"]["miss"] == "hung"
     assert answer["use"]["note"] == "looking for a ticket took more than 5 s"
     assert answer["before_replica"] == []
@@ -284,7 +248,6 @@ def test_a_ticket_that_cannot_be_read_is_ignored_and_named(
 ):
     """The worker continues as without a ticket."""
     answer = process(imports=["colorsys"], change=ticket)
-
     assert answer["use"]["miss"] == "failed"
     assert says in answer["use"]["note"]
     assert answer["loaded"] == []
@@ -302,9 +265,7 @@ def test_a_ticket_that_cannot_be_read_is_ignored_and_named(
 def test_an_import_that_fails_does_not_end_the_worker(process: Any, source: str, says: str):
     """The start imports again, and reports the error. Later modules are imported."""
     name = process.module("bad_app", source)
-
     answer = process(imports=[name, "colorsys"])
-
     assert answer["use"]["miss"] == "failed"
     assert says in answer["use"]["text"]
     assert answer["loaded"] == ["colorsys"]
@@ -315,10 +276,8 @@ def test_a_worker_with_an_import_that_hangs_ends(process: Any):
     """Its file names the modules. A second import in another thread would hang too."""
     inner = process.module("hangs_in_a_seat", "import threading\nthreading.Event().wait()\n")
     name = process.module("app_over_it", f"import {inner}\n")
-
     with pytest.raises(AssertionError):
         process(imports=[name], limit_s=0.5)
-
     (seat,) = process.tmp.glob("serve_warm-*/seats/*/seat-*")
     assert '"state": "hung"' in seat.read_text()
     assert "app_over_it, hangs_in_a_seat took more than 0 s; the worker ended" in seat.read_text()
@@ -334,9 +293,7 @@ def test_modules_of_the_drivers_folder_are_found(
     folder.mkdir()
     source = f"import os, sys\nown = os.path.dirname(__file__)\n{more}\n"
     (folder / "app_of_the_driver.py").write_text(source)
-
     answer = process(imports=["app_of_the_driver"], paths=[str(folder)])
-
     assert answer["use"]["hit"], answer["use"]
     assert answer["paths"].count(str(folder)) == left
 
@@ -366,9 +323,7 @@ def test_the_low_priority_ends_with_the_imports(process: Any, tmp_path: Path):
     note = tmp_path / "note"
     name = process.module("begins_a_thread", BEGINS_A_THREAD)
     notes = process.module("notes_its_priority", NOTES_ITS_PRIORITY)
-
     answer = process(imports=[name, "torch", notes], own_environ={"NOTE": str(note)})
-
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert answer["use"]["hit"], answer["use"]
     if os.geteuid() == 0:
@@ -379,33 +334,32 @@ def test_the_low_priority_ends_with_the_imports(process: Any, tmp_path: Path):
 def test_a_seat_that_may_not_raise_priorities_names_the_threads(process: Any):
     """As in a container without the right. The main thread has its own priority all along."""
     name = process.module("begins_a_thread", BEGINS_A_THREAD)
-
     answer = process(imports=[name], may_raise_priority=False)
-
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert answer["nice"] == [own, min(19, own + 10)]
     assert answer["use"]["hit"]
     assert answer["use"]["note"] == "number of threads that still have a low priority: 1"
 
 
-@pytest.fixture
-def fake_driver(tmp_path: Path) -> dict[str, str]:
-    """A stand-in for NVIDIA's driver that ends the process which opens it."""
+def library(folder: Path, name: str, source: str) -> Path:
+    """Compile a library, or skip the test where there is no compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
-    source = tmp_path / "driver.c"
-    source.write_text(
-        "#include <unistd.h>\n"
-        "__attribute__((constructor)) static void touched(void) { _exit(66); }\n"
-    )
-    folder = tmp_path / "driver"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
+    (folder / "driver.c").write_text(source)
+    command = [compiler, "-shared", "-fPIC", f"-Wl,-soname,{name}", folder / "driver.c"]
+    subprocess.run([*command, "-o", folder / name], check=True)
+    return folder / name
+
+
+@pytest.fixture
+def fake_driver(tmp_path: Path) -> dict[str, str]:
+    """A stand-in for NVIDIA's driver that ends the process which opens it."""
+    source = "__attribute__((constructor)) static void touched(void) { _exit(66); }\n"
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
-        subprocess.run(
-            [compiler, "-shared", "-fPIC", str(source), "-o", str(folder / name)], check=True
-        )
-    return {"LD_LIBRARY_PATH": str(folder)}
+        library(tmp_path / "driver", name, f"#include <unistd.h>\n{source}")
+    return {"LD_LIBRARY_PATH": str(tmp_path / "driver")}
 
 
 @pytest.mark.slow
@@ -413,10 +367,8 @@ def test_a_seat_touches_no_driver(process: Any, fake_driver: dict[str, str]):
     """The replica's GPU is not known yet. The stand-in ends processes that open the driver."""
     answer = process(imports=list(IMPORTS), own_environ=fake_driver)
     code = "import ctypes; ctypes.CDLL('libcuda.so.1')"
-    touched = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **fake_driver}, check=False
-    )
-
+    environ = {**os.environ, **fake_driver}
+    touched = subprocess.run([sys.executable, "-c", code], env=environ, check=False)
     assert answer["use"]["hit"]
     assert touched.returncode == 66
 
@@ -434,19 +386,9 @@ def test_a_driver_that_is_only_loaded_is_no_reason(
     process: Any, tmp_path: Path, then: str, miss: str
 ):
     """Builds of torch link to it, and NVML may open the same device files (seen on an H100)."""
-    library, source = tmp_path / "libcuda.so.1", tmp_path / "driver.c"
-    source.write_text(DRIVER)
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    command = [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", str(source)]
-    subprocess.run([*command, "-o", str(library)], check=True)
-    name = process.module(
-        "loads_driver", f"import ctypes\ndriver = ctypes.CDLL({str(library)!r})\n{then}\n"
-    )
-
-    answer = process(imports=[name])
-
+    driver = library(tmp_path, "libcuda.so.1", DRIVER)
+    source = f"import ctypes\ndriver = ctypes.CDLL({str(driver)!r})\n{then}\n"
+    answer = process(imports=[process.module("loads_driver", source)])
     assert answer["use"]["miss"] == miss
 
 
@@ -454,10 +396,8 @@ def test_a_driver_that_is_only_loaded_is_no_reason(
 def test_a_file_of_the_app_that_changed_after_its_import_is_found(process: Any):
     """The seat would serve the old code, and a plain start the new one."""
     name = process.module("edited_app", "import json\n")
-
     edited = process(imports=[name, "json"], edited=name)
     same = process(imports=[name])
-
     assert edited["stale"].endswith("/edited_app.py changed after this seat had imported it")
     assert "/edited_app.py changed after this seat had imported it" in edited["refused"]
     assert same["stale"] == ""
@@ -479,23 +419,18 @@ def test_code_that_the_next_job_has_in_another_folder_is_found(
     else:
         name = process.module("moved_app", "import json\n")
         (other / "moved_app.py").write_text("import json\n")
-
     moved = process(imports=[name], paths_of_job=[str(other)])
-
     assert moved["stale"].startswith(f"this seat imported {tmp_path / 'modules'}/moved_app")
     assert f", but a replica imports {other}/moved_app" in moved["stale"]
 
 
 def test_modules_of_the_start_itself_are_not_stale(process: Any, tmp_path: Path):
     """No finder knows a second name of a module, in any start."""
-    name = process.module(
-        "new_name", "import sys\nsys.modules['old_name'] = sys.modules[__name__]\n"
-    )
+    source = "import sys\nsys.modules['old_name'] = sys.modules[__name__]\n"
+    name = process.module("new_name", source)
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "models_lib.py").write_text("import json\n")
-
     answer = process(imports=[name, "models_lib"], paths=[str(tmp_path / "lib")])
-
     assert answer["use"]["hit"]
     assert answer["stale"] == ""
 
@@ -510,8 +445,6 @@ def test_cuda_that_began_in_a_seat_is_a_reason(
     """CUDA never reads its variable again, so a later choice of Ray has no effect."""
     name = process.module("begins_cuda", f"import torch\ntorch.cuda._initialized = True\n{then}\n")
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-
     answer = process(imports=[name], environ=environ)
-
     assert answer["use"]["miss"] == miss
     assert answer["wrong_gpu"] is (visible is not None)

@@ -15,10 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -36,9 +37,6 @@ from serve_warm._private_folders import (
 )
 from serve_warm.errors import ArtifactRefused
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 US, STRANGER = 11111, 22222
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
 
@@ -50,6 +48,14 @@ def private(path: Path) -> Path:
 
 def whats(found: tuple[_private_folders.Problem, ...]) -> list[str]:
     return [problem.what for problem in found]
+
+
+def mended(folder: Path) -> str:
+    """Return the only problem of a folder, after the command that is named put it right."""
+    (problem,) = problems(folder)
+    subprocess.run(problem.fix.split(), check=True)
+    assert problems(folder) == ()
+    return problem.what
 
 
 @contextmanager
@@ -109,13 +115,9 @@ print(json.dumps([exposed(steps, file) for steps, file in trees]))
 
 
 def attacked(trees: list[tuple[list[str], str]], *, user: int, group: int) -> list[bool]:
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", ATTACK],
-        input=json.dumps([user, group, trees]),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    asked = json.dumps([user, group, trees])
+    command = [sys.executable, "-I", "-c", ATTACK]
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 
@@ -142,7 +144,6 @@ def test_what_is_found_safe_nobody_else_can_change(reachable: Path):
     """Another user neither enters, renames nor opens up what has no problem; it is tried."""
     chance = random.Random(3)
     trees = [grown(private_to_all(reachable / str(number)), chance) for number in range(300)]
-
     safe = []
     for steps, _ in trees:
         with acting_as(US):
@@ -151,7 +152,6 @@ def test_what_is_found_safe_nobody_else_can_change(reachable: Path):
             except OSError:  # closed to us
                 safe.append(False)
     exposed = [attacked(trees, user=STRANGER, group=group) for group in (STRANGER, 0, US)]
-
     for number, one in enumerate(safe):
         assert not (one and any(each[number] for each in exposed)), trees[number]
     # Both did happen, often.
@@ -170,7 +170,6 @@ def test_a_private_folder_has_no_problem(tmp_path: Path, mode: int):
     """Below folders of root and of this user there is nothing to say."""
     folder = private(tmp_path / "folder")
     folder.chmod(mode)
-
     assert problems(folder) == ()
 
 
@@ -179,7 +178,6 @@ def test_a_folder_above_may_be_read_or_be_sticky(tmp_path: Path, mode: int):
     """Nobody else can rename files in such a folder."""
     folder = private(private(tmp_path / "above") / "folder")
     folder.parent.chmod(mode)
-
     assert problems(folder) == ()
 
 
@@ -191,12 +189,7 @@ def test_any_folder_above_that_others_can_write_is_a_problem(tmp_path: Path, mod
     make_private(folder)
     above = folder.parents[depth - 1]
     above.chmod(mode)
-
-    (problem,) = problems(folder)
-
-    assert problem.what == f"{above} can be written by group or others (mode {mode:o})"
-    subprocess.run(problem.fix.split(), check=True)
-    assert problems(folder) == ()
+    assert mended(folder) == f"{above} can be written by group or others (mode {mode:o})"
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o755, 0o770, 0o701, 0o704, 0o710, 0o740])
@@ -204,12 +197,7 @@ def test_a_private_folder_is_closed_to_all_others(tmp_path: Path, mode: int):
     """Any bit of group or others is a problem of the folder itself; the command mends it."""
     folder = private(tmp_path / "folder")
     folder.chmod(mode)
-
-    (problem,) = problems(folder)
-
-    assert problem.what == f"{folder} is open to other users (mode {mode & 0o777:o})"
-    subprocess.run(problem.fix.split(), check=True)
-    assert problems(folder) == ()
+    assert mended(folder) == f"{folder} is open to other users (mode {mode & 0o777:o})"
 
 
 @pytest.mark.parametrize(
@@ -220,7 +208,6 @@ def test_an_unwritable_folder_may_be_read(tmp_path: Path, mode: int, *, safe: bo
     """Others can see its files, but change nothing. The sticky bit would let them add files."""
     folder = private(tmp_path / "folder")
     folder.chmod(mode)
-
     assert (problems(folder, leaf="unwritable") == ()) == safe
 
 
@@ -232,12 +219,7 @@ def test_a_step_of_somebody_else_is_a_problem(tmp_path: Path, depth: int):
     make_private(folder)
     theirs = [folder, *folder.parents][depth]
     os.chown(theirs, STRANGER, -1)
-
-    (problem,) = problems(folder)
-
-    assert problem.what == f"{theirs} belongs to user id {STRANGER}"
-    subprocess.run(problem.fix.split(), check=True)
-    assert problems(folder) == ()
+    assert mended(folder) == f"{theirs} belongs to user id {STRANGER}"
 
 
 @root_only
@@ -245,10 +227,8 @@ def test_the_folder_itself_must_not_be_roots(reachable: Path):
     """Files that root left there are not the user's, although root may own parent folders."""
     folder = private(reachable / "folder")
     os.chown(reachable, US, -1)
-
     with acting_as(US):
         found = problems(folder, leaf="unwritable")
-
     assert whats(found) == [f"{folder} belongs to user id 0"]
 
 
@@ -260,9 +240,7 @@ def test_a_link_on_the_way_is_a_problem(tmp_path: Path, depth: int):
     step = [folder, *folder.parents][depth]
     step.rename(tmp_path / "moved")
     step.symlink_to(tmp_path / "moved")
-
     (problem,) = problems(folder)
-
     assert problem.what == f"{step} is a symbolic link"
     assert problem.fix == f"use {tmp_path / 'moved'} instead"
     assert problems(folder.resolve()) == ()
@@ -274,18 +252,14 @@ def test_all_problems_are_said_at_once(tmp_path: Path):
     make_private(folder)
     for each in (folder, *folder.parents[:2]):
         each.chmod(0o777)
-
-    assert [what.split()[0] for what in whats(problems(folder))] == [
-        *(str(tmp_path / "a"), str(tmp_path / "a" / "b"), str(folder))
-    ]
+    steps = [tmp_path / "a", tmp_path / "a" / "b", folder]
+    assert [what.split()[0] for what in whats(problems(folder))] == [*map(str, steps)]
 
 
 def test_dots_are_not_resolved(tmp_path: Path):
     """After a link, `..` is not the folder that the path suggests."""
     folder = private(tmp_path / "folder")
-
     (problem,) = problems(tmp_path / "folder" / ".." / "folder")
-
     assert "contains '..'" in problem.what
     assert str(folder) in problem.fix
 
@@ -297,32 +271,25 @@ def test_what_was_opened_is_what_is_looked_at(tmp_path: Path):
     folder.chmod(0o777)
     folder.rename(tmp_path / "moved")
     private(folder)
-
     try:
         found = problems(folder, opened=opened)
     finally:
         os.close(opened)
-
     assert len(found) == 1
     assert problems(folder) == ()
 
 
 def test_the_refusal_says_everything(tmp_path: Path):
-    """The message has the problem, the hint has the fix, and the reason is a metric's label."""
     folder = private(tmp_path / "folder")
     folder.chmod(0o750)
-
     with pytest.raises(ArtifactRefused) as caught:
         _private_folders.check_private(folder, "the shelf", advice="or buy another")
-
     assert caught.value.reason == "unsafe_directory"
     assert caught.value.message.startswith(f"the shelf is not private: {folder} is open")
     assert caught.value.hint == f"chmod 700 {folder}; or buy another"
 
 
 # --- files and links -----------------------------------------------------------------------
-
-
 def of_file(path: Path) -> list[str]:
     with open(path, "rb") as file:
         return whats(file_problems(path, opened=file.fileno()))
@@ -341,7 +308,6 @@ def linked_twice(tmp_path: Path) -> Path:
 def test_links_to_what_is_safe_are_followed(tmp_path: Path):
     """Links of a ConfigMap are followed too."""
     link = linked_twice(tmp_path)
-
     assert of_file(link) == []
     assert folder_problems(link.parent) == ()
 
@@ -352,7 +318,6 @@ def test_every_folder_that_a_link_leads_over_counts(tmp_path: Path, name: str, m
     """This includes folders of a middle link, which neither the first nor the real path shows."""
     link = linked_twice(tmp_path)
     (tmp_path / name).chmod(mode)
-
     assert of_file(link) == [f"{tmp_path / name} can be written by group or others (mode {mode:o})"]
 
 
@@ -365,7 +330,6 @@ def test_a_sticky_folder_is_enough_above_but_not_for_names(
     """Others can put hard links to files and links, but not folders, into a writable folder."""
     link = linked_twice(tmp_path)
     (tmp_path / name).chmod(0o1777)
-
     assert (of_file(link) == []) == safe
 
 
@@ -374,7 +338,6 @@ def test_a_sticky_folder_is_no_place_for_names_to_be_made_in(tmp_path: Path):
     folder = private(tmp_path / "folder")
     assert folder_problems(folder) == ()
     folder.chmod(0o1777)
-
     assert len(folder_problems(folder)) == 1
 
 
@@ -384,15 +347,11 @@ def test_every_owner_that_a_link_leads_over_counts(tmp_path: Path, name: str):
     """A link is its owner's."""
     link = linked_twice(tmp_path)
     os.chown(tmp_path / name, STRANGER, -1, follow_symlinks=False)
-
     (what,) = of_file(link)
-
     assert what.endswith(f"belongs to user id {STRANGER}")
 
 
 # --- where folders are made ----------------------------------------------------------------
-
-
 class AccountAt:
     """An account as the password database has it, but for its home."""
 
@@ -414,10 +373,8 @@ def account_at(home: Path) -> Callable[[int], AccountAt]:
 @pytest.fixture
 def bases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Give a machine of which all three places are the test's."""
-    made = SimpleNamespace(
-        temporary=private(tmp_path / "tmp"), home=private(tmp_path / "home"), last=tmp_path / "last"
-    )
-    private(made.last)
+    names = {"temporary": "tmp", "home": "home", "last": "last"}
+    made = SimpleNamespace(**{place: private(tmp_path / name) for place, name in names.items()})
     monkeypatch.setattr(_private_folders, "LAST_BASE", made.last)
     monkeypatch.setattr(tempfile, "tempdir", str(made.temporary))
     monkeypatch.setenv("TMPDIR", str(made.temporary))
@@ -435,18 +392,13 @@ def given_away(path: Path) -> None:
     os.chown(path, STRANGER, -1)
 
 
-def removed(path: Path) -> None:
-    path.rmdir()
-
-
-SPOILT = [opened, given_away, removed]
+SPOILT = [opened, given_away, Path.rmdir]
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o1777])
 def test_the_folder_for_temporary_files_comes_first(bases: SimpleNamespace, mode: int):
     """If it is safe, no other place is touched."""
     bases.temporary.chmod(mode)
-
     assert private_base() == bases.temporary
     assert user_folder("x") == bases.temporary / f"serve_warm-{os.geteuid()}" / "x"
     assert list(bases.home.iterdir()) == []
@@ -458,9 +410,7 @@ def test_the_home_comes_second(
 ):
     """An emptyDir at /tmp has mode 0777 and is not sticky. A line names the place used instead."""
     spoil(bases.temporary)
-
     found = [private_base() for _ in range(3)]
-
     assert found == 3 * [bases.home / ".cache" / "serve_warm"]
     assert stat.S_IMODE(found[0].stat().st_mode) == 0o700
     (record,) = caplog.records
@@ -472,7 +422,6 @@ def test_what_all_machines_have_comes_last(bases: SimpleNamespace, spoil: Callab
     """A home need not be there, nor be safe."""
     opened(bases.temporary)
     spoil(bases.home)
-
     assert private_base() == bases.last
 
 
@@ -484,7 +433,6 @@ def test_a_user_without_a_name_has_no_home(bases: SimpleNamespace, monkeypatch: 
 
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     opened(bases.temporary)
-
     assert private_base() == bases.last
 
 
@@ -499,7 +447,6 @@ def test_a_home_that_is_closed_to_its_user_is_none(
     home = private(reachable / "closed") / "home"
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.setattr(pwd, "getpwuid", account_at(home))
-
     with acting_as(US):
         assert private_base() == last
 
@@ -510,9 +457,7 @@ def test_a_machine_without_a_safe_place_goes_on_with_a_warning(
     """Compiled code needs a place. The warning comes once, with the command."""
     for each in vars(bases).values():
         opened(each)
-
     found = [private_base() for _ in range(3)]
-
     assert found == 3 * [bases.temporary]
     (record,) = caplog.records
     assert record.levelname == "WARNING"
@@ -523,18 +468,15 @@ def test_a_machine_without_a_safe_place_goes_on_with_a_warning(
 
 
 def test_folders_are_made_private(tmp_path: Path):
-    """All missing folders are private. An existing folder does not change."""
     (tmp_path / "there").mkdir()
     (tmp_path / "there").chmod(0o755)
     folder = tmp_path / "there" / "a" / "b"
-
     before = os.umask(0)
     try:
         make_private(folder)
         make_private(folder)
     finally:
         os.umask(before)
-
     modes = [stat.S_IMODE(each.stat().st_mode) for each in (folder, *folder.parents[:2])]
     assert modes == [0o700, 0o700, 0o755]
 
@@ -542,11 +484,9 @@ def test_folders_are_made_private(tmp_path: Path):
 def test_nothing_is_made_where_a_link_says(tmp_path: Path):
     """A link to nowhere stays one."""
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-
     make_private(tmp_path / "link")
     with pytest.raises(FileNotFoundError):
         make_private(tmp_path / "link" / "x")
-
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -566,9 +506,8 @@ with _private_folders.temporary_folder() as folder:
 
 
 def left_behind(base: Path, kind: str = "process") -> Path:
-    ended = subprocess.run(
-        [sys.executable, "-c", KILLED, kind, str(base)], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", KILLED, kind, str(base)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     folder = Path(ended.stdout.strip())
     (folder / "deep" / "er").mkdir(parents=True)
@@ -598,7 +537,6 @@ def test_a_temporary_folder_is_private_and_goes(base: Path):
         (folder / "deep" / "link").symlink_to(base)
         (folder / "link").symlink_to(base)
         (folder / "file").write_bytes(b"x")
-
     assert found == ()
     assert list(base.iterdir()) == []
 
@@ -608,12 +546,10 @@ def test_a_temporary_folder_is_private_and_goes(base: Path):
 def test_folders_of_killed_processes_are_swept(base: Path, kind: str, next_one: str):
     """By the next one of either kind; those of living processes stay, however old."""
     dead, alive = aged(left_behind(base, kind)), aged(process_folder())
-
     with temporary_folder() as current:
         aged(current)
         if next_one == "process":
             process_folder()
-
         assert current.is_dir()
     assert not dead.exists()
     assert alive.is_dir()
@@ -622,30 +558,23 @@ def test_folders_of_killed_processes_are_swept(base: Path, kind: str, next_one: 
 def test_what_was_just_made_is_not_swept(base: Path):
     """Between making a folder and locking it there is a moment: its owner gets a minute."""
     young = left_behind(base)
-
     process_folder()
-
     assert (young / "file").exists()
 
 
 def test_nothing_is_swept_that_others_may_have_made(base: Path):
-    """A folder with the right name that another user may have made is left alone."""
     dead = aged(left_behind(base))
     dead.chmod(0o770)
-
     process_folder()
-
     assert (dead / "file").exists()
 
 
 def test_nothing_is_swept_where_others_can_exchange_it(base: Path):
     """By the time of the removal, the name could be another folder of this user."""
     dead = aged(left_behind(base))
-
     base.chmod(0o777)
     process_folder()
     assert (dead / "file").exists()
-
     base.chmod(0o700)
     process_folder()
     assert not dead.exists()
@@ -660,7 +589,5 @@ def test_a_link_in_the_place_of_a_lock_is_not_followed(base: Path):
     (base / "old").write_bytes(b"")
     long_ago = time.time() - 10 * _private_folders.ABANDONED_S
     os.utime(base / "old", (long_ago, long_ago))
-
     process_folder()
-
     assert (base / "serve_warm-0" / "file").exists()

@@ -33,6 +33,16 @@ from serve_warm.report import (
 REPORTS = [pytest.param(Report(), id="default"), pytest.param(FULL, id="full")]
 
 
+def result(**fields: Any) -> InputResult:
+    return InputResult(first_s=1.0, steady_s=0.1, compiles=1, **fields)
+
+
+def spans_of(*spans: tuple[Any, ...], beside: tuple[tuple[Any, ...], ...] = ()) -> list[Span]:
+    """Return parts of a start from names, beginnings and seconds; those beside it come last."""
+    parts = [*((*each, False) for each in spans), *((*each, True) for each in beside)]
+    return [Span(name=n, began_boot_s=at, seconds=s, beside=b) for n, at, s, b in parts]
+
+
 def kinds(value: Any) -> set[type]:
     """Return the types of a value and of all that is in it."""
     if type(value) is dict:
@@ -46,16 +56,13 @@ def kinds(value: Any) -> set[type]:
 def test_json_is_plain_and_round_trips(report: Report):
     """No tuple, enum or record is left, so reading gives what was written."""
     data = report.to_json()
-
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert kinds(data) <= {dict, list, str, int, float, bool, type(None)}
 
 
 @pytest.mark.parametrize("report", REPORTS)
 def test_json_has_every_field(report: Report):
-    """Nothing that was recorded is lost, and the form has a version."""
     data = report.to_json()
-
     fields = {f.name for f in dataclasses.fields(Report)}
     assert data.keys() == {"schema", "traced", "levels", "seconds_by_owner"} | fields
     assert data["schema"] == SCHEMA
@@ -91,12 +98,9 @@ def test_the_text_says_what_a_person_looks_for():
 def test_the_text_says_what_graphs_hold():
     """By device, with what each pool has of it; a device without graphs is there as well."""
     lines = [line for line in FULL.text().splitlines() if line.startswith("  memory: ")]
-
+    graphs = "32.5 MB by graphs: 30.0 MB in 0.1, 2.5 MB in 0.3"
     assert lines == [
-        (
-            "  memory: 60.0 MB held on cuda:0, 80.0 MB at the peak; "
-            "32.5 MB by graphs: 30.0 MB in 0.1, 2.5 MB in 0.3"
-        ),
+        f"  memory: 60.0 MB held on cuda:0, 80.0 MB at the peak; {graphs}",
         "  memory: 4.0 MB held on cuda:1, 5.0 MB at the peak",
     ]
 
@@ -110,17 +114,12 @@ def test_no_text_of_a_report_is_without_end():
         degraded=(endless, "late: by 3 s"),
         warnings=(endless,),
         error=endless,
-        inputs=(
-            InputResult(
-                name=endless, proven=False, first_s=0.0, steady_s=0.0, compiles=0, note=endless
-            ),
-        ),
+        inputs=(result(name=endless, proven=False, note=endless),),
         events=(CompileEvent(**event, seconds=0.0, thread=1, at_unix=0.0),),
         entries=(EntryUse(callable=endless, call=endless, level=1, reason=endless),),
         parity=Parity(failures=(endless,)),
         artifact=ArtifactUse(store=endless, reason=endless, trace=(endless, endless)),
     )
-
     assert len(report.text()) < 100_000
     assert len(str(report.to_json())) < 100_000
     assert report.degraded[1] == "late: by 3 s"
@@ -128,16 +127,13 @@ def test_no_text_of_a_report_is_without_end():
 
 
 def test_the_text_of_a_clean_start_has_no_complaints():
-    """Normal facts are not mentioned."""
     clean = Report(
         stage=Stage.READY,
         verdict=Verdict.FULL_HIT,
         covered=Coverage(expected=1, proven=1),
-        inputs=(InputResult(name="a", proven=True, first_s=1.0, steady_s=0.1, compiles=1),),
+        inputs=(result(name="a", proven=True),),
     )
-
     text = clean.text()
-
     assert "verdict=full_hit proven=1/1" in text
     absent = ("not proven", "degraded", "warning", "error:", "on the GPU", "memory", "tunings")
     assert not any(word in text for word in absent)
@@ -145,15 +141,11 @@ def test_the_text_of_a_clean_start_has_no_complaints():
 
 def test_the_parts_of_a_start_add_up_to_it():
     """A part inside another, such as an import within loading, counts once."""
-    spans = [
-        Span(name="process", began_boot_s=0.0, seconds=5.0),
-        Span(name="pending", began_boot_s=5.0, seconds=1.0),
-        Span(name="loading", began_boot_s=6.0, seconds=7.0),
-        Span(name="torch's compiler", began_boot_s=10.0, seconds=3.0),
-        Span(name="proving", began_boot_s=13.0, seconds=1.0),
-        Span(name="prefetch", began_boot_s=1.0, seconds=9.0, beside=True),
-    ]
-
+    spans = spans_of(
+        *(("process", 0.0, 5.0), ("pending", 5.0, 1.0), ("loading", 6.0, 7.0)),
+        *(("torch's compiler", 10.0, 3.0), ("proving", 13.0, 1.0)),
+        beside=(("prefetch", 1.0, 9.0),),
+    )
     assert describe(spans) == (
         " 14.0 s after its process began: process 5.0, pending 1.0, loading 4.0, "
         "torch's compiler 3.0, proving 1.0; in other threads: prefetch 9.0"
@@ -162,25 +154,14 @@ def test_the_parts_of_a_start_add_up_to_it():
 
 def test_each_second_of_a_start_has_an_owner():
     """With a seat, the process existed before. Time in no part belongs to Ray."""
-    stages = (
-        StageTime(stage=Stage.LOADING, seconds=0.25),
-        StageTime(stage=Stage.REPLAYING, seconds=0.5),
-        StageTime(stage=Stage.PROVING, seconds=0.25),
-    )
-    seated = [
-        Span(name="imports", began_boot_s=102.0, seconds=3.0),
-        Span(name="reading ahead", began_boot_s=105.5, seconds=9.0, beside=True),
-        Span(name="__init__", began_boot_s=105.0, seconds=2.0),
-    ]
-    plain = [Span(name="process", began_boot_s=100.0, seconds=2.0), *seated]
-
-    found = [
-        Report(
-            created_boot_s=105.0, elapsed_s=4.0, stages=stages, spans=tuple(spans)
-        ).seconds_by_owner
-        for spans in (plain, seated)
-    ]
-
+    took = ((Stage.LOADING, 0.25), (Stage.REPLAYING, 0.5), (Stage.PROVING, 0.25))
+    stages = tuple(StageTime(stage=stage, seconds=seconds) for stage, seconds in took)
+    start = Report(created_boot_s=105.0, elapsed_s=4.0, stages=stages)
+    inits, ahead = (("imports", 102.0, 3.0), ("__init__", 105.0, 2.0)), ("reading", 105.5, 9.0)
+    seated = spans_of(*inits, beside=(ahead,))
+    plain = [*spans_of(("process", 100.0, 2.0)), *seated]
+    reports = [dataclasses.replace(start, spans=tuple(spans)) for spans in (plain, seated)]
+    found = [report.seconds_by_owner for report in reports]
     same = {"ray": 1.0, "imports": 3.0, "weights": 2.0, "passes": 0.75, "ours": 0.25}
     assert found == [{"process": 2.0, **same}, {"process": 0.0, **same}]
     assert sum(found[0].values()) == 9.0
@@ -189,30 +170,20 @@ def test_each_second_of_a_start_has_an_owner():
 
 def test_a_report_tells_how_much_of_an_import_init_hid():
     """Torch's compiler is imported in a thread beside `__init__`, and may take longer than it."""
-    spans = [
-        Span(name="process", began_boot_s=0.0, seconds=2.0),
-        Span(name="__init__", began_boot_s=2.0, seconds=3.0),
-        Span(name="torch's compiler", began_boot_s=3.0, seconds=2.5, beside=True),
-        Span(name="pull", began_boot_s=2.0, seconds=0.01, beside=True),
-        Span(name="pending", began_boot_s=5.0, seconds=1.0),
-    ]
-
-    assert describe(spans).endswith(
-        "pending 1.0; in other threads: torch's compiler 2.5 (2.0 during __init__)"
+    spans = spans_of(
+        *(("process", 0.0, 2.0), ("__init__", 2.0, 3.0), ("pending", 5.0, 1.0)),
+        beside=(("torch's compiler", 3.0, 2.5), ("pull", 2.0, 0.01)),
     )
+    said = "pending 1.0; in other threads: torch's compiler 2.5 (2.0 during __init__)"
+    assert describe(spans).endswith(said)
 
 
 def test_a_reason_of_several_lines_stays_below_its_artifact():
     """A miss says which folder was looked into on a line of its own."""
     used = ArtifactUse(store="./artifacts", reason="nothing is there\nit is a relative path")
-
     lines = Report(artifact=used).text().splitlines()
-
-    assert lines[-3:] == [
-        "  artifact: ./artifacts",
-        "    nothing is there",
-        "    it is a relative path",
-    ]
+    below = ["    nothing is there", "    it is a relative path"]
+    assert lines[-3:] == ["  artifact: ./artifacts", *below]
 
 
 def test_entries_of_several_objects_are_counted_in_one_way():
@@ -220,7 +191,6 @@ def test_entries_of_several_objects_are_counted_in_one_way():
     one = EntryUse(callable="app.Net", call="(t0)", level=2, calls=2)
     shared = Report(entries=(one,), parity=Parity(entries=2, checked=2, results={"same": 2}))
     alone = Report(entries=(one,), parity=Parity(entries=1, checked=1, results={"same": 1}))
-
     said = "  parity: 2 of 2 entries checked, counted for each compiled object (2 same)"
     assert said in shared.text().splitlines()
     assert "  parity: 1 of 1 entries checked (1 same)" in alone.text().splitlines()
@@ -229,19 +199,14 @@ def test_entries_of_several_objects_are_counted_in_one_way():
 def test_each_clock_says_from_where_it_counts():
     """Process to READY, and the end of `__init__` to the proof: two figures, two names."""
     first, second = FULL.text().splitlines()[:2]
-
     assert "s after its process began" in first
     assert f"init_end_to_proof={FULL.to_proof_s:.2f} s" in second
 
 
 def test_counts_are_subtracted_field_by_field():
-    """The counts of a span are the counts after it minus the counts before it."""
-    earlier = Counts(**{f.name: n for n, f in enumerate(dataclasses.fields(Counts))})
-    later = Counts(**{f.name: 2 * n for n, f in enumerate(dataclasses.fields(Counts))})
-
-    span = later - earlier
-
-    assert dataclasses.astuple(span) == tuple(range(len(dataclasses.fields(Counts))))
+    names = [f.name for f in dataclasses.fields(Counts)]
+    earlier, later = (Counts(**{m: k * n for n, m in enumerate(names)}) for k in (1, 2))
+    assert dataclasses.astuple(later - earlier) == tuple(range(len(names)))
     assert later - later == Counts()
 
 
@@ -264,11 +229,8 @@ def test_a_report_is_read_with_the_standard_library_alone():
         "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
         "print(sorted(new - set(sys.stdlib_module_names) - {'serve_warm'}))"
     )
-
-    completed = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-
+    command = [sys.executable, "-c", program]
+    completed = subprocess.run(command, capture_output=True, text=True, check=True)
     assert completed.stdout.strip() == "[]"
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,25 +24,10 @@ from serve_warm import metrics, node
 from serve_warm.node import Settings, boot_s
 from serve_warm.node_server.server import Server
 from serve_warm.node_server.table import BUCKETS, NODE_METRICS, OUTCOMES
-from serve_warm.report import (
-    ArtifactUse,
-    Counts,
-    Report,
-    Stage,
-)
-from state_files import (  # noqa: F401 - fixtures
-    STARTS,
-    WHO,
-    Clock,
-    clock_fixture,
-    directory_fixture,
-    replica_fixture,
-)
+from serve_warm.report import ArtifactUse, Counts, Report, Stage
+from state_files import STARTS, WHO, Clock, clock_fixture, directory_fixture, replica_fixture  # noqa: F401 - fixtures
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
     from prometheus_client.core import Metric
 
 REFUSED = Report(artifact=ArtifactUse(store="s3://bucket", source="s3", refused="untrusted"))
@@ -90,8 +77,6 @@ def names(found: Series) -> set[str]:
 
 
 # --- all of the table ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "report",
     [FULL, Report(), dataclasses.replace(FULL, stage=Stage.FAILED)],
@@ -123,9 +108,7 @@ def test_the_families_are_those_of_the_tables(sinks, replica):
     """Name, type and text of each, those of the server and of the table; and no other."""
     replica(FULL)
     replica(REFUSED, "r2")
-
     server = {(f.name, f.type, f.documentation) for f in sinks.server()}
-
     of_nodes = {(name, kind, text) for name, (kind, _, text) in NODE_METRICS.items()}
     of_replicas = {(m.name, m.kind, m.help) for m in metrics.METRICS}
     assert server == of_nodes | of_replicas
@@ -137,22 +120,16 @@ def test_what_the_server_adds_has_the_labels_that_are_documented(sinks, replica,
     replica(Report())
     sinks.series()
     replica(FULL)
-
     (family,) = (f for f in sinks.server() if f.name == name)
-
     found = {frozenset(sample.labels) - {"le"} for sample in family.samples}
     assert found == {frozenset(NODE_METRICS[name][1])}
 
 
 # --- in time -------------------------------------------------------------------------------
-
-
 def test_histograms_are_zero_before_there_is_work(sinks, replica):
     """A bucket that is born at 1 has no increase."""
     replica(Report())
-
     found = {key: value for key, value in sinks.series().items() if "_duration_" in key[0]}
-
     assert set(found.values()) == {0.0}
     assert len(found) == len(OUTCOMES) * (len(BUCKETS) + 3)
 
@@ -161,13 +138,11 @@ def test_elapsed_time_is_of_the_scrape_and_not_of_the_state(sinks, replica):
     """It grows while a replica in a compile writes nothing, and ends with READY."""
     created_s = boot_s() - 1000.0
     replica(Report(stage=Stage.REPLAYING, created_boot_s=created_s, elapsed_s=1.0))
-
     before = boot_s() - created_s
     growing = [of(sinks.series(), "serve_warm_start_elapsed_seconds", **WHO) for _ in range(2)]
     after = boot_s() - created_s
     replica(dataclasses.replace(FULL, elapsed_s=1234.5678))
     ended = [of(sinks.series(), "serve_warm_start_elapsed_seconds", **WHO) for _ in range(2)]
-
     assert before < growing[0] < growing[1] < after
     assert ended == [1234.5678] * 2
 
@@ -209,11 +184,8 @@ def test_no_gauge_says_ready_where_the_probe_does_not(sinks, replica, directory,
     (directory / "app#Embedder#r1.json").write_text("{")
     damaged = sinks.series()
 
-    said = {
-        "serve_warm_ready": {},
-        "serve_warm_degraded": {},
-        "serve_warm_stage": {"stage": "ready"},
-    }
+    said = {"serve_warm_ready": {}, "serve_warm_degraded": {}}
+    said["serve_warm_stage"] = {"stage": "ready"}
     for found, value in ((ready, 1.0), (hanging, 0.0), (back, 1.0), (damaged, 0.0)):
         assert [of(found, name, **WHO, **own) for name, own in said.items()] == [value] * 3
     assert of(hanging, "serve_warm_node_ready") == 0.0
@@ -223,16 +195,11 @@ def test_no_gauge_says_ready_where_the_probe_does_not(sinks, replica, directory,
     takes_back = {(name, frozenset({**WHO, **own}.items())) for name, own in said.items()}
     rest = {key for key in ready if "replica" in dict(key[1])} - takes_back
     same = {key for key in rest if ready[key] == hanging[key]}
-    assert {name for name, _ in rest - same} == {
-        "serve_warm_heartbeat_age_seconds",
-        "serve_warm_stage_age_seconds",
-        "serve_warm_start_elapsed_seconds",
-    }
+    growing = ("heartbeat_age", "stage_age", "start_elapsed")
+    assert {name for name, _ in rest - same} == {f"serve_warm_{name}_seconds" for name in growing}
 
 
 # --- starts that died ----------------------------------------------------------------------
-
-
 def died(sinks: Sinks) -> dict[str, float]:
     """Return the outcomes of starts, only those that died."""
     found = sinks.series()
@@ -252,7 +219,6 @@ def test_a_start_that_died_is_counted_once(sinks, replica, directory, clock):
     for path in directory.iterdir():
         path.unlink()
     seen.append(died(sinks))
-
     assert at_once == {}
     assert seen == [{"died": 1.0}] * 3
     labels = {**STARTS, "outcome": "died"}
@@ -261,28 +227,21 @@ def test_a_start_that_died_is_counted_once(sinks, replica, directory, clock):
 
 @pytest.mark.parametrize("stage", [Stage.READY, Stage.FAILED])
 def test_a_start_that_had_ended_did_not_die(sinks, replica, clock, stage):
-    """An end after READY or FAILED has this outcome, and counts once."""
     replica(dataclasses.replace(FULL, stage=stage)).close()
     clock.move_on(node.STALE_S + 1)
-
     assert died(sinks) == {"partial" if stage is Stage.READY else "failed": 1.0}
 
 
 def test_another_server_does_not_count_it_again(sinks, replica, directory, clock):
-    """A start that ended before this server began is not counted."""
     replica(Report()).close()
     later = Sinks(directory)
     clock.move_on(node.STALE_S + 1)
-
     assert died(sinks) == {"died": 1.0}
     assert died(later) == {}
 
 
 # --- histograms ----------------------------------------------------------------------------
-
-
 def test_sums_of_histograms_are_exact(sinks, replica):
-    """Each start adds its own seconds, and counts in all higher buckets."""
     took = (0.1, 12.3, 500.0, 5000.25)
     for number, seconds in enumerate(took):
         replica(Report(), f"r{number}")
@@ -308,45 +267,35 @@ def row(labels: Any, samples: Any, name: str = "serve_warm_x") -> dict[str, Any]
 
 
 TWO = [[["1", "2"], 1.0]]
+OWN_NAMES = ("compiles_after_ready_total", "starts_total", "start_duration_seconds_sum")
 
 
 @pytest.mark.parametrize(
     "odd",
     [
-        row(["a", "b"], 7),
-        row("ab", TWO),
-        row(["a", 7], TWO),
-        row(["a", "a"], TWO),
-        row(["a", "replica"], TWO),
-        row(["a", "le"], TWO),
+        *(
+            row(labels, TWO)
+            for labels in ("ab", ["a", 7], ["a", "a"], ["a", "replica"], ["a", "le"])
+        ),
         row(["a", "__name__"], [[["1", "up"], 1.0]]),
-        row(["a", "b"], [[["1"], 1.0]]),
-        row(["a", "b"], [[["1", "2"], "1"]]),
-        row(["a", "b"], [[["1", "2"]]]),
-        row(["a", "b"], [7, "x", None]),
+        *(row(["a", "b"], samples) for samples in (7, [[["1"], 1.0]], [[["1", "2"], "1"]])),
+        *(row(["a", "b"], samples) for samples in ([[["1", "2"]]], [7, "x", None])),
         row(["a", "b"], [[["1", "2"], 10**400]]),
-        row([], [[[], 7]], "serve_warm_compiles_after_ready_total"),
-        row([], [[[], 7]], "serve_warm_starts_total"),
-        row([], [[[], 7]], "serve_warm_start_duration_seconds_sum"),
+        *(row([], [[[], 7]], f"serve_warm_{name}") for name in OWN_NAMES),
     ],
     ids=lambda odd: f"{odd['name']} {odd['labels']} {odd['samples']}"[:80],
 )
 def test_a_row_that_is_none_is_left_out(sinks, replica, odd):
     """It breaks neither the scrape nor the server's own figures."""
     replica(Report(), metrics=[odd, *metrics.as_data(FULL)])
-
     found = sinks.series()
-
     assert of(found, "serve_warm_to_proof_seconds", **WHO) == 3.5
     assert "serve_warm_x" not in names(found)
-    assert not any(
-        "replica" in dict(key) for name, key in found if "start" in name and "elapsed" not in name
-    )
+    starts = [key for name, key in found if "start" in name and "elapsed" not in name]
+    assert not any("replica" in dict(key) for key in starts)
 
 
 # --- Ray -----------------------------------------------------------------------------------
-
-
 @pytest.fixture(name="exports")
 def exports_fixture(monkeypatch: pytest.MonkeyPatch) -> Exports:
     # Sinks export only when asked, so that all exports can be counted.
@@ -362,15 +311,11 @@ def test_counters_reach_ray_whole(exports):
     ]
     now = [reports[0]]
     sink = metrics.RaySink(lambda: now[0])
-
     for now[0] in reports:
         sink.changed()
-
-    def all_told() -> bool:
-        return exports.totals["serve_warm_compiles_after_ready"] >= 300
-
-    wait_until("all are told", all_told)
-    assert exports.totals["serve_warm_compiles_after_ready"] == 300
+    compiles = "serve_warm_compiles_after_ready"
+    wait_until("all are told", lambda: exports.totals[compiles] >= 300)
+    assert exports.totals[compiles] == 300
     assert exports.totals["serve_warm_forbidden_after_ready"] == 600
     assert len(exports.values["serve_warm_ready"]) <= 300
 
@@ -382,11 +327,9 @@ def test_a_ray_that_takes_no_metrics_is_said_once_and_asked_again(exports, caplo
     for count in (1, 2, 3):
         sink.changed()
         wait_until("it is refused", lambda count=count: exports.refused == count)
-
     exports.refusal = None
     sink.changed()
     wait_until("it is exported", lambda: exports.totals["serve_warm_compiles_after_ready"])
-
     said = [record.getMessage() for record in caplog.records if record.exc_info]
     assert said == ["metrics are not exported: OSError: no agent on this node"]
     assert exports.totals["serve_warm_compiles_after_ready"] == 1

@@ -12,15 +12,13 @@ import random
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from serve_warm.artifact.blobs import receive, receive_unnamed
 from serve_warm.errors import ArtifactRefused, StoreError
-
-if TYPE_CHECKING:
-    from serve_warm.stores import Sink
+from serve_warm.stores import Sink
 
 DATA = bytes(range(256)) * 1000
 DIGEST = hashlib.sha256(DATA).hexdigest()
@@ -48,7 +46,6 @@ def split(seed: int) -> list[tuple[int, bytes]]:
 
 @pytest.mark.parametrize("threads", [1, 8])
 def test_pieces_come_in_any_order_and_split(threads: int):
-    """The digest is that of the whole blob, in any order and from several threads."""
     for seed in range(60):
         assert received(split(seed), threads=threads) == DATA
 
@@ -83,7 +80,6 @@ def test_gaps_and_overlaps_are_noticed(pieces: list[tuple[int, bytes]]):
 def test_hashed_bytes_cannot_be_exchanged_afterwards():
     """Bytes that overwrite hashed bytes are refused: the file would differ from the digest."""
     evil = b"evil" + DATA[4:1000]
-
     with pytest.raises(StoreError, match="received more data than"):
         received([(0, DATA[:1000]), (1000, DATA[1000:]), (0, evil)])
 
@@ -103,10 +99,8 @@ def test_more_than_announced_does_not_fill_the_disk():
 
 
 def test_other_bytes_are_refused():
-    """A blob with another digest is refused, and the message has both digests."""
     with tempfile.TemporaryFile() as file, pytest.raises(ArtifactRefused) as caught:
         receive(file, "0" * 64, 4, lambda sink: sink(0, b"evil"))
-
     assert caught.value.reason == "digest_mismatch"
     assert hashlib.sha256(b"evil").hexdigest()[:16] in caught.value.message
 
@@ -133,16 +127,13 @@ def test_what_cannot_be_written_is_no_error_of_the_store(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("good", [True, False])
 def test_a_file_without_a_name(good: bool):
-    """The file is at offset 0 and has no name; a refused file is closed."""
     before = len([*Path("/proc/self/fd").iterdir()])
     data = DATA if good else bytes(len(DATA))
-
     try:
         with receive_unnamed(DIGEST, len(DATA), lambda sink: sink(0, data)) as file:
             found, names = file.read(), list(Path(tempfile.gettempdir()).iterdir())
     except ArtifactRefused:
         found, names = b"", []
-
     assert found == (DATA if good else b"")
     assert names == []
     assert len([*Path("/proc/self/fd").iterdir()]) == before

@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -26,25 +25,15 @@ from serve_warm.artifact.archive import pack_directory
 from serve_warm.artifact.catalog import check, describe
 from serve_warm.artifact.push import push
 from serve_warm.errors import StoreError
+from serve_warm.stores import Object
 from serve_warm.trust.envelope import MAX_ENVELOPE_BYTES
 from serve_warm.trust.policy import Trust
-from transfers import KEY, OTHER, flip
+from transfers import KEY, OTHER, flip, store_fixture  # noqa: F401 - a fixture
 from transfers import supersede as publish
-
-if TYPE_CHECKING:
-    from serve_warm.stores import Object
-
-
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
 
 
 # --- describe ------------------------------------------------------------------------------
-
-
 def test_describe_tells_what_is_in_a_store(store: MemoryStore):
-    """The list has every statement of every deployment with its content, trusted or not."""
     good, manifest = publish(store)
     other, _ = publish(store, deployment="Other")
     stranger = build(created=days_ago(1))[0]
@@ -76,12 +65,9 @@ def test_describe_tells_what_is_in_a_store(store: MemoryStore):
 
 
 def test_one_deployment_can_be_described(store: MemoryStore):
-    """Statements of other deployments are not read."""
     publish(store)
     other, _ = publish(store, deployment="Other")
-
     (item,) = describe(store, trusting(KEY), deployment="Other")
-
     assert item.statement == other
     assert store.read == [other]
 
@@ -89,9 +75,7 @@ def test_one_deployment_can_be_described(store: MemoryStore):
 def test_describe_works_without_any_trust(store: MemoryStore):
     """A store can be described before deciding whom to trust."""
     publish(store)
-
     (item,) = describe(store, Trust())
-
     assert (item.trusted, item.reason) == (False, "no_trust")
     assert "[[keys]]" in item.hint
     assert item.manifest is not None
@@ -105,16 +89,12 @@ def test_what_is_not_in_force_is_told(store: MemoryStore, limit: str):
         "expired": trusting(KEY, max_age_s=DAY),
         "denied": trusting(KEY, denied=frozenset({manifest.parts[0].sha256})),
     }[limit]
-
     (item,) = describe(store, trust)
-
     assert (item.trusted, item.reason) == (False, limit)
     assert item.manifest == manifest
 
 
 # --- check ---------------------------------------------------------------------------------
-
-
 def test_a_damaged_blob_is_found(store: MemoryStore, tmp_path: Path):
     """A replica would refuse the artifact although its statement and signature are good."""
     raw = pack_directory(cache_directory(tmp_path / "source"))
@@ -129,9 +109,8 @@ def test_a_damaged_blob_is_found(store: MemoryStore, tmp_path: Path):
 
     found = checked[statement]
     assert (found.trusted, found.reason) == (False, "digest_mismatch")
-    assert found.manifest == manifest
+    assert (found.manifest, found.signers) == (manifest, ("key0",))
     assert found.digest == hashlib.sha256(manifest.to_statement()).hexdigest()
-    assert found.signers == ("key0",)
     assert found.hint
     assert (checked[gone].trusted, checked[gone].reason) == (False, "missing_part")
     assert "part cache" in checked[gone].message
@@ -144,9 +123,7 @@ def test_a_good_store_is_good(store: MemoryStore, tmp_path: Path):
     publish(store, raw={"cache": raw, "extra": b"more"})
     publish(store, raw={"cache": raw}, deployment="Other")
     before = set(Path(tempfile.gettempdir()).iterdir())
-
     checked = check(store, trusting(KEY))
-
     assert [(item.trusted, item.reason) for item in checked] == 2 * [(True, "")]
     assert sum(key.startswith("blobs/") for key in store.read) == 3
     assert set(Path(tempfile.gettempdir()).iterdir()) == before
@@ -155,31 +132,25 @@ def test_a_good_store_is_good(store: MemoryStore, tmp_path: Path):
 def test_what_could_not_be_put_in_place_is_found(store: MemoryStore):
     """A broken artifact is reported even if a trusted key signed it."""
     push(store, *build(raw={"cache": b"kernels"}), [KEY])
-
     (item,) = check(store, trusting(KEY))
-
     assert (item.trusted, item.reason) == (False, "bad_archive")
 
 
 def test_parts_of_strangers_are_not_even_downloaded(store: MemoryStore):
     """No part is unpacked before the signature is checked."""
     publish(store)
-
     (item,) = check(store, trusting(OTHER))
-
     assert (item.trusted, item.reason) == (False, "untrusted")
     assert [key for key in store.read if key.startswith("blobs/")] == []
 
 
-def test_a_store_that_cannot_be_read_is_an_error():
+def test_a_store_that_cannot_be_read_is_an_error(store: MemoryStore):
     """An outage is an error, not a result for artifacts."""
 
     class Broken(MemoryStore):
         def head(self, key: str) -> Object:
             raise StoreError("connection refused")
 
-    broken = MemoryStore()
-    publish(broken)
-
+    publish(store)
     with pytest.raises(StoreError, match="connection refused"):
-        check(Broken(objects=broken.objects), trusting(KEY))
+        check(Broken(objects=store.objects), trusting(KEY))

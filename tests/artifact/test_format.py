@@ -10,7 +10,9 @@ import json
 import os
 import tarfile
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,17 +26,8 @@ from serve_warm.artifact.archive import (
     unpack_directory,
 )
 from serve_warm.artifact.blobs import check_stored, open_part, pack_part, zstd
-from serve_warm.artifact.manifest import (
-    FORMAT,
-    MAX_PARTS,
-    Manifest,
-    Part,
-)
+from serve_warm.artifact.manifest import FORMAT, MAX_PARTS, Manifest, Part
 from serve_warm.errors import ArtifactRefused, BuildFailed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 MIB = 1 << 20
 
@@ -50,31 +43,44 @@ def unpacked(raw: bytes, target: Path) -> None:
     unpack_directory(io.BytesIO(raw), target)
 
 
-def reason_of(action: Callable[[], Any]) -> str:
-    with pytest.raises(ArtifactRefused) as caught:
-        action()
+def reason_of(action: Callable[..., Any], *arguments: Any, match: str | None = None) -> str:
+    with pytest.raises(ArtifactRefused, match=match) as caught:
+        action(*arguments)
     return caught.value.reason
 
 
+def reason_and_peak_of(action: Callable[..., Any], *arguments: Any) -> tuple[str, int]:
+    reasons: list[str] = []
+    peak = peak_of(lambda: reasons.append(reason_of(action, *arguments)))
+    return reasons[0], peak
+
+
+def peak_of(action: Callable[[], Any]) -> int:
+    tracemalloc.start()
+    try:
+        action()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def check(raw: bytes) -> None:
+    check_directory(io.BytesIO(raw))
+
+
 # --- statements ----------------------------------------------------------------------------
-
-
 def test_a_manifest_survives_its_statement():
-    """A manifest read from a statement equals the written manifest, including build facts."""
     manifest, _ = build(
         raw={"cache": b"kernels", "extra": b"more"},
         facts={"seconds": 12.5, "git": None, "inputs": ["a", "\u00e9"]},
     )
-
     assert Manifest.from_statement(manifest.to_statement()) == manifest
 
 
 def test_a_statement_is_in_toto_over_the_stored_bytes():
     """Other tools see every part as a subject, with the digest of the stored bytes."""
     manifest, stored = build(raw={"cache": b"kernels", "extra": b"more"})
-
     statement = json.loads(manifest.to_statement())
-
     assert statement["_type"] == "https://in-toto.io/Statement/v1"
     assert statement["predicateType"] == f"https://serve-warm.dev/artifact/v{FORMAT}"
     assert statement["subject"] == [
@@ -87,7 +93,6 @@ def test_equal_manifests_have_equal_statements():
     """The bytes do not depend on the order in which facts and factors were added."""
     one, _ = build(facts={"a": 1, "b": 2})
     two, _ = build(facts={"b": 2, "a": 1})
-
     assert one.to_statement() == two.to_statement()
 
 
@@ -95,7 +100,6 @@ def test_equal_manifests_have_equal_statements():
 def test_facts_that_are_no_json_are_not_written(fact: Any):
     """The builder gets an error for facts that a reader could not parse."""
     manifest, _ = build(facts={"fact": fact})
-
     with pytest.raises(ValueError, match="JSON"):
         manifest.to_statement()
 
@@ -115,77 +119,54 @@ def statement_with(path: str, value: Any) -> bytes:
 
 
 def test_a_newer_format_is_told_from_a_broken_one():
-    """The error names both versions, whatever else is in a newer statement."""
     newer = {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": "something else",
         "predicateType": f"https://serve-warm.dev/artifact/v{FORMAT + 1}",
         "predicate": {"format": FORMAT + 1, "unheard": "of"},
     }
-
-    with pytest.raises(ArtifactRefused, match=r"has format 2, .* reads format 1") as caught:
-        Manifest.from_statement(json.dumps(newer).encode())
-
-    assert caught.value.reason == "newer_format"
+    payload, message = json.dumps(newer).encode(), r"has format 2, .* reads format 1"
+    assert reason_of(Manifest.from_statement, payload, match=message) == "newer_format"
 
 
+OTHER_FORMATS = [f"https://serve-warm.dev/artifact/{version}" for version in ("v0", "v2", "v1x")]
 BAD_MEMBERS = [
-    ("_type", "https://in-toto.io/Statement/v0.1"),
-    ("predicateType", "https://slsa.dev/provenance/v1"),
-    ("predicateType", "https://serve-warm.dev/artifact/v0"),
-    ("predicateType", "https://serve-warm.dev/artifact/v2"),
-    ("predicateType", "https://serve-warm.dev/artifact/v1x"),
-    ("predicateType", 1),
-    ("predicate", []),
-    ("predicate", ...),
-    ("unknown", 1),
-    ("predicate.unknown", 1),
-    ("predicate.format", 2),
-    ("predicate.format", True),
-    ("predicate.format", "1"),
-    ("predicate.deployment", ""),
-    ("predicate.deployment", "a\nb"),
-    ("predicate.deployment", None),
-    ("predicate.deployment", ...),
-    ("predicate.created", "yesterday"),
-    ("predicate.created", "2026-11-20T10:00:00Z"),
-    ("predicate.created", "2026-11-20T10:00:00.00000\uff10Z"),
-    ("predicate.created", "\u0662026-11-20T10:00:00.000000Z"),
-    ("predicate.created", "2026-13-20T10:00:00.000000Z"),
-    ("predicate.created", "2026-11-20T10:00:00.000000+01:00"),
-    ("predicate.fingerprint", {}),
-    ("predicate.fingerprint", {"machine": {"torch": 2}, "app": {}}),
-    ("predicate.facts", []),
-    ("predicate.parts", []),
-    ("predicate.parts", {}),
-    ("predicate.parts.0", "cache"),
-    ("predicate.parts.0.name", "Cache"),
-    ("predicate.parts.0.name", "../cache"),
-    ("predicate.parts.0.name", ""),
-    ("predicate.parts.0.name", "x" * 65),
-    ("predicate.parts.0.name", "extra"),
-    ("predicate.parts.0.sha256", "00"),
-    ("predicate.parts.0.sha256", "../" + "0" * 61),
-    ("predicate.parts.0.sha256", "A" * 64),
-    ("predicate.parts.0.raw_sha256", "x" * 64),
-    ("predicate.parts.0.stored_bytes", -1),
-    ("predicate.parts.0.stored_bytes", 0),
-    ("predicate.parts.0.stored_bytes", 1.0),
-    ("predicate.parts.0.stored_bytes", True),
-    ("predicate.parts.0.stored_bytes", 10**400),
-    ("predicate.parts.0.raw_bytes", 10**400),
-    ("predicate.parts.0.raw_bytes", -1),
-    ("predicate.parts.0.raw_bytes", "7"),
-    ("predicate.parts.0.codec", "none"),
-    ("predicate.parts.0.url", "https://elsewhere"),
-    ("predicate.parts.0.codec", ...),
-    ("predicate.parts.1", ...),
-    ("subject", []),
-    ("subject", {}),
-    ("subject.1", ...),
-    ("subject.0.name", "extra"),
-    ("subject.0.digest.sha256", "0" * 64),
-    ("subject.0.digest.sha512", "0" * 128),
+    (path, value)
+    for path, values in {
+        "_type": ["https://in-toto.io/Statement/v0.1"],
+        "predicateType": ["https://slsa.dev/provenance/v1", *OTHER_FORMATS, 1],
+        "predicate": [[], ...],
+        "unknown": [1],
+        "predicate.unknown": [1],
+        "predicate.format": [2, True, "1"],
+        "predicate.deployment": ["", "a\nb", None, ...],
+        "predicate.created": [
+            "yesterday",
+            "2026-11-20T10:00:00Z",
+            "2026-11-20T10:00:00.00000\uff10Z",
+            "\u0662026-11-20T10:00:00.000000Z",
+            "2026-13-20T10:00:00.000000Z",
+            "2026-11-20T10:00:00.000000+01:00",
+        ],
+        "predicate.fingerprint": [{}, {"machine": {"torch": 2}, "app": {}}],
+        "predicate.facts": [[]],
+        "predicate.parts": [[], {}],
+        "predicate.parts.0": ["cache"],
+        "predicate.parts.0.name": ["Cache", "../cache", "", "x" * 65, "extra"],
+        "predicate.parts.0.sha256": ["00", "../" + "0" * 61, "A" * 64],
+        "predicate.parts.0.raw_sha256": ["x" * 64],
+        "predicate.parts.0.stored_bytes": [-1, 0, 1.0, True, 10**400],
+        "predicate.parts.0.raw_bytes": [10**400, -1, "7"],
+        "predicate.parts.0.codec": ["none", ...],
+        "predicate.parts.0.url": ["https://elsewhere"],
+        "predicate.parts.1": [...],
+        "subject": [[], {}],
+        "subject.1": [...],
+        "subject.0.name": ["extra"],
+        "subject.0.digest.sha256": ["0" * 64],
+        "subject.0.digest.sha512": ["0" * 128],
+    }.items()
+    for value in values
 ]
 
 
@@ -194,9 +175,7 @@ BAD_MEMBERS = [
 )
 def test_a_statement_that_deviates_is_refused(path: str, value: Any):
     """Unknown, missing and wrong members are all refused; nothing is guessed or ignored."""
-    forged = statement_with(path, value)
-
-    assert reason_of(lambda: Manifest.from_statement(forged)) == "bad_statement"
+    assert reason_of(Manifest.from_statement, statement_with(path, value)) == "bad_statement"
 
 
 def test_the_statement_of_the_test_above_is_good_when_nothing_is_replaced():
@@ -205,56 +184,41 @@ def test_the_statement_of_the_test_above_is_good_when_nothing_is_replaced():
 
 
 def test_subjects_in_another_order_are_refused():
-    """Subjects and parts must be equal lists."""
     statement = json.loads(statement_with("predicate.deployment", "x"))
     statement["subject"].reverse()
     forged = json.dumps(statement).encode()
-
-    assert reason_of(lambda: Manifest.from_statement(forged)) == "bad_statement"
+    assert reason_of(Manifest.from_statement, forged) == "bad_statement"
 
 
 def test_two_parts_of_one_name_are_refused():
-    """Two parts with one name are refused, even if the subjects have both."""
     statement = json.loads(build(raw={"cache": b"1", "extra": b"2"})[0].to_statement())
     for item in (*statement["subject"], *statement["predicate"]["parts"]):
         item["name"] = "cache"
     forged = json.dumps(statement).encode()
-
-    with pytest.raises(ArtifactRefused, match="distinct names") as caught:
-        Manifest.from_statement(forged)
-
-    assert caught.value.reason == "bad_statement"
+    assert reason_of(Manifest.from_statement, forged, match="distinct names") == "bad_statement"
 
 
 def test_the_number_of_parts_is_bounded():
-    """An artifact may have up to MAX_PARTS parts, inclusive."""
     build(raw={f"p{number}": b"" for number in range(MAX_PARTS)})
-
     with pytest.raises(ValueError, match="1 to 16 parts"):
         build(raw={f"p{number}": b"" for number in range(MAX_PARTS + 1)})
 
 
 # --- parts ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("raw", [b"", b"x", os.urandom(3 * MIB), bytes(5 * MIB)])
 def test_a_part_survives_packing(raw: bytes):
-    """The raw bytes are returned unchanged, whether empty, incompressible or all equal."""
     part, stored = pack_part("cache", raw)
-
     assert opened(part, stored) == raw
     assert (part.raw_bytes, part.stored_bytes) == (len(raw), len(stored))
 
 
 def test_every_change_of_the_stored_bytes_is_noticed():
-    """A flipped bit, a missing byte and an extra byte each have their own reason."""
     part, stored = pack_part("cache", b"kernels" * 100)
     flipped = bytearray(stored)
     flipped[-1] ^= 1
-
-    assert reason_of(lambda: check_stored(part, bytes(flipped))) == "digest_mismatch"
-    assert reason_of(lambda: check_stored(part, stored[:-1])) == "truncated"
-    assert reason_of(lambda: check_stored(part, stored + b"\0")) == "size_mismatch"
+    assert reason_of(check_stored, part, bytes(flipped)) == "digest_mismatch"
+    assert reason_of(check_stored, part, stored[:-1]) == "truncated"
+    assert reason_of(check_stored, part, stored + b"\0") == "size_mismatch"
 
 
 def claiming(stored: bytes, raw: bytes, **changes: Any) -> Part:
@@ -272,9 +236,8 @@ def claiming(stored: bytes, raw: bytes, **changes: Any) -> Part:
 
 def streamed(raw: bytes, **parameters: int) -> bytes:
     """Compress without writing the size into the frame."""
-    options = {
-        getattr(zstd.CompressionParameter, name): value for name, value in parameters.items()
-    }
+    kinds = zstd.CompressionParameter
+    options = {getattr(kinds, name): value for name, value in parameters.items()}
     compressor = zstd.ZstdCompressor(options=options or None)
     blocks = [compressor.compress(raw[at : at + MIB]) for at in range(0, len(raw), MIB)]
     return b"".join(blocks) + compressor.flush()
@@ -301,11 +264,8 @@ def _bombs() -> dict[str, bytes]:
 def test_a_bomb_is_stopped_at_the_promised_size(bombs: dict[str, bytes], kind: str, reason: str):
     """256 MiB in a part that claims 1000 bytes are refused without using memory."""
     bomb = bombs[kind]
-    part = claiming(bomb, bytes(1000))
     assert len(bomb) < MIB
-
-    found, peak = reason_and_peak_of(lambda: opened(part, bomb))
-
+    found, peak = reason_and_peak_of(opened, claiming(bomb, bytes(1000)), bomb)
     assert found == reason
     assert peak < 4 * MIB
 
@@ -334,34 +294,16 @@ WRONG_FRAMES = {
 def test_a_frame_of_other_bytes_than_promised_is_refused(name: str):
     """The digest of the stored bytes is right; each is refused when it is unpacked."""
     stored, raw, reason = WRONG_FRAMES[name]
-
-    assert reason_of(lambda: opened(claiming(stored, raw), stored)) == reason
+    assert reason_of(opened, claiming(stored, raw), stored) == reason
 
 
 def test_an_open_part_is_a_file_that_nobody_else_can_open():
     """The file has no name and is at offset 0; closing it removes it."""
     part, stored = pack_part("cache", b"kernels")
-
     with open_part(part, io.BytesIO(stored)) as raw:
         status = os.fstat(raw.fileno())
-
         assert (raw.tell(), raw.read()) == (0, b"kernels")
         assert (status.st_nlink, status.st_mode & 0o077) == (0, 0)
-
-
-def peak_of(action: Callable[[], Any]) -> int:
-    tracemalloc.start()
-    try:
-        action()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
-def reason_and_peak_of(action: Callable[[], Any]) -> tuple[str, int]:
-    reasons: list[str] = []
-    peak = peak_of(lambda: reasons.append(reason_of(action)))
-    return reasons[0], peak
 
 
 @pytest.mark.slow
@@ -392,8 +334,6 @@ def test_memory_does_not_grow_with_what_is_unpacked(tmp_path: Path):
 
 
 # --- directories ---------------------------------------------------------------------------
-
-
 def tree(directory: Path) -> dict[str, tuple[int, bytes | None]]:
     return {
         path.relative_to(directory).as_posix(): (
@@ -414,9 +354,7 @@ def test_a_directory_survives_packing(tmp_path: Path):
     source = cache_directory(private(tmp_path / "source"))
     (source / "24" / "c244b2rga7kqcbbf2xhyb.so").chmod(0o755)
     target = private(tmp_path / "target")
-
     unpacked(pack_directory(source), target)
-
     expected = {name: data for name, (_, data) in tree(source).items() if not is_scratch(name)}
     assert {name: data for name, (_, data) in tree(target).items()} == expected
     assert "locks" not in expected
@@ -426,15 +364,13 @@ def test_a_directory_survives_packing(tmp_path: Path):
 
 def test_packing_depends_on_names_and_contents_alone(tmp_path: Path):
     """Times, modes, owners and the order on disk do not affect the bytes."""
-    one = private(tmp_path / "one")
-    two = private(tmp_path / "two")
+    one, two = private(tmp_path / "one"), private(tmp_path / "two")
     for directory, names in ((one, "abc"), (two, "cba")):
         for name in names:
             (directory / name).mkdir()
             (directory / name / "file").write_bytes(name.encode())
     os.utime(two / "a" / "file", (1, 1))
     (two / "a" / "file").chmod(0o777)
-
     assert pack_directory(one) == pack_directory(two)
     (two / "a" / "file").write_bytes(b"other")
     assert pack_directory(one) != pack_directory(two)
@@ -443,37 +379,26 @@ def test_packing_depends_on_names_and_contents_alone(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "scratch"),
     [
-        ("locks", True),
-        ("triton/locks", True),
-        ("24/x.lock", True),
-        ("24/.1.2.tmp", True),
-        ("precompiled_headers/x.h.gch", True),
-        ("x.pch", True),
-        ("24/x.so", False),
-        ("24/x.cpp", False),
-        ("clocks", False),
-        ("lock", False),
-        ("xx/y.best_config", False),
+        *((name, True) for name in ("locks", "triton/locks", "24/x.lock", "24/.1.2.tmp")),
+        *((name, True) for name in ("precompiled_headers/x.h.gch", "x.pch")),
+        *((name, False) for name in ("24/x.so", "24/x.cpp", "clocks", "lock", "xx/y.best_config")),
     ],
 )
 def test_scratch_is_told_by_name(name: str, *, scratch: bool):
-    """Locks, temporary files and precompiled headers are left out; kernels and sources are not."""
     assert is_scratch(name) is scratch
 
 
 def test_what_could_not_be_unpacked_is_not_packed(tmp_path: Path):
     """Links, pipes and odd names fail the build, and not only every later start."""
-    for number, make in enumerate(
-        (
-            lambda path: path.symlink_to("/etc/passwd"),
-            os.mkfifo,
-            lambda path: path.with_name("new\nline").touch(),
-            lambda path: path.with_name("back\\slash").touch(),
-        )
-    ):
+    odd = (
+        lambda path: path.symlink_to("/etc/passwd"),
+        os.mkfifo,
+        lambda path: path.with_name("new\nline").touch(),
+        lambda path: path.with_name("back\\slash").touch(),
+    )
+    for number, make in enumerate(odd):
         directory = private(tmp_path / str(number))
         make(directory / "x")
-
         with pytest.raises(BuildFailed, match="cannot be packed"):
             pack_directory(directory)
 
@@ -500,10 +425,7 @@ EVIL = {
     "long_segment": [member("x" * 256)],
     "long_name": [member("/".join(["x" * 200] * depth), tarfile.DIRTYPE) for depth in range(1, 7)],
     "symlink": [member("evil", tarfile.SYMTYPE, linkname="/etc/passwd")],
-    "symlink_then_through": [
-        member("d", tarfile.SYMTYPE, linkname="/tmp"),
-        member("d/evil"),
-    ],
+    "symlink_then_through": [member("d", tarfile.SYMTYPE, linkname="/tmp"), member("d/evil")],
     "hardlink": [member("evil", tarfile.LNKTYPE, linkname="a.so")],
     "character_device": [member("evil", tarfile.CHRTYPE, devmajor=1, devminor=3)],
     "block_device": [member("evil", tarfile.BLKTYPE)],
@@ -547,10 +469,9 @@ def test_a_hostile_archive_is_refused_before_anything_is_written(tmp_path: Path,
     """One bad member makes the whole archive invalid, and no file is written."""
     target = private(tmp_path / "target")
     raw = tar(GOOD, *EVIL[name])
-
-    assert reason_of(lambda: unpacked(raw, target)) == "bad_archive"
+    assert reason_of(unpacked, raw, target) == "bad_archive"
     assert [path.name for path in tmp_path.rglob("*")] == ["target"]
-    assert reason_of(lambda: check_directory(io.BytesIO(raw))) == "bad_archive"
+    assert reason_of(check, raw) == "bad_archive"
 
 
 def tar_with_header_for_all(*, keys: int, members: int) -> bytes:
@@ -567,9 +488,7 @@ def tar_with_header_for_all(*, keys: int, members: int) -> bytes:
 def test_a_header_for_all_members_costs_no_memory_for_each():
     """70 kilobytes of signed bytes would become gigabytes of names; the first header is refused."""
     raw = tar_with_header_for_all(keys=50_000, members=200)
-
-    reason, peak = reason_and_peak_of(lambda: check_directory(io.BytesIO(raw)))
-
+    reason, peak = reason_and_peak_of(check, raw)
     assert reason == "bad_archive"
     assert peak < 64 * MIB
 
@@ -577,9 +496,7 @@ def test_a_header_for_all_members_costs_no_memory_for_each():
 def test_long_names_cost_no_memory_for_each():
     """A name of a megabyte is refused before the next name is read."""
     raw = tar(*(member(f"{number}" + "x" * MIB) for number in range(60)))
-
-    reason, peak = reason_and_peak_of(lambda: check_directory(io.BytesIO(raw)))
-
+    reason, peak = reason_and_peak_of(check, raw)
     assert reason == "bad_archive"
     assert peak < 16 * MIB
 
@@ -587,9 +504,7 @@ def test_long_names_cost_no_memory_for_each():
 def test_the_good_file_of_the_test_above_is_written_alone(tmp_path: Path):
     """Each refusal in the test above is due to the members after the good one."""
     target = private(tmp_path / "target")
-
     unpacked(tar(GOOD, FOLDER), target)
-
     assert {path.name for path in target.iterdir()} == {"a.so", "d"}
 
 
@@ -597,25 +512,17 @@ def test_checking_a_directory_accepts_what_can_be_unpacked_and_writes_nothing(tm
     """A start can install every archive that verification accepts."""
     raw = packed_cache(tmp_path / "source")
     before = sorted(tmp_path.rglob("*"))
-
-    check_directory(io.BytesIO(raw))
-
+    check(raw)
     assert sorted(tmp_path.rglob("*")) == before
-    assert reason_of(lambda: check_directory(io.BytesIO(raw + b"x"))) == "bad_archive"
+    assert reason_of(check, raw + b"x") == "bad_archive"
 
 
-CLAIMS = (8**11 - 1, 1 << 40, 1 << 60, 1 << 80)
-
-
-@pytest.mark.parametrize("size", CLAIMS)
+@pytest.mark.parametrize("size", [8**11 - 1, 1 << 40, 1 << 60, 1 << 80])
 @pytest.mark.parametrize("kind", [b"x", b"g", b"L", b"K", b"S", tarfile.REGTYPE, b"Z"])
 def test_a_size_that_a_header_claims_is_not_acted_on(kind: bytes, size: int):
     """A huge claimed size neither allocates memory nor causes a file system error."""
-    header = member("a", kind, size=size).tobuf(tarfile.GNU_FORMAT)
-    raw = io.BytesIO(header + bytes(10240))
-
-    reason, peak = reason_and_peak_of(lambda: check_directory(raw))
-
+    raw = member("a", kind, size=size).tobuf(tarfile.GNU_FORMAT) + bytes(10240)
+    reason, peak = reason_and_peak_of(check, raw)
     assert reason == "bad_archive"
     assert peak < MIB
 
@@ -623,10 +530,8 @@ def test_a_size_that_a_header_claims_is_not_acted_on(kind: bytes, size: int):
 def test_a_long_header_is_not_read_into_memory():
     """A name of many megabytes is refused even if all its bytes exist."""
     header = member("a", b"L", size=64 * MIB).tobuf(tarfile.GNU_FORMAT)
-    raw = io.BytesIO(header + bytes(64 * MIB) + GOOD.tobuf() + bytes(10240))
-
-    reason, peak = reason_and_peak_of(lambda: check_directory(raw))
-
+    raw = header + bytes(64 * MIB) + GOOD.tobuf() + bytes(10240)
+    reason, peak = reason_and_peak_of(check, raw)
     assert reason == "bad_archive"
     assert peak < 4 * MIB
 
@@ -637,15 +542,8 @@ def test_the_number_of_members_is_bounded(monkeypatch: pytest.MonkeyPatch):
     archive = GOOD.tobuf() + bytes(tarfile.BLOCKSIZE)
     empty = member("b").tobuf()
     full = archive + 49 * empty
-    messages = []
-
-    for raw in (full + bytes(10240), full + empty + bytes(10240)):
-        with pytest.raises(ArtifactRefused) as caught:
-            check_directory(io.BytesIO(raw))
-        messages.append(caught.value.message)
-
-    assert "appears twice" in messages[0]
-    assert "more than 50 members" in messages[1]
+    reason_of(check, full + bytes(10240), match="appears twice")
+    reason_of(check, full + empty + bytes(10240), match="more than 50 members")
 
 
 def test_a_damaged_archive_is_refused(tmp_path: Path):
@@ -664,10 +562,7 @@ def test_a_damaged_archive_is_refused(tmp_path: Path):
         "text": b"hello" * 1000,
     }
 
-    reasons = {
-        name: reason_of(lambda data=data: unpacked(data, target)) for name, data in variants.items()
-    }
-
+    reasons = {name: reason_of(unpacked, data, target) for name, data in variants.items()}
     assert reasons == dict.fromkeys(variants, "bad_archive")
     assert list(target.iterdir()) == []
 
@@ -680,13 +575,8 @@ def test_a_directory_that_is_not_private_is_not_unpacked_into(tmp_path: Path):
     private(tmp_path / "real")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     (tmp_path / "plain").touch()
-
-    reasons = {
-        name: reason_of(lambda name=name: unpacked(raw, tmp_path / name))
-        for name in ("open", "used", "link", "plain")
-    }
-
-    assert set(reasons.values()) == {"unsafe_directory"}
+    for name in ("open", "used", "link", "plain"):
+        assert reason_of(unpacked, raw, tmp_path / name) == "unsafe_directory", name
     assert list((tmp_path / "real").iterdir()) == []
 
 
@@ -695,5 +585,4 @@ def test_a_directory_of_somebody_else_is_not_unpacked_into(tmp_path: Path):
     """A folder of another user is refused, because its owner could change the loaded files."""
     target = private(tmp_path / "target")
     os.chown(target, 12345, -1)
-
-    assert reason_of(lambda: unpacked(tar(GOOD), target)) == "unsafe_directory"
+    assert reason_of(unpacked, tar(GOOD), target) == "unsafe_directory"

@@ -12,10 +12,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -23,11 +24,7 @@ from conftest import wait_until
 from serve_warm import node
 from serve_warm.artifact.node_cache import NodeCache
 from serve_warm.errors import ArtifactRefused, StoreError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from serve_warm.stores import Sink
+from serve_warm.stores import Sink
 
 DATA = bytes(range(256)) * 1000
 
@@ -81,13 +78,9 @@ def names(root: Path) -> set[str]:
 
 
 # --- the folder ----------------------------------------------------------------------------
-
-
 def test_the_folder_is_made_private(root: Path):
-    """Only the owner can enter the new folder and its new parent folders."""
     with NodeCache.open(root) as cache:
         fetched(cache, Download())
-
     for made in (root, root.parent):
         assert made.stat().st_mode & 0o7777 == 0o700
     assert [path.stat().st_mode & 0o7777 for path in root.iterdir()] == 3 * [0o600]
@@ -95,14 +88,11 @@ def test_the_folder_is_made_private(root: Path):
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o750, 0o755, 0o701, 0o702])
 def test_a_folder_that_others_can_enter_is_refused(root: Path, mode: int):
-    """A folder that others can read or write is refused, because they could change its files."""
     root.mkdir(parents=True)
     root.parent.chmod(0o700)
     root.chmod(mode)
-
     with pytest.raises(ArtifactRefused) as caught:
         NodeCache.open(root)
-
     assert caught.value.reason == "unsafe_directory"
     assert f"{root} is open to other users (mode {mode & 0o777:o})" in caught.value.message
     assert "set TMPDIR" in caught.value.hint
@@ -123,27 +113,21 @@ def test_only_what_is_its_own_is_removed(root: Path):
         for name in (*names_of_others, *own, record):
             (root / name).write_bytes(bytes(1000))
             set_age(root / name, 3600.0)
-
         fetched(cache, Download())
-
     left = {path.name for path in root.iterdir()}
     assert left == {*names_of_others, record, "folder.lock", DIGEST, f"{DIGEST}.lock"}
 
 
 # --- a folder that cannot be written -------------------------------------------------------
-
-
 def test_a_folder_that_cannot_be_made_is_done_without(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     """A file in place of the folder prevents only sharing; one warning names the file."""
     (tmp_path / "file").write_bytes(b"")
     download = Download()
-
     for _ in range(2):
         with NodeCache.open(tmp_path / "file" / "blobs") as cache:
             assert [fetched(cache, download) for _ in range(2)] == [DATA, DATA]
-
     assert download.calls == 4
     (record,) = caplog.records
     assert record.levelname == "WARNING"
@@ -181,7 +165,6 @@ def test_a_folder_that_cannot_be_written_is_done_without(
     monkeypatch.setattr(os, act, fail)
 
     assert [fetched(cache, Download()) for _ in range(2)] == [DATA, DATA]
-
     assert names(cache.root) == set()
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 1
@@ -191,12 +174,9 @@ def test_a_folder_that_cannot_be_written_is_done_without(
 def test_without_a_folder_other_bytes_are_refused_too(tmp_path: Path):
     """Blobs that are not kept are also hashed."""
     (tmp_path / "file").write_bytes(b"")
-    with (
-        NodeCache.open(tmp_path / "file" / "blobs") as cache,
-        pytest.raises(ArtifactRefused) as caught,
-    ):
+    blobs = tmp_path / "file" / "blobs"
+    with NodeCache.open(blobs) as cache, pytest.raises(ArtifactRefused) as caught:
         cache.fetch(DIGEST, len(DATA), Download(bytes(len(DATA))))
-
     assert caught.value.reason == "digest_mismatch"
 
 
@@ -207,43 +187,32 @@ def test_a_file_system_without_locks_shares_all_the_same(
     """NFS and Lustre may have no locks; without locks, a blob may be downloaded twice."""
     monkeypatch.setattr(fcntl, "flock", raising_error(number))
     download = Download()
-
     found = [fetched(cache, download) for _ in range(2)]
-
     assert (found, download.calls) == ([DATA, DATA], 1)
     assert names(root) == {DIGEST}
 
 
 def test_a_folder_that_is_exchanged_later_is_not_used(root: Path, cache: NodeCache):
-    """Files are written to the folder that was checked when it was opened."""
     root.rename(root.parent / "moved")
     root.mkdir(mode=0o777)
-
     assert fetched(cache, Download()) == DATA
     assert list(root.iterdir()) == []
     assert names(root.parent / "moved") == {DIGEST}
 
 
 # --- fetching ------------------------------------------------------------------------------
-
-
 def test_a_blob_is_downloaded_once(root: Path, cache: NodeCache):
-    """The second fetch returns the blob that the first fetch stored."""
     download = Download()
-
     both = [fetched(cache, download) for _ in range(2)]
-
     assert both == [DATA, DATA]
     assert download.calls == 1
     assert names(root) == {DIGEST}
 
 
 def test_a_file_outlives_its_blob(root: Path, cache: NodeCache):
-    """A fetched blob can be read even after it was removed and the cache was closed."""
     with NodeCache.open(root) as other:
         file = other.fetch(DIGEST, len(DATA), Download())
     (root / DIGEST).unlink()
-
     with file:
         assert file.read() == DATA
 
@@ -260,23 +229,17 @@ def test_a_file_outlives_its_blob(root: Path, cache: NodeCache):
     ids=["empty", "cut", "grown", "flipped", "zeros"],
 )
 def test_a_damaged_blob_is_downloaded_again(
-    root: Path,
-    cache: NodeCache,
-    caplog: pytest.LogCaptureFixture,
-    damage: Callable[[bytes], bytes],
+    root: Path, cache: NodeCache, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
 ):
     """A blob is hashed on each fetch, so damage on disk costs only time."""
     download = Download()
     fetched(cache, download)
     (root / DIGEST).write_bytes(damage(DATA))
-
     assert fetched(cache, download) == DATA
-
     assert download.calls == 2
     assert (root / DIGEST).read_bytes() == DATA
-    assert [record.message for record in caplog.records] == [
-        f"removed a damaged blob from the node cache sha256={DIGEST[:16]}"
-    ]
+    (record,) = caplog.records
+    assert record.message == f"removed a damaged blob from the node cache sha256={DIGEST[:16]}"
 
 
 def test_a_link_in_the_place_of_a_blob_is_not_followed(
@@ -286,16 +249,12 @@ def test_a_link_in_the_place_of_a_blob_is_not_followed(
     (tmp_path / "elsewhere").write_bytes(DATA)
     (root / DIGEST).symlink_to(tmp_path / "elsewhere")
     download = Download()
-
     assert fetched(cache, download) == DATA
-
     assert download.calls == 1
     assert not (root / DIGEST).is_symlink()
 
 
 # --- downloads that fail -------------------------------------------------------------------
-
-
 def raising(error: Exception) -> Callable[[Sink], None]:
     def fill(sink: Sink) -> None:
         sink(0, DATA[:1000])
@@ -316,13 +275,10 @@ BROKEN: dict[str, tuple[Callable[[Sink], None], type[Exception]]] = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_download_that_fails_leaves_nothing(root: Path, cache: NodeCache, name: str):
-    """A failed download leaves no blob, temporary or open file, and the next fetch downloads."""
     fill, kind = BROKEN[name]
     before = len([*Path("/proc/self/fd").iterdir()])
-
     with pytest.raises(kind):
         cache.fetch(DIGEST, len(DATA), fill)
-
     assert names(root) == set()
     assert len([*Path("/proc/self/fd").iterdir()]) == before
     assert fetched(cache, Download()) == DATA
@@ -358,28 +314,26 @@ with NodeCache.open(Path(root)) as cache:
 
 
 def fetcher(root: Path, calls: Path, behaviour: str = "at once") -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", FETCHER, str(root), str(calls), behaviour],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
+    command = [sys.executable, "-c", FETCHER, str(root), str(calls), behaviour]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen(command, **pipes, text=True)
     assert process.stdout.readline() == "here\n"
+    return process
+
+
+def let_go(process: subprocess.Popen[str]) -> subprocess.Popen[str]:
+    process.stdin.write("go\n")
+    process.stdin.flush()
     return process
 
 
 @pytest.mark.slow
 def test_processes_of_a_node_share_a_download(root: Path, tmp_path: Path):
-    """Eight replicas that start at once download a blob once, and each replica hashes it."""
     calls = tmp_path / "calls"
     processes = [fetcher(root, calls) for _ in range(8)]
-
     for process in processes:
-        process.stdin.write("go\n")
-        process.stdin.flush()
+        let_go(process)
     said = [process.communicate(timeout=400)[0] for process in processes]
-
     assert said == 8 * ["True\n"]
     assert len(calls.read_text().split()) == 1
     assert names(root) == {DIGEST}
@@ -388,17 +342,13 @@ def test_processes_of_a_node_share_a_download(root: Path, tmp_path: Path):
 def test_a_killed_download_is_made_again_by_another(root: Path, tmp_path: Path, cache: NodeCache):
     """A lock ends with the process that held it, and its partial download is never used."""
     calls = tmp_path / "calls"
-    process = fetcher(root, calls, "hang")
-    process.stdin.write("go\n")
-    process.stdin.flush()
+    process = let_go(fetcher(root, calls, "hang"))
     wait_until("the download has begun", lambda: calls.exists() and len(names(root)) == 1)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=400)
     (left,) = names(root)
     download = Download()
-
     found = fetched(cache, download)
-
     assert left.endswith(".tmp")
     assert (found, download.calls) == (DATA, 1)
     assert names(root) == {left, DIGEST}
@@ -409,21 +359,17 @@ def test_a_download_that_hangs_is_not_waited_for_without_end(
 ):
     """After a while, another process starts its own download besides a hanging one."""
     calls = tmp_path / "calls"
-    process = fetcher(root, calls, "hang")
-    process.stdin.write("go\n")
-    process.stdin.flush()
+    process = let_go(fetcher(root, calls, "hang"))
     wait_until("the download has begun", calls.exists)
     download = Download()
     monotonic = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: 600 * monotonic())
-
     try:
         found = fetched(cache, download)
     finally:
         monkeypatch.undo()
         process.kill()
         process.communicate(timeout=400)
-
     assert (found, download.calls) == (DATA, 1)
 
 
@@ -438,17 +384,13 @@ def test_a_waiter_does_not_believe_what_it_waited_for(root: Path, cache: NodeCac
         with pytest.raises(futures.TimeoutError):
             waiter.result(0.3)
         assert download.calls == 0
-
         (root / DIGEST).write_bytes(bytes(len(DATA)))
         os.close(lock)
         found = waiter.result(60)
-
     assert (found, download.calls) == (DATA, 1)
 
 
 # --- what goes -----------------------------------------------------------------------------
-
-
 def filled(root: Path, count: int, size: int = 1000) -> list[str]:
     """Create blobs of equal size that were downloaded one hour apart, oldest first."""
     digests = []
@@ -475,7 +417,6 @@ def test_the_oldest_files_go_first(root: Path):
     set_age(root / left, 1.5 * 3600)
     with NodeCache.open(root, max_bytes=3500) as cache:
         fetched(cache, Download(b"5" * 1000), b"5" * 1000)
-
     assert names(root) == {left, *digests[3:], digest_of(b"5" * 1000)}
     assert len([*root.glob("*.lock")]) == 4
 
@@ -485,7 +426,6 @@ def test_a_blob_that_is_there_removes_nothing(root: Path):
     digests = filled(root, 3)
     with NodeCache.open(root, max_bytes=10) as cache:
         fetched(cache, download := Download(), bytes(1000))
-
     assert names(root) == {*digests}
     assert download.calls == 0
 
@@ -496,7 +436,6 @@ def test_a_blob_that_is_too_large_is_kept(root: Path):
     with NodeCache.open(root, max_bytes=10) as cache:
         fetched(cache, Download())
         fetched(cache, download := Download())
-
     assert names(root) == {DIGEST}
     assert download.calls == 0
 
@@ -523,13 +462,7 @@ def test_a_cache_that_cannot_be_written_still_gives_what_it_has(
 ):
     """A volume that is mounted read-only still serves blobs."""
     fetched(cache, Download())
-
-    def read_only(*_: Any, **__: Any) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
     for name in ("unlink", "rename"):
-        monkeypatch.setattr(os, name, read_only)
+        monkeypatch.setattr(os, name, raising_error(errno.EROFS))
     with NodeCache.open(root, max_bytes=1) as limited:
-        found = fetched(limited, Download(b""))
-
-    assert found == DATA
+        assert fetched(limited, Download(b"")) == DATA

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -27,19 +27,11 @@ from serve_warm.artifact.pruning import GRACE_S, Pruned, prune
 from serve_warm.artifact.push import push
 from serve_warm.artifact.push import sign as sign_again
 from serve_warm.errors import ConfigError
-from serve_warm.stores import list_keys
+from serve_warm.stores import Object, Store, list_keys
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.envelope import MAX_ENVELOPE_BYTES, sign
-from transfers import KEY, OTHER
+from transfers import KEY, OTHER, store_fixture  # noqa: F401 - a fixture
 from transfers import supersede as publish
-
-if TYPE_CHECKING:
-    from serve_warm.stores import Object, Store
-
-
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
 
 
 @pytest.fixture(params=["folder", "memory"])
@@ -78,19 +70,15 @@ def check_consistent(store: Store, keys: list[str]) -> None:
 
 
 def test_what_is_old_goes(shelf: Store):
-    """Old artifacts are removed, with statement and blobs; newer ones stay."""
     keys = history(shelf)
     without_rules = prune(shelf)
-
     result = prune(shelf, older_than_s=15 * DAY)
-
     assert (without_rules.removed, without_rules.blobs) == ((), ())
     assert removed(result) == set(keys[:3])
     assert len(result.blobs) == 3
     assert result.freed_bytes > 0
-    assert [(item.created, item.torch) for item in result.removed][:1] == [
-        (days_ago(40), "2.13.0+cpu")
-    ]
+    first = result.removed[0]
+    assert (first.created, first.torch) == (days_ago(40), "2.13.0+cpu")
     check_consistent(shelf, keys[3:])
 
 
@@ -101,9 +89,7 @@ def test_the_newest_of_each_variant_stays_whatever_its_age(shelf: Store):
         *history(shelf, days=(50, 45), built_for=fingerprint(threads="8")),
         *history(shelf, days=(60,), deployment="Other"),
     ]
-
     result = prune(shelf, older_than_s=1 * DAY)
-
     assert removed(result) == {*keys[:3], others[0]}
     check_consistent(shelf, [keys[3], *others[1:]])
 
@@ -112,29 +98,22 @@ def test_the_newest_of_each_variant_stays_whatever_its_age(shelf: Store):
 def test_how_many_of_a_variant_stay_can_be_chosen(store: MemoryStore, keep: int):
     """Rules can also keep no artifact at all."""
     keys = history(store)
-
     prune(store, older_than_s=1 * DAY, keep_newest=keep)
-
     assert list_keys(store, "statements/") == sorted(keys[max(0, 4 - keep) :])
 
 
 def test_what_is_in_use_stays(shelf: Store):
     """An artifact in use is kept and listed, with its blobs, regardless of the rules."""
     keys = history(shelf)
-
     result = prune(shelf, older_than_s=1 * DAY, keep_newest=0, in_use=(keys[0], "unknown"))
-
     assert result.in_use == (keys[0],)
     check_consistent(shelf, keys[:1])
 
 
 def test_showing_changes_nothing(store: MemoryStore):
-    """A dry run reports exactly what would be removed, and does not change the store."""
     keys = history(store)
     before = dict(store.objects)
-
     shown = prune(store, older_than_s=15 * DAY, in_use=keys[:1], do="show")
-
     assert (store.objects, store.deleted) == (before, [])
     assert shown == prune(store, older_than_s=15 * DAY, in_use=keys[:1])
     assert set(store.deleted) == {*removed(shown), *shown.blobs}
@@ -143,9 +122,7 @@ def test_showing_changes_nothing(store: MemoryStore):
 def test_statements_go_before_their_blobs(store: MemoryStore):
     """At no time does the store have a statement without its blobs."""
     history(store)
-
     prune(store, older_than_s=15 * DAY)
-
     kinds = [key.partition("/")[0] for key in store.deleted]
     assert kinds == 3 * ["statements"] + 3 * ["blobs"]
 
@@ -157,7 +134,6 @@ def test_a_blob_that_is_still_named_stays(store: MemoryStore):
     second, _ = publish(store, created=days_ago(20), raw=raw)
     publish(store, created=days_ago(1), raw={"cache": b"new"})
     key = blob_key(manifest.parts[0])
-
     assert prune(store, older_than_s=30 * DAY).blobs == ()
     assert first not in store.objects
     assert key in store.objects
@@ -170,9 +146,7 @@ def test_signatures_more_are_not_a_newer_build(store: MemoryStore):
     keys = history(store, days=(40, 30, 20))
     signed = sign_again(store, [OTHER], trust=trusting(KEY)).statements
     assert len(signed) == 3
-
     result = prune(store, older_than_s=10 * DAY, keep_newest=2)
-
     assert removed(result) == {keys[0], *(key for key in signed if "-g" not in key)}
     check_consistent(store, [*keys[1:], *(key for key in signed if "-g" in key)])
 
@@ -181,12 +155,9 @@ def test_a_forgotten_blob_goes_after_a_day(store: MemoryStore):
     """New blobs without a statement are kept: a running push may have written them."""
     push(store, *build(), [KEY])
     old, young = (f"blobs/sha256/{64 * digit}" for digit in "ab")
-    for key, age_s in ((old, GRACE_S + 60), (young, GRACE_S - 60)):
-        store.objects[key] = bytes(100)
-        store.modified[key] = NOW - age_s
-
+    leave(store, old, bytes(100), age_s=GRACE_S + 60)
+    leave(store, young, bytes(100), age_s=GRACE_S - 60)
     result = prune(store)
-
     assert result.blobs == (old,)
     assert result.freed_bytes == 100
     assert young in store.objects
@@ -197,34 +168,31 @@ def test_a_forgotten_blob_goes_after_a_day(store: MemoryStore):
     ["thesis.txt", "sub/key", f"{64 * 'A'}", f"{64 * 'a'}.bak", f"{63 * 'a'}", f"x/{64 * 'a'}"],
 )
 def test_what_is_no_blob_of_ours_is_never_removed(store: MemoryStore, name: str):
-    """Foreign files and links next to the blobs are kept."""
     push(store, *build(), [KEY])
     key = f"blobs/sha256/{name}"
-    store.objects[key] = b"mine"
-    store.modified[key] = NOW - 1000 * DAY
-
-    result = prune(store)
-
-    assert result.blobs == ()
+    leave(store, key, b"mine")
+    assert prune(store).blobs == ()
     assert key in store.objects
 
 
 def test_a_store_of_another_kind_is_left_alone(store: MemoryStore):
     """Without any statement, nothing is removed, because an OCI layout also has blobs by digest."""
     key = forget(store)
-
     with pytest.raises(ConfigError, match="no statement") as caught:
         prune(store)
-
     assert key in store.objects
     assert "nothing was removed" in caught.value.hint
+
+
+def leave(store: MemoryStore, key: str, data: bytes, *, age_s: float = 100 * DAY) -> None:
+    store.objects[key] = data
+    store.modified[key] = NOW - age_s
 
 
 def forget(store: MemoryStore) -> str:
     """Write an old blob that no statement names."""
     key = f"blobs/sha256/{64 * '0'}"
-    store.objects[key] = b"forgotten"
-    store.modified[key] = NOW - 100 * DAY
+    leave(store, key, b"forgotten")
     return key
 
 
@@ -232,15 +200,13 @@ def test_a_statement_of_a_newer_format_keeps_its_blobs(store: MemoryStore):
     """Every format names its blobs as subjects; its other fields do not matter."""
     manifest, stored = build(created=days_ago(100))
     statement = publish_statement(store, of_format_2(manifest), KEY, name="newer")
-    store.objects[blob_key(manifest.parts[0])] = stored["cache"]
-    store.modified[blob_key(manifest.parts[0])] = NOW - 100 * DAY
+    key = blob_key(manifest.parts[0])
+    leave(store, key, stored["cache"])
     forgotten = forget(store)
-
     result = prune(store, older_than_s=0.0, keep_newest=0)
-
     assert (result.removed, result.blobs) == ((), (forgotten,))
     assert result.unreadable == (statement,)
-    assert blob_key(manifest.parts[0]) in store.objects
+    assert key in store.objects
 
 
 UNPARSABLE = {
@@ -262,9 +228,7 @@ def test_what_may_name_any_blob_keeps_all_of_them(store: MemoryStore, name: str)
     newer = publish_statement(store, of_format_2(build()[0]), KEY, name="zzz")
     forget(store)
     blobs = list_keys(store, "blobs/")
-
     result = prune(store, older_than_s=15 * DAY)
-
     assert removed(result) == set(keys[:3])
     assert (result.blobs, result.freed_bytes, result.unreadable) == ((), 0, (junk, newer))
     assert list_keys(store, "blobs/") == blobs
@@ -275,9 +239,7 @@ def test_what_nobody_trusts_can_go(store: MemoryStore):
     """Signatures decide about loading, not about removing."""
     manifest, stored = build(created=days_ago(40))
     push(store, manifest, stored, [OTHER])
-
     result = prune(store, older_than_s=10 * DAY, keep_newest=0)
-
     assert len(result.removed) == 1
     assert store.objects == {}
 
@@ -298,8 +260,5 @@ def test_a_blob_that_a_new_statement_names_stays(store: MemoryStore):
     busy = Busy(objects={key: stored["cache"]}, modified={key: NOW - 100 * DAY})
     push(busy, *build(), [KEY])
     forgotten = forget(busy)
-
-    result = prune(busy)
-
-    assert result.blobs == (forgotten,)
+    assert prune(busy).blobs == (forgotten,)
     assert key in busy.objects

@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -32,7 +33,7 @@ from serve_warm.errors import (
     ConfigError,
     StoreError,
 )
-from serve_warm.stores import list_keys
+from serve_warm.stores import Listed, Store, list_keys
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.envelope import MAX_SIGNATURES, sign
 from serve_warm.trust.policy import Trust, UnsignedOk
@@ -46,20 +47,10 @@ from transfers import (
     publish,
     pull_here,
     sign_again,
+    store_fixture,  # noqa: F401 - a fixture
     supersede,
     warnings,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import BinaryIO
-
-    from serve_warm.stores import Listed, Store
-
-
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
 
 
 def copy(*args: Any, **options: Any) -> list[str]:
@@ -78,12 +69,9 @@ def blobs_written(store: MemoryStore) -> list[str]:
 
 
 # --- push ----------------------------------------------------------------------------------
-
-
 def test_the_statement_is_written_last(store: MemoryStore):
     """A reader that sees a statement finds all blobs that it names."""
     statement, _ = publish(store, raw={"cache": b"1", "extra": b"2"})
-
     assert store.written[-1] == statement
     assert [key.startswith("blobs/") for key in store.written] == [True, True, False]
 
@@ -93,7 +81,6 @@ def test_a_push_that_broke_off_shows_nothing_and_can_be_repeated(store: MemorySt
     manifest, stored = build()
     statement = push(store, manifest, stored, [KEY])
     del store.objects[statement]
-
     with pytest.raises(ArtifactNotFound):
         pull_here(store)
     push(store, manifest, stored, [KEY])
@@ -106,10 +93,8 @@ def test_pushing_again_changes_nothing(store: MemoryStore):
     keys = [push(store, manifest, stored, [key]) for key in (KEY, OTHER)]
     _, newest = supersede(store, created=NEWEST, raw={"cache": b"2"})
     before = dict(store.objects)
-
     again = [push(store, manifest, stored, [key]) for key in (KEY, OTHER)]
     supersede(store, created=NEWEST, raw={"cache": b"2"})
-
     assert (again, store.objects) == (keys, before)
     assert pull_here(store).chosen.manifest == newest
 
@@ -122,24 +107,18 @@ def test_parts_that_are_not_those_of_the_manifest_are_not_pushed(store: MemorySt
         "digest_mismatch": {"cache": stored["extra"], "extra": stored["cache"]},
         "truncated": {**stored, "cache": b""},
     }
-
-    reasons = []
-    for parts in wrong.values():
+    for reason, parts in wrong.items():
         with pytest.raises(ArtifactRefused) as caught:
             push(store, manifest, parts, [KEY])
-        reasons.append(caught.value.reason)
-
-    assert reasons == list(wrong)
+        assert caught.value.reason == reason
     assert store.objects == {}
 
 
 def test_a_push_without_a_key_writes_nothing(store: MemoryStore):
     """Every reader would refuse an unsigned artifact."""
     manifest, stored = build()
-
     with pytest.raises(ConfigError):
         push(store, manifest, stored, [])
-
     assert store.objects == {}
 
 
@@ -148,9 +127,7 @@ def test_the_same_artifact_of_another_signer_is_one_more_statement(store: Memory
     manifest, stored = build()
     first = push(store, manifest, stored, [KEY])
     store.written.clear()
-
     second = push(store, manifest, stored, [OTHER])
-
     assert second.startswith(first.removesuffix(".dsse.json") + "-s")
     assert store.written == [second]
     for key in (KEY, OTHER):
@@ -169,13 +146,10 @@ def test_the_same_artifact_of_another_signer_is_one_more_statement(store: Memory
 def test_another_artifact_for_a_published_variant_is_refused(
     store: MemoryStore, fields: dict[str, Any]
 ):
-    """The error describes the published artifact."""
     there, _ = publish(store, raw={"cache": b"kernels", "extra": b"1"}, created=OLDER)
     before, _ = dict(store.objects), store.written.clear()
-
     with pytest.raises(AlreadyPublished) as caught:
         publish(store, **fields)
-
     assert f"as {there} (created {OLDER})" in caught.value.message
     assert caught.value.statement == there
     assert "--if-published supersede" in caught.value.hint
@@ -189,7 +163,6 @@ def test_an_artifact_for_another_variant_is_not_refused(store: MemoryStore):
         publish(store, raw={"cache": b"2"}, built_for=fingerprint(threads="8"))[0],
         publish(store, raw={"cache": b"3"}, deployment="Other")[0],
     ]
-
     assert sorted(keys) == statements(store)
 
 
@@ -198,9 +171,7 @@ def test_a_later_artifact_can_supersede(store: MemoryStore):
     keys = []
     for created in (OLDER, NEWER, NEWEST):
         keys.append(supersede(store, created=created, raw={"cache": created.encode()})[0])
-
         assert pull_here(store).raw == {"cache": created.encode()}
-
     stem = f"statements/Embedder/{fingerprint().key}"
     assert keys == [f"{stem}.dsse.json", f"{stem}-g2.dsse.json", f"{stem}-g3.dsse.json"]
     assert find_published(store, DEPLOYMENT, fingerprint()) == keys
@@ -211,12 +182,9 @@ def test_what_replicas_would_not_take_does_not_supersede(store: MemoryStore, cre
     """An artifact that is not later than the published one would be there without effect."""
     publish(store, created=NEWER)
     before = dict(store.objects)
-
-    with pytest.raises(
-        AlreadyPublished, match="replicas would keep loading the artifact in the store"
-    ):
+    message = "replicas would keep loading the artifact in the store"
+    with pytest.raises(AlreadyPublished, match=message):
         supersede(store, created=created, raw={"cache": b"2"})
-
     assert store.objects == before
 
 
@@ -288,13 +256,10 @@ def test_of_racing_publishers_of_different_things_one_wins(
 
 
 def test_racing_publishers_of_the_same_thing_all_succeed(tmp_path: Path):
-    """Publishing an artifact that is already published succeeds, with the same or another key."""
     store = LateList(root=tmp_path / "store")
     manifest, stored = build()
     keys = [KEY, KEY, KEY, OTHER, OTHER, OTHER, new_key(), new_key()]
-
     results = racing(8, lambda number: push(store, manifest, stored, [keys[number]]))
-
     assert all(isinstance(result, str) for result in results)
     assert sorted(set(results)) == statements(store)
     assert len(statements(store)) == 4
@@ -314,14 +279,11 @@ def test_a_blob_that_is_pruned_while_it_is_pushed_is_written_again(vanishes: int
 
     pruned = Pruned()
     _, manifest = publish(pruned)
-
     assert blobs_written(pruned) == 2 * [blob_key(manifest.parts[0])]
     assert pull_here(pruned).chosen.manifest == manifest
 
 
 # --- after a rotation ----------------------------------------------------------------------
-
-
 def test_a_rotation_needs_no_new_upload(store: MemoryStore, caplog: pytest.LogCaptureFixture):
     """Signed again, an artifact loads where only the new key is trusted, and where only the old."""
     old, manifest = publish(store)
@@ -349,13 +311,10 @@ def test_a_rotation_needs_no_new_upload(store: MemoryStore, caplog: pytest.LogCa
 
 
 def test_all_or_one_deployment_is_signed_again(store: MemoryStore):
-    """If a deployment is named, only its artifacts get the new key. Without a name, all do."""
     publish(store)
     publish(store, deployment="Other")
-
     (one,) = sign_again(store, [OTHER], trust=trusting(KEY), deployment="Other")
     (other,) = sign_again(store, [OTHER], trust=trusting(KEY))
-
     assert one.startswith("statements/Other/")
     assert other.startswith("statements/Embedder/")
     with pytest.raises(ArtifactNotFound):
@@ -375,12 +334,9 @@ def test_an_envelope_full_of_junk_does_not_stop_a_rotation(
     """Anyone with write access can add envelopes."""
     _, manifest = publish(store)
     for name in ("000", "zzz"):
-        store.create(
-            f"statements/Embedder/{name}.dsse.json", junk(manifest.to_statement(), *copied)
-        )
-
+        envelope = junk(manifest.to_statement(), *copied)
+        store.create(f"statements/Embedder/{name}.dsse.json", envelope)
     (new,) = sign_again(store, [OTHER], trust=trusting(KEY))
-
     pulled = pull_here(store, trust=trusting(OTHER))
     assert (pulled.chosen.manifest, pulled.chosen.key) == (manifest, new)
     assert new in find_published(store, DEPLOYMENT, fingerprint())
@@ -393,9 +349,7 @@ def test_what_is_not_trusted_here_is_not_signed(store: MemoryStore):
     foreign = publish_statement(store, build(created=NEWEST)[0].to_statement(), OTHER, name="zz")
     store.objects["statements/Embedder/junk.dsse.json"] = b"{}"
     key = new_key()
-
     done = sign_all(store, [key], trust=trusting(KEY))
-
     assert len(done.statements) == 1
     assert [(r.reason, r.statement) for r in done.refused] == [
         ("bad_statement", "statements/Embedder/junk.dsse.json"),
@@ -405,46 +359,33 @@ def test_what_is_not_trusted_here_is_not_signed(store: MemoryStore):
 
 
 def test_nothing_is_signed_where_nothing_is_trusted(store: MemoryStore):
-    """A store of strangers is an error, with the first reason."""
+    assert unsigned(store, [new_key()], trusting(OTHER), ArtifactRefused).reason == "untrusted"
+
+
+def unsigned(store: MemoryStore, keys: list[Any], trust: Trust, kind: type[Exception]) -> Any:
+    """Return the error of a rotation that leaves a published artifact as it is."""
     publish(store)
     before = dict(store.objects)
-
-    with pytest.raises(ArtifactRefused) as caught:
-        sign_again(store, [new_key()], trust=trusting(OTHER))
-
-    assert caught.value.reason == "untrusted"
+    with pytest.raises(kind) as caught:
+        sign_again(store, keys, trust=trust)
     assert store.objects == before
+    return caught.value
 
 
 def test_what_is_only_believed_unsigned_is_not_signed(store: MemoryStore):
     """An exception for one store does not become a signature that holds everywhere."""
     store.uri = "file:///srv/artifacts"
-    publish(store)
     allowed = Trust(unsigned_ok=(UnsignedOk(store=store.uri, reason="a test"),), max_age_s=LONG_S)
-    before = dict(store.objects)
-
-    with pytest.raises(ArtifactRefused) as caught:
-        sign_again(store, [OTHER], trust=allowed)
-
-    assert caught.value.reason == "untrusted"
-    assert "pinned = [" in caught.value.hint
-    assert store.objects == before
+    refused = unsigned(store, [OTHER], allowed, ArtifactRefused)
+    assert refused.reason == "untrusted"
+    assert "pinned = [" in refused.hint
 
 
 def test_signing_without_a_key_changes_nothing(store: MemoryStore):
-    """Signing without a key is an error, and makes no artifact without signatures."""
-    publish(store)
-    before = dict(store.objects)
-
-    with pytest.raises(ConfigError):
-        sign_again(store, [], trust=trusting(KEY))
-
-    assert store.objects == before
+    unsigned(store, [], trusting(KEY), ConfigError)
 
 
 # --- copying -------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def target() -> MemoryStore:
     return MemoryStore(uri="memory:target")
@@ -455,10 +396,8 @@ def test_a_store_is_copied_as_it_is(store: MemoryStore, target: MemoryStore):
     publish(store, raw={"cache": b"1", "extra": b"2"})
     publish(store, built_for=fingerprint(threads="8"))
     publish(store, deployment="Other")
-
     copied = copy(store, target, trust=trusting(KEY))
     again = copy(store, target, trust=trusting(KEY))
-
     assert target.objects == store.objects
     assert sorted(copied) == sorted(again) == statements(store)
 
@@ -467,9 +406,7 @@ def test_what_was_superseded_stays_behind(store: MemoryStore, target: MemoryStor
     """A store with a history is copied into an empty one without asking for anything."""
     for created in (OLDER, NEWER, NEWEST):
         supersede(store, created=created, raw={"cache": created.encode()})
-
     (copied,) = copy(store, target, trust=trusting(KEY))
-
     assert copied == f"statements/Embedder/{fingerprint().key}.dsse.json"
     assert pull_here(target).raw == {"cache": NEWEST.encode()}
     assert len(target.objects) == 2
@@ -481,20 +418,15 @@ def test_after_a_rotation_the_old_envelope_does_not_stop_a_copy(
     """If only the new key is trusted, only the envelope with its signature is copied."""
     publish(store)
     sign_again(store, [OTHER], trust=trusting(KEY))
-
     (copied,) = copy(store, target, trust=trusting(OTHER))
-
     assert statements(target) == [copied]
     assert pull_here(target, trust=trusting(OTHER)).chosen.key == copied
 
 
 def test_one_deployment_can_be_copied(store: MemoryStore, target: MemoryStore):
-    """Other deployments are not copied. An unknown name is an error."""
     publish(store)
     publish(store, deployment="Other", raw={"cache": b"2"})
-
     (copied,) = copy(store, target, trust=trusting(KEY), deployment="Other")
-
     assert statements(target) == [copied]
     assert len(list_keys(target, "blobs/")) == 1
     with pytest.raises(ArtifactNotFound, match="no artifact for 'Third'"):
@@ -506,12 +438,10 @@ def test_a_copy_does_not_replace_what_is_published(store: MemoryStore, target: M
     publish(store, created=NEWEST)
     publish(target, created=OLDER, raw={"cache": b"older"})
     before = dict(target.objects)
-
     with pytest.raises(AlreadyPublished):
         copy(store, target, trust=trusting(KEY))
     assert target.objects == before
     (copied,) = copy(store, target, trust=trusting(KEY), on_taken="supersede")
-
     assert copied.endswith("-g2.dsse.json")
     assert pull_here(target).chosen.manifest.created == NEWEST
 
@@ -522,21 +452,16 @@ def test_a_forged_artifact_is_not_spread(store: MemoryStore, target: MemoryStore
     statement, manifest = publish(store)
     key = blob_key(manifest.parts[0])
     store.objects[key] = forge(store.objects[key])
-
     with pytest.raises(ArtifactRefused) as caught:
         copy(store, target, trust=trusting(KEY))
-
     assert (caught.value.reason, caught.value.statement) == (reason, statement)
     assert target.objects == {}
 
 
 def test_what_is_not_trusted_is_not_spread(store: MemoryStore, target: MemoryStore):
-    """A stranger's statement is skipped and reported. Trusted statements are copied."""
     good, _ = publish(store)
     foreign = publish_statement(store, build(created=NEWEST)[0].to_statement(), OTHER, name="zzz")
-
     done = copy_all(store, target, trust=trusting(KEY))
-
     assert done.statements == (good,)
     assert [(r.reason, r.statement) for r in done.refused] == [("untrusted", foreign)]
     assert statements(target) == [good]
@@ -549,9 +474,7 @@ def test_a_damaged_part_is_left_out_and_the_others_are_copied(
     bad, manifest = publish(store, deployment="Bad", raw={"cache": b"bad"})
     good, _ = publish(store, deployment="Good", raw={"cache": b"good"})
     store.objects[blob_key(manifest.parts[0])] = bytes(manifest.parts[0].stored_bytes)
-
     done = copy_all(store, target, trust=trusting(KEY))
-
     assert done.statements == (good,)
     assert [(r.reason, r.statement) for r in done.refused] == [("digest_mismatch", bad)]
     assert statements(target) == [good]
@@ -564,9 +487,7 @@ def test_a_statement_under_another_deployment_is_not_spread(
     manifest, stored = build(deployment="Other")
     publish_statement(store, manifest.to_statement(), KEY, name="moved")
     store.create(blob_key(manifest.parts[0]), stored["cache"])
-
     with pytest.raises(ArtifactRefused) as caught:
         copy(store, target, trust=trusting(KEY), deployment=DEPLOYMENT)
-
     assert caught.value.reason == "bad_statement"
     assert target.objects == {}

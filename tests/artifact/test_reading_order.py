@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,6 @@ from serve_warm.artifact.reading_order import MAX_KEYS, MAX_PAGES, MAX_READ, REA
 from serve_warm.errors import ArtifactNotFound, ArtifactRefused
 from serve_warm.stores import Listed
 from transfers import KEY, NEWER, NEWEST, OLDER, publish, pull_here, supersede, warnings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 JUNK = 100_000
 VARIANT = fingerprint().key
@@ -101,9 +99,7 @@ def test_junk_does_not_turn_a_hit_into_a_miss(
     store.tells_times = tells_times
     flood(store, name, at=at)
     store.read.clear()
-
     assert pull_here(store).chosen.key == key
-
     assert store.statements_read <= MAX_READ
     assert store.pages_given <= 2 * MAX_KEYS / 1000
 
@@ -111,11 +107,9 @@ def test_junk_does_not_turn_a_hit_into_a_miss(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_junk_hides_no_newer_generation(store: Flooded, name: str):
-    """The artifact that superseded the first one is still chosen."""
     published(store, OLDER)
     newest = published(store, NEWEST, raw={"cache": b"newer"})
     flood(store, name, count=10_000, at="2027-01-01T00:00:00.000000Z")
-
     assert pull_here(store).chosen.key == newest
 
 
@@ -131,7 +125,6 @@ def test_an_old_statement_that_is_written_again_is_no_rollback(
     for number in range(READ_WHOLE):
         copy = f"{FOLDER}{VARIANT}-s{number:08x}.dsse.json"
         store.objects[copy], store.modified[copy] = envelope, unix("2027-01-01T00:00:00.000000Z")
-
     assert pull_here(store).chosen.key == new
 
 
@@ -140,11 +133,8 @@ def test_reading_ends_where_nothing_newer_can_come(store: Flooded):
     key = published(store, "2026-11-20T10:00:00.000000Z")
     flood(store, "{:08}.dsse.json", count=5000, at="2026-11-01T10:00:00.000000Z")
     store.read.clear()
-
-    found = find_fitting(
-        store, deployment=DEPLOYMENT, trust=trusting(KEY), fingerprint=fingerprint()
-    )
-
+    asked = {"trust": trusting(KEY), "fingerprint": fingerprint()}
+    found = find_fitting(store, deployment=DEPLOYMENT, **asked)
     assert found.is_complete
     assert store.statements_read <= 8
     assert [each.key for each in found.statements if each.readable] == [key]
@@ -158,9 +148,7 @@ def test_what_was_not_read_is_said(store: Flooded, caplog: pytest.LogCaptureFixt
         pull_here(store)
     published(store, OLDER)
     caplog.clear()
-
     pull_here(store)
-
     assert [line for line in warnings(caplog) if "skipped at least 4489" in line]
 
 
@@ -169,25 +157,19 @@ def test_nothing_fits_says_how_many_were_not_read(store: Flooded):
     """The reader learns that the reason may be in an unread statement."""
     for number in range(MAX_READ + 5):
         published(store, OLDER, built_for=fingerprint(threads=f"1{number}"))
-
     with pytest.raises(ArtifactNotFound, match="and 5 more that were not read"):
         pull_here(store)
 
 
 @pytest.mark.slow
 def test_an_explanation_has_all(store: Flooded):
-    """The explanation contains every statement, however many exist."""
     for number in range(MAX_READ + 5):
         published(store, OLDER, built_for=fingerprint(threads=f"1{number}"))
-
     seen = explain(store, fingerprint=fingerprint(), trust=trusting(KEY), deployment=DEPLOYMENT)
-
     assert len(seen) == MAX_READ + 5
 
 
 # --- endless listings ------------------------------------------------------------------------
-
-
 @dataclass
 class Endless(MemoryStore):
     """A store whose listing has no end; `each` is called before every page."""

@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
@@ -19,15 +21,10 @@ from serve_warm.artifact.push import push
 from serve_warm.artifact.push import sign as sign_again
 from serve_warm.artifact.unsigned import MAX_UNSIGNED, sign_unsigned
 from serve_warm.errors import AlreadyPublished, ArtifactNotFound, ArtifactRefused
+from serve_warm.fingerprint import Fingerprint
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.policy import Trust
 from transfers import flip, pull_here
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from serve_warm.fingerprint import Fingerprint
 
 OTHER = new_key()
 LATER = "2026-11-21T10:00:00.000000Z"
@@ -50,30 +47,38 @@ class Site:
         chosen = {"trust": trusting(KEY), "deployment": DEPLOYMENT, **options}
         return sign_unsigned(self.left, self.fleet, [KEY], **chosen)
 
+    def refuse(self, match: str | None = None, **options: Any) -> str:
+        """Check that nothing is signed, and return the reason."""
+        with pytest.raises(ArtifactRefused, match=match) as refused:
+            self.sign(**options)
+        assert self.fleet.written == []
+        return refused.value.reason
+
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site() -> Site:
     return Site()
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> dict[str, bytes]:
+    return {"cache": packed(tmp_path)}
 
 
 def test_no_replica_loads_what_has_no_signature(site: Site):
     """An unsigned artifact is `untrusted`, and a rotation does not sign it."""
     site.leave()
-
     with pytest.raises(ArtifactRefused, match="has no signature") as pulled:
         pull_here(site.left, trust=trusting(KEY))
     with pytest.raises(ArtifactRefused, match="has no signature") as signed:
         sign_again(site.left, [KEY], trust=trusting(KEY))
-
     assert pulled.value.reason == signed.value.reason == "untrusted"
 
 
-def test_what_is_signed_later_is_loaded(site: Site, tmp_path: Path):
+def test_what_is_signed_later_is_loaded(site: Site, cache: dict[str, bytes]):
     """The parts are those of the build, and the signature covers its statement."""
-    made = site.leave(raw={"cache": packed(tmp_path)})
-
+    made = site.leave(raw=cache)
     done = site.sign()
-
     pulled = pull_here(site.fleet, trust=trusting(KEY))
     assert pulled.chosen.manifest == made
     assert pulled.chosen.believed.verified.signers == ("key0",)
@@ -81,66 +86,48 @@ def test_what_is_signed_later_is_loaded(site: Site, tmp_path: Path):
     assert site.left.written == [blob_key(made.parts[0]), pulled.chosen.key]
 
 
-def test_the_origin_is_what_the_signer_says(site: Site, tmp_path: Path):
+def test_the_origin_is_what_the_signer_says(site: Site, cache: dict[str, bytes]):
     """The model's code can write anything into the folder, also about another pipeline."""
     claimed = {"builder": "https://ci/payments", "source": "4f2c"}
-    site.leave(raw={"cache": packed(tmp_path)}, facts={"provenance": claimed, "passes": 3})
-
+    site.leave(raw=cache, facts={"provenance": claimed, "passes": 3})
     site.sign(provenance={"builder": "https://ci/scorer"})
-
     facts = pull_here(site.fleet, trust=trusting(KEY)).chosen.manifest.facts
     assert facts == {"provenance": {"builder": "https://ci/scorer"}, "passes": 3}
 
 
-def test_parts_that_are_not_what_the_statement_says_get_no_signature(site: Site, tmp_path: Path):
+def test_parts_that_are_not_what_the_statement_says_get_no_signature(
+    site: Site, cache: dict[str, bytes]
+):
     """A signature vouches for every byte."""
-    made = site.leave(raw={"cache": packed(tmp_path)})
+    made = site.leave(raw=cache)
     key = blob_key(made.parts[0])
     site.left.objects[key] = flip(site.left.objects[key])
-
-    with pytest.raises(ArtifactRefused):
-        site.sign()
-
-    assert site.fleet.written == []
+    site.refuse()
 
 
-def test_another_deployment_gets_no_signature(site: Site, tmp_path: Path):
-    """The signer names the deployment, and no other deployment is signed."""
-    site.leave(raw={"cache": packed(tmp_path)}, deployment="PaymentsOfAnotherTeam")
-
+def test_another_deployment_gets_no_signature(site: Site, cache: dict[str, bytes]):
+    site.leave(raw=cache, deployment="PaymentsOfAnotherTeam")
     assert site.sign().statements == ()
     assert site.fleet.written == []
 
 
-def test_what_is_dated_ahead_gets_no_signature(site: Site, tmp_path: Path):
+def test_what_is_dated_ahead_gets_no_signature(site: Site, cache: dict[str, bytes]):
     """An artifact dated in the future would win over every honest build until then."""
     ahead = datetime.now(timezone.utc) + timedelta(hours=23)
-    site.leave(raw={"cache": packed(tmp_path)}, created=ahead.strftime("%Y-%m-%dT%H:%M:%S.%fZ"))
-
-    with pytest.raises(ArtifactRefused, match="in the future according to this machine"):
-        site.sign()
-
-    assert site.fleet.written == []
+    site.leave(raw=cache, created=ahead.strftime("%Y-%m-%dT%H:%M:%S.%fZ"))
+    site.refuse("in the future according to this machine")
 
 
-def test_a_crowd_of_statements_gets_no_signature(site: Site, tmp_path: Path):
+def test_a_crowd_of_statements_gets_no_signature(site: Site, cache: dict[str, bytes]):
     """A build leaves one for each rank."""
-    cache = {"cache": packed(tmp_path)}
     for threads in range(MAX_UNSIGNED + 1):
         site.leave(raw=cache, built_for=fingerprint(threads=str(threads)))
-
-    with pytest.raises(ArtifactRefused, match="at most 64"):
-        site.sign()
-
-    assert site.fleet.written == []
+    site.refuse("at most 64")
 
 
-def test_it_can_be_signed_where_it_is(site: Site, tmp_path: Path):
-    """The folder then has both statements, and a replica loads the signed statement."""
-    made = site.leave(raw={"cache": packed(tmp_path)})
-
+def test_it_can_be_signed_where_it_is(site: Site, cache: dict[str, bytes]):
+    made = site.leave(raw=cache)
     sign_unsigned(site.left, site.left, [KEY], trust=trusting(KEY), deployment=DEPLOYMENT)
-
     assert pull_here(site.left, trust=trusting(KEY)).chosen.manifest == made
     with pytest.raises(AlreadyPublished):
         push(site.left, *build(created=LATER), [KEY])
@@ -149,17 +136,14 @@ def test_it_can_be_signed_where_it_is(site: Site, tmp_path: Path):
 def test_what_a_stranger_signed_is_left_alone(site: Site):
     """Only what carries no signature at all is signed: the rest is for rotation, and its checks."""
     site.leave(OTHER)
-
     with pytest.raises(ArtifactNotFound, match="no unsigned artifact"):
         site.sign()
-
     assert site.fleet.written == []
 
 
 def test_nothing_left_is_nothing_to_sign(site: Site):
     """A build of an app that compiles nothing leaves no artifact: the Job of it has not failed."""
     done = site.sign()
-
     assert (done.statements, done.unchanged, done.refused) == ((), 0, ())
 
 
@@ -175,48 +159,35 @@ def test_nothing_left_is_nothing_to_sign(site: Site):
 def test_the_limits_of_the_fleet_hold_for_what_is_signed(site: Site, trust: Trust, reason: str):
     """An artifact that every replica would refuse is not published, whatever the build claims."""
     site.leave(facts={"provenance": {"builder": "https://ci/payments"}})
-
-    with pytest.raises(ArtifactRefused) as refused:
-        site.sign(trust=trust)
-
-    assert refused.value.reason == reason
-    assert site.fleet.written == []
+    assert site.refuse(trust=trust) == reason
 
 
-def test_of_a_variant_that_is_published_either_is_kept(site: Site, tmp_path: Path):
+def test_of_a_variant_that_is_published_either_is_kept(site: Site, cache: dict[str, bytes]):
     """Refused by default; kept, or superseded, where that is asked for."""
-    cache = {"cache": packed(tmp_path)}
     push(site.fleet, *build(raw=cache), [KEY])
     site.leave(created=LATER, raw=cache)
-
     with pytest.raises(AlreadyPublished):
         site.sign()
     kept, there = site.sign(on_taken="keep"), len(site.fleet.objects)
     superseded = site.sign(on_taken="supersede")
-
     assert (kept.statements, kept.unchanged, there) == ((), 1, 2)
     assert pull_here(site.fleet, trust=trusting(KEY)).chosen.key == superseded.statements[0]
 
 
-def test_what_is_not_believed_is_not_kept(site: Site, tmp_path: Path):
+def test_what_is_not_believed_is_not_kept(site: Site, cache: dict[str, bytes]):
     """A stranger who took the name of the variant does not keep the fleet cold in silence."""
-    cache = {"cache": packed(tmp_path)}
     push(site.fleet, *build(raw=cache), [OTHER])
     site.leave(created=LATER, raw=cache)
-
     with pytest.raises(AlreadyPublished):
         site.sign(on_taken="keep")
 
 
-def test_each_variant_and_deployment_is_signed(site: Site, tmp_path: Path):
+def test_each_variant_and_deployment_is_signed(site: Site, cache: dict[str, bytes]):
     """A gang leaves one for each rank; `deployment` takes those of one."""
-    cache = {"cache": packed(tmp_path)}
     for rank in ("1 of 2", "0 of 2"):
         site.leave(raw=cache, built_for=of_rank(rank))
     site.leave(raw=cache, deployment="Scorer")
-
     done = site.sign(deployment=DEPLOYMENT)
-
     assert len(done.statements) == 2
     assert all(f"/{DEPLOYMENT}/" in key for key in done.statements)
 
@@ -243,47 +214,29 @@ NO_GANG = {
 
 
 @pytest.mark.parametrize("case", NO_GANG)
-def test_only_one_whole_gang_is_signed(site: Site, tmp_path: Path, case: str):
+def test_only_one_whole_gang_is_signed(site: Site, cache: dict[str, bytes], case: str):
     """Model code can leave any number of artifacts, but a build makes one for each rank."""
-    cache = {"cache": packed(tmp_path)}
     for rank in NO_GANG[case]:
         manifest, stored = build(raw=cache, built_for=of_rank(rank), created=next(TIMES))
         push(site.left, manifest, stored, None, on_taken="supersede")
-
-    with pytest.raises(ArtifactRefused, match="not each rank of one gang once") as refused:
-        site.sign()
-
-    assert refused.value.reason == "bad_statement"
-    assert site.fleet.written == []
+    assert site.refuse("not each rank of one gang once") == "bad_statement"
 
 
-def test_ranks_that_do_not_fit_together_are_not_signed(site: Site, tmp_path: Path):
+def test_ranks_that_do_not_fit_together_are_not_signed(site: Site, cache: dict[str, bytes]):
     """The ranks could come from two builds for different machines."""
-    cache = {"cache": packed(tmp_path)}
     site.leave(raw=cache, built_for=of_rank("0 of 2"))
     site.leave(raw=cache, built_for=of_rank("1 of 2", threads="3"))
-
-    with pytest.raises(ArtifactRefused, match="they differ in threads"):
-        site.sign()
-
-    assert site.fleet.written == []
+    site.refuse("they differ in threads")
 
 
-def test_a_gang_of_which_one_cannot_be_signed_is_not_signed(site: Site, tmp_path: Path):
+def test_a_gang_of_which_one_cannot_be_signed_is_not_signed(site: Site, cache: dict[str, bytes]):
     """Its ranks start together or not at all."""
-    cache = {"cache": packed(tmp_path)}
     site.leave(raw=cache, built_for=of_rank("0 of 2"))
     site.leave(raw={"cache": b"no archive"}, built_for=of_rank("1 of 2"))
-
-    with pytest.raises(ArtifactRefused, match="not a packed directory"):
-        site.sign()
-
-    assert site.fleet.written == []
+    site.refuse("not a packed directory")
 
 
 # The command --------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def key_file(tmp_path: Path) -> Path:
     path = tmp_path / "ci.key"
@@ -297,12 +250,10 @@ def test_the_command_signs_and_publishes(run: Callable[..., Ended], tmp_path: Pa
     left = LocalStore(root=tmp_path / "left")
     push(left, *build(raw={"cache": packed(tmp_path / "cache")}), None)
     fleet = tmp_path / "fleet"
-
     command = ("sign", left.root, "--unsigned", "--deployment", DEPLOYMENT)
     command += ("--key", key_file, "--publish", fleet)
     signed = run(*command, "--builder", "https://ci/scorer")
     again = run(*command, "--if-published", "keep")
-
     assert (signed.code, again.code) == (0, 0)
     assert signed.out.startswith(f"statements/{DEPLOYMENT}/")
     assert "0 signed, 1 kept as published" in again.err
@@ -311,27 +262,26 @@ def test_the_command_signs_and_publishes(run: Callable[..., Ended], tmp_path: Pa
     assert run("verify", left.root).code == 3
 
 
-def test_the_first_signature_needs_the_deployment(
-    run: Callable[..., Ended], tmp_path: Path, key_file: Path
-):
-    """Without the option, the folder would decide which deployment is signed."""
-    ended = run("sign", tmp_path, "--unsigned", "--key", key_file)
-
-    assert ended.code == 2
-    assert "--unsigned needs --deployment NAME" in ended.err
+NOT_UNSIGNED = "work only with --unsigned"
 
 
 @pytest.mark.parametrize(
-    "option", [("--publish", "x"), ("--if-published", "keep"), ("--builder", "x")]
+    ("options", "said"),
+    [
+        # Otherwise the folder would decide which deployment is signed.
+        (("--unsigned",), "--unsigned needs --deployment NAME"),
+        # Rotation publishes nowhere else.
+        (("--publish", "x"), NOT_UNSIGNED),
+        (("--if-published", "keep"), NOT_UNSIGNED),
+        (("--builder", "x"), NOT_UNSIGNED),
+    ],
 )
-def test_where_to_publish_is_for_the_unsigned(
-    run: Callable[..., Ended], tmp_path: Path, key_file: Path, option: tuple[str, str]
+def test_options_of_sign_that_do_not_go_together_are_wrong_usage(
+    run: Callable[..., Ended], tmp_path: Path, key_file: Path, options: tuple[str, ...], said: str
 ):
-    """Rotation publishes nowhere else, so such an option is a mistake."""
-    ended = run("sign", tmp_path, "--key", key_file, *option)
-
+    ended = run("sign", tmp_path, "--key", key_file, *options)
     assert ended.code == 2
-    assert "work only with --unsigned" in ended.err
+    assert said in ended.err
 
 
 def test_inspect_shows_where_an_artifact_comes_from(run: Callable[..., Ended], tmp_path: Path):
@@ -340,8 +290,6 @@ def test_inspect_shows_where_an_artifact_comes_from(run: Callable[..., Ended], t
     store = LocalStore(root=tmp_path / "store")
     push(store, *build(facts={"provenance": said}), [KEY])
     push(store, *build(deployment="Scorer"), [KEY])
-
     shown = run("inspect", store.root).out
-
     assert shown.count("builder https://ci/acme\n") == shown.count("image r/app@sha256:1\n") == 1
     assert "\x1b" not in shown

@@ -19,12 +19,10 @@ def test_a_later_format_is_passed_over_with_its_reason():
     readable, _ = publish(store, created=OLDER)
     later, _ = build(created=NEWEST)
     name = publish_statement(store, of_format_2(later), KEY, name="0" * 16)
-
     chosen = pull_here(store).chosen.key
     store.delete(readable)
     with pytest.raises(ArtifactRefused) as caught:
         pull_here(store)
-
     assert chosen == readable
     assert caught.value.reason == "newer_format"
     assert f"format {FORMAT + 1}, but this release reads format {FORMAT}" in caught.value.message
@@ -41,8 +39,6 @@ def test_each_release_uses_the_artifact_of_its_own_rules(first: str):
         here = fingerprint(serve_warm=rules)
         manifest, stored = build(created=created, built_for=here, raw={"cache": rules.encode()})
         keys[rules] = push(store, manifest, stored, [KEY])
-
     pulled = {rules: pull_here(store, here=fingerprint(serve_warm=rules)) for rules in keys}
-
     assert {rules: each.chosen.key for rules, each in pulled.items()} == keys
     assert all(bytes(each.raw["cache"]) == rules.encode() for rules, each in pulled.items())

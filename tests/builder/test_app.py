@@ -8,9 +8,10 @@ import contextlib
 import copy
 import dataclasses
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -38,23 +39,14 @@ from serve_warm.stores.local import LocalStore
 from serve_warm.trust.envelope import Envelope
 from serve_warm.trust.policy import signed_by
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 KEY = new_key()
 EXAMPLE = Path(__file__).parents[2] / "deployments" / "text_embedder" / "serve.yaml"
 APP = "deployments.text_embedder.app:embedder"
 
 
 # What is accepted -----------------------------------------------------------------------------
-
-
 def round_trip(
-    *,
-    verdict: str = "full_hit",
-    reason: str = "",
-    compiler_processes: int = 0,
-    proven: int = 6,
+    verdict: str = "full_hit", reason: str = "", *, compiler_processes: int = 0, proven: int = 6
 ) -> dict[str, Any]:
     """Return the report of a fully warm start with six inputs, with some fields changed."""
     report = dataclasses.replace(FULL, parity=None).to_json()
@@ -66,38 +58,28 @@ def round_trip(
 
 
 def test_a_clean_round_trip_is_accepted():
-    """A full hit that ran no compiler and proved every input is published."""
     accept(round_trip())
+
+
+def not_full(verdict: str, reason: str) -> str:
+    return f"its verdict is {verdict}, not full_hit ({reason})"
 
 
 @pytest.mark.parametrize(
     ("report", "problems"),
     [
-        (
-            round_trip(verdict="partial", reason="2 files of 3"),
-            ["its verdict is partial, not full_hit (2 files of 3)"],
-        ),
-        (
-            round_trip(verdict="miss", reason="no artifact fits"),
-            ["its verdict is miss, not full_hit (no artifact fits)"],
-        ),
-        (
-            round_trip(verdict="refused", reason="part cache: sha256 is 9f2c…"),
-            ["its verdict is refused, not full_hit (part cache: sha256 is 9f2c…)"],
-        ),
-        (
-            {**round_trip(verdict="off"), "artifact": None},
-            ["its verdict is off, not full_hit (no reason)"],
-        ),
+        (round_trip("partial", "2 files of 3"), [not_full("partial", "2 files of 3")]),
+        (round_trip("miss", "no artifact fits"), [not_full("miss", "no artifact fits")]),
+        (round_trip("refused", "sha256 is 9f2c…"), [not_full("refused", "sha256 is 9f2c…")]),
+        ({**round_trip("off"), "artifact": None}, [not_full("off", "no reason")]),
         (round_trip(compiler_processes=1), ["it ran the compiler 1 times"]),
         (round_trip(proven=5), ["it proved 5 of 6 inputs"]),
         (round_trip(proven=0), ["it proved 0 of 6 inputs"]),
         (
-            round_trip(verdict="partial", compiler_processes=36, proven=2),
+            round_trip("partial", compiler_processes=36, proven=2),
             [
-                "its verdict is partial, not full_hit (no reason)",
-                "it ran the compiler 36 times",
-                "it proved 2 of 6 inputs",
+                not_full("partial", "no reason"),
+                *("it ran the compiler 36 times", "it proved 2 of 6 inputs"),
             ],
         ),
     ],
@@ -107,15 +89,12 @@ def test_a_round_trip_that_is_not_warm_fails_the_build(report, problems):
     """Each of the three properties is required, and the error names all that are missing."""
     with pytest.raises(BuildFailed) as failed:
         accept(report)
-
     prefix = "a fresh replica loaded the artifact, but "
     assert failed.value.message.removeprefix(prefix).split("; ") == problems
     assert failed.value.hint.startswith("nothing was published")
 
 
 # What is built --------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def written(tmp_path: Path) -> Callable[[Any], str]:
     """Write a Serve configuration and return its path."""
@@ -130,8 +109,7 @@ def written(tmp_path: Path) -> Callable[[Any], str]:
 
 @pytest.fixture
 def example() -> dict[str, Any]:
-    config: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
-    return config
+    return yaml.safe_load(EXAMPLE.read_text())
 
 
 def refusal(target: str, **options: str) -> ConfigError:
@@ -144,7 +122,6 @@ def test_a_yaml_and_an_application_in_code_load(written, example):
     """The unchanged example loads, so the refusals in the tests below come from their changes."""
     unchanged = load_app(written(example))
     example["applications"][0]["deployments"][0]["ray_actor_options"] = {"num_cpus": 3}
-
     assert (unchanged.deployment, unchanged.num_cpus) == ("TextEmbedder", 1.0)
     assert load_app(APP, deployment="TextEmbedder").deployment == "TextEmbedder"
     assert load_app(written(example)).num_cpus == 3.0
@@ -152,11 +129,9 @@ def test_a_yaml_and_an_application_in_code_load(written, example):
 
 @pytest.mark.parametrize("text", [None, "applications: [\n"], ids=["missing", "no YAML"])
 def test_a_file_that_cannot_be_read_is_named(tmp_path, text):
-    """A file that is not there or does not parse is a ConfigError with its path."""
     path = tmp_path / "serve.yml"
     if text is not None:
         path.write_text(text)
-
     assert refusal(str(path)).message.startswith(f"{path} cannot be read: ")
 
 
@@ -164,9 +139,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, text):
 def test_a_yaml_without_applications_is_refused(written, config):
     """A YAML that is no Serve configuration is not built, whatever else it is."""
     path = written(config)
-
     error = refusal(path)
-
     assert error.message == f"{path} has no applications"
     assert error.hint == "pass a Serve config file"
 
@@ -175,9 +148,7 @@ def test_two_applications_are_refused(written, example):
     """An artifact is for one application. The error names both."""
     second = {**copy.deepcopy(example["applications"][0]), "name": "second", "route_prefix": "/2"}
     example["applications"].append(second)
-
     error = refusal(written(example))
-
     assert "has 2 applications: ['text_embedder', 'second']" in error.message
     assert "split the file, or pass module:app" in error.hint
 
@@ -186,25 +157,19 @@ def test_an_application_without_import_path_is_refused(written, example):
     """A YAML that Serve would not take either is a ConfigError that names the missing member."""
     del example["applications"][0]["import_path"]
     path = written(example)
-
     error = refusal(path)
-
     assert error.message.startswith(path)
     assert "import_path" in error.message
     assert error.hint
 
 
 @pytest.mark.parametrize(
-    "import_path",
-    ["no_such_module.app:embedder", "deployments.text_embedder.app:no_such_name"],
+    "import_path", ["no_such_module.app:embedder", "deployments.text_embedder.app:no_such_name"]
 )
 @pytest.mark.parametrize("way", ["yaml", "argument"])
 def test_an_application_that_cannot_be_imported_is_refused(written, example, way, import_path):
-    """A module or attribute that is not there is named, with where to run from."""
     example["applications"][0]["import_path"] = import_path
-
     error = refusal(written(example) if way == "yaml" else import_path)
-
     assert error.message.startswith(f"import_path '{import_path}' cannot be imported: ")
     assert "serve run" in error.hint
 
@@ -214,9 +179,7 @@ def test_args_that_an_application_does_not_take_are_refused(written, example, at
     """An unknown name, or args that the application does not take, is reported in one line."""
     import_path = f"deployments.image_classifier.app:{attribute}"
     example["applications"] = [{"import_path": import_path, "args": {"devise": "cuda"}}]
-
     error = refusal(written(example))
-
     said = f"import_path '{import_path}' does not accept these args: "
     assert error.message.startswith(said)
     assert "\n" not in error.message
@@ -255,19 +218,15 @@ def test_an_application_that_cannot_be_built_is_refused(
     # load_app adds the working directory; what it adds and imports goes with the test.
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "own_application", raising=False)
-
     with pytest.raises(kind, match=message) as caught:
         load_app("own_application:app")
-
     hint = "add WarmupMixin to the bases of the deployment's class"
     assert getattr(caught.value, "hint", hint) == hint
 
 
 @pytest.mark.parametrize("target", ["serve.json", "deployments.text_embedder.app", ""])
 def test_a_target_that_is_neither_is_refused(target):
-    """The error shows an example of a YAML and of module:app."""
     error = refusal(target)
-
     assert error.message == f"{target!r} must be a Serve YAML file or have the form module:app"
     assert "serve.yaml" in error.hint
     assert APP in error.hint
@@ -275,9 +234,7 @@ def test_a_target_that_is_neither_is_refused(target):
 
 @pytest.mark.parametrize("way", ["yaml", "argument"])
 def test_an_unknown_deployment_is_refused(written, example, way):
-    """A deployment that does not warm up is refused. The error lists the deployments that do."""
     error = refusal(written(example) if way == "yaml" else APP, deployment="Embedder")
-
     assert error.message.endswith(": no deployment named 'Embedder' uses WarmupMixin")
     assert error.hint == "deployments with WarmupMixin: ['TextEmbedder']"
 
@@ -288,14 +245,11 @@ def test_options_for_an_unknown_deployment_are_refused(written, example):
     options[0]["name"] = "TextEmbeder"
     options.append({"name": "Reranker"})
     path = written(example)
-
     error = refusal(path)
-
-    assert error.message == (
-        f"{path} has options for 'Reranker', 'TextEmbeder', but the application has no "
-        "such deployment"
-    )
-    assert error.hint == "the application's deployments: ['TextEmbedder']"
+    said = f"{path} has options for 'Reranker', 'TextEmbeder', but the application has no such "
+    hint = "the application's deployments: ['TextEmbedder']"
+    assert error.message == f"{said}deployment"
+    assert error.hint == hint
 
 
 @pytest.mark.parametrize(
@@ -325,9 +279,8 @@ def test_ray_that_does_not_start_is_one_sentence(
 
     starts = "Ray Serve" if "serve" in what else "Ray"
     text = str(raised).strip().partition("\n")[0]
-    assert caught.value.message == (
-        f"{starts} could not start on this machine: {type(raised).__name__}: {text}"
-    )
+    said = f"{starts} could not start on this machine: {type(raised).__name__}: {text}"
+    assert caught.value.message == said
     assert "session_latest/logs" in caught.value.hint
 
 
@@ -335,7 +288,6 @@ def test_ray_that_does_not_start_is_one_sentence(
 def test_a_build_compiles_with_headers_of_its_own(cpu):
     """Its replicas take nothing from a folder that earlier processes of the user wrote to."""
     cold = WarmupConfig(**_settings(cpu))
-
     assert makes_artifact(build_name(), cold)
     assert not makes_artifact("default", cold)
     assert not makes_artifact(build_name(), cold.model_copy(update={"artifact": "./store"}))
@@ -343,10 +295,7 @@ def test_a_build_compiles_with_headers_of_its_own(cpu):
 
 def test_a_build_starts_one_replica_that_serve_restarts_as_ever():
     """The replica has the YAML's resources, changed settings, and Serve's own retries."""
-    app = load_app(str(EXAMPLE))
-
-    built = app.built("unique", {"artifact": None})
-
+    built = load_app(str(EXAMPLE)).built("unique", {"artifact": None})
     [deployment] = built.deployments
     assert (built.name, built.route_prefix) == ("unique", "/unique")
     assert deployment.num_replicas == 1
@@ -372,12 +321,10 @@ class NeverStarts:
 def test_a_key_that_is_not_trusted_is_refused_before_anything_is_compiled(tmp_path: Path):
     """The round trip would refuse it minutes later; the error has the lines that trust it."""
     mine, other = new_key(), new_key()
-
     with pytest.raises(pytest.fail.Exception, match="a replica was started"):
         build_with(trusting(mine), mine, tmp_path)
     with pytest.raises(ConfigError, match="not trusted on this machine") as caught:
         build_with(trusting(other), mine, tmp_path)
-
     assert "[[keys]]" in caught.value.hint
     assert "the code of the deployment" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
@@ -391,30 +338,22 @@ HERE = Fingerprint(machine={"cpu_isa": "avx2"}, app={"threads": "1"})
 class Ready:
     """Replicas that are ready: one, or the ranks of a gang."""
 
-    def __init__(
-        self, cache: Path, report: dict[str, Any], ranks: int = 1, group: str = "of ranks"
-    ) -> None:
-        self._cache = cache
-        self._report = report
-        self._ranks = ranks
-        self._group = group
+    def __init__(self, cache: Path, report: dict[str, Any], ranks: int = 1) -> None:
+        self._cache, self._report, self._ranks = cache, report, ranks
 
     def ask(self, method: str, *, timeout_s: float) -> list[dict[str, Any]]:
         assert method == "warmup_report"
         return [self._report] * self._ranks
 
     def pack(self, *, timeout_s: float, progress: Any) -> list[dict[str, Any]]:
-        return [
-            {
-                "fingerprint": Fingerprint(
-                    machine=HERE.machine,
-                    app={**HERE.app, **rank_factor((rank, self._ranks) if self._group else None)},
-                ).to_json(),
-                "parts": {"cache": pack_directory(self._cache)},
-                "facts": {},
-                "report": self._report,
-            }
+        parts = {"cache": pack_directory(self._cache)}
+        fingerprints = [
+            dataclasses.replace(HERE, app={**HERE.app, **rank_factor((rank, self._ranks))})
             for rank in range(self._ranks)
+        ]
+        return [
+            {"fingerprint": each.to_json(), "parts": parts, "facts": {}, "report": self._report}
+            for each in fingerprints
         ]
 
 
@@ -423,23 +362,16 @@ class Starts:
 
     place = "here"
 
-    def __init__(
-        self,
-        cache: Path,
-        *reports: dict[str, Any],
-        ranks: int = 1,
-        group: str = "of ranks",
-    ) -> None:
-        self._cache = cache
-        self._ranks = ranks
-        self._group = group
-        self._reports = list(reports)
+    def __init__(self, cache: Path, *, ranks: int = 1) -> None:
+        cache.mkdir(exist_ok=True)
+        self._cache, self._ranks = cache, ranks
+        self._reports = [round_trip(), round_trip()]
 
     @contextlib.contextmanager
     def running(
         self, app: Any, settings: Any, *, progress: Any, look: Any = None
     ) -> Iterator[Ready]:
-        yield Ready(self._cache, self._reports.pop(0), self._ranks, self._group)
+        yield Ready(self._cache, self._reports.pop(0), self._ranks)
 
     @contextlib.contextmanager
     def starting(self, app: Any, settings: Any) -> Iterator[Any]:
@@ -457,18 +389,9 @@ def build_on(starts: Starts, store: Destination, **signing: Any) -> Any:
 
 
 # Gangs: a real one is built in integration/test_gang.py ---------------------------------------
-
-
 def test_a_variant_of_each_rank_is_published(tmp_path: Path):
     """Two ranks are two variants, and sizes are those of both."""
-    (tmp_path / "none").mkdir()
-    one, two = (
-        build_on(
-            Starts(tmp_path / "none", round_trip(), round_trip(), ranks=n), to(tmp_path / str(n))
-        )
-        for n in (1, 2)
-    )
-
+    one, two = (build_on(Starts(tmp_path / "none", ranks=n), to(tmp_path / str(n))) for n in (1, 2))
     statements = [path for path in (tmp_path / "2").rglob("*") if path.suffix == ".json"]
     assert one.ranks == ()
     assert len(set(two.ranks)) == 2
@@ -480,16 +403,13 @@ def test_a_variant_of_each_rank_is_published(tmp_path: Path):
 
 def test_what_a_gang_has_published_in_part_is_not_kept(tmp_path: Path):
     """Variants of one build go together: to keep one and make another anew would mix two."""
-    (tmp_path / "none").mkdir()
-    starts = [Starts(tmp_path / "none", round_trip(), round_trip(), ranks=2) for _ in range(3)]
+    starts = [Starts(tmp_path / "none", ranks=2) for _ in range(3)]
     store = tmp_path / "store"
     whole = build_on(starts[0], to(store))
     kept = build_on(starts[1], to(store, "keep"))
     (store / whole.ranks[1]).unlink()
-
     with pytest.raises(AlreadyPublished):
         build_on(starts[2], to(store, "keep"))
-
     assert kept.published == "kept"
 
 
@@ -502,8 +422,8 @@ def build_with(trust: Any, key: Any, store: Path, starts: Any = None, **signing:
 class Noted(Starts):
     """Notes from which store each replica was to start."""
 
-    def __init__(self, cache: Path, *reports: dict[str, Any]) -> None:
-        super().__init__(cache, *reports)
+    def __init__(self, cache: Path) -> None:
+        super().__init__(cache)
         self.stores: list[Any] = []
 
     def running(self, app: Any, settings: Any, **others: Any) -> Any:
@@ -513,13 +433,10 @@ class Noted(Starts):
 
 def test_a_build_for_a_key_of_one_store_proves_within_it(tmp_path: Path):
     """A copy elsewhere would be out of the key's scope; nothing is left of it."""
-    (tmp_path / "none").mkdir()
     key, store = new_key(), tmp_path / "store"
     scoped = signed_by(public_pem(key), stores=[f"file://{store}*"])
-    starts = Noted(tmp_path / "none", round_trip(), round_trip())
-
+    starts = Noted(tmp_path / "none")
     built = build_with(scoped, key, store, starts)
-
     assert starts.stores[0] is None
     assert starts.stores[1].startswith(f"{store}/.staging-")
     assert built.published == "new"
@@ -527,8 +444,6 @@ def test_a_build_for_a_key_of_one_store_proves_within_it(tmp_path: Path):
 
 
 # Whom the round trip believes, and what is said of the origin -----------------------------------
-
-
 @pytest.mark.parametrize(
     "scope",
     [{"deployments": ["Another"]}, {"stores": ["s3://prod/*"]}, {"stores": ["file:///elsewhere"]}],
@@ -536,10 +451,8 @@ def test_a_build_for_a_key_of_one_store_proves_within_it(tmp_path: Path):
 def test_a_key_out_of_its_scope_is_refused_before_anything_is_compiled(tmp_path: Path, scope: Any):
     """The round trip would refuse it minutes later; the error names the scope."""
     key = new_key()
-
     with pytest.raises(ConfigError, match=r"is trusted only for ") as caught:
         build_with(signed_by(public_pem(key), **scope), key, tmp_path)
-
     assert "extend `deployments`" in caught.value.hint
 
 
@@ -547,7 +460,6 @@ def test_a_build_that_says_less_than_is_required_compiles_nothing(tmp_path: Path
     """The build reports the missing facts first. With these facts it continues."""
     key = new_key()
     trust = trusting(key, require=frozenset({("builder", "https://ci/*")}))
-
     with pytest.raises(ConfigError, match="has no builder"):
         build_with(trust, key, tmp_path)
     with pytest.raises(pytest.fail.Exception, match="a replica was started"):
@@ -573,11 +485,8 @@ class BoastingStarts(Starts):
 @pytest.mark.parametrize("said", [{}, {"source": "4f2c"}])
 def test_the_origin_is_what_the_builder_says_and_not_the_model(tmp_path: Path, said: Any):
     """Facts of this name from the model's code are dropped."""
-    (tmp_path / "none").mkdir()
-    starts = BoastingStarts(tmp_path / "none", round_trip(), round_trip())
-
+    starts = BoastingStarts(tmp_path / "none")
     built = build_on(starts, to(tmp_path / "store"), provenance=said)
-
     payload = Envelope.parse((tmp_path / "store" / built.statement).read_bytes()).payload
     manifest = Manifest.from_statement(payload)
     assert manifest.provenance == said
@@ -586,12 +495,8 @@ def test_the_origin_is_what_the_builder_says_and_not_the_model(tmp_path: Path, s
 
 def test_an_unsigned_build_leaves_what_sign_takes(tmp_path: Path):
     """The copy for the round trip is signed, the published artifact is not."""
-    (tmp_path / "none").mkdir()
-    starts = Starts(tmp_path / "none", round_trip(), round_trip())
     left, fleet = LocalStore(root=tmp_path / "left"), LocalStore(root=tmp_path / "fleet")
-
-    built = build_on(starts, to(left.root), when="later")
-
+    built = build_on(Starts(tmp_path / "none"), to(left.root), when="later")
     assert Envelope.parse((left.root / built.statement).read_bytes()).signatures == ()
     assert built.trust == ""
     ci = new_key()
@@ -612,14 +517,9 @@ def test_an_unsigned_artifact_is_for_a_folder(
     """A store of replicas is refused, before anything is compiled."""
     monkeypatch.chdir(tmp_path)
     app = dataclasses.replace(load_app(APP), trust=trusting(KEY))
-
+    how: Any = {"on": NeverStarts(), "signing": Signing(key=KEY, when="later")}
     with pytest.raises(ConfigError, match=problem):
-        build(
-            app,
-            to(store, if_published),
-            on=cast("Any", NeverStarts()),
-            signing=Signing(key=KEY, when="later"),
-        )
+        build(app, to(store, if_published), **how)
 
 
 GITHUB = {

@@ -31,10 +31,8 @@ def test_parity_is_a_row_and_a_figure_of_its_own():
     stages = {"proving": 0.5, "parity": 0.25}
     warm = {**RUN, "mode": "warm", "verdict": "full_hit", "parity_s": 0.25, "stages": stages}
     medians = {run["mode"]: bench._median([run]) for run in (cold, warm)}
-
     header, rows = bench.table({"runs": [cold, warm], "medians": medians})
     run_schema = bench.schema()["properties"]["runs"]["items"]
-
     assert header[:3] == ["", "cold", "serve_warm"]
     assert [f"stage {Stage.PARITY.value.lower()}", "–", "0.25 s", ""] in rows
     assert ["  compared with eager", "0 %", "12 %", ""] in rows

@@ -11,8 +11,9 @@ import stat
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -23,9 +24,6 @@ from serve_warm.builder.app import load_application
 from serve_warm.builder.check import check, compare_stores
 from serve_warm.builder.problems import Checked
 from serve_warm.replica.serve_watchdog import MOST_FAILED
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SCORER = """
 import torch
@@ -76,17 +74,10 @@ def written_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     def write(source: str = GOOD, *, application: Any = None, **options: Any) -> str:
         module = f"checked_application_{next(_numbers)}"
         (tmp_path / f"{module}.py").write_text(SCORER + textwrap.dedent(source))
-        document = {
-            "applications": [
-                {
-                    "import_path": f"{module}:app",
-                    "deployments": [{"name": "Scorer", **options}],
-                    **(application or {}),
-                }
-            ]
-        }
+        deployments = [{"name": "Scorer", **options}]
+        found = {"import_path": f"{module}:app", "deployments": deployments, **(application or {})}
         path = tmp_path / "serve.yaml"
-        path.write_text(yaml.safe_dump(document))
+        path.write_text(yaml.safe_dump({"applications": [found]}))
         return str(path)
 
     return write
@@ -106,10 +97,8 @@ def warmup(**settings: Any) -> dict[str, Any]:
 
 
 def test_nothing_is_found_where_nothing_is_wrong(written):
-    """An application that would build and start has no problem and no warning."""
     path = written()
     document = yaml.safe_load(Path(path).read_text())
-
     assert is_clean(found(path))
     assert is_clean(found(document["applications"][0]["import_path"]))
 
@@ -117,10 +106,8 @@ def test_nothing_is_found_where_nothing_is_wrong(written):
 def test_a_deployment_that_is_not_there_is_named(written):
     """Serve would refuse the YAML when it deploys; a build would not notice."""
     path = written(name="Scorrer")
-
     where, what, fix = one_problem(path)
     option, _, fix_of_option = one_problem(written(), deployment="scorer")
-
     assert (where, option) == (f"{path}: deployments.Scorrer", "--deployment scorer")
     assert "no deployment of this name" in what
     assert fix == fix_of_option == "did you mean 'Scorer'?"
@@ -133,10 +120,7 @@ def test_unknown_keys_are_named(written):
         max_ongoing_request=4,
         ray_actor_options={"num_cpu": 2},
     )
-
-    problems = found(path).problems
-
-    assert [(each.where, each.fix) for each in problems] == [
+    assert [(each.where, each.fix) for each in found(path).problems] == [
         (f"{path}: runtime_envs", "did you mean 'runtime_env'?"),
         (f"{path}: deployments.Scorer.max_ongoing_request", "did you mean 'max_ongoing_requests'?"),
         (f"{path}: deployments.Scorer.ray_actor_options.num_cpu", "did you mean 'num_cpus'?"),
@@ -146,9 +130,7 @@ def test_unknown_keys_are_named(written):
 def test_what_serve_refuses_is_a_problem(written):
     """A value of the wrong kind is found by Serve's own schema, and nothing is imported then."""
     path = written("raise AssertionError('not imported')", max_ongoing_requests="many")
-
     problems = found(path).problems  # of Ray 2.53 one for each type that it may have
-
     where = f"{path}: applications.0.deployments.0.max_ongoing_requests"
     assert problems
     assert all(each.where.startswith(where) for each in problems)
@@ -162,24 +144,21 @@ SETTINGS = "Scorer: user_config.warmup"
     ("options", "where", "what", "fix"),
     [
         (
-            {"user_config": warmup(artefact="./artifacts")},
+            {"user_config": warmup(artefact="./a")},
             SETTINGS,
             "user_config.warmup.artefact",
             "artifact",
         ),
         (
             {"application": {"runtime_env": {"env_vars": {"SERVE_WARM_DEADLINE_S": "soon"}}}},
-            "",
-            "SERVE_WARM_DEADLINE_S",
-            "",
+            *("", "SERVE_WARM_DEADLINE_S", ""),
         ),
         ({"user_config": warmup(artifact="s4://b/c")}, "", "unknown store scheme s4://", ""),
         ({"user_config": warmup(artifact="s3//b/c")}, "", "the colon is missing", ""),
         (
             {"user_config": warmup(artifact="file:///dev/null")},
             "Scorer: artifact file:///dev/null",
-            "/dev/null is a file, but a store must be a folder",
-            "",
+            *("/dev/null is a file, but a store must be a folder", ""),
         ),
     ],
     ids=["unknown", "variable of the runtime_env", "scheme", "colon", "file"],
@@ -187,7 +166,6 @@ SETTINGS = "Scorer: user_config.warmup"
 def test_a_setting_that_a_replica_would_refuse_is_a_problem(written, options, where, what, fix):
     """Settings of serve_warm are checked as a replica would check them, before it could miss."""
     found_where, found_what, found_fix = one_problem(written(**options))
-
     assert found_where.startswith(where)
     assert what in found_what
     assert fix in found_fix
@@ -200,15 +178,13 @@ def test_settings_that_nothing_reads_are_a_warning(written):
         "app = Router.bind(Scorer.bind())\n"
     )
     section = warmup(artifact="./artifacts")
-
     without_mixin = found(written(source, name="Router", user_config=section))
     misspelt = found(written(user_config={"warm_up": section["warmup"]}))
-
     assert without_mixin.problems == misspelt.problems == ()
     assert [each.where for each in without_mixin.warnings] == ["Router: user_config.warmup"]
-    assert [(each.where, each.fix) for each in misspelt.warnings] == [
-        ("Scorer: user_config.warm_up", "did you mean 'warmup'?")
-    ]
+    (warning,) = misspelt.warnings
+    assert warning.where == "Scorer: user_config.warm_up"
+    assert warning.fix == "did you mean 'warmup'?"
 
 
 @pytest.mark.parametrize(
@@ -221,13 +197,10 @@ def test_settings_that_nothing_reads_are_a_warning(written):
 def test_an_application_that_cannot_warm_up_is_a_problem(written, head, what):
     """Without the mixin, nothing can be built; without inputs, a start fails with its model."""
     source = f"@serve.deployment\n{head}\n    x = torch.compile\n\napp = Scorer.bind()\n"
-
     assert one_problem(written(source))[1] == what
 
 
 # Inputs ---------------------------------------------------------------------------------------
-
-
 def is_clean(checked: Checked) -> bool:
     """Return whether there is neither a problem nor a warning."""
     return not checked.problems and not checked.warnings
@@ -271,7 +244,6 @@ app = Scorer.bind()
 def test_an_input_that_cannot_be_replayed_is_a_problem(written, inputs, what, fix):
     """Targets and sizes that the source says by itself are held against class and options."""
     where, found_what, found_fix = one_problem(written(with_inputs(inputs)))
-
     assert where.startswith("Scorer.warmup_inputs, line ")
     assert what in found_what
     assert fix in found_fix
@@ -279,12 +251,9 @@ def test_an_input_that_cannot_be_replayed_is_a_problem(written, inputs, what, fi
 
 def test_a_note_names_what_shape_grid_fills_with_ones(written: Any):
     """A mask has a second input, so it is not named."""
-    source = with_inputs("shape_grid(self.score, self.buckets)").replace(
-        "score(self, ids)", "score(self, ids, attention_mask)"
-    )
-
-    [note] = found(written(source)).notes
-
+    source = with_inputs("shape_grid(self.score, self.buckets)")
+    masked = source.replace("score(self, ids)", "score(self, ids, attention_mask)")
+    [note] = found(written(masked)).notes
     assert "shape_grid fills ids with ones" in note.what
     assert 'fields={"ids": Field' in note.fix
 
@@ -305,7 +274,6 @@ def test_a_note_names_what_shape_grid_fills_with_ones(written: Any):
 def test_a_note_names_a_target_with_a_single_input(written: Any, inputs: str, is_noted: bool):
     """No size of its arguments varies, so that the first request of another size may compile."""
     notes = found(written(with_inputs(inputs))).notes
-
     assert [*map(str, notes)] == [*map(str, notes[:1])]
     assert bool(notes) == is_noted
     assert all("one input for 'score'" in note.what for note in notes)
@@ -314,7 +282,6 @@ def test_a_note_names_a_target_with_a_single_input(written: Any, inputs: str, is
 def test_the_yaml_says_how_many_requests_there_are_at_once(written):
     """The option in the YAML counts, whether above or below the value in the code."""
     inputs = with_inputs("shape_grid(self.score, self.buckets, concurrency='batch')")
-
     assert is_clean(found(written(inputs, max_ongoing_requests=8)))
     assert "is 2:" in one_problem(written(GOOD, max_ongoing_requests=2))[1]
 
@@ -361,26 +328,18 @@ def test_a_route_has_to_be_there(written, target, fix):
 
     app = Scorer.bind()
     """
-
-    problems = found(written(source)).problems
-
-    assert [each.fix for each in problems] == ([] if fix is None else [fix])
+    fixes = [each.fix for each in found(written(source)).problems]
+    assert fixes == ([] if fix is None else [fix])
 
 
 @pytest.mark.parametrize(
     ("body", "returns"),
-    [
-        ("self.inputs = [Input(target='score')]", "None"),
-        ("return", "None"),
-        ("return []", "[]"),
-    ],
+    [("self.inputs = [Input(target='score')]", "None"), ("return", "None"), ("return []", "[]")],
 )
 def test_inputs_that_are_never_returned_are_a_problem(written, body, returns):
     """A start would fail after the model is loaded."""
     path = written(with_inputs("[]").replace("return []", body))
-
     where, what, fix = one_problem(path)
-
     assert where == "Scorer.warmup_inputs"
     assert what == f"it returns {returns}, and without inputs the start fails"
     assert "return a list of Input" in fix
@@ -398,9 +357,7 @@ def test_a_batch_that_serve_never_forms_is_a_warning(written):
     """Serve gives a replica 5 requests at once by default, and Ray's examples batch 8."""
     more = "@serve.batch(max_batch_size=8)\n    async def batched(self, ids): ..."
     source = with_inputs("[Input(target='score')]", more=more)
-
     checked = found(written(source))
-
     (warning,) = checked.warnings
     assert checked.problems == ()
     assert "max_batch_size=8, but max_ongoing_requests of the deployment is 5" in warning.what
@@ -415,7 +372,6 @@ def test_a_sync_handler_is_a_warning(written):
     route = "@api.post('/')\n    def answer(self): ..."
     routes = with_inputs("[Input(target='POST /')]", more=route)
     app = routes.replace("class Scorer", "@serve.ingress(api)\nclass Scorer")
-
     for source, name in ((method, "score"), (plain, "__call__")):
         (warning,) = found(written(source)).warnings
         assert f"'{name}' is a sync method" in warning.what
@@ -458,17 +414,13 @@ def test_a_call_that_outlasts_serves_watchdog_is_a_warning(  # noqa: PLR0917 - f
 def test_a_mistyped_folder_beside_a_store_is_a_problem(written, tmp_path):
     """A replica would find nothing there; a folder that build will make is only a warning."""
     (tmp_path / "artifacts" / "statements").mkdir(parents=True)
-
     _, what, fix = one_problem(written(user_config=warmup(artifact=f"file://{tmp_path}/artefacts")))
-
     assert what == f"{tmp_path}/artefacts does not exist"
     assert fix == "did you mean 'artifacts'?"
     assert found(written(user_config=warmup(artifact=f"file://{tmp_path}/new"))).problems == ()
 
 
 # Stores ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_store_that_does_not_answer_is_a_problem(written, monkeypatch):
     """The check ends, whatever the store does."""
@@ -477,10 +429,8 @@ def test_a_store_that_does_not_answer_is_a_problem(written, monkeypatch):
         for name, value in SILENT.items():
             monkeypatch.setenv(name, value)
         path = written(user_config=warmup(artifact="s3://bucket/scorer"))
-
         monkeypatch.setattr(checking, "STORE_LIMIT_S", 0.5)
         where, what, _ = one_problem(path)
-
     assert where == "Scorer: artifact s3://bucket/scorer"
     assert "did not answer" in what
 
@@ -488,7 +438,6 @@ def test_a_store_that_does_not_answer_is_a_problem(written, monkeypatch):
 def test_a_relative_path_is_a_warning_with_where_it_leads(written, tmp_path):
     """A relative path works for `serve run` on one machine, but not on most clusters."""
     checked = found(written(user_config=warmup(artifact="./artifacts")))
-
     relative, empty = checked.warnings
     assert checked.problems == ()
     assert f"for this command, it means file://{tmp_path}/artifacts" in relative.what
@@ -502,16 +451,13 @@ def test_a_relative_path_beside_a_working_dir_leads_into_its_copy(written):
         application={"runtime_env": {"working_dir": "s3://bucket/code.zip"}},
         user_config=warmup(artifact="./artifacts"),
     )
-
     assert "Ray's copy of working_dir" in found(path).warnings[0].what
 
 
 def test_publishing_elsewhere_than_replicas_look_is_a_problem(written, tmp_path):
     """`build --store` and the YAML have to name one store, in whichever form."""
     path = written(user_config=warmup(artifact=f"file://{tmp_path}/artifacts"))
-
     _, what, fix = one_problem(path, store="./artefacts")
-
     here, there = f"file://{tmp_path}/artefacts", f"file://{tmp_path}/artifacts"
     assert f"{here}, but the replicas read from {there}" in what
     assert fix.startswith(f"set artifact: file://{tmp_path}/artefacts")
@@ -522,16 +468,9 @@ def test_publishing_elsewhere_than_replicas_look_is_a_problem(written, tmp_path)
 
 
 # The command ----------------------------------------------------------------------------------
-
-
 def run_check(*arguments: str, command: str = "check") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "serve_warm.cli", command, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    line = [sys.executable, "-m", "serve_warm.cli", command, *arguments]
+    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=120)
 
 
 @pytest.mark.long
@@ -539,7 +478,6 @@ def test_the_command_answers_with_its_exit_code_and_as_json(written, tmp_path):
     """0 for nothing found, 1 for problems; the JSON has all of it, and the seconds."""
     good = run_check(written(), "--json", str(tmp_path / "good.json"))
     bad = run_check(written(name="Scorrer"), "--json", "-")
-
     assert (good.returncode, bad.returncode) == (0, 1)
     assert json.loads((tmp_path / "good.json").read_text())["problems"] == []
     data = json.loads(bad.stdout)
@@ -560,7 +498,6 @@ def test_the_command_answers_with_its_exit_code_and_as_json(written, tmp_path):
 def test_what_cannot_be_checked_is_exit_code_2(written, tmp_path, source, said):
     """Nothing was checked, so the answer is not "nothing found"; a module's traceback says why."""
     ran = run_check(written(source) if source is not None else str(tmp_path / "serve.yaml"))
-
     assert ran.returncode == 2
     assert said in ran.stderr
     assert ran.stdout == ""
@@ -608,7 +545,6 @@ def test_options_that_do_not_go_together_are_wrong_usage(written):
     options = ("--all", "--deployment", "Scorer")
 
     ran = run_check(written(), "--store", "artifacts", *options, command="build")
-
     assert ran.returncode == 2
     assert "Error: --" in ran.stderr
 
@@ -618,11 +554,8 @@ def test_options_that_do_not_go_together_are_wrong_usage(written):
     ["image_classifier", "image_generator", "speech_to_text", "text_embedder", "text_generator"],
 )
 def test_the_examples_have_no_problems(name, tmp_path, monkeypatch):
-    """The examples that the documents recommend pass the check."""
     yaml = Path(f"deployments/{name}/serve.yaml").resolve()
     monkeypatch.chdir(tmp_path)  # the checkout may have a store of an earlier run
-
     checked = check(str(yaml), environ={})
-
     assert checked.problems == ()
     assert [each.where for each in checked.warnings] == [checked.warnings[0].where] * 2

@@ -77,24 +77,19 @@ print(json.dumps({
 
 def run(kind: str, folder: Path) -> dict[str, Any]:
     """Compile a model at levels 1 and 3 in a process of its own, with a home and a temp folder."""
-    ended = subprocess.run(
-        [sys.executable, "-c", JOB, kind, MARK],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-        env={
-            **{k: v for k, v in os.environ.items() if not k.startswith(("TORCH", "TRITON"))},
-            "PYTHONPATH": search_path(),
-            "TMPDIR": str(folder),
-            "HOME": str(folder / "home"),
-            "TORCHINDUCTOR_VEC_ISA_OK": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
-        },
-    )
+    env = {
+        **{k: v for k, v in os.environ.items() if not k.startswith(("TORCH", "TRITON"))},
+        "PYTHONPATH": search_path(),
+        "TMPDIR": str(folder),
+        "HOME": str(folder / "home"),
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    command = [sys.executable, "-c", JOB, kind, MARK]
+    how = {"capture_output": True, "text": True, "timeout": 500, "env": env}
+    ended = subprocess.run(command, check=False, **how)
     assert ended.returncode == 0, ended.stderr[-3000:]
-    answer: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    return answer
+    return json.loads(ended.stdout.splitlines()[-1])
 
 
 def poison(folder: Path) -> int:
@@ -121,9 +116,7 @@ def test_nothing_that_an_earlier_job_left_is_packed(tmp_path: Path):
     earlier = run("earlier", tmp_path)
     planted = poison(tmp_path)
     there = {str(path) for path in tmp_path.rglob("*")}
-
     built = run("build", tmp_path)
-
     assert planted > 3
     assert any("/torchinductor_" in path for path in earlier["touched"])  # so this would be seen
     assert built["answers"] == [2.0, 3.0]
@@ -158,6 +151,5 @@ def test_a_build_does_not_compile_where_others_can_write():
     open_to_all.chmod(0o777)
     caches = CompileCaches()
     caches.begin_anew(open_to_all)
-
     with pytest.raises(ArtifactRefused, match="the folder that a build compiles in is not private"):
         start(own(), caches)

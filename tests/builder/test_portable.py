@@ -12,9 +12,10 @@ import io
 import platform
 import subprocess
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -29,12 +30,6 @@ from serve_warm.cli.starts import build as build_command
 from serve_warm.errors import BuildFailed, ConfigError
 from serve_warm.fingerprint import PORTABLE_ISA, lacking, read_cpu_isa
 from serve_warm.stores.local import LocalStore
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from serve_warm.builder.app import App
-    from serve_warm.builder.cluster import Cluster
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or bool(lacking(read_cpu_isa())),
@@ -59,13 +54,10 @@ def packed(files: Mapping[str, bytes]) -> io.BytesIO:
 def library(directory: Path, *flags: str, suffix: str = ".so") -> bytes:
     """Return a small library: a loop that a compiler makes vector instructions of."""
     source, output = directory / "scale.c", directory / f"scale{suffix}"
-    source.write_text(
-        "void scale(float *x) { for (int i = 0; i < 1024; i++) x[i] = x[i] * 3.0f + 1.0f; }\n"
-    )
+    loop = "for (int i = 0; i < 1024; i++) x[i] = x[i] * 3.0f + 1.0f;"
+    source.write_text(f"void scale(float *x) {{ {loop} }}\n")
     kind = "-c" if suffix == ".o" else "-shared"
-    subprocess.run(
-        ["gcc", "-O3", "-fPIC", kind, *flags, str(source), "-o", str(output)], check=True
-    )
+    subprocess.run(["gcc", "-O3", "-fPIC", kind, *flags, source, "-o", output], check=True)
     return output.read_bytes()
 
 
@@ -74,8 +66,6 @@ AVX2 = ("-march=x86-64-v3",)
 
 
 # The listing ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("line", "instruction"),
     [
@@ -100,7 +90,6 @@ AVX2 = ("-march=x86-64-v3",)
 def test_what_needs_more_than_avx2_is_found(line: str, instruction: str | None):
     """Wide registers, masks, the other encoding, tiles, and what this objdump does not know."""
     text = instruction or " ".join(line.split("\t")[2].split())
-
     assert list(beyond_avx2([HEADER, line])) == [("kernel", text)]
 
 
@@ -129,15 +118,12 @@ def test_avx2_is_let_through(line: str):
 
 
 # Libraries ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("suffix", [".so", ".o"])
 def test_a_library_with_avx512_is_refused(tmp_path: Path, suffix: str):
     """The error names library, function and instruction, under whatever name the file is."""
     files = {"ab/good.so": library(tmp_path, *AVX2), "cd/kernel": library(tmp_path, *AVX512)}
     if suffix == ".o":
         files["cd/kernel"] = library(tmp_path, *AVX512, suffix=".o")
-
     with pytest.raises(BuildFailed, match=r"in 1 of 2 libraries .* cd/kernel: scale: v\w+ .*%zmm"):
         prove_portable(packed(files), objdump=find_objdump())
 
@@ -154,7 +140,6 @@ def test_libraries_with_avx2_are_counted(tmp_path: Path):
         "fxgraph/entry": b"\x80\x04",
         "empty": b"",
     }
-
     assert prove_portable(packed(files), objdump=find_objdump()) == 2
 
 
@@ -164,7 +149,6 @@ def test_what_cannot_be_disassembled_is_not_proven(tmp_path: Path):
     # It can be loaded as ever: only who reads it by its sections finds none.
     unlisted = bytearray(whole)
     unlisted[0x28:0x30], unlisted[0x3C:0x40] = bytes(8), bytes(4)
-
     for data in (whole[:1000], bytes(unlisted)):
         with pytest.raises(BuildFailed, match=r"could not disassemble ab/cut\.so"):
             prove_portable(packed({"ab/cut.so": data}), objdump=find_objdump())
@@ -174,37 +158,26 @@ def test_a_missing_objdump_is_said_before_anything_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The build fails before it compiles for minutes without a possible proof."""
-    key = Path(__file__)  # stands for one: it is not used
+    app, key = cast("Any", None), cast("Any", Path(__file__))  # neither is used
     monkeypatch.setenv("PATH", str(tmp_path))
-
+    store = Destination(store=LocalStore(root=tmp_path / "store"))
+    on = cast("Any", SimpleNamespace(place="here"))
     with pytest.raises(ConfigError, match="needs objdump") as caught:
-        build(
-            cast("App", None),
-            Destination(store=LocalStore(root=tmp_path / "store")),
-            on=cast("Cluster", SimpleNamespace(place="here")),
-            signing=Signing(key=cast("Any", key)),
-            cpu="portable",
-        )
-
+        build(app, store, on=on, signing=Signing(key=key), cpu="portable")
     assert "install binutils" in caught.value.hint
 
 
 # The build ------------------------------------------------------------------------------------
-
-
 def warmed_up(*, cache: bytes = b"", isa: str = PORTABLE_ISA, **app: str) -> dict[str, Any]:
     """Return the data that a replica returns for packing."""
-    return {
-        "fingerprint": {"machine": {"cpu_isa": isa}, "app": app},
-        "parts": {"cache": cache},
-    }
+    fingerprint = {"machine": {"cpu_isa": isa}, "app": app}
+    return {"fingerprint": fingerprint, "parts": {"cache": cache}}
 
 
 def test_a_native_artifact_is_not_disassembled(tmp_path: Path):
     """Without the setting, an artifact is for this CPU, with or without AVX-512."""
     cache = packed({"a.so": library(tmp_path, *AVX512)}).read()
     native, portable = warmed_up(cache=cache), warmed_up(cache=cache, cpu="portable")
-
     assert _portable_of([native, portable]) == [portable]
 
 
@@ -212,9 +185,7 @@ def test_a_portable_artifact_is_proven_whoever_set_it(tmp_path: Path):
     """The setting of the replica decides, not the option, because a YAML can set it too."""
     good = packed({"a.so": library(tmp_path, *AVX2)}).read()
     bad = packed({"a.so": library(tmp_path, *AVX512)}).read()
-
     facts = _portable_facts(warmed_up(cache=good, cpu="portable"))
-
     assert facts == {"cpu": "portable", "libraries_disassembled": 1}
     with pytest.raises(BuildFailed, match="need more than AVX2"):
         _portable_facts(warmed_up(cache=bad, cpu="portable"))
@@ -223,7 +194,6 @@ def test_a_portable_artifact_is_proven_whoever_set_it(tmp_path: Path):
 def test_a_cpu_without_avx2_builds_no_portable_artifact():
     """The replica compiled only for its own CPU. The error lists the missing features."""
     isa = " ".join(name for name in PORTABLE_ISA.split() if name not in {"avx2", "fma"})
-
     with pytest.raises(BuildFailed, match="the build machine's CPU does not have avx2 fma"):
         _portable_facts(warmed_up(isa=isa, cpu="portable"))
 
@@ -232,15 +202,13 @@ def test_a_cpu_without_avx2_builds_no_portable_artifact():
 def test_the_command_has_the_preset(option: tuple[str, ...], cpu: str | None):
     """Without the option, the deployment's own setting applies."""
     context = build_command.make_context("build", ["app:app", "--store", "s", *option])
-
     assert context.params["cpu"] == cpu
 
 
 # Real kernels ---------------------------------------------------------------------------------
 
-needs_cpu_kernels = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="the model is compiled for the CPU"
-)
+HAS_GPU = torch.cuda.is_available()
+needs_cpu_kernels = pytest.mark.skipif(HAS_GPU, reason="the model is compiled for the CPU")
 
 
 @pytest.fixture(scope="module")
@@ -285,7 +253,6 @@ def test_portable_kernels_need_no_avx512(portable: Started):
 def test_native_kernels_do(machine: Machine):
     """The control: without the preset the same model on this CPU fails the same proof."""
     native = machine.start(load=False)
-
     with pytest.raises(BuildFailed, match=r"\.so: \w*kernel\w*: "):
         prove_portable(libraries(native), objdump=find_objdump())
 
@@ -305,7 +272,6 @@ def test_torch_is_asked_about_avx2_only(portable: Started):
 def test_a_portable_artifact_is_warm_on_a_lesser_cpu(lesser: Started):
     """Both inputs are proven, nothing compiles, and the numbers equal those of eager mode."""
     report = lesser.report
-
     assert report["verdict"] == "full_hit", report["artifact"]
     assert report["covered"] == {"expected": 2, "proven": 2}
     assert lesser.objects == lesser.outputs == lesser.isa_probes == 0

@@ -46,9 +46,7 @@ class Polled:
     def __init__(self, ends: Any, *, polls: int, places: bool) -> None:
         self.said = "replaying"
         self.is_placed = False
-        self._ends = ends
-        self._polls = polls
-        self._places = places
+        self._ends, self._polls, self._places = ends, polls, places
 
     def poll(self) -> Any:
         self.is_placed = self._places
@@ -125,9 +123,7 @@ def test_trips_run_beside_each_other_where_there_is_room():
     """The reports are those of the last trip, whichever ended last; each has seconds of its own."""
     third = {**GOOD, "covered": {"expected": 3, "proven": 3}}
     on, told = Room(third=[third]), list[str]()
-
     reports, seconds = prove(on, told=told)
-
     assert on.most == 3
     assert on.noted[3] == "-third"
     assert reports == [third]
@@ -142,7 +138,6 @@ def test_trips_run_beside_each_other_where_there_is_room():
 def test_trips_run_one_after_the_other_where_there_is_no_room(on: Room):
     """So no two trips each hold a part of the resources that both need."""
     prove(on)
-
     assert on.noted == ["+first", "-first", "+second", "-second", "+third", "-third"]
 
 
@@ -150,9 +145,7 @@ def test_trips_run_one_after_the_other_where_there_is_no_room(on: Room):
 def test_a_gang_has_the_cluster_for_itself():
     """Ranks of two gangs would meet at the same port."""
     on = Room()
-
     prove(on, replicas=2)
-
     assert on.most == 1
     assert on.asked == []
 
@@ -160,10 +153,8 @@ def test_a_gang_has_the_cluster_for_itself():
 def test_the_first_trip_that_fails_is_named_and_the_others_are_ended():
     """Nobody waits for what cannot make the build good any more."""
     on = Room(second=[{**GOOD, "verdict": "partial_hit"}])
-
     with pytest.raises(BuildFailed, match=r"^second: a fresh replica .* partial_hit") as failure:
         prove(on)
-
     assert "nothing was published" in failure.value.hint
     assert on.most == 3
 
@@ -172,9 +163,7 @@ def test_the_first_trip_that_fails_is_named_and_the_others_are_ended():
 def test_a_replica_that_dies_beside_another_is_started_again_alone():
     """Two models in memory may be too many for the machine, where one is not."""
     on = Room(second=[ReplicaDied("killed"), GOOD])
-
     reports, _ = prove(on)
-
     assert reports == [GOOD]
     assert on.noted[-2:] == ["+second", "-second"]
     assert on.noted.count("+second") == 2
@@ -184,11 +173,9 @@ def test_a_replica_that_dies_beside_another_is_started_again_alone():
 def test_a_replica_that_dies_alone_fails_the_build():
     """The build does not retry again, not even after an earlier retry."""
     alone, again = Room(1, first=[ReplicaDied("killed")]), Room(second=[ReplicaDied("killed")] * 2)
-
     for on in (alone, again):
         with pytest.raises(BuildFailed, match=r"^(first|second): killed"):
             prove(on)
-
     assert alone.noted == ["+first", "-first"]
     assert again.noted.count("+second") == 2
 
@@ -208,5 +195,4 @@ def test_what_an_application_takes_counts_all_of_its_replicas(tmp_path, monkeypa
         "    def __init__(self, small): ...\n"
         "app = Large.bind(Small.bind())\n"
     )
-
     assert load_app("takes_resources:app").resources() == {"CPU": 4, "GPU": 1.5, "disk": 3}

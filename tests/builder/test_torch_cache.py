@@ -5,17 +5,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.compiler._cache import CacheArtifactManager
 
 from serve_warm.builder.torch_cache import _subclass
 from serve_warm.inputs import Input
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 DECLARED = [Input(target="embed", args=(1,))]
 
@@ -55,19 +53,14 @@ def inputs_of(cls: type, raw: bytes | None) -> Any:
 
 
 def saved() -> bytes:
-    raw: bytes = asyncio.run(_subclass(Embedder, saved=None)(3).warmup_torch_cache())
-    return raw
+    return asyncio.run(_subclass(Embedder, saved=None)(3).warmup_torch_cache())
 
 
 @pytest.mark.parametrize("cls", [Embedder, AsyncEmbedder])
 def test_a_start_has_the_saved_entries_before_its_first_input(directory: Path, cls: type):
     """Entries of the process that saved are files where torch looks for them."""
     CacheArtifactManager.record_artifact("autotune", "ab/c.best_config", {"XBLOCK": 1})
-    raw = saved()
-
-    declared = inputs_of(cls, raw)
-
-    assert declared == DECLARED
+    assert inputs_of(cls, saved()) == DECLARED
     assert [path.name for path in directory.rglob("*") if path.is_file()] == ["c.best_config"]
 
 
@@ -92,7 +85,6 @@ def test_bytes_that_torch_does_not_accept_end_the_start(directory: Path):
 def test_the_class_keeps_its_names():
     """FastAPI finds routes by the qualified name, and reports show the name."""
     made: Any = _subclass(Embedder, saved=None)
-
     assert (made.__name__, made.__qualname__) == ("Embedder", Embedder.__qualname__)
     assert (made.__module__, made.__doc__) == (__name__, "The class of a user.")
     assert made(3).size == 3

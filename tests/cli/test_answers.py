@@ -22,11 +22,10 @@ from command_line import (  # noqa: F401 - fixtures
     target_fixture,
     trust_file_fixture,
 )
-from serve_warm.artifact import pull
-from serve_warm.artifact.node_cache import NodeCache
 from serve_warm.artifact.push import sign as sign_again
 from serve_warm.fingerprint import PORTABLE_ISA, Fingerprint, read_app, read_machine
 from serve_warm.trust.files import trust_lines
+from transfers import pull_here
 
 
 @pytest.fixture
@@ -47,16 +46,22 @@ def described(tmp_path):
     return write
 
 
+@pytest.fixture
+def diff(run, source, described):
+    """Run `diff` with a store and the machine of a fingerprint."""
+
+    def compare(*options, here=None):
+        machine = described((here or fingerprint()).to_json())
+        return run("diff", source.root, "--against", machine, *options)
+
+    return compare
+
+
 # verify ---------------------------------------------------------------------------------------
-
-
 def test_verify_says_yes_of_what_is_good(run, source, real):
-    """One line for each artifact shows signer and size. The exit code is 0."""
     first, manifest = publish(source, deployment="First", raw=real)
     second, _ = publish(source, deployment="Second", raw=real)
-
     ended = run("verify", source.root)
-
     lines = ended.out.splitlines()
     assert ended.code == 0
     assert [line.split()[:2] for line in lines] == [["OK", first], ["OK", second]]
@@ -76,9 +81,7 @@ def test_verify_says_no_of_what_is_bad(run, source, real, *, options):
     bad, manifest = publish(source, deployment="Bad")
     good, _ = publish(source, deployment="Good", raw=real)
     change(source, manifest.parts[0])
-
     ended = run("verify", source.root, *options)
-
     assert ended.code == 3
     if options:
         told = json.loads(ended.out)
@@ -94,9 +97,7 @@ def test_verify_refuses_strangers_and_says_what_to_do(run, source, real):
     """An artifact of an untrusted key is refused. The hint appears once for all."""
     publish(source, STRANGER, deployment="First", raw=real)
     publish(source, STRANGER, deployment="Second", raw=real)
-
     ended = run("verify", source.root)
-
     assert ended.code == 3
     assert [line.split()[0] for line in ended.out.splitlines()] == ["REFUSED", "REFUSED"]
     assert ended.err.count("hint: add the public key that signs your artifacts ") == 1
@@ -108,10 +109,8 @@ def test_an_artifact_that_two_keys_signed_is_verified_once(run, source, real, tr
         file.write(trust_lines(STRANGER.public_key(), name="next"))
     publish(source, raw=real)
     [new] = sign_again(source, [STRANGER], trust=trusting(KEY)).statements
-
     shown = run("verify", source.root)
     data = json.loads(run("verify", source.root, "--json").out)
-
     [line] = shown.out.splitlines()
     assert line.startswith(f"OK       {new} trusted, signed by ci, next, ")
     assert shown.err.endswith("1 verified, 0 refused\n")
@@ -126,9 +125,7 @@ def test_nothing_there_is_a_no(run, source, described, command, options):
     if options:
         publish(source)
     against = ["--against", described(fingerprint().to_json())] if command == "diff" else []
-
     ended = run(command, source.root, *options, *against)
-
     assert (ended.code, ended.out) == (3, "")
     assert "has no artifacts" in ended.err
 
@@ -141,10 +138,8 @@ def test_answers_cannot_write_to_the_terminal(run, source, described, *, command
     built_for.machine[f"gpu{ESCAPES}"] = f"4\n  fits{ESCAPES}"
     publish(source, key, built_for=built_for, facts={"fact": ESCAPES})
     against = ["--against", described(fingerprint().to_json())] if command == "diff" else []
-
     for options in ([], ["--json"]):
         ended = run(command, source.root, *against, *options)
-
         assert ended.code == 3
         assert escaped(ended.out)
         assert escaped(ended.err)
@@ -154,23 +149,16 @@ def test_answers_cannot_write_to_the_terminal(run, source, described, *, command
 
 
 # diff -----------------------------------------------------------------------------------------
-
-
-def test_diff_shows_the_factors_that_differ(run, source, described):
-    """Each difference is a row with both sides, of lists with what only one side has."""
+def test_diff_shows_the_factors_that_differ(diff, source):
     built_for = fingerprint(python="CPython 3.12.1", cpu_isa="avx2 avx512f amx_tile", threads="8")
     statement, _ = publish(source, built_for=built_for)
-
-    ended = run("diff", source.root, "--against", described(fingerprint().to_json()))
-
+    ended = diff()
     assert ended.code == 3
     lines = [" ".join(line.split()) for line in ended.out.splitlines()]
     equal = len({**MACHINE, **APP}) - 3
     assert lines[0].startswith("Embedder: no artifact fits the machine of ")
-    assert lines[1] == (
-        f"{statement}: does not fit: 3 factors differ, {equal} equal, "
-        "created 2026-11-20T10:00:00.000000Z"
-    )
+    said = f"{statement}: does not fit: 3 factors differ, {equal} equal, created 2026-11-20"
+    assert lines[1] == f"{said}T10:00:00.000000Z"
     assert lines[2:] == [
         "factor artifact here",
         "cpu_isa only amx_tile nothing more",
@@ -179,37 +167,22 @@ def test_diff_shows_the_factors_that_differ(run, source, described):
     ]
 
 
-def test_diff_shows_all_factors_when_asked(run, source, described):
-    """`--all` has a row for each factor of either side."""
+def test_diff_shows_all_factors_when_asked(diff, source):
     built_for = Fingerprint(machine={**MACHINE, "libc": "glibc 2.36"}, app=APP)
     publish(source, built_for=built_for)
-
-    ended = run("diff", source.root, "--against", described(fingerprint().to_json()), "--all")
-
-    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in ended.out.splitlines()[3:]}
-    assert rows == {
-        "libc": "glibc 2.36 without it",
-        **{name: f"the same {value}" for name, value in {**MACHINE, **APP}.items()},
-    }
+    lines = diff("--all").out.splitlines()[3:]
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
+    same = {name: f"the same {value}" for name, value in {**MACHINE, **APP}.items()}
+    assert rows == {"libc": "glibc 2.36 without it", **same}
 
 
-def test_diff_names_what_a_pull_takes(run, source, described, tmp_path):
-    """If several artifacts fit, the named artifact is the one that a replica would load."""
+def test_diff_names_what_a_pull_takes(diff, source):
     for day in ("18", "19", "20"):
         publish(source, created=f"2026-11-{day}T10:00:00.000000Z", on_taken="supersede")
     sign_again(source, [STRANGER], trust=trusting(KEY))
     publish(source, STRANGER, on_taken="supersede", created="2026-11-20T11:00:00.000000Z")
-
-    ended = run("diff", source.root, "--against", described(fingerprint().to_json()), "--json")
-
-    with pull.pull(
-        source,
-        deployment=DEPLOYMENT,
-        fingerprint=fingerprint(),
-        trust=trusting(KEY),
-        cache=NodeCache.open(tmp_path / "blobs"),
-    ) as pulled:
-        taken = pulled.chosen.key
+    ended = diff("--json")
+    taken = pull_here(source, trust=trusting(KEY)).chosen.key
     told = json.loads(ended.out)
     assert ended.code == 0
     assert told["takes"] == {DEPLOYMENT: taken}
@@ -217,18 +190,14 @@ def test_diff_names_what_a_pull_takes(run, source, described, tmp_path):
     assert told["artifacts"][-1]["reason"] == "untrusted"
 
 
-def test_diff_says_on_which_gpu_it_was_built(run, source, described):
+def test_diff_says_on_which_gpu_it_was_built(diff, source):
     """A sentence above the factors names the GPU, because a GPU changes several factors."""
     publish(source, built_for=fingerprint(gpu="NVIDIA A100 sm_80 108 SMs 80 GiB", driver="550"))
     here = fingerprint(gpu="NVIDIA H200 sm_90 132 SMs 140 GiB", driver="580")
-
-    ended = run("diff", source.root, "--against", described(here.to_json()))
-
+    ended = diff(here=here)
+    built, asked = "NVIDIA A100 sm_80 108 SMs 80 GiB", "NVIDIA H200 sm_90 132 SMs 140 GiB"
     assert ended.code == 3
-    assert (
-        "the artifact was built on NVIDIA A100 sm_80 108 SMs 80 GiB, "
-        "not on NVIDIA H200 sm_90 132 SMs 140 GiB\n"
-    ) in ended.out
+    assert f"the artifact was built on {built}, not on {asked}\n" in ended.out
 
 
 def test_diff_reads_what_the_others_write(run, source, described):
@@ -239,10 +208,8 @@ def test_diff_reads_what_the_others_write(run, source, described):
     publish(type(source)(root=store))
     inspected = json.loads(run("inspect", store, "--json").out)
     forms = [here, {"verdict": "miss", "fingerprint": here}, inspected, inspected[0]]
-
     told = [run("diff", source.root, "--against", described(form), "--json") for form in forms]
     again = run("diff", source.root, "--against", described(json.loads(told[0].out)), "--json")
-
     assert {ended.code for ended in (*told, again)} == {3}
     assert [json.loads(ended.out) for ended in told] == [json.loads(again.out)] * len(forms)
 
@@ -250,30 +217,19 @@ def test_diff_reads_what_the_others_write(run, source, described):
 @pytest.mark.parametrize(
     "content",
     [
-        "{",
-        "[]",
-        "7",
-        '{"machine": {}}',
+        *("{", "[]", "7", '{"machine": {}}', '{"fingerprint": null}', '{"verdict": "off"}'),
         '{"machine": {}, "app": {"threads": 4}}',
-        '{"fingerprint": null}',
-        '{"verdict": "off"}',
-        '{"machine": {}, "app": {"\\u001b[2K": 1}}',
-        "\x1b[2K",
+        *('{"machine": {}, "app": {"\\u001b[2K": 1}}', "\x1b[2K"),
     ],
 )
 def test_a_file_that_describes_no_machine_is_wrong_usage(run, source, tmp_path, content):
-    """One sentence names the file and the problem. The exit code is 2."""
     publish(source)
     file = tmp_path / "against.json"
     file.write_text(content)
-
     ended = run("diff", source.root, "--against", file)
-
+    said = f"Error: Invalid value for '--against': {file} has no valid fingerprint: "
     assert (ended.code, ended.out) == (2, "")
-    last = ended.err.splitlines()[-1]
-    assert last.startswith(
-        f"Error: Invalid value for '--against': {file} has no valid fingerprint: "
-    )
+    assert ended.err.splitlines()[-1].startswith(said)
     assert escaped(ended.err)
 
 
@@ -312,9 +268,7 @@ def test_a_portable_artifact_is_compared_as_its_replicas_would(run, source, desc
     machine = {**MACHINE, "cpu_isa": PORTABLE_ISA, "cpu_capability": "any"}
     publish(source, built_for=Fingerprint(machine=machine, app={**APP, "cpu": "portable"}))
     here = {"machine": {**MACHINE, "cpu_isa": isa, "cpu_capability": "unset"}, "app": {}}
-
     ended = run("diff", source.root, "--against", described(here))
-
     assert ended.code == code
 
 
@@ -327,8 +281,6 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 main()
 """
-
-
 NO_RAY = """
 import importlib.util
 
@@ -343,9 +295,7 @@ def test_diff_needs_neither_torch_nor_ray(run_process, source, described):
     statement, _ = publish(source)
     publish(source, built_for=fingerprint(threads="8"))
     file = described(fingerprint().to_json())
-
     ended = run_process(NO_TORCH, "diff", source.root, "--against", file)
-
     assert (ended.code, ended.err) == (0, "")
     assert f"would load {statement}\n" in ended.out
 
@@ -355,29 +305,24 @@ def test_diff_needs_neither_torch_nor_ray(run_process, source, described):
 def test_what_starts_replicas_says_that_ray_is_missing(run_process, source, command, program):
     """One sentence names the package to install, also for a Ray without Serve. No traceback."""
     absent = NO_RAY.replace('"ray"', repr(program))
-
     ended = run_process(absent, command, "app:app", "--store", source.root)
-
     assert ended.code == 1
-    assert ended.err.splitlines()[0] == (
-        f"error: serve-warm {command} needs ray[serve], which is not installed"
-    )
-    assert ended.err.splitlines()[1:] == ["hint: pip install 'ray[serve]'"]
+    assert ended.err.splitlines() == [
+        f"error: serve-warm {command} needs ray[serve], which is not installed",
+        "hint: pip install 'ray[serve]'",
+    ]
 
 
 def test_a_machine_without_torch_fits_nothing_and_says_so(run_process, source):
     """Factors of torch are differences. Other factors are compared as usual."""
     machine = read_machine(os.environ)
     publish(source, built_for=Fingerprint(machine=machine, app=read_app(os.environ)))
-
     ended = run_process(NO_TORCH, "diff", source.root)
-
     lines = [" ".join(line.split()) for line in ended.out.splitlines()]
     rows = lines[lines.index("factor artifact here") + 1 :]
     assert ended.code == 3
-    assert {row.partition(" ")[0] for row in rows} == {
-        *("cuda", "driver", "gpu", "torch", "torch_install"),
-    }
+    of_torch = {"cuda", "driver", "gpu", "torch", "torch_install"}
+    assert {row.partition(" ")[0] for row in rows} == of_torch
     assert f"torch {machine['torch']} not installed" in rows
     assert "gpu none unknown" in rows
     assert f"5 factors differ, {len(machine) - 5} equal" in ended.out

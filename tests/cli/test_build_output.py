@@ -26,29 +26,23 @@ def report(*warnings: str, to_proof_s: float, waited_s: float = 0.0) -> dict[str
     spans = [Span(name="replaying", began_boot_s=1.0, seconds=waited_s + 0.5)]
     if waited_s:
         spans.append(Span(name="waiting for Backbone", began_boot_s=1.0, seconds=waited_s))
-    made = dataclasses.replace(
-        FULL, warnings=warnings, to_proof_s=to_proof_s, spans=tuple(spans), parity=None
-    )
-    return made.to_json()
+    changed = {"warnings": warnings, "to_proof_s": to_proof_s, "spans": tuple(spans)}
+    return dataclasses.replace(FULL, **changed, parity=None).to_json()
 
 
 def built(cold: dict[str, Any], warm: dict[str, Any]) -> Built:
-    return Built(
-        published="new",
-        store="file:///srv/artifacts",
-        statement="statements/Head/147378e2d3f56607.dsse.json",
-        ranks=(),
-        variant="147378e2d3f56607",
-        stored_bytes=1,
-        raw_bytes=1,
-        parts={},
-        portable_libraries=None,
-        trust="",
-        seconds={},
-        warnings=collect_warnings(cold, warm),
-        cold=cold,
-        round_trip=warm,
-    )
+    statement = "statements/Head/147378e2d3f56607.dsse.json"
+    what = {"published": "new", "store": "file:///srv/artifacts", "statement": statement}
+    size = {"stored_bytes": 1, "raw_bytes": 1, "parts": {}, "portable_libraries": None}
+    rest = {"ranks": (), "variant": "147378e2d3f56607", "trust": "", "seconds": {}}
+    warnings = collect_warnings(cold, warm)
+    return Built(**what, **size, **rest, warnings=warnings, cold=cold, round_trip=warm)
+
+
+def shown(capsys: pytest.CaptureFixture[str], *made: Built) -> str:
+    for each in made:
+        starts._show_built(each, unsigned=False)
+    return capsys.readouterr().out
 
 
 def test_a_build_prints_each_warning_of_its_replicas_once(capsys: pytest.CaptureFixture[str]):
@@ -56,10 +50,7 @@ def test_a_build_prints_each_warning_of_its_replicas_once(capsys: pytest.Capture
     cold = report("calls from 2 threads", "`cpu: portable` needs AVX2", to_proof_s=9.0)
     warm = report("calls from 3 threads", to_proof_s=1.0)
     made = built(cold, warm)
-
-    starts._show_built(made, unsigned=False)
-
-    told = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    told = [line for line in shown(capsys, made).splitlines() if "warning" in line]
     assert told == [
         "  warning     calls from 3 threads",
         "  warning     `cpu: portable` needs AVX2",
@@ -72,10 +63,7 @@ def test_a_build_says_what_its_inputs_do_not_cover(capsys: pytest.CaptureFixture
         "narrow": ["ids[1], always 16"],
         "unvaried": ["the body of 'POST /'"],
     }
-
-    starts._show_built(built(cold, report(to_proof_s=1.0)), unsigned=False)
-
-    out = capsys.readouterr().out
+    out = shown(capsys, built(cold, report(to_proof_s=1.0)))
     assert "  narrow      ids[1], always 16: another size compiles. Declare buckets" in out
     assert "  not varied  the body of 'POST /'\n" in out
 
@@ -84,10 +72,7 @@ def test_a_build_tells_its_own_seconds_from_those_of_others(capsys: pytest.Captu
     """A start in a composition waits for another deployment, which its own artifact cannot help."""
     cold = report(to_proof_s=12.0, waited_s=4.0)
     warm = report(to_proof_s=10.2, waited_s=9.8)
-
-    starts._show_built(built(cold, warm), unsigned=False)
-
-    out = capsys.readouterr().out
+    out = shown(capsys, built(cold, warm))
     assert "compiled    8.0 s to proof and 4.0 s waiting for Backbone, " in out
     assert "round trip  0.4 s to proof and 9.8 s waiting for Backbone (5% of 8.0 s), " in out
 
@@ -99,13 +84,8 @@ def test_a_build_names_the_levels_of_calls_without_any_entry(capsys: pytest.Capt
     """The warm replica does not know why, because it has no entries to look at."""
     warm = {**report(to_proof_s=1.0), "entries": []}
     lost = {"callable": "Net", "call": "(t0)", "level": 1, "reason": GRAD}
-
-    starts._show_built(
-        dataclasses.replace(built(report(to_proof_s=9.0), warm), entries=(lost,)), unsigned=False
-    )
-    starts._show_built(built(report(to_proof_s=9.0), warm), unsigned=False)
-
-    out = capsys.readouterr().out
+    made = built(report(to_proof_s=9.0), warm)
+    out = shown(capsys, dataclasses.replace(made, entries=(lost,)), made)
     assert f"level 1     Net(t0): {GRAD}" in out
     assert "level 1     all calls: the app compiles with torch.compile" in out
 
@@ -126,10 +106,8 @@ def test_a_required_level_holds_for_all_calls(level: int, levels: list[int], sai
         {"callable": "Net", "call": f"(t{number})", "level": each, "reason": GRAD}
         for number, each in enumerate(reversed(levels))
     ]
-
     with pytest.raises(BuildFailed, match=said) if said else contextlib.nullcontext() as caught:
         _require_level(app, level, entries)
-
     assert not said or "nothing was published" in caught.value.hint
 
 

@@ -15,13 +15,7 @@ from pathlib import Path
 import pytest
 
 from artifacts import packed_cache
-from command_line import (  # noqa: F401 - fixtures
-    KEY,
-    MAIN,
-    Ended,
-    publish,
-    trust_file_fixture,
-)
+from command_line import KEY, MAIN, Ended, publish, trust_file_fixture  # noqa: F401 - fixtures
 from processes import HERE
 from serve_warm.cli import COMMANDS, ON_MACOS, check_system
 from serve_warm.errors import ServeWarmError
@@ -89,9 +83,7 @@ def test_an_application_can_be_written_there(tmp_path: Path) -> None:
     """Each module and public name exists, and `check` finds only the real mistake."""
     (tmp_path / "good.py").write_text(APP)
     (tmp_path / "bad.py").write_text(APP.replace('"score"', '"scores"'))
-
     ran = elsewhere("--with-ray", "-c", WRITTEN_HERE, cwd=tmp_path)
-
     assert ran.code == 0, ran.err
     said = json.loads(ran.out)
     assert said["names"] == []
@@ -108,9 +100,7 @@ def test_the_package_and_its_help_need_neither_torch_nor_ray() -> None:
         "try: serve_warm.cli.main()\n"
         "finally: assert not {'torch', 'ray'} & set(sys.modules)\n"
     )
-
     ran = elsewhere("-c", program)
-
     assert ran.code == 0, ran.err
     assert all(f"  {name} " in ran.out for name in COMMANDS)
 
@@ -137,7 +127,6 @@ print(json.dumps(ended))
 def test_a_command_works_or_says_in_a_sentence_that_it_does_not() -> None:
     """Before it does anything, with its reason and where it works; its help is there."""
     ran = elsewhere("-c", EACH_COMMAND)
-
     assert ran.code == 0, ran.err
     ended = json.loads(ran.out)
     refused = set()
@@ -165,10 +154,7 @@ def test_artifacts_are_read_and_believed_on_macos(
     store: LocalStore, trust_file: Path, command: str, code: int, said: str
 ) -> None:
     """Files have owners and modes on macOS too, as on Linux."""
-    program = MAIN + "main()"
-
-    ran = elsewhere("-c", program, trust_file, command, store.root)
-
+    ran = elsewhere("-c", MAIN + "main()", trust_file, command, store.root)
     assert ran.code == code, ran.err
     assert said in ran.out
 
@@ -177,6 +163,5 @@ def test_artifacts_are_read_and_believed_on_macos(
 def test_no_command_works_on_other_systems(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """serve_warm cannot check there who is allowed to change a key, a trust file or a store."""
     monkeypatch.setattr(sys, "platform", "win32")
-
     with pytest.raises(ServeWarmError, match=f"{name} works only on Linux.*, but this is win32"):
         check_system(name)

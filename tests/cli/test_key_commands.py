@@ -38,15 +38,10 @@ def key_file(run, tmp_path):
 
 
 # keygen ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
 def test_the_lines_of_keygen_make_the_key_trusted(run, tmp_path, options):
-    """The output of keygen is a trust file that trusts signatures of the new key."""
     file = tmp_path / "ci.key"
-
     ended = run("keygen", file, "--name", "new ci", *options)
-
     lines = json.loads(ended.out)["trust"] if options else ended.out
     trust_file = tmp_path / "printed.toml"
     trust_file.write_text(lines)
@@ -60,23 +55,17 @@ def test_the_lines_of_keygen_make_the_key_trusted(run, tmp_path, options):
 
 
 def test_keygen_names_a_key_after_its_file(run, tmp_path):
-    """Without --name, the key has the name of the file without its ending."""
     ended = run("keygen", tmp_path / "builder.pem", "--json")
-
     told = json.loads(ended.out)
+    private = str(tmp_path / "builder.pem")
     assert told["name"] == "builder"
-    assert (told["private"], told["public"]) == (
-        str(tmp_path / "builder.pem"),
-        str(tmp_path / "builder.pem.pub"),
-    )
+    assert (told["private"], told["public"]) == (private, f"{private}.pub")
 
 
 def test_keygen_overwrites_nothing(run, key_file):
     """A key that is lost cannot be had back: a second keygen fails and changes nothing."""
     before = key_file.read_bytes()
-
     ended = run("keygen", key_file)
-
     assert (ended.code, ended.out) == (1, "")
     assert "already exists" in ended.err
     assert key_file.read_bytes() == before
@@ -86,24 +75,19 @@ def test_keygen_overwrites_nothing(run, key_file):
 def test_a_key_has_a_name_that_can_be_shown(run, tmp_path, name):
     """The name appears in the output of inspect and verify. Exit code 2, and no key is made."""
     ended = run("keygen", tmp_path / "key", "--name", name)
-
     assert (ended.code, ended.out) == (2, "")
     assert not (tmp_path / "key").exists()
 
 
 # sign -----------------------------------------------------------------------------------------
-
-
 def test_sign_lets_all_keys_vouch(run, source, key_file, tmp_path):
     """After a rotation readers of each key believe the artifact, and no blob was touched."""
     statement, _ = publish(source)
     before = objects(source)
     key_in(tmp_path / "third")
     third = tmp_path / "third" / "signing_key.pem"
-
     ended = run("sign", source.root, "--key", key_file, "--key", third)
     without = run("sign", source.root)
-
     [new] = ended.out.split()
     assert (ended.code, without.code) == (0, 2)
     assert ended.err.endswith("1 signed, 0 already signed\n")
@@ -116,14 +100,11 @@ def test_sign_lets_all_keys_vouch(run, source, key_file, tmp_path):
 
 
 def test_sign_leaves_what_is_signed(run, source, key_file):
-    """A second run signs only artifacts without this key's signature, and counts the others."""
     publish(source, deployment="First")
     run("sign", source.root, "--key", key_file)
     publish(source, deployment="Second")
-
     second = run("sign", source.root, "--key", key_file, "--json")
     third = run("sign", source.root, "--key", key_file, "--json")
-
     told = [json.loads(ended.out) for ended in (second, third)]
     assert [(len(item["signed"]), item["already"]) for item in told] == [(1, 1), (0, 2)]
     assert told[0]["signed"][0].startswith("statements/Second/")
@@ -132,20 +113,15 @@ def test_sign_leaves_what_is_signed(run, source, key_file):
 def test_the_public_half_does_not_sign(run, source, key_file):
     """The error differs from the error for a key that others can read."""
     publish(source)
-
     ended = run("sign", source.root, "--key", f"{key_file}.pub")
-
     assert ended.code == 1
-    assert ended.err.splitlines()[0] == (
-        f"error: {key_file}.pub is a public key, but signing needs the private key"
-    )
+    said = f"error: {key_file}.pub is a public key, but signing needs the private key"
+    assert ended.err.splitlines()[0] == said
     assert f"hint: pass the private key that keygen wrote ({key_file})" in ended.err
     assert "chmod" not in ended.err
 
 
 # prune ----------------------------------------------------------------------------------------
-
-
 def ago(days: float) -> str:
     then = datetime.now(timezone.utc) - timedelta(days=days)
     return then.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -154,19 +130,13 @@ def ago(days: float) -> str:
 @pytest.fixture
 def keys(source) -> dict[str, str]:
     """Artifacts by purpose. Each is a separate variant with its own part."""
-    return {
-        name: publish(
-            source,
-            built_for=fingerprint(gpu=name, torch=torch),
-            created=ago(days),
-            raw={"cache": name.encode() * 100},
-        )[0]
-        for name, days, torch in (
-            ("old", 100, "2.13.0+cpu abc"),
-            ("dead", 50, "2.11.1+cpu abc"),
-            ("new", 1, "2.13.0+cpu abc"),
-        )
-    }
+
+    def made(name: str, days: float, torch: str = "2.13.0+cpu abc") -> str:
+        what = {"built_for": fingerprint(gpu=name, torch=torch), "created": ago(days)}
+        return publish(source, raw={"cache": name.encode() * 100}, **what)[0]
+
+    old, dead = made("old", 100), made("dead", 50, "2.11.1+cpu abc")
+    return {"old": old, "dead": dead, "new": made("new", 1)}
 
 
 @pytest.mark.parametrize(
@@ -182,11 +152,9 @@ def keys(source) -> dict[str, str]:
 def test_prune_removes_what_the_rules_name(run, source, keys, *, rules, gone):
     """A dry run shows what the real run removes. Parts go with their statements."""
     before = objects(source)
-
     shown = json.loads(run("prune", source.root, *rules, "--dry-run", "--json").out)
     untouched = objects(source)
     removed = json.loads(run("prune", source.root, *rules, "--json").out)
-
     wanted = {keys[name] for name in gone}
     lost = before.keys() - objects(source).keys()
     assert untouched == before
@@ -199,13 +167,11 @@ def test_prune_removes_what_the_rules_name(run, source, keys, *, rules, gone):
 
 
 def test_prune_shows_what_went_and_what_stayed(run, source, keys, tmp_path):
-    """The table has a row for each artifact. Artifacts in use are named."""
     used = tmp_path / "used.json"
     used.write_text(json.dumps([keys["dead"]]))
     source.create(f"statements/{DEPLOYMENT}/odd.dsse.json", b"not an envelope")
 
     rule = ("--older-than", "1h", "--keep-newest", "0")
-
     ended = run("prune", source.root, *rule, "--in-use", used, "--dry-run")
 
     rows = [" ".join(line.split()) for line in ended.out.splitlines()]
@@ -227,16 +193,13 @@ def test_prune_shows_what_went_and_what_stayed(run, source, keys, tmp_path):
 def test_what_a_replica_here_runs_on_is_kept(
     run, source, keys, tmp_path, monkeypatch, *, elsewhere
 ):
-    """Artifacts named in the state files of this machine's replicas are kept."""
     monkeypatch.delenv("SERVE_WARM_STATE_DIR", raising=False)
     if elsewhere:
         monkeypatch.setenv("SERVE_WARM_STATE_DIR", str(tmp_path / "elsewhere"))
     folder = tmp_path / "elsewhere" if elsewhere else user_folder("state")
     state = StateFile(folder, application="a", deployment="d", replica="r")
     state.write({"stage": "READY", "statement": keys["old"]})
-
     ended = run("prune", source.root, "--older-than", "10d", "--keep-newest", "0", "--json")
-
     told = json.loads(ended.out)
     assert [item["statement"] for item in told["removed"]] == [keys["dead"]]
     assert told["in_use"] == [keys["old"]]
@@ -260,11 +223,8 @@ def test_what_reports_name_is_kept(run, source, keys, tmp_path, form):
     """Replicas of other machines are told of by --in-use, in whatever form their report is."""
     file = tmp_path / "used.json"
     file.write_text(json.dumps(form(keys["dead"])))
-
-    ended = run(
-        *("prune", source.root, "--older-than", "10d", "--keep-newest", "0", "--in-use", file)
-    )
-
+    rule = ("--older-than", "10d", "--keep-newest", "0")
+    ended = run("prune", source.root, *rule, "--in-use", file)
     assert ended.code == 0
     assert keys["dead"] in objects(source)
 
@@ -283,9 +243,7 @@ def test_a_file_that_names_nothing_protects_nothing_and_is_refused(
     file = tmp_path / "used.json"
     file.write_text(content)
     before = objects(source)
-
     ended = run("prune", source.root, "--older-than", "10d", "--in-use", file)
-
     assert (ended.code, ended.out) == (2, "")
     assert f"Invalid value for '--in-use': {file}: " in ended.err
     assert objects(source) == before
@@ -294,13 +252,8 @@ def test_a_file_that_names_nothing_protects_nothing_and_is_refused(
 @pytest.mark.parametrize(
     "options",
     [
-        ["--older-than", "90"],
-        ["--older-than", "0d"],
-        ["--older-than", "-1d"],
-        ["--older-than", "3 moons"],
-        ["--older-than", "nan"],
-        ["--keep-newest", "-1", "--older-than", "1d"],
-        ["--keep-newest", "2"],
+        *(["--older-than", age] for age in ("90", "0d", "-1d", "3 moons", "nan")),
+        *(["--keep-newest", "-1", "--older-than", "1d"], ["--keep-newest", "2"]),
         ["--in-use", "/no/such/file"],
     ],
     ids=" ".join,
@@ -308,25 +261,20 @@ def test_a_file_that_names_nothing_protects_nothing_and_is_refused(
 def test_a_rule_that_says_nothing_is_wrong_usage(run, source, keys, options):
     """An ambiguous rule removes nothing. Exit code 2, with an example."""
     before = objects(source)
-
     ended = run("prune", source.root, *options)
-
     assert (ended.code, ended.out) == (2, "")
     assert "\nError: " in ended.err
     assert objects(source) == before
 
 
-def test_prune_alone_removes_only_forgotten_parts(run, source, keys, tmp_path):
-    """Without a rule, only unnamed parts that are a day old are removed."""
+def test_prune_alone_removes_only_forgotten_parts(run, source, keys):
     forgotten = source.root / "blobs/sha256" / ("ab" * 32)
     forgotten.write_bytes(b"forgotten")
     recent = source.root / "blobs/sha256" / ("cd" * 32)
     recent.write_bytes(b"being pushed")
     two_days_ago = time.time() - 2 * 86400
     os.utime(forgotten, (two_days_ago, two_days_ago))
-
     ended = run("prune", source.root)
-
     assert ended.out == "removed 0 artifacts and 1 part, 9 B\n"
     assert not forgotten.exists()
     assert recent.exists()

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -15,10 +17,6 @@ from serve_warm._seats import SeatUse
 from serve_warm._state_file import StateFile
 from serve_warm.cli import reporting
 from serve_warm.errors import StoreError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SPANS = [
     ["process", 100.0, 1.5, False],
@@ -67,7 +65,6 @@ def run(*options: str) -> str:
 def test_the_first_line_splits_the_whole_start(replicas: Path):
     """A part inside another part counts once, and parallel work counts no time."""
     lines = run("--state-dir", str(replicas)).splitlines()
-
     assert lines[0] == (
         "shop#Ranker a: READY 9.2 s after its process began: process 1.5, imports 4.0, "
         "__init__ 2.0, pending 0.5, torch's compiler 1.0, replaying 0.2; "
@@ -82,11 +79,9 @@ def test_what_came_of_a_seat_is_told(tmp_path: Path):
     use = SeatUse(count=1, miss="hung", note="importing app took more than 60 s", waiting=0)
     state = StateFile(tmp_path / "s", application="a", deployment="D", replica="r")
     state.write({**FACTS, "seat": use.text()})
-
     lines = run("--state-dir", str(tmp_path / "s")).splitlines()
     state.close()
     of_report = reporting._start(("a", "D", "r"), {"seat": {**vars(use), "later": 1}})
-
     line = "  seat: no (hung): importing app took more than 60 s; 0 waiting for the next start"
     assert line in lines
     assert of_report.seat == use.text()
@@ -95,7 +90,6 @@ def test_what_came_of_a_seat_is_told(tmp_path: Path):
 def test_a_replica_that_has_ended_is_told_too(replicas: Path):
     """An ended replica is shown with its error, because nobody can ask it any more."""
     lines = run("--state-dir", str(replicas)).splitlines()
-
     first = next(line for line in lines if line.startswith("shop#Ranker b"))
     assert first.startswith("shop#Ranker b: FAILED 5.5 s after")
     assert first.endswith("and its process has ended")
@@ -106,30 +100,23 @@ def test_a_replica_that_has_ended_is_told_too(replicas: Path):
 def test_json_is_written(replicas: Path, tmp_path: Path):
     """Seconds count from the process on."""
     data = tmp_path / "starts.json"
-
     run("--state-dir", str(replicas), "--json", str(data))
-
     first, second = json.loads(data.read_text())["starts"]
     assert (first["replica"], second["replica"], second["ended"]) == ("a", "b", True)
-    assert first["spans"][3] == {"name": "pull", "began_s": 5.6, "seconds": 0.5, "beside": True} | {
-        "began_s": pytest.approx(5.6)
-    }
+    pull = {"name": "pull", "began_s": pytest.approx(5.6), "seconds": 0.5, "beside": True}
+    assert first["spans"][3] == pull
 
 
 def test_what_another_release_wrote_is_no_error(tmp_path: Path):
     """Fields that are not there or of another kind are left out."""
     state = StateFile(tmp_path / "s", application="a", deployment="D", replica="r")
     state.write({"stage": "READY", "spans": [["x"], None, 3, ["y", "z", 1, 2]], "levels": 7})
-
     lines = run("--state-dir", str(tmp_path / "s")).splitlines()
     state.close()
-
     assert lines[0] == "a#D r: READY"
 
 
 def test_a_directory_without_replicas_is_said(tmp_path: Path):
-    """Exit code 1, with the directory that was read and advice."""
     with pytest.raises(StoreError, match="no replica has written to") as caught:
         run("--state-dir", str(tmp_path))
-
     assert "--address" in caught.value.hint

@@ -59,25 +59,20 @@ class Serving(WarmupMixin):
 
     def score(self, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            out: torch.Tensor = self.model(x)
-        return out
+            return self.model(x)
 
     def grow(self, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            out: torch.Tensor = self.layer(x)
-        return out
+            return self.layer(x)
 
     def pair(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.add(x, y)
-        return out
+        return self.add(x, y)
 
     def scale(self, x: torch.Tensor, n: int) -> torch.Tensor:
-        out: torch.Tensor = self.times(x, n)
-        return out
+        return self.times(x, n)
 
     def counted(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.count(x)
-        return out
+        return self.count(x)
 
     def warmup_inputs(self) -> list[Input]:
         return [
@@ -147,10 +142,8 @@ def test_a_line_advises_by_the_guard_that_failed(case: str, caplog: pytest.LogCa
     app = Serving()
     asyncio.run(app.warm_up())
     change, advice = CASES[case]
-
     with caplog.at_level(logging.WARNING, "serve_warm"):
         change(app)
-
     [line] = [line for line in caplog.messages if line.startswith("after ready")]
     assert advice in line
     assert ("declare this input" in line) == ("declare this input" in advice)
@@ -184,8 +177,7 @@ def test_a_call_without_an_entry_is_advised_on_by_its_reason(
 
         @torch.inference_mode()
         def score(self, x: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = self.model(x)
-            return out
+            return self.model(x)
 
     app = Loaded()
     build(tmp_path, lambda: app.score(X))
@@ -204,9 +196,5 @@ def test_a_call_without_an_entry_is_advised_on_by_its_reason(
 def test_a_hint_for_a_multiplexed_call_names_the_model_id():
     """Requests are not shown, so that the id is not either."""
     declared = [Input(target="embed", concurrency=4)]
-
-    found = suggest_input(
-        declared, function="f", signature="x=float32[3, 16]", largest=4, is_multiplexed=True
-    )
-
-    assert "model_id=..." in found
+    call = {"function": "f", "signature": "x=float32[3, 16]", "largest": 4}
+    assert "model_id=..." in suggest_input(declared, **call, is_multiplexed=True)

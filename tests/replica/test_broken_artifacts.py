@@ -11,7 +11,8 @@ import pickle
 import shutil
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,16 +20,11 @@ import torch
 import serve_warm
 from levels import build
 from parity_starts import SIZES, made, process, start  # noqa: F401 - `process` is a fixture
-from replicas import Scaled, replica, x
+from replicas import Scaled, StandIn, replica, x
 from serve_warm.errors import ReplayFailed, WarmupFailed
 from serve_warm.precompile.entries import INDEX, file_name
 from serve_warm.precompile.session import SESSION
 from serve_warm.report import Report, Stage, Verdict
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from replicas import StandIn
 
 
 class Failing:
@@ -54,8 +50,7 @@ class Broken(Scaled):
     """The same computation as an intact entry, by an operator that can raise later."""
 
     def forward(self, x: torch.Tensor, label: str = "") -> torch.Tensor:
-        result: torch.Tensor = fail(super().forward(x, label))
-        return result
+        return fail(super().forward(x, label))
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +67,7 @@ def broken(good: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     build(folder / "other", *calls)
     torch._dynamo.reset()
     shutil.copytree(good, folder / "broken")
-    index, other = (
-        json.loads((folder / name / INDEX).read_bytes()) for name in ("broken", "other")
-    )
+    index, other = (json.loads((folder / n / INDEX).read_bytes()) for n in ("broken", "other"))
     pairs = zip(index["units"][0]["entries"], other["units"][0]["entries"], strict=True)
     for entry, theirs in pairs:
         assert entry["tensors"] == theirs["tensors"]
@@ -96,7 +89,6 @@ def check_is_cold(report: Report, stand_in: StandIn, caplog: Any, *says: str) ->
     """Check that the replica is ready and proven cold, and that one line names the exception."""
     assert (report.stage, report.verdict) == (Stage.READY, Verdict.REFUSED)
     assert (report.covered.proven, report.covered.expected) == (3, 3)
-    assert report.artifact is not None
     assert report.artifact.refused == "broken"
     lines = [r.getMessage() for r in caplog.records if "compiling cold" in r.getMessage()]
     assert len(lines) == 1
@@ -111,8 +103,6 @@ def check_is_cold(report: Report, stand_in: StandIn, caplog: Any, *says: str) ->
 
 
 # --- at a call -------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_an_entry_that_raises_where_eager_does_not_is_refused_once(
     broken: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -121,9 +111,7 @@ def test_an_entry_that_raises_where_eager_does_not_is_refused_once(
     stand_in = replica(SIZES)
     begun = start(stand_in, broken, tmp_path)
     Failing.now = True
-
     report = asyncio.run(begun.run())
-
     check_is_cold(report, stand_in, caplog, "raised ValueError", "the kernel of the build")
     assert report.warmup.compiles == 3
 
@@ -144,9 +132,7 @@ def test_an_entry_that_raises_no_error_is_refused_once_as_well(
     stand_in = replica(SIZES)
     begun = start(stand_in, broken, tmp_path)
     Failing.now, Failing.error = True, kind("from the artifact")
-
     report = asyncio.run(begun.run())
-
     check_is_cold(report, stand_in, caplog, kind.__name__)
     assert report.warmup.compiles == 3
 
@@ -154,7 +140,6 @@ def test_an_entry_that_raises_no_error_is_refused_once_as_well(
 def test_the_same_entry_is_a_hit_where_it_does_not_raise(broken: Path, tmp_path: Path):
     """Control: the forged artifact is loaded and run if it does not raise."""
     begun = start(replica(SIZES), broken, tmp_path)
-
     assert asyncio.run(begun.run()).verdict is Verdict.FULL_HIT
 
 
@@ -162,7 +147,6 @@ def test_an_entry_that_raises_fails_the_start_by_policy(broken: Path, tmp_path: 
     """With `on_refused: fail` the replica does not become ready on such an artifact."""
     begun = start(replica(SIZES), broken, tmp_path, on_refused="fail")
     Failing.now = True
-
     with pytest.raises(WarmupFailed, match=r"on_refused is 'fail'.*the kernel of the build"):
         asyncio.run(begun.run())
 
@@ -187,8 +171,6 @@ def test_an_input_that_eager_raises_for_is_no_fault_of_the_artifact(good: Path, 
 
 
 # --- while it is loaded ----------------------------------------------------------------------
-
-
 class DividesByZero:
     """A pickle of it raises what torch never raises."""
 
@@ -241,18 +223,14 @@ def test_a_pickle_that_raises_anything_is_refused(
     stand_in = replica(SIZES)
     entries = with_code(good, tmp_path / "bad", pickle.dumps(kind()))
     begun = start(stand_in, entries, tmp_path)
-
     report = asyncio.run(begun.run())
-
     check_is_cold(report, stand_in, caplog, said)
 
 
 def test_a_pickle_that_is_none_costs_its_level(good: Path, tmp_path: Path):
     """Code that torch cannot unpickle is compiled, and named with the reason."""
     begun = start(replica(SIZES), with_code(good, tmp_path / "bad", b"no pickle"), tmp_path)
-
     report = asyncio.run(begun.run())
-
     assert (report.stage, report.covered.proven) == (Stage.READY, 3)
     named = {use.call for use in report.entries if "UnpicklingError" in use.reason}
     assert len(named) == 3

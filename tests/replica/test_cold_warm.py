@@ -16,12 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from machines import (
-    HEADERS,
-    TOLERANCE,
-    Machine,
-    Started,
-)
+from machines import HEADERS, TOLERANCE, Machine, Started
 
 pytestmark = [
     pytest.mark.slow,
@@ -72,9 +67,7 @@ def test_headers_that_an_earlier_process_left_are_in_no_build(
     for header in planted.values():
         header.with_name(f"{header.name}.gch").unlink()
         header.write_text(header.read_text() + PLANTED.format(marker=marker))
-
     built = node.start(load=False, headers="shared", builds=True)
-
     made = {path.stem for path in (tmp_path / "tmp1").rglob("*.gch")}
     assert made == planted.keys() != set()
     assert built.objects > 0
@@ -107,7 +100,6 @@ def by_tuned(machine: Machine, tuned: Started) -> Started:
 def test_the_control_runs_the_compiler(cold: Started):
     """Without an artifact the same program compiles, so the tests below prove something."""
     report = cold.report
-
     assert cold.outputs >= cold.objects > 0
     assert report["verdict"] == "off"
     assert report["warmup"]["compiler_processes"] > 2
@@ -118,9 +110,7 @@ def test_the_control_runs_the_compiler(cold: Started):
 
 
 def test_a_warm_start_runs_no_compiler(warm: Started):
-    """Both counts of compiler runs are 0, both inputs are proven, and torch missed nothing."""
     report = warm.report
-
     assert (report["verdict"], warm.said["verdict_when_ready"]) == ("full_hit", "full_hit")
     assert warm.objects == report["warmup"]["compiler_processes"] == 0
     assert warm.outputs == 0
@@ -140,7 +130,6 @@ def test_a_warm_start_asks_no_isa_probe(warm: Started):
 def test_without_the_answers_the_probe_is_asked(cold: Started, unanswered: Started):
     """The same artifact without its answers: still a hit, but the probe runs again."""
     marked = any(Path(cold.said["cache_directory"]).rglob("*.load_ok"))
-
     assert unanswered.report["verdict"] == "full_hit"
     assert (unanswered.isa_probes == 0) is marked
     assert unanswered.report["warmup"]["compiler_processes"] == 0
@@ -150,7 +139,6 @@ def test_without_the_answers_the_probe_is_asked(cold: Started, unanswered: Start
 def test_what_is_not_in_the_artifact_compiles_in_traffic(unanswered: Started):
     """A warm start takes nothing away from a cold compile later, headers included."""
     after_ready = unanswered.report["after_ready"]
-
     assert (after_ready["compiles"], after_ready["fx_misses"]) == (1, 1)
     assert after_ready["compiler_processes"] == unanswered.objects > 0
 
@@ -159,7 +147,6 @@ def test_what_is_not_in_the_artifact_compiles_in_traffic(unanswered: Started):
 def test_compiler_runs_are_all_counted(name: str, request: pytest.FixtureRequest):
     """The report's count equals the count on the PATH, for every kind of start."""
     started = request.getfixturevalue(name)
-
     assert started.report["warmup"]["compiler_processes"] == started.objects
 
 
@@ -167,7 +154,6 @@ def test_compiler_runs_are_all_counted(name: str, request: pytest.FixtureRequest
 def test_what_a_build_has_tuned_is_not_tuned_at_a_start(tuned: Started, by_tuned: Started):
     """The counter of torch also adds the build's autotuning when it loads a cached graph."""
     cold, warm = tuned.report["warmup"], by_tuned.report["warmup"]
-
     assert cold["tunings"] == TUNED
     assert cold["compile_s"] > cold["tuning_s"] > 0
     assert (warm["tunings"], warm["tuning_s"], warm["compiles"]) == (0, 0, 1)
@@ -200,7 +186,6 @@ def test_no_folder_of_a_known_name_is_used(cold: Started):
     temporary = Path(cold.said["cache_directory"]).parents[1]
     headers = temporary / HEADERS
     words = [word for line in cold.command_lines for word in line]
-
     assert list(temporary.glob("torchinductor_*/*")) == []
     assert not any("torchinductor_" in word for word in words)
     assert any(headers.rglob("*.gch"))
@@ -208,9 +193,7 @@ def test_no_folder_of_a_known_name_is_used(cold: Started):
 
 
 def test_the_cache_directory_works_at_another_path(cold: Started, warm: Started):
-    """The directory is used at another path than the path of its build."""
     built, used = Path(cold.said["cache_directory"]), Path(warm.said["cache_directory"])
-
     assert built != used
     assert built.parts[-3] != used.parts[-3]
     assert any(used.rglob("*.so"))

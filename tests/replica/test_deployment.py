@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -31,9 +31,6 @@ from serve_warm.replica.deployment import ATTRIBUTE, replica_of
 from serve_warm.replica.serve_calls import CompileForbidden, ServeCalls
 from serve_warm.report import CompileEvent
 from serve_warm.trust.policy import Trust
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Model:
@@ -78,19 +75,15 @@ def test_the_decorator_keeps_what_the_class_says():
 def test_the_decorator_gates_a_class_with_its_own_new():
     """A __new__ that calls no super() is no way round the gate."""
     instance = warmup(Model)()
-
     assert ATTRIBUTE in instance.__dict__
     assert "reconfigure" in instance.__dict__
 
 
 def test_the_mixin_passes_arguments_on_to_a_base_that_takes_them():
-    """A base whose __new__ takes the constructor's arguments gets them."""
-
     class Mixed(WarmupMixin, Model):
         pass
 
     instance = Mixed(3)
-
     assert instance.size == 3
     assert ATTRIBUTE in instance.__dict__
 
@@ -99,13 +92,11 @@ def test_a_failed_warm_up_fails_whoever_asks_again():
     """Joining a start that has failed is no way to become ready."""
     instance = warmup(Model)()
     instance.warmup_inputs = list
-
     messages = []
     for _ in range(2):
         with pytest.raises(Exception, match="returned no inputs") as caught:
             asyncio.run(instance.warm_up())
         messages.append(str(caught.value))
-
     assert messages[0] == messages[1]
 
 
@@ -125,10 +116,8 @@ def test_a_later_setting_is_said_not_to_matter_yet(
     """A light update changes nothing of a replica that serves, and a mistake in it stops none."""
     instance = warmup(Model)()
     asyncio.run(instance.warm_up())
-
     with caplog.at_level(logging.WARNING):
         asyncio.run(instance.reconfigure({"warmup": section}, rank=0))
-
     assert said in caplog.text
     assert all(name in caplog.text for name in section)
 
@@ -180,18 +169,9 @@ def test_inputs_that_are_late_stop_running():
 
 def test_a_refusal_crosses_processes():
     """Serve pickles the exception of a request. The answer is the same, and quotes no argument."""
-    event = CompileEvent(
-        kind="forbidden",
-        function="f (a.py:1)",
-        signature="x=float32[3]",
-        reason="",
-        seconds=0.0,
-        thread=1,
-        at_unix=0.0,
-    )
-
+    what = {"kind": "forbidden", "function": "f (a.py:1)", "signature": "x=float32[3]"}
+    event = CompileEvent(**what, reason="", seconds=0.0, thread=1, at_unix=0.0)
     there = pickle.loads(pickle.dumps(CompileForbidden(event)))
-
     assert there.message == CompileForbidden(event).message
     assert "f (a.py:1)" in there.message
     assert "x=float32[3]" not in there.message
@@ -241,7 +221,6 @@ def exports_fixture(in_replica: InReplica, monkeypatch: pytest.MonkeyPatch) -> E
 def test_an_artifact_is_pulled_while_init_runs(tmp_path: Path):
     """The pull begins when Serve instantiates the class."""
     instance = warmup(Model, artifact=str(tmp_path))()
-
     prefetch = instance.__dict__[ATTRIBUTE]._prefetch
     assert prefetch is not None
     prefetch.drop()
@@ -251,9 +230,7 @@ def test_nothing_is_prefetched_outside_of_serve(tmp_path: Path):
     """Locally, where nothing starts up, an instance with an artifact has no thread of ours."""
     decorated = warmup(artifact=str(tmp_path / "store"))(Model)
     before = threading.active_count()
-
     instance = decorated()
-
     assert instance.__dict__[ATTRIBUTE]._prefetch is None
     assert threading.active_count() == before
 
@@ -273,7 +250,6 @@ def test_a_wrong_keyword_of_the_decorator_is_refused_where_it_stands(settings, m
     """The error is raised when the module is imported, not when the replica starts."""
     with pytest.raises(ConfigError) as refused:
         warmup(**settings)(Model)
-
     assert message in refused.value.message
 
 
@@ -316,8 +292,6 @@ def test_a_loop_that_is_blocked_is_seen():
     first, second, blocked = asyncio.run(serving())
 
     assert before is None
-    assert first is not None
-    assert second is not None
     assert second > first
     assert blocked == second
 
@@ -354,16 +328,12 @@ def test_what_is_left_to_check_is_checked_on_the_loop_that_serves():
         await asyncio.wait_for(checks.done.wait(), 60)
         return at_once, [each is loop for each in checks.checked_on]
 
-    at_once, on_the_loop = asyncio.run(ready())
-
-    assert not at_once
-    assert on_the_loop == [True]
+    assert asyncio.run(ready()) == (False, [True])
 
 
 def test_outside_of_serve_there_may_be_several():
     """A script or a test has as many as it likes."""
     first, second = Inner(), Inner()
-
     assert first.__dict__[ATTRIBUTE] is not second.__dict__[ATTRIBUTE]
 
 
@@ -371,7 +341,6 @@ def test_a_replica_began_when_it_was_created(in_replica: InReplica):
     """Its state says so, and its report; not when the first state was written."""
     instance = warmup(Model)()
     in_replica.made.append(instance)
-
     (state,) = wait_until("it writes", lambda: list(node.read_states(in_replica.state)))
     assert state["began_boot_s"] == instance.__dict__[ATTRIBUTE].report().created_boot_s
 
@@ -410,9 +379,7 @@ def test_nobody_is_told_ready_before_serves_own_hook(
         await instance.reconfigure(None, rank=0)
         return [instance.report["stage"], before, told()]
 
-    found = asyncio.run(start())
-
-    assert found == stages
+    assert asyncio.run(start()) == stages
     proven = 1 if instance.report["stage"] == "PROVING" else 0
     assert instance.report["covered"] == {"expected": proven, "proven": proven}
 
@@ -426,9 +393,7 @@ def test_metrics_are_exported_by_stages_and_not_by_inputs(exports: Exports):
 
     began_s = time.monotonic()
     instance = warmup(Many)()
-
     asyncio.run(instance.reconfigure(None, rank=0))
-
     wait_until("the last one is told", lambda: 1.0 in exports.values.get("serve_warm_ready", []))
     found = len(exports.values["serve_warm_ready"])
     by_themselves = (time.monotonic() - began_s) // metrics.PERIOD_S

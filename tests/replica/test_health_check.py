@@ -49,10 +49,8 @@ def warm(scorer: Scorer) -> Any:
 
 def test_a_health_check_that_runs_the_model_is_proven():
     scorer = Checked()
-
     report = warm(scorer)
     asyncio.run(scorer.check_health())
-
     assert [each["name"] for each in report["inputs"]] == ["score", "check_health"]
     assert report["covered"] == {"expected": 2, "proven": 2}
     assert scorer.warmup_report()["after_ready"]["compiles"] == 0
@@ -62,9 +60,7 @@ def test_a_health_check_that_runs_the_model_is_proven():
 def test_other_health_checks_are_no_inputs(kind: type[Scorer]):
     """They run once, and may fail: Serve decides what to do then."""
     scorer = kind()
-
     report = warm(scorer)
-
     assert report["covered"] == {"expected": 1, "proven": 1}
     assert scorer.checks == (kind is Plain)
     assert report["stage"] == "READY"
@@ -79,8 +75,7 @@ def test_a_health_check_that_runs_the_model_only_when_idle_costs_nothing():
             if self.checks == 1:
                 await self.score(torch.ones(2))
 
-    report = asyncio.run(Idle().warm_up())
-
+    report = warm(Idle())
     assert (report["degraded"], report["covered"]) == ([], {"expected": 1, "proven": 1})
     assert report["unvaried"] == ["check_health(), which ran compiled code, but not in the proof"]
 

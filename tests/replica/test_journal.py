@@ -11,24 +11,19 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from ray.serve._private.logging_utils import JSONFormatter, ServeFormatter
 
-from artifacts import packed_cache
 from compiled import compiled, double
 from serve_warm import metrics
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig
-from serve_warm.errors import (
-    ConfigError,
-    InputError,
-    ReplayFailed,
-    ServeWarmError,
-)
+from serve_warm.errors import ConfigError, InputError, ReplayFailed, ServeWarmError
 from serve_warm.inputs import Input, InputSignature
 from serve_warm.precompile.names import describe_tensor
 from serve_warm.replica.journal import LOG_PREFIX
@@ -40,28 +35,20 @@ from starts import (  # noqa: F401 - fixtures
     StandIn,
     Stuck,
     failed,
-    here,
+    offer,
     process,
-    publish,
     stages_of,
     store_fixture,
     warm_up,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
 
 # --- the order -----------------------------------------------------------------------------
-
-
 def test_the_report_says_who_and_what():
     """Identity, versions, times and threads of the start; as JSON it is plain data."""
     report = warm_up(StandIn()).report()
-
-    assert (report.application, report.deployment, report.replica) == (
-        *("app", "Embedder", "Embedder#1"),
-    )
+    who = (report.application, report.deployment, report.replica)
+    assert who == ("app", "Embedder", "Embedder#1")
     assert report.versions["torch"] == torch.__version__
     assert report.threads == (threading.get_native_id(),)
     assert report.pid == os.getpid()
@@ -78,7 +65,6 @@ def test_the_report_says_how_long_it_took_since_the_replica_was_created():
     known = Report(application="app", created_boot_s=created, versions={"ray": "2.60.0"})
     start = Warmup(StandIn(), WarmupConfig(deadline_s=60.0), known=known)
     start.observe([told.append])
-
     asyncio.run(start.run())
 
     report = start.report()
@@ -87,7 +73,6 @@ def test_the_report_says_how_long_it_took_since_the_replica_was_created():
     assert elapsed == sorted(elapsed)
     assert {each.elapsed_s for each in told if each.stage is Stage.READY} == {report.elapsed_s}
     assert {each.ready_unix for each in told if each.stage is not Stage.READY} == {None}
-    assert report.ready_unix is not None
     assert before_unix <= report.ready_unix <= time.time()
     assert (report.deadline_s, report.artifact_configured) == (60.0, False)
     assert (report.application, report.versions["ray"]) == ("app", "2.60.0")
@@ -96,14 +81,11 @@ def test_the_report_says_how_long_it_took_since_the_replica_was_created():
 
 def test_a_report_can_be_read_at_any_time():
     """Before the start, in the middle and after it, and the coverage only grows."""
-    replica = StandIn()
-    start = Warmup(replica, WarmupConfig())
+    start = Warmup(StandIn(), WarmupConfig())
     before = start.report()
     middle: list[Report] = []
     start.observe([middle.append])
-
     asyncio.run(start.run())
-
     assert (before.stage, before.covered.expected) == (Stage.PENDING, 0)
     proven = [report.covered.proven for report in middle]
     assert proven == sorted(proven)
@@ -111,19 +93,15 @@ def test_a_report_can_be_read_at_any_time():
 
 
 # --- deadlines and inputs ------------------------------------------------------------------
-
-
-def test_a_start_has_no_verdict_before_it_is_decided(store: LocalStore, tmp_path: Path):
+def test_a_start_has_no_verdict_before_it_is_decided(store: LocalStore):
     """`off` is where no artifact is configured, and a hit is one when the replica is ready."""
     replica = StandIn()
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    offer(store, replica)
     told: list[Report] = []
     start = Warmup(replica, WarmupConfig(artifact=store.uri))
     before = start.report()
     start.observe([told.append])
-
     ready = asyncio.run(start.run())
-
     assert before.verdict is None
     assert {r.verdict for r in told if r.stage is not Stage.READY} == {None}
     assert before.to_json()["verdict"] is None
@@ -134,26 +112,29 @@ def test_a_start_has_no_verdict_before_it_is_decided(store: LocalStore, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before its artifact", "on its artifact"])
-def test_a_start_that_fails_has_no_verdict(store: LocalStore, tmp_path: Path, when: str):
+def test_a_start_that_fails_has_no_verdict(store: LocalStore, when: str):
     """Without serving, the worth of the artifact is unknown."""
     replica = StandIn() if when == "before its artifact" else Stuck()
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    offer(store, replica)
     if when == "before its artifact":
         replica.declared = []
-
     _, report, _ = failed(ServeWarmError, replica, artifact=store.uri, deadline_s=2.0)
-
     assert (report.stage, report.verdict) == (Stage.FAILED, None)
     assert "verdict=" not in report.text()
+
+
+def after_ready(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the log's lines about compiles after READY."""
+    lines = [record.getMessage() for record in caplog.records]
+    return [line for line in lines if line.startswith("after ready: kind")]
 
 
 def signature_of(**values: Any) -> str:
     return str(InputSignature.of(values))
 
 
-ELSEWHERE = (
-    "captured in thread 'my-pool_0', but earlier graphs were captured in 'serve_warm-model_0'"
-)
+EARLIER = "earlier graphs were captured in 'serve_warm-model_0'"
+ELSEWHERE = f"captured in thread 'my-pool_0', but {EARLIER}"
 AGAIN = "captured again (earlier captures: 1): static input 3 moved"
 RACE = "0/1: Unexpected recompilation: every guard holds. Please open an issue"
 ON_MODEL_THREAD = "await self.on_model_thread(self.model, ...)"
@@ -180,10 +161,8 @@ def test_an_event_in_traffic_is_advised_on(
 ):
     """The advice is about its cause: the input of a capture is declared, and of a race as well."""
     start = warm_up(StandIn(2))
-
     watch_process().note(dataclasses.replace(CAPTURE, **event, at_unix=time.time()))
-
-    [line] = [r.getMessage() for r in caplog.records if "after ready: kind" in r.getMessage()]
+    [line] = after_ready(caplog)
     assert [text for text in says if text not in line] == []
     assert ("warmup_inputs()" in line) == (event.get("kind") == "compile")
     assert str(start.report().events[-1]).endswith(event.get("reason", ""))
@@ -227,7 +206,7 @@ def test_a_compile_in_traffic_is_advised_on_by_its_cause(
     )
     watch_process().note(seen)
 
-    [line] = [r.getMessage() for r in caplog.records if "after ready: kind" in r.getMessage()]
+    [line] = after_ready(caplog)
     assert replica.calls
     assert fix in line
     assert (f"warmup_inputs(), or pad to a bucket: Input(x=float32[{size}])" in line) == declares
@@ -235,11 +214,7 @@ def test_a_compile_in_traffic_is_advised_on_by_its_cause(
 
 
 # --- observers -----------------------------------------------------------------------------
-
-
-def test_an_observer_that_raises_is_dropped_and_the_start_goes_on(
-    caplog: pytest.LogCaptureFixture,
-):
+def test_an_observer_that_raises_is_dropped_and_the_start_goes_on(caplog: pytest.LogCaptureFixture):
     """A lost metric does not end the replica. The error is logged once, with the traceback."""
     calls = 0
     told: list[Report] = []
@@ -261,35 +236,26 @@ def test_an_observer_that_raises_is_dropped_and_the_start_goes_on(
 
 
 def test_failing_is_told():
-    """An observer sees FAILED with its reason before the error is raised."""
     told: list[Report] = []
     replica = StandIn()
     replica.declared = []
-    start = Warmup(replica, WarmupConfig())
-    start.observe([told.append])
-
     with pytest.raises(InputError):
-        asyncio.run(start.run())
-
+        warm_up(replica, told.append)
     assert told[-1].stage is Stage.FAILED
     assert "returned no inputs" in told[-1].error
 
 
 # --- after ready ---------------------------------------------------------------------------
-
-
 def test_a_compile_in_traffic_is_counted_and_named(caplog: pytest.LogCaptureFixture):
     """Counted apart from the warm-up, with input and reason, in the report and in the log."""
     replica = StandIn(2)
     start = warm_up(replica)
     quiet = start.report()
-
     replica.owner.model(torch.ones(2))
     replica.owner.model(torch.ones(7))
-
     report = start.report()
     (event,) = report.events
-    (line,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("after ready")]
+    (line,) = after_ready(caplog)
     assert quiet.after_ready == Counts()
     assert quiet.events == ()
     assert (report.after_ready.compiles, report.after_ready.recompiles) == (1, 1)
@@ -305,13 +271,10 @@ def test_many_compiles_in_traffic_are_few_lines(caplog: pytest.LogCaptureFixture
     replica = StandIn(2)
     replica.owner.model = compiled(double, recompile_limit=64)
     start = warm_up(replica)
-
     for size in range(3, 23):
         replica.owner.model(torch.ones(size))
-
-    lines = [r for r in caplog.records if "after ready: kind" in r.getMessage()]
     assert start.report().after_ready.compiles == 20
-    assert len(lines) == 1
+    assert len(after_ready(caplog)) == 1
 
 
 def test_a_credential_that_user_code_repeats_is_nowhere(
@@ -336,11 +299,8 @@ def test_a_credential_that_user_code_repeats_is_nowhere(
 
 
 def test_loggers_say_each_stage_once(caplog: pytest.LogCaptureFixture):
-    """Each stage has one line with facts that can be searched for."""
     caplog.set_level(logging.INFO, "serve_warm")
-
     warm_up(StandIn())
-
     lines = [r.getMessage() for r in caplog.records if r.getMessage().startswith("stage=")]
     assert lines == [
         f"stage={stage} deployment=Embedder replica=Embedder#1"
@@ -349,8 +309,6 @@ def test_loggers_say_each_stage_once(caplog: pytest.LogCaptureFixture):
 
 
 # --- the log as data -----------------------------------------------------------------------
-
-
 class JsonLog(logging.Handler):
     """The output of Ray's own formatters, with `encoding: JSON` and as text."""
 
@@ -387,10 +345,8 @@ def log_fixture() -> Iterator[JsonLog]:
 
 
 def test_stages_and_verdict_are_fields_of_json_logs(store: LocalStore, log: JsonLog):
-    """Each stage has one record with the time of the stage before, and one has the verdict."""
     replica = StandIn()
-    key = publish(store, here(replica), raw={"cache": packed_cache(store.root.parent)})
-
+    key = offer(store, replica)
     report = warm_up(replica, artifact=store.uri).report()
 
     *stages, last = log.events()
@@ -411,7 +367,6 @@ def test_stages_and_verdict_are_fields_of_json_logs(store: LocalStore, log: Json
 def test_a_miss_and_its_reason_are_fields(store: LocalStore, log: JsonLog):
     """The reason appears when the artifact is discarded, and again with the verdict."""
     warm_up(StandIn(), artifact=store.uri)
-
     (put_aside,) = (each for each in log.events() if each["event"] == "artifact")
     last = log.events()[-1]
     assert put_aside["verdict"] == last["verdict"] == "miss"
@@ -421,26 +376,20 @@ def test_a_miss_and_its_reason_are_fields(store: LocalStore, log: JsonLog):
 
 
 def test_a_failed_start_and_its_reason_are_fields(log: JsonLog):
-    """The outcome as the metrics have it, and the error."""
     replica = StandIn()
     replica.declared = []
     failed(ConfigError, replica)
-
     *_, stage, last = log.events()
-
     assert (stage["event"], stage["stage"], stage["previous"]) == ("stage", "failed", "pending")
     assert (last["event"], last["stage"], last["verdict"]) == ("verdict", "failed", "failed")
     assert last["reason"]
 
 
 def test_a_compile_in_traffic_is_fields(log: JsonLog):
-    """The record has the function, the input, the duration and the reason."""
     replica = StandIn(2, 3)
     warm_up(replica)
     replica.owner.model(torch.ones(7))
-
     (event,) = (each for each in log.events() if each["event"] == "compile")
-
     assert (event["kind"], event["stage"], event["events"]) == ("recompile", "ready", 1)
     assert "double" in event["function"]
     assert "7" in event["signature"]
@@ -455,9 +404,7 @@ def test_fields_are_documented_and_clash_with_none(store: LocalStore, log: JsonL
     replica.owner.model(torch.ones(7))
     document = (Path(__file__).parents[2] / "docs" / "reference" / "messages.md").read_text()
     plain = {"asctime", "levelname", "message", "filename", "lineno", "process", "timestamp_ns"}
-
     found = {key for record in log.records for key in record} - plain
-
     assert {key for key in found if not key.startswith(LOG_PREFIX)} == set()
     assert [key for key in found if f"`{key}`" not in document] == []
     assert len(log.lines) == len(log.records) > 5

@@ -27,6 +27,8 @@ from starts import process  # noqa: F401 - a fixture
 
 X = torch.ones(1, 4)
 SHORT = torch.ones(1, 8, dtype=torch.int64)
+BUCKETS = Buckets(batch=[2, 4], length=[8, 16])
+FIELDS = {name: Field(axes=("batch", "length")) for name in ("ids", "mask")}
 IDS, MASK = torch.ones(2, 16, dtype=torch.int64), torch.ones(2, 16, dtype=torch.int64)
 
 
@@ -48,8 +50,7 @@ class Embedder(WarmupMixin):
         self.model = compiled(lambda ids, mask: self.run(ids, mask), **self.options)  # noqa: PLW0108
 
     def run(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.head(self.table(ids)) * mask[..., None]
-        return found
+        return self.head(self.table(ids)) * mask[..., None]
 
     def warmup_inputs(self) -> list[Input]:
         return list(self.declared)
@@ -72,10 +73,26 @@ class Embedder(WarmupMixin):
             return self.other(features)
 
 
-def warm(*declared: Input, **changed: Any) -> dict[str, Any]:
-    kind = type("Embedder", (Embedder,), {"declared": declared, **changed})
-    report: dict[str, Any] = asyncio.run(kind().warm_up())
-    return report
+def warm(*declared: Input, kind: type[WarmupMixin] = Embedder, **changed: Any) -> dict[str, Any]:
+    """Return the report of a start whose inputs and class attributes are partly changed."""
+    named = {"declared": declared} if declared else {}
+    return asyncio.run(type("App", (kind,), {**named, **changed})().warm_up())
+
+
+def a(**kwargs: Any) -> Input:
+    return Input(target="a", kwargs=kwargs)
+
+
+def of_values(target: str, *values: dict[str, Any], fixed: Any = False) -> list[Input]:
+    return [
+        Input(target=target, kwargs=each, name=f"{target} {number}", fixed=fixed)
+        for number, each in enumerate(values)
+    ]
+
+
+def sizes(inputs: list[Input]) -> list[str]:
+    """Return the axes of what is varied, without extra trials."""
+    return [each.axes for each in vary(inputs)[0] if not each.is_extra]
 
 
 def one(**kwargs: Any) -> Input:
@@ -88,13 +105,9 @@ def test_a_size_that_never_varies_is_narrow(caplog: pytest.LogCaptureFixture):
     The varied calls leave nothing: no compiled code, and no compile in traffic.
     """
     report = warm(one())
-
     assert report["covered"] == {"expected": 1, "proven": 1}
     assert report["inputs"][0]["proven"]
-    assert report["narrow"] == [
-        "ids[0] and mask[0], always 2",
-        "ids[1] and mask[1], always 16",
-    ]
+    assert report["narrow"] == ["ids[0] and mask[0], always 2", "ids[1] and mask[1], always 16"]
     assert report["warnings"] == []
     assert "ids[1] and mask[1], always 16: another size compiles. Declare buckets" in caplog.text
     assert "narrow: ids[0] and mask[0], always 2: another size compiles" in caplog.text
@@ -111,16 +124,7 @@ def test_a_size_that_never_varies_is_narrow(caplog: pytest.LogCaptureFixture):
         ((one(fixed=True),), {}),
         ((one(fixed=("ids", "mask")),), {}),
         ((Input(target="embed_padded", args=([1, 2, 3],)),), {}),
-        (
-            tuple(
-                shape_grid(
-                    "embed",
-                    Buckets(batch=[2, 4], length=[8, 16]),
-                    fields={name: Field(axes=("batch", "length")) for name in ("ids", "mask")},
-                )
-            ),
-            {},
-        ),
+        (tuple(shape_grid("embed", BUCKETS, fields=FIELDS)), {}),
     ],
     ids=["dynamic", "fixed", "fixed by name", "padded", "buckets"],
 )
@@ -128,15 +132,8 @@ def test_inputs_that_cover_their_traffic_are_not_narrow(
     declared: tuple[Input, ...], changed: dict[str, Any]
 ):
     report = warm(*declared, **changed)
-
     assert report["narrow"] == []
     assert report["covered"]["proven"] == len(declared)
-
-
-def test_a_list_of_one_length_is_narrow():
-    assert warm(Input(target="embed_list", args=([1, 2, 3, 4],)))["narrow"] == [
-        "tokens[0], always 4"
-    ]
 
 
 def test_a_size_that_the_model_rejects_is_not_narrow():
@@ -149,7 +146,7 @@ def test_a_size_that_the_model_rejects_is_not_narrow():
             super().__init__()
             self.other = self.model = compiled(lambda x: self.head(x))  # noqa: PLW0108
 
-    assert asyncio.run(Head().warm_up())["narrow"] == ["features[0], always 3"]
+    assert warm(kind=Head)["narrow"] == ["features[0], always 3"]
 
 
 @pytest.mark.parametrize(
@@ -169,10 +166,8 @@ def test_a_size_that_the_model_rejects_is_not_narrow():
     ],
 )  # fmt: skip
 def test_what_is_varied(item: Input, axes: list[str]):
-    varied, opaque = vary([item])
-
-    assert [each.axes for each in varied if not each.is_extra] == axes
-    assert opaque == (["is_long of 'a', always True"] if "is_long" in item.kwargs else [])
+    assert sizes([item]) == axes
+    assert vary([item])[1] == (["is_long of 'a', always True"] if "is_long" in item.kwargs else [])
 
 
 def scored(values: list[float], user: str = "", top: int = 5, *, sharp: bool = False) -> None: ...
@@ -203,7 +198,6 @@ def scored(values: list[float], user: str = "", top: int = 5, *, sharp: bool = F
 def test_what_else_is_varied(inputs: list[Input], wanted: dict[str, Any]):
     """Flags, optional arguments, kinds of numbers and texts, and very different lengths."""
     found = {each.axes: each.item.args for each in vary(inputs)[0] if each.is_extra}
-
     assert {axes: found.get(axes) for axes in wanted} == wanted
 
 
@@ -255,7 +249,6 @@ def test_other_values_are_tried(inputs: list[dict[str, Any]], wanted: dict[str, 
     """In a body without annotations. `None` means that there is no such trial."""
     declared = [Input(target="POST /a", json=json, name=str(n)) for n, json in enumerate(inputs)]
     found = {each.axes: each.item.json for each in vary(declared)[0]}
-
     assert {axes: found.get(f"json.{axes}") for axes in wanted} == wanted
 
 
@@ -264,7 +257,6 @@ def test_annotations_permit_other_values():
     kwargs = {"size": (4, 6), "scale": 2, "style": "flat", "text": "ab"}
     varied, opaque = vary([Input(target=drawn, kwargs=kwargs)])
     found = {each.axes: each.item.kwargs for each in varied}
-
     assert found["size, always 4 and 6"]["size"] == (3, 5)
     assert found["scale, always a whole number"]["scale"] == 2.5
     assert found["text, never a list"]["text"] == ["ab"]
@@ -276,7 +268,6 @@ def test_annotations_permit_other_values():
 def test_a_tensor_that_masks_nothing_gets_padding(kind: torch.dtype):
     mask = torch.ones(2, 4, dtype=kind)
     found = {each.axes: each for each in vary([Input(target="a", kwargs={"mask": mask})])[0]}
-
     padded = found["mask, always a mask of ones"].item.kwargs["mask"]
     assert padded.tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
     assert padded.dtype is kind
@@ -288,20 +279,15 @@ def test_a_tensor_that_masks_nothing_gets_padding(kind: torch.dtype):
 def test_lengths_that_are_always_equal_are_varied_apart():
     """With dynamic=True, torch takes equal sizes for one size."""
     inputs = [Input(target="a", kwargs={"x": "q" * size, "y": "d" * size}) for size in (9, 4)]
-
     [found] = [each for each in vary(inputs)[0] if "equal" in each.axes]
-
     assert found.axes == "x[0] and y[0], always equal"
     assert [*map(len, found.item.kwargs.values())] == [8, 9]
 
 
 def test_optional_arguments_that_cannot_be_varied_are_said():
     """Nobody knows which texts a handler takes for an argument that no input passes."""
-    assert vary([Input(target=scored, args=([1],))])[1] == [
-        "user of 'scored', always its default",
-        "top of 'scored', always its default",
-        "sharp of 'scored', always its default",
-    ]
+    said = [f"{name} of 'scored', always its default" for name in ("user", "top", "sharp")]
+    assert vary([Input(target=scored, args=([1],))])[1] == said
     assert vary([Input(target=scored, args=([1],), fixed=True)])[1] == []
 
 
@@ -309,7 +295,6 @@ def test_varied_inputs_differ_by_one():
     """Sizes of 1 and 2 grow, because torch compiles other code for a size of 1."""
     item = Input(target="POST /a", json={"text": "some words here", "rows": [[1, 2, 3], [4, 5, 6]]})
     found = {each.axes: each.item.json for each in vary([item])[0] if not each.is_extra}
-
     assert found["json.text[0], always 15"]["text"] == "some words"
     assert found["json.rows[0], always 2"]["rows"] == [[1, 2, 3], [4, 5, 6], [1, 2, 3]]
     assert found["json.rows[1], always 3"]["rows"] == [[1, 2], [4, 5]]
@@ -320,41 +305,23 @@ def test_varied_inputs_differ_by_one():
     )
     assert (batch.shape, length.shape) == ((2, 4), (1, 3))
     numbers = Input(target="GET /a?side=64&first=1", kwargs={})
-    assert [each.item.target for each in vary([numbers])[0]] == [
-        "GET /a?side=63&first=1",
-        "GET /a?side=64&first=2",
-        "GET /a?side=128&first=1",
-        "GET /a?side=1&first=1",
-    ]
+    tried = [each.item.target.removeprefix("GET /a?") for each in vary([numbers])[0]]
+    assert tried == ["side=63&first=1", "side=64&first=2", "side=128&first=1", "side=1&first=1"]
 
 
 def test_one_fixed_name_that_is_no_tuple_is_refused():
     """Otherwise each letter would count as a name."""
     with pytest.raises(InputError, match="fixed='ids'") as refused:
         one(fixed="ids")
-
     assert 'fixed=("ids",)' in refused.value.hint
 
 
 def test_bytes_cannot_be_varied():
     """It is said, and changes no verdict."""
     varied, opaque = vary([Input(target="POST /image", body=b"jpeg")])
-
     assert (varied, opaque) == ([], ["the body of 'POST /image'"])
     assert vary([Input(target="decode", args=(b"jpeg",))])[1] == ["args0 of 'decode'"]
     assert vary([Input(target="decode", args=(b"jpeg",), fixed=True)])[1] == []
-
-
-def test_a_number_that_decides_a_size_is_narrow():
-    class Drawing(Embedder):
-        async def draw(self, side: int) -> Any:
-            return await self.embed(torch.ones(1, side, dtype=torch.int64), torch.ones(1, side))
-
-    [found] = asyncio.run(
-        type("Fixed", (Drawing,), {"declared": (Input(target="draw", args=(8,)),)})().warm_up()
-    )["narrow"]
-
-    assert found == "side, always 8"
 
 
 class Second(WarmupMixin):
@@ -389,8 +356,7 @@ class Function(Second):
         self.double, self.other, self.kept = double, compiled(lambda x: x * 3), kept
 
     def score(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.inner(x)
-        return found
+        return self.inner(x)
 
     async def steps(self, x: torch.Tensor) -> Any:
         with torch.no_grad():
@@ -403,26 +369,22 @@ class Function(Second):
 double = compiled(lambda x: x * 2)
 
 
-def test_a_compiled_function_is_called_by_an_input_or_by_another_one():
-    """What a called function mentions, directly or through others, is part of its code."""
-    found = asyncio.run(Function().warm_up())["narrow"]
+@pytest.mark.parametrize(
+    ("kind", "uncalled"),
+    [
+        (Second, ("by_language['de']", "drift")),
+        (Function, ("by_language['de']", "drift", "other", "outer")),
+    ],
+)
+def test_a_compiled_object_that_no_input_calls_is_named(
+    kind: type[Second], uncalled: tuple[str, ...], caplog: pytest.LogCaptureFixture
+):
+    """Its first call compiles. A module inside another compiled module has no code of its own.
 
-    assert sorted(found) == [
-        "self.by_language['de'] is compiled, and no input calls it",
-        "self.drift is compiled, and no input calls it",
-        "self.other is compiled, and no input calls it",
-        "self.outer is compiled, and no input calls it",
-    ]
-
-
-def test_a_compiled_object_that_no_input_calls_is_named(caplog: pytest.LogCaptureFixture):
-    """Its first call compiles. A module inside another compiled module has no code of its own."""
-    found = asyncio.run(Second().warm_up())["narrow"]
-
-    assert sorted(found) == [
-        "self.by_language['de'] is compiled, and no input calls it",
-        "self.drift is compiled, and no input calls it",
-    ]
+    What a called function mentions, directly or through others, is part of its code.
+    """
+    found = warm(kind=kind)["narrow"]
+    assert sorted(found) == [f"self.{name} is compiled, and no input calls it" for name in uncalled]
     assert "Declare an input that does, or do not compile it" in caplog.text
 
 
@@ -470,8 +432,7 @@ class Global(Second):
 
 
 def test_compiled_globals_and_attributes_of_a_class_are_named():
-    report = asyncio.run(Global().warm_up())
-
+    report = warm(kind=Global)
     assert "of_module is compiled, and no input calls it" in report["narrow"]
     assert "self.of_class is compiled, and no input calls it" in report["narrow"]
 
@@ -481,9 +442,7 @@ def test_a_method_that_uses_the_model_and_that_no_input_calls_is_named():
 
     `score` calls `rank`, and `score_texts` only prepares the arguments of `score`.
     """
-    report = asyncio.run(Several().warm_up())
-
-    assert report["unvaried"] == ["a method that no input calls: explain()"]
+    assert warm(kind=Several)["unvaried"] == ["a method that no input calls: explain()"]
 
 
 class Rounding(Embedder):
@@ -497,6 +456,9 @@ class Rounding(Embedder):
             raise ValueError("not one of our texts")
         return await self.embed_list([*map(int, text[1:-1].split())])
 
+    async def draw(self, side: int) -> Any:
+        return await self.embed(torch.ones(1, side, dtype=torch.int64), torch.ones(1, side))
+
     def embed_forever(self, tokens: list[int], stride: int) -> Any:
         until_s = time.monotonic() + 5 * (stride > 8)
         while time.monotonic() < until_s:
@@ -504,23 +466,23 @@ class Rounding(Embedder):
         return self.model(torch.tensor([tokens]), torch.ones(1, len(tokens)))
 
 
-def rounding(*declared: Input) -> dict[str, Any]:
-    report: dict[str, Any] = asyncio.run(
-        type("App", (Rounding,), {"declared": declared})().warm_up()
-    )
-    return report
-
-
-def test_a_handler_that_rounds_up_is_tried_farther():
-    assert rounding(Input(target="embed_rounded", args=([1] * 12,)))["narrow"] == [
-        "tokens[0], always 12"
-    ]
+@pytest.mark.parametrize(
+    ("target", "argument", "expected"),
+    [
+        ("embed_list", [1] * 4, "tokens[0], always 4"),
+        ("embed_rounded", [1] * 12, "tokens[0], always 12"),  # one item less would be no other
+        ("draw", 8, "side, always 8"),
+    ],
+    ids=["list", "rounded up", "number that decides a size"],
+)
+def test_a_single_argument_is_narrow(target: str, argument: Any, expected: str):
+    report = warm(Input(target=target, args=(argument,)), kind=Rounding)
+    assert report["narrow"] == [expected]
 
 
 def test_a_text_of_which_every_variation_is_refused_is_named():
     """It is in a code that nobody knows, such as base64."""
-    report = rounding(Input(target="embed_text", args=("<1 2 3>",)))
-
+    report = warm(Input(target="embed_text", args=("<1 2 3>",)), kind=Rounding)
     assert report["narrow"] == []
     assert "text of 'embed_text', because every variation was refused" in report["unvaried"]
 
@@ -531,21 +493,16 @@ def test_a_trial_that_does_not_end_is_the_last_one(
     """A thread may go on with it, so it is named, and nothing more is tried."""
     monkeypatch.setattr("serve_warm.replica.replay.TRIAL_S", 0.2)
     item = Input(target="embed_forever", args=([1] * 4, 8), fixed=("tokens",))
-    report = rounding(item)
-
+    report = warm(item, kind=Rounding)
     [line] = [each for each in report["unvaried"] if "did not end" in each]
-    assert re.fullmatch(
-        r"\d+ of \d+ variations, because the call with another value \(stride, always 8\) did "
-        r"not end",
-        line,
-    )
+    why = r"because the call with another value \(stride, always 8\) did not end"
+    assert re.fullmatch(rf"\d+ of \d+ variations, {why}", line)
     assert f"no more inputs are varied: {line.partition('because ')[2]}" in caplog.text
 
 
 def test_zero_is_never_tried():
     """A loop whose step it is would never end."""
-    inputs = [Input(target="a", kwargs={"stride": n}, name=f"{n}") for n in (1, 2)]
-
+    inputs = of_values("a", {"stride": 1}, {"stride": 2})
     tried = [each.item.kwargs["stride"] for one in (inputs, inputs[:1]) for each in vary(one)[0]]
     assert 0 not in tried
 
@@ -580,11 +537,7 @@ class Numbered(Embedder):
 def test_a_number_that_no_input_has_is_tried(target, numbers, options, expected):
     """Each number of a static graph compiles, so a list of declared numbers covers no other one."""
     declared = tuple(Input(target=target, args=(n,), name=f"{n}") for n in numbers)
-    report = asyncio.run(
-        type("Some", (Numbered,), {"declared": declared, "options": options})().warm_up()
-    )
-
-    assert report["narrow"] == expected
+    assert warm(*declared, kind=Numbered, options=options)["narrow"] == expected
 
 
 @pytest.mark.parametrize(
@@ -601,7 +554,6 @@ def test_a_number_that_no_input_has_is_tried(target, numbers, options, expected)
 def test_several_other_numbers_are_tried(numbers: tuple[Any, ...], tried: list[int]):
     """A handler may refuse one of them. Huge numbers and no numbers at all stay as they are."""
     inputs = [Input(target="a", kwargs={"n": n}, name=f"{n}"[:9]) for n in numbers]
-
     assert [each.item.kwargs["n"] for each in vary(inputs)[0]] == tried
 
 
@@ -609,12 +561,8 @@ def test_numbers_of_one_address_belong_together():
     """The parameters of an address make no other target, and have signs and fractions."""
     inputs = [Input(target=f"GET /s?n={n}&t=-0.5") for n in (7, 9)]
     varied, unvaried = vary(inputs)
-
-    assert {each.axes for each in varied} == {
-        "query.n, only 7 or 9",
-        "query.t, always -0.5",
-        "query.t, never a whole number",
-    }
+    expected = {"n, only 7 or 9", "t, always -0.5", "t, never a whole number"}
+    assert {each.axes.removeprefix("query.") for each in varied} == expected
     assert unvaried == []
     assert vary([Input(target="GET /square/7")])[1] == ["the path of 'GET /square/7'"]
 
@@ -629,18 +577,11 @@ def test_numbers_of_one_address_belong_together():
 )
 def test_texts_of_a_list_that_are_padded_to_the_longest(texts: list[Any], expected: list[str]):
     """The longest text of a list is its size. A text of a mapping in a list has one, too."""
-    inputs = [Input(target="a", kwargs={"texts": each}, name=f"{each}") for each in texts]
-    rows = [
-        Input(target="a", kwargs={"rows": [{"text": text} for text in each]}, name=f"{each}")
-        for each in texts
-    ]
-
-    found = [each.axes for each in vary(inputs)[0] if not each.is_extra]
-    in_rows = [each.axes for each in vary(rows)[0] if not each.is_extra]
-
+    found = sizes(of_values("a", *({"texts": each} for each in texts)))
     assert [each for each in found if "[1]" in each] == expected
     if len(texts) == 1:
-        assert "rows.text[1], always 9" in in_rows
+        rows = [{"text": text} for text in texts[0]]
+        assert "rows.text[1], always 9" in sizes([a(rows=rows)])
 
 
 class Padding(Embedder):
@@ -659,16 +600,14 @@ class Padding(Embedder):
 @pytest.mark.parametrize("dynamic", [False, None])
 def test_texts_of_one_length_are_narrow(dynamic: bool | None):
     """With `padding=True`, the first text of another length compiles."""
-    declared = (Input(target="embed_texts", args=(["a b c d e"] * 3,)),)
-    kind = type("App", (Padding,), {"declared": declared, "options": {"dynamic": dynamic}})
-
-    assert asyncio.run(kind().warm_up())["narrow"] == ["texts[1], always 9"]
+    declared = Input(target="embed_texts", args=(["a b c d e"] * 3,))
+    report = warm(declared, kind=Padding, options={"dynamic": dynamic})
+    assert report["narrow"] == ["texts[1], always 9"]
 
 
 def test_what_has_no_sizes_is_named():
     """Nobody knows how to vary it, so the report says so."""
-    item = Input(target="a", kwargs={"x": {"y": OrderedDict(a=1)}, "z": UserDict(a=1), "n": None})
-
+    item = a(x={"y": OrderedDict(a=1)}, z=UserDict(a=1), n=None)
     assert vary([item])[1] == ["x.y of 'a'", "z of 'a'", "n of 'a', always None"]
 
 
@@ -680,33 +619,22 @@ def moded(mode: Mode) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("items", "line"),
+    ("item", "line"),
     [
-        ([Input(target="a", kwargs={"images": [b"png"]})], "images of 'a'"),
-        ([Input(target="a", kwargs={"rows": [["red shoes", 3]]})], "rows of 'a'"),
-        (
-            [Input(target="a", kwargs={"rows": [{"tokens": [1], "normalize": True}]})],
-            "rows.normalize of 'a', always True",
-        ),
-        ([Input(target="GET /s?ids=1&ids=2")], "the parameters in the address of 'GET /s'"),
-        ([Input(target="GET /s?deep=false")], "query.deep of 'GET /s', always false"),
-        ([Input(target=moded, args=(Mode.FLAT,))], "mode of 'moded', never round"),
-        ([Input(target="a", kwargs={"user_id": "42"})], "user_id of 'a', never another"),
+        (a(images=[b"png"]), "images of 'a'"),
+        (a(rows=[["red shoes", 3]]), "rows of 'a'"),
+        (a(rows=[{"tokens": [1], "normalize": True}]), "rows.normalize of 'a', always True"),
+        (Input(target="GET /s?ids=1&ids=2"), "the parameters in the address of 'GET /s'"),
+        (Input(target="GET /s?deep=false"), "query.deep of 'GET /s', always false"),
+        (Input(target=moded, args=(Mode.FLAT,)), "mode of 'moded', never round"),
+        (a(user_id="42"), "user_id of 'a', never another"),
     ],
     ids=["bytes", "mixed rows", "flag in rows", "repeated", "query flag", "enum", "text id"],
 )
-def test_what_is_left_alone_is_named(items: list[Input], line: str):
-    varied, opaque = vary(items)
-
+def test_what_is_left_alone_is_named(item: Input, line: str):
+    varied, opaque = vary([item])
     assert line in opaque
     assert not [each.axes for each in varied if "user_id" in each.axes or "mode" in each.axes]
-
-
-def of_values(target: str, *values: dict[str, Any], fixed: Any = False) -> list[Input]:
-    return [
-        Input(target=target, kwargs=each, name=f"{target} {number}", fixed=fixed)
-        for number, each in enumerate(values)
-    ]
 
 
 @pytest.mark.parametrize(
@@ -753,13 +681,11 @@ def of_values(target: str, *values: dict[str, Any], fixed: Any = False) -> list[
 def test_kinds_of_inputs_are_varied(items: list[Input], wanted: str, kwargs: dict[str, Any]):
     """Each kind of one target by itself, and what is declared, but not together."""
     tried = next(each.item for each in vary(items)[0] if each.axes == wanted)
-
     assert tried.kwargs == kwargs
 
 
 def test_kinds_of_inputs_that_are_not_varied_are_counted():
     kinds = [{f"text{number}": "ab"} for number in range(6)]
-
     assert "all but 4 of 6 kinds of inputs of 'a'" in vary(of_values("a", *kinds))[1]
 
 
@@ -767,7 +693,6 @@ def test_identifiers_of_several_lengths_stay_as_they_are():
     """Not even their length changes beside another size."""
     items = of_values("a", {"user_id": "42", "ids": [1] * 4}, {"user_id": "4200", "ids": [1]})
     tried = {each.item.kwargs["user_id"] for each in vary(items)[0]}
-
     assert tried <= {"42", "4200"}
 
 
@@ -777,7 +702,6 @@ def test_tensors_in_a_list_are_varied():
         for each in vary([Input(target="detect", args=([torch.ones(3, 32, 48)],))])[0]
         if not each.is_extra
     }
-
     assert found["args0[2], always 32"] == [(3, 31, 48)]
     assert found["args0[3], always 48"] == [(3, 32, 47)]
 
@@ -812,13 +736,9 @@ class Odd(Several):
 
 def test_methods_that_run_without_an_input_are_not_named():
     """`__init__` calls `load`. No attribute of objects of other classes is read."""
-    report = asyncio.run(Odd().warm_up())
-
-    assert sorted(report["unvaried"]) == [
-        "a method that no input calls: again()",
-        "a method that no input calls: rank()",
-        "a method that no input calls: score()",
-        "a method that no input calls: score_texts()",
+    assert sorted(warm(kind=Odd)["unvaried"]) == [
+        f"a method that no input calls: {name}()"
+        for name in ("again", "rank", "score", "score_texts")
     ]
 
 
@@ -834,7 +754,7 @@ class Choosing(Several):
 
 def test_nothing_is_said_if_methods_are_found_by_name():
     """Nobody knows which of them an input reached."""
-    assert asyncio.run(Choosing().warm_up())["unvaried"] == []
+    assert warm(kind=Choosing)["unvaried"] == []
 
 
 class Waiting(Embedder):
@@ -849,8 +769,7 @@ class Waiting(Embedder):
 
 def test_variations_that_took_too_long_are_counted():
     """Otherwise the report would say nothing of what was not tried."""
-    [line] = asyncio.run(Waiting().warm_up())["unvaried"]
-
+    [line] = warm(kind=Waiting)["unvaried"]
     assert re.fullmatch(r"\d+ of \d+ variations, to save time", line)
 
 
@@ -859,20 +778,17 @@ def test_variations_that_took_too_long_are_counted():
     ["user_id", "userId", "userid", "orderID", "apiKey", "randomSeed", "user-id", "pk", "uuid"],
 )
 def test_a_name_of_an_identifier_is_known(name: str):
-    assert vary([Input(target="a", kwargs={name: 7})]) == ([], [f"{name} of 'a', always 7"])
+    assert vary([a(**{name: 7})]) == ([], [f"{name} of 'a', always 7"])
 
 
 @pytest.mark.parametrize("name", ["grid", "width", "steps", "turkey", "valid"])
 def test_a_name_of_a_number_is_no_identifier(name: str):
-    assert {each.axes for each in vary([Input(target="a", kwargs={name: 1})])[0]} == {
-        f"{name}, always 1"
-    }
+    assert [each.axes for each in vary([a(**{name: 1})])[0]] == [f"{name}, always 1"]
 
 
 def test_an_identifier_is_never_another_one():
     """It is named instead, with the values of the inputs."""
-    inputs = [Input(target="a", kwargs={"user_id": n}, name=f"{n}") for n in (7, 8)]
-
+    inputs = of_values("a", {"user_id": 7}, {"user_id": 8})
     assert vary(inputs) == ([], ["user_id of 'a', only 7 or 8"])
 
 
@@ -905,16 +821,17 @@ class Branching(WarmupMixin):
             return self.model(x)
 
 
+def branches(lines: list[str]) -> list[str]:
+    return [each for each in lines if each.startswith("one side of the branch at")]
+
+
 @pytest.mark.parametrize(
     ("values", "is_narrow"), [((1.0,), True), ((-1.0,), True), ((1.0, -1.0), False)]
 )
 def test_a_branch_that_no_input_takes_is_narrow(values: tuple[float, ...], is_narrow: bool):
     """A side that only raises an error compiles nothing."""
-    kind = type("Branching", (Branching,), {"values": values})
-
-    report = asyncio.run(kind().warm_up())
-
-    named = [each for each in report["narrow"] if each.startswith("one side of the branch at")]
+    report = warm(kind=Branching, values=values)
+    named = branches(report["narrow"])
     assert len(named) == is_narrow
     assert all(re.search(r"test_narrow\.py:\d+, in run", each) for each in named)
     assert report["covered"]["proven"] == len(values)
@@ -945,12 +862,9 @@ def test_a_value_that_a_model_reads_from_a_tensor_is_narrow(
 ):
     class Reading(Branching):
         def __init__(self) -> None:
-            self.values = values
             self.model = compiled(function, dynamic=False)
 
-    report = asyncio.run(Reading().warm_up())
-
-    (*found,) = (each for each in report["narrow"] if each.startswith("one side of the branch at"))
+    found = branches(warm(kind=Reading, values=values)["narrow"])
     assert [each.endswith(place) for each in found] == [True] * bool(place)
 
 
@@ -961,16 +875,13 @@ def test_a_branch_of_a_library_is_named_but_not_narrow():
     exec(compile(source, f"{sysconfig.get_path('purelib')}/library.py", "exec"), names)
 
     class Branches(Branching):
-        values = (1.0,)
-
         def __init__(self) -> None:
             self.model = compiled(names["installed"], dynamic=True)
 
-    report = asyncio.run(Branches().warm_up())
-    Branches.values = (1.0, -1.0)
-    again = asyncio.run(Branches().warm_up())
+    report = warm(kind=Branches)
+    again = warm(kind=Branches, values=(1.0, -1.0))
 
-    (line,) = [each for each in report["unvaried"] if each.startswith("one side of the branch at")]
+    (line,) = branches(report["unvaried"])
     assert line.endswith("library.py:3, in installed")
     assert not any("branch" in each for each in (*report["narrow"], *again["unvaried"]))
 
@@ -994,7 +905,6 @@ def test_odd_arguments_end_no_start(item: Input):
     if type(loop) is dict:
         loop["self"] = loop
     varied, _ = vary([item])
-
     assert len(varied) <= 128
     assert all(len(each.axes) < 1000 for each in varied)
 
@@ -1003,7 +913,6 @@ def test_varied_tensors_are_of_the_same_kind():
     """Otherwise a right application is narrow because of other strides or dispatch keys."""
     with torch.inference_mode():
         given = torch.ones(4, 3, 6, 5).to(memory_format=torch.channels_last)
-
     for each in vary([Input(target="a", args=(given,))])[0]:
         (tensor,) = each.item.args
         assert tensor.is_contiguous(memory_format=torch.channels_last)
@@ -1019,8 +928,7 @@ def test_a_varied_call_that_waits_forever_ends_no_start(caplog: pytest.LogCaptur
                 await asyncio.Event().wait()
             return await self.embed_list(tokens)
 
-    report = asyncio.run(type("Dynamic", (Waiting,), {"options": {"dynamic": True}})().warm_up())
-
+    report = warm(kind=Waiting, options={"dynamic": True})
     assert (report["stage"], report["verdict"]) == ("READY", "off")
     assert report["degraded"] == []
 
@@ -1032,9 +940,7 @@ def test_nothing_is_called_that_could_change_something():
         Input(target=removed, args=(42,)),
         Input(target="PUT /rows?side=64", json={"text": "some words"}),
     ]
-
     varied, opaque = vary(inputs)
-
     assert varied == []
     assert opaque == [
         "row_id of 'delete', always 42",
@@ -1050,9 +956,7 @@ def removed(row_id: int) -> None: ...
 def test_a_list_of_one_item_is_tried():
     """Torch compiles separate code for the size 1, also with dynamic=True."""
     inputs = [Input(target="a", args=([1.0] * size,)) for size in (4, 3, 2)]
-
     found = {each.axes: each.item.args for each in vary(inputs)[0]}
-
     assert found["args0, never of length 1"] == ([1.0],)
 
 
@@ -1096,38 +1000,22 @@ class Sizes(Embedder):
     ids=["only multiples of 16", "one item of a dynamic batch", "lengths between two"],
 )
 def test_other_sizes_are_tried(items: list[Input], options: dict[str, Any], expected: str):
-    class Tried(Sizes):
-        def warmup_inputs(self) -> list[Input]:
-            return items
-
-    Tried.options = options
-    report = asyncio.run(Tried().warm_up())
-
-    assert expected in report["narrow"]
+    assert expected in warm(*items, kind=Sizes, options=options)["narrow"]
 
 
 def test_half_a_batch_of_two_is_no_batch_of_one():
     """Torch compiles separate code for one item, which has a line of its own."""
-
-    class Pair(Sizes):
-        def warmup_inputs(self) -> list[Input]:
-            return [Input(target="see_any", args=(torch.ones(2, 8),))]
-
-    Pair.options = {"dynamic": True}
-
-    assert asyncio.run(Pair().warm_up())["narrow"] == ["x[0], never 1"]
+    pair = Input(target="see_any", args=(torch.ones(2, 8),))
+    assert warm(pair, kind=Sizes, options={"dynamic": True})["narrow"] == ["x[0], never 1"]
 
 
 def test_a_large_tensor_is_not_made_larger():
     pixels = torch.zeros(1, (1 << 24) + 2, dtype=torch.uint8)
     varied, _ = vary([Input(target="a", args=(pixels,))])
-
     assert max(each.item.args[0].numel() for each in varied if "[1]" in each.axes) < pixels.numel()
 
 
 def test_variations_beyond_the_limit_are_named():
     many = {f"f{number}": 1.5 for number in range(100)}
-
     _, opaque = vary([Input(target="score", kwargs={"row": many})])
-
     assert "all but the first 128 variations, to save time" in opaque

@@ -4,26 +4,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from processes import answer_of
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 def start(app: str, *, prefetch: bool = False, **settings: Any) -> dict[str, Any]:
     question = {"app": app, "settings": settings, "prefetch": prefetch}
-    answer: dict[str, Any] = answer_of("uncompiled_process.py", question)
-    return answer
+    return answer_of("uncompiled_process.py", question)
 
 
 def test_a_router_imports_no_torch():
     """A router has nothing to prove, and imports nothing that it does not use."""
     found = start("router")
-
     report = found["report"]
     assert found["imported"] == []
     assert (report["stage"], report["verdict"], report["traced"]) == ("READY", "off", "none")
@@ -37,7 +33,6 @@ def test_a_router_imports_no_torch():
 def test_a_model_that_is_not_compiled_imports_no_compiler(prefetch: bool, tmp_path: Path):
     """With a store for the whole fleet, such a model has no artifact, and this is no miss."""
     found = start("eager", prefetch=prefetch, artifact=str(tmp_path), on_missing="fail")
-
     report = found["report"]
     assert found["imported"] == ["torch"]
     assert (report["stage"], report["verdict"]) == ("READY", "off")
@@ -48,7 +43,6 @@ def test_a_model_that_is_not_compiled_imports_no_compiler(prefetch: bool, tmp_pa
 def test_a_model_that_is_compiled_by_its_first_request_misses_its_artifact(tmp_path: Path):
     """Nothing was known of it before the replay; the verdict and the report know it after that."""
     report = start("lazy", artifact=str(tmp_path))["report"]
-
     assert (report["stage"], report["verdict"], report["traced"]) == ("READY", "miss", "all")
     assert not report["nothing_compiles"]
     assert "has no artifact for 'Router'" in report["artifact"]["reason"]
@@ -58,6 +52,5 @@ def test_a_model_that_is_compiled_by_its_first_request_misses_its_artifact(tmp_p
 def test_a_policy_holds_for_a_model_that_is_compiled_by_its_first_request(tmp_path: Path):
     """`on_missing: fail` is asked as soon as it is known that something compiles."""
     report = start("lazy", artifact=str(tmp_path), on_missing="fail")["report"]
-
     assert report["stage"] == "FAILED"
     assert "verdict miss, and on_missing is 'fail'" in report["error"]

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,22 +15,13 @@ import torch
 import serve_warm
 from levels import forget_callables
 from serve_warm.replica.pack import build_facts, pack
-from starts import (  # noqa: F401 - fixtures
-    StandIn,
-    process,
-    warm_up,
-)
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from starts import StandIn, process, warm_up  # noqa: F401 - fixtures
 
 
 def test_facts_of_a_build_are_json():
     """The facts are part of a signed statement."""
     start = warm_up(StandIn())
-
     facts = build_facts(start.report())
-
     assert json.loads(json.dumps(facts)) == facts
     assert facts["inputs"] == ["size 3", "size 2"]
     assert facts["passes"] == 3
@@ -49,9 +41,8 @@ def test_a_second_pack_has_the_same_entries(tmp_path: Path):
 
     new_replay: Any = Replay
     asyncio.run(Replay().once())
-    (first, facts), (second, facts_again) = (
-        asyncio.run(pack(start.report(), tmp_path, new_replay)) for _ in range(2)
-    )
+    first, facts = asyncio.run(pack(start.report(), tmp_path, new_replay))
+    second, facts_again = asyncio.run(pack(start.report(), tmp_path, new_replay))
 
     assert [entry["level"] for entry in facts["entries"]] == [2]
     assert facts_again == facts

@@ -38,6 +38,5 @@ def test_the_first_padded_batch_compiles_nothing():
     mask = torch.ones(2, 8, dtype=torch.int64)
     mask[1, 3:] = 0
     asyncio.run(encoder.encode(torch.ones(2, 8, dtype=torch.int64), mask))
-
     assert report["covered"] == {"expected": 2, "proven": 2}
     assert encoder.warmup_report()["after_ready"]["compiles"] == 0

@@ -10,23 +10,19 @@ import json
 import shutil
 import subprocess
 import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
 import serve_warm
 from levels import build, eager_below
-from parity_starts import (  # noqa: F401 - fixtures
-    SIZES,
-    made,
-    process,
-    start,
-)
+from parity_starts import SIZES, made, process, start  # noqa: F401 - fixtures
 from processes import answer_of
-from replicas import Scaled, replica, x
+from replicas import Scaled, StandIn, replica, x
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import ConfigError, WarmupFailed
 from serve_warm.precompile import entry_checks, kept_calls
@@ -34,11 +30,6 @@ from serve_warm.precompile.entries import INDEX, EntryTable, file_name
 from serve_warm.precompile.session import SESSION
 from serve_warm.replica.warmup import Warmup
 from serve_warm.report import Stage, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from replicas import StandIn
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +56,18 @@ def forge(right: Path, wrong: Path, folder: Path, *, sizes: Sequence[int] = SIZE
     return folder
 
 
+def ready(stand_in: StandIn, entries: Path, tmp_path: Path, **settings: Any) -> Warmup:
+    """Return a start that has ended, without the checks of an idle replica."""
+    begun = start(stand_in, entries, tmp_path, **settings)
+    asyncio.run(as_serve_does(begun))
+    return begun
+
+
+async def as_serve_does(begun: Warmup) -> None:
+    await begun.prove()
+    begun.become_ready()
+
+
 def eager(stand_in: StandIn, size: int) -> torch.Tensor:
     with torch.inference_mode():
         result: torch.Tensor = stand_in.owner.model._orig_mod(x(size))
@@ -77,8 +80,6 @@ def calls(stand_in: StandIn, size: int, times: int) -> list[torch.Tensor]:
 
 
 # --- before READY -------------------------------------------------------------------------------
-
-
 def test_the_smallest_input_is_checked_in_a_stage_of_its_own(right: Path, tmp_path: Path):
     """One entry of each callable, on the weights of this replica, between the proof and READY."""
     stand_in = replica(SIZES)
@@ -87,18 +88,15 @@ def test_the_smallest_input_is_checked_in_a_stage_of_its_own(right: Path, tmp_pa
     begun = start(stand_in, right, tmp_path)
     stages: list[Stage] = []
     begun.observe([lambda report: stages.append(report.stage)])
-
     report = asyncio.run(begun.run())
 
     assert list(dict.fromkeys(stages))[-3:] == [Stage.PROVING, Stage.PARITY, Stage.READY]
     assert stand_in.calls[-1:] == ["size 2"]
     assert report.stage_seconds["parity"] > 0
     assert (report.verdict, report.degraded) == (Verdict.FULL_HIT, ())
-    assert report.parity is not None
-    assert (report.parity.entries, report.parity.checked) == (3, 1)
+    assert (report.parity.entries, report.parity.checked, report.parity.waiting) == (3, 1, 2)
     assert report.parity.results["same"] == 1
     assert report.parity.worst_error is not None
-    assert report.parity.waiting == 2
     assert "parity: 1 of 3 entries checked (1 same" in report.text()
     assert ", 2 checked later" in report.text()
 
@@ -107,11 +105,7 @@ def test_all_entries_that_the_replay_used_are_checked_if_time_allows(
     right: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("serve_warm.replica.warmup.COMPARED_SHARE", float("inf"))
-    begun = start(replica(SIZES), right, tmp_path)
-
-    report = asyncio.run(begun.run())
-
-    assert report.parity is not None
+    report = asyncio.run(start(replica(SIZES), right, tmp_path).run())
     assert (report.parity.checked, report.parity.waiting) == (3, 0)
     assert report.parity.results["same"] == 3
 
@@ -123,13 +117,10 @@ def test_a_signed_entry_of_another_computation_is_not_served(
     """Its digests and signature are valid: that it computes something else shows in its answer."""
     stand_in = replica(SIZES)
     begun = start(stand_in, forge(right, wrong, tmp_path / "forged"), tmp_path)
-
     with eager_below():
         report = asyncio.run(begun.run())
 
-    assert report.stage is Stage.READY
-    assert report.verdict is Verdict.PARTIAL
-    assert report.parity is not None
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.PARTIAL)
     # The smallest is wrong, so that the next one is looked at, and so on.
     assert (report.parity.failed, report.parity.results["different"]) == (3, 3)
     assert sum(reason.startswith("parity: ") for reason in report.degraded) == 3
@@ -147,11 +138,7 @@ def test_what_is_withdrawn_is_replayed_and_proven_again(right: Path, wrong: Path
     """torch.compile then answers these calls, which are warm too. Other entries stay."""
     stand_in = replica(SIZES)
     forged = forge(right, wrong, tmp_path / "forged", sizes=[2])
-    begun = start(stand_in, forged, tmp_path)
-
-    report = asyncio.run(begun.run())
-
-    assert report.parity is not None
+    report = asyncio.run(start(stand_in, forged, tmp_path).run())
     assert (report.parity.failed, report.parity.results["same"]) == (1, 1)
     assert (report.covered.proven, report.covered.expected) == (3, 3)
     assert [took.stage for took in report.stages].count(Stage.PROVING) == 2
@@ -161,10 +148,8 @@ def test_a_wrong_entry_fails_the_start_by_policy(right: Path, wrong: Path, tmp_p
     """With `on_refused: fail` the replica does not become ready on such an artifact."""
     forged = forge(right, wrong, tmp_path / "forged")
     begun = start(replica(SIZES), forged, tmp_path, on_refused="fail")
-
     with eager_below(), pytest.raises(WarmupFailed, match="results differ from eager") as caught:
         asyncio.run(begun.run())
-
     assert caught.value.stage == "PARITY"
     assert begun.report().stage is Stage.FAILED
 
@@ -190,10 +175,8 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     kinds = [given["kind"] for given in entry["plan"]["inputs"]]
     source, library = folder / "wrong.c", folder / "wrong.so"
     source.write_text(WRONG_LIBRARY % kinds.index("argument"))
-    torch_folder = f"-L{Path(torch.__file__).parent / 'lib'}"
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", "-o", library, source, torch_folder, "-ltorch_cpu"], check=True
-    )
+    options = ["-shared", "-fPIC", f"-L{Path(torch.__file__).parent / 'lib'}", "-ltorch_cpu"]
+    subprocess.run(["cc", "-o", library, source, *options], check=True)
     data = library.read_bytes()
     forged = folder / "forged"
     forged.mkdir()
@@ -207,15 +190,13 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def in_a_fresh_process(libraries: Path, tmp_path: Path, **settings: Any) -> dict[str, Any]:
     """Start a replica that needs no compiler on a machine without one, and return its output."""
     question = {"libraries": str(libraries), "folder": str(tmp_path), "settings": settings}
-    answer: dict[str, Any] = answer_of("parity_process.py", question, CXX="no-such-compiler")
-    return answer
+    return answer_of("parity_process.py", question, CXX="no-such-compiler")
 
 
 @pytest.mark.long
 def test_libraries_are_checked_without_any_compiler(libraries: tuple[Path, Path], tmp_path: Path):
     """Eager is all that a check needs: torch's compiler is not imported for it."""
     answer = in_a_fresh_process(libraries[0], tmp_path)
-
     report = answer["report"]
     assert (report["stage"], report["verdict"]) == ("READY", "full_hit")
     assert report["parity"]["results"]["same"] == 1
@@ -229,7 +210,6 @@ def test_a_wrong_library_is_served_eagerly_without_a_compiler(
 ):
     """Nothing can compile, and eager is correct, so the replica serves degraded."""
     answer = in_a_fresh_process(libraries[1], tmp_path)
-
     report = answer["report"]
     assert (report["stage"], report["verdict"]) == ("READY", "partial")
     assert report["parity"]["failed"] == 1
@@ -238,8 +218,6 @@ def test_a_wrong_library_is_served_eagerly_without_a_compiler(
 
 
 # --- in traffic ---------------------------------------------------------------------------------
-
-
 class Dropping(torch.nn.Module):
     """Draws random numbers, although it is in eval mode."""
 
@@ -302,26 +280,20 @@ def test_a_build_determines_what_may_run_twice(module: torch.nn.Module, why: str
     model = serve_warm.compile(module.eval(), dynamic=False, options=options)
     library = build(tmp_path, lambda: model(x(3)))
     plans = [e.plan for unit in library.units.values() for e in unit.entries]
-
     assert library.refused == {}
     assert [plan["once"][: len(why)] for plan in plans] == [why]
     assert bool(plans[0]["once"]) == bool(why)
 
 
 def test_one_call_in_so_many_is_checked(right: Path, tmp_path: Path):
-    """For each entry, one call in N is checked. Answers are the same as without checks."""
     stand_in = replica([2, 3])
     begun = start(stand_in, right, tmp_path, eager_sample="1/3")
     asyncio.run(begun.run())
     before = begun.report().parity
     torch.manual_seed(1)
     state = torch.get_rng_state()
-
     answers = calls(stand_in, 2, 7)
     after = begun.report().parity
-
-    assert before is not None
-    assert after is not None
     assert before.results["same"] == 1
     assert after.results["same"] == 1 + 7 // 3
     assert all(torch.allclose(answer, eager(stand_in, 2)) for answer in answers)
@@ -337,8 +309,6 @@ def test_without_the_setting_calls_run_the_entry_itself(right: Path, tmp_path: P
     dispatcher = stand_in.owner.model.__dict__["_serve_warm"]
     ((*_, fn, _),) = next(iter(dispatcher.binder.binding.hits.values()))
     report = begun.report().parity
-
-    assert report is not None
     assert report.results["same"] == 1
     assert not isinstance(fn, entry_checks._Checked)
 
@@ -349,14 +319,11 @@ def test_a_wrong_entry_in_traffic_marks_the_replica(right: Path, wrong: Path, tm
     forged = forge(right, wrong, tmp_path / "forged", sizes=[5])
     begun = start(stand_in, forged, tmp_path, eager_sample="1/2")
     asyncio.run(begun.run())
-
     with eager_below():
         answers = calls(stand_in, 5, 4)
     report = begun.report()
-
     assert report.stage is Stage.READY
     assert [reason.partition(":")[0] for reason in report.degraded] == ["parity"]
-    assert report.parity is not None
     assert report.parity.failed == 1
     assert all(torch.equal(answer, eager(stand_in, 5)) for answer in answers)
 
@@ -376,9 +343,8 @@ def test_a_check_that_fails_costs_no_request(right: Path, caplog: pytest.LogCapt
     """The request gets its answer, and the log says once why there was no check."""
     entry = next(iter(EntryTable.read(right).units.values())).entries[0]
     wrong: list[Any] = []
-    checks = entry_checks.Checks(
-        one_in=1, withdraw=lambda *given: wrong.append(given), on_failure=wrong.append
-    )
+    told = {"withdraw": lambda *given: wrong.append(given), "on_failure": wrong.append}
+    checks = entry_checks.Checks(one_in=1, **told)
     failing = Failing()
     checks.serve()
 
@@ -417,27 +383,20 @@ def test_what_may_not_run_twice_is_counted_and_not_sampled(
     stand_in = replica([2])
     begun = start(stand_in, entries, tmp_path, eager_sample="1/1")
     asyncio.run(begun.run())
-
     calls(stand_in, 2, 3)
     report = begun.report().parity
-
-    assert report is not None
     assert (report.results["same"], report.results["not_sampled"]) == (1, 3)
 
 
 # --- while nothing is asked of the replica --------------------------------------------------------
-
-
 def idle(begun: Warmup, *, executor: Any = None) -> int:
     """Run the checks that wait, on this thread's loop; return how many entries are checked then."""
 
     async def wait() -> None:
         thread = executor.submit(threading.get_native_id).result() if executor else 0
-        kept_calls.IdleChecks(
-            begun.checks,
-            asyncio.get_running_loop(),
-            model_thread=lambda: (executor, thread),
-        ).begin()
+        loop = asyncio.get_running_loop()
+        checks = kept_calls.IdleChecks(begun.checks, loop, model_thread=lambda: (executor, thread))
+        checks.begin()
         for _ in range(1000):
             await asyncio.sleep(0.01)
             if begun.checks.kept.thread_of_next() is None:
@@ -448,13 +407,7 @@ def idle(begun: Warmup, *, executor: Any = None) -> int:
         patch.setattr(kept_calls, "IDLE_S", 0.01)
         asyncio.run(wait())
     report = begun.report().parity
-    assert report is not None
     return report.checked
-
-
-async def as_serve_does(begun: Warmup) -> None:
-    await begun.prove()
-    begun.become_ready()
 
 
 def code_of(stand_in: StandIn) -> set[type]:
@@ -466,16 +419,12 @@ def code_of(stand_in: StandIn) -> set[type]:
 def test_the_other_entries_are_checked_while_the_replica_is_idle(right: Path, tmp_path: Path):
     """On copies of the declared inputs; after that calls run the entries themselves."""
     stand_in = replica(SIZES)
-    begun = start(stand_in, right, tmp_path)
-    asyncio.run(as_serve_does(begun))
-    ready = begun.report().parity
-
+    begun = ready(stand_in, right, tmp_path)
+    before = begun.report().parity
     checked = idle(begun)
     for size in SIZES:
         calls(stand_in, size, 2)
-
-    assert ready is not None
-    assert (ready.checked, checked) == (1, 3)
+    assert (before.checked, checked) == (1, 3)
     assert entry_checks._Checked not in code_of(stand_in)
 
 
@@ -483,15 +432,12 @@ def test_a_wrong_entry_is_found_before_it_is_called(right: Path, wrong: Path, tm
     """The replica is marked, and its first call of that kind is right."""
     stand_in = replica(SIZES)
     forged = forge(right, wrong, tmp_path / "forged", sizes=[5])
-    begun = start(stand_in, forged, tmp_path)
-    asyncio.run(as_serve_does(begun))
+    begun = ready(stand_in, forged, tmp_path)
     clean = begun.report().degraded
-
     idle(begun)
     marked = begun.report().degraded
     with eager_below():
         (answer,) = calls(stand_in, 5, 1)
-
     assert clean == ()
     assert [reason.partition(":")[0] for reason in marked] == ["parity"]
     assert torch.equal(answer, eager(stand_in, 5))
@@ -511,8 +457,7 @@ def test_calls_of_the_model_thread_are_checked_on_it(right: Path, tmp_path: Path
             return executor.submit(run).result()
 
         stand_in.owner.embed = on_thread
-        begun = start(stand_in, right, tmp_path)
-        asyncio.run(as_serve_does(begun))
+        begun = ready(stand_in, right, tmp_path)
         checked = idle(begun, executor=executor)
 
     assert checked == 3
@@ -524,15 +469,11 @@ def test_a_busy_replica_checks_in_traffic(
     """An entry that never waited for an idle second is checked at its next call."""
     monkeypatch.setattr(kept_calls, "BUSY_S", 0.0)
     stand_in = replica(SIZES)
-    begun = start(stand_in, right, tmp_path)
-    asyncio.run(as_serve_does(begun))
-
+    begun = ready(stand_in, right, tmp_path)
     before = idle(begun)
     for size in SIZES:
         calls(stand_in, size, 2)
     after = begun.report().parity
-
-    assert after is not None
     assert (before, after.checked, after.results["same"]) == (1, 3, 3)
 
 

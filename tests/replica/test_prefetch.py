@@ -17,14 +17,15 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
-from artifacts import build, new_key, packed_cache, trusting
+from artifacts import new_key, packed_cache, trusting
 from compiled import compiled, double
 from conftest import wait_until
 from homes import move_home, write_trust_file
@@ -39,21 +40,20 @@ from serve_warm.replica.warmup import Warmup
 from serve_warm.report import Report, Stage, Verdict
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.files import trust_lines
-from starts import (  # noqa: F401 - `process` is a fixture
+from starts import (  # noqa: F401 - fixtures
     KEY,
     StandIn,
     cut_short,
     here,
     missing_blob,
+    offer,
     other_statement,
     pointed_at,
     process,
     publish,
+    store_fixture,
     tampered,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -62,11 +62,6 @@ ENDS_S = 120.0
 """Less than any time-out of a store."""
 OLDER, NEWER = (f"2026-11-20T10:00:0{second}.000000Z" for second in range(2))
 KERNEL = Path("24", "c244b2rga7kqcbbf2xhyb.so")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(root=tmp_path / "store")
 
 
 def begun(replica: StandIn, **settings: Any) -> Prefetch:
@@ -85,6 +80,15 @@ def prefetched(replica: StandIn, **settings: Any) -> tuple[Prefetch, Taken | Non
     return work, ended(work)
 
 
+def offered(store: LocalStore, **raw: bytes) -> tuple[StandIn, Prefetch, Taken]:
+    """Return a replica and what was pulled for it during its `__init__`."""
+    replica = StandIn()
+    offer(store, replica, raw)
+    work, taken = prefetched(replica, artifact=store.uri)
+    assert taken is not None
+    return replica, work, taken
+
+
 def start(replica: StandIn, work: Prefetch, **settings: Any) -> Warmup:
     warmup = Warmup(replica, WarmupConfig(**settings), prefetched=work)
     asyncio.run(warmup.run())
@@ -95,22 +99,19 @@ def hidden(report: Report) -> dict[str, float]:
     return {time.stage.value: time.hidden_s for time in report.stages if time.hidden_s}
 
 
-def thrown_away(taken: Taken | None) -> bool:
+def thrown_away(taken: Taken) -> bool:
     """Whether its files are closed and its directory is gone, now or in a moment."""
-    assert taken is not None
-    assert taken.directory is not None
-    assert taken.entries is not None
     folders = [taken.directory, *taken.entries.folders.values()]
     wait_until("its directories are removed", lambda: not any(f.exists() for f in folders))
     return not taken.entries.tables and all(file.closed for file in taken.pulled.raw.values())
 
 
 @contextmanager
-def node_locked(raw: dict[str, bytes]) -> Iterator[Callable[[], None]]:
+def node_locked(store: LocalStore) -> Iterator[Callable[[], None]]:
     """Be another process of this node that downloads: whoever fetches waits until it is called."""
-    (part,) = build(raw=raw)[0].parts
+    (blob,) = (store.root / "blobs" / "sha256").iterdir()
     _private_folders.make_private(default_root())
-    lock = os.open(default_root() / f"{part.sha256}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(default_root() / f"{blob.name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         yield lambda: fcntl.flock(lock, fcntl.LOCK_UN)
@@ -129,18 +130,13 @@ def fetching(work: Prefetch) -> None:
 
 
 # --- used ----------------------------------------------------------------------------------
-
-
-def test_what_was_pulled_during_init_is_loaded(store: LocalStore, tmp_path: Path):
+def test_what_was_pulled_during_init_is_loaded(store: LocalStore):
     """The start needs neither the store nor the node's cache, and reports the hidden time."""
-    replica = StandIn()
-    key = publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
-    work, taken = prefetched(replica, artifact=store.uri)
+    replica, work, taken = offered(store)
+    key = taken.pulled.chosen.key
     shutil.rmtree(store.root)
     shutil.rmtree(default_root())
-
     warmup = start(replica, work, artifact=store.uri)
-
     report = warmup.report()
     assert (report.verdict, report.artifact.statement) == (Verdict.FULL_HIT, key)
     assert report.artifact.trace == (f"{key}: accepted, created {report.artifact.created}",)
@@ -160,83 +156,57 @@ def packed_entries(index: bytes | None = None) -> bytes:
         return pack_directory(folder)
 
 
-def test_entries_that_were_read_during_init_are_loaded(store: LocalStore, tmp_path: Path):
+def test_entries_that_were_read_during_init_are_loaded(store: LocalStore):
     """The start does not read them again, and keeps the folder from which it opens libraries."""
-    replica = StandIn()
-    entries = {"precompiled": packed_entries(), "exported": packed_entries()}
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built"), **entries})
-    work, taken = prefetched(replica, artifact=store.uri)
+    replica, work, taken = offered(store, precompiled=packed_entries(), exported=packed_entries())
     folders = taken.entries.folders
     assert [*folders] == ["precompiled", "exported"]
     for folder in folders.values():
         (folder / "index.json").write_bytes(b"read again")
-
     report = start(replica, work, artifact=store.uri).report()
-
     assert (report.verdict, report.warnings) == (Verdict.FULL_HIT, ())
     assert (folders["precompiled"].exists(), folders["exported"].exists()) == (False, True)
 
 
-def test_entries_that_cannot_be_read_are_warned_of(store: LocalStore, tmp_path: Path):
+def test_entries_that_cannot_be_read_are_warned_of(store: LocalStore):
     """The prefetch leaves the report of the reason to the start."""
-    replica = StandIn()
-    raw = {"cache": packed_cache(tmp_path / "built"), "exported": packed_entries(b"{}")}
-    publish(store, here(replica), raw=raw)
-    work, taken = prefetched(replica, artifact=store.uri)
-
+    replica, work, taken = offered(store, exported=packed_entries(b"{}"))
     report = start(replica, work, artifact=store.uri).report()
-
     assert (taken.entries.tables, report.verdict) == ({}, Verdict.FULL_HIT)
-    assert [text.partition(":")[0] for text in report.warnings] == [
-        "not all entries can be used, so Dynamo traces calls"
-    ]
+    (warning,) = report.warnings
+    assert warning.partition(":")[0] == "not all entries can be used, so Dynamo traces calls"
 
 
-def test_entries_of_a_refused_artifact_leave_nothing(store: LocalStore, tmp_path: Path):
+def test_entries_of_a_refused_artifact_leave_nothing(store: LocalStore):
     """The start has taken the artifact, so only the start can remove what was unpacked."""
-    replica = StandIn()
-    entries = {"precompiled": packed_entries(), "exported": packed_entries()}
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built"), **entries})
-    work, taken = prefetched(replica, artifact=store.uri)
+    replica, work, taken = offered(store, precompiled=packed_entries(), exported=packed_entries())
     folders = [*taken.entries.folders.values()]
     taken.directory.chmod(0o777)
-
     report = start(replica, work, artifact=store.uri).report()
-
     assert (report.verdict, report.artifact.refused) == (Verdict.REFUSED, "unsafe_directory")
     assert (len(folders), [f for f in folders if f.exists()], taken.entries.tables) == (2, [], {})
 
 
-def test_the_report_tells_what_was_hidden(store: LocalStore, tmp_path: Path):
+def test_the_report_tells_what_was_hidden(store: LocalStore):
     """The text shows the hidden time beside the waiting time. JSON has a separate field."""
-    replica = StandIn()
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
-    work, _ = prefetched(replica, artifact=store.uri)
-
+    replica, work, _ = offered(store)
     report = start(replica, work, artifact=store.uri).report()
-
     lines = [line for line in report.text().splitlines() if "during __init__" in line]
     assert [line.split()[0] for line in lines] == ["pulling", "verifying", "loading"]
     assert all(time["hidden_s"] >= 0 for time in report.to_json()["stages"])
     assert report.to_json()["stages"][-1]["hidden_s"] == 0
 
 
-def test_a_start_waits_for_what_is_under_way(
-    store: LocalStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    """The start does not begin a second pull."""
+def test_a_start_waits_for_what_is_under_way(store: LocalStore, caplog: pytest.LogCaptureFixture):
     replica = StandIn()
-    raw = {"cache": packed_cache(tmp_path / "built")}
-    publish(store, here(replica), raw=raw)
+    offer(store, replica)
     caplog.set_level("INFO", "serve_warm")
-    with node_locked(raw) as release:
+    with node_locked(store) as release:
         work = begun(replica, artifact=store.uri)
         fetching(work)
         warmup = Warmup(replica, WarmupConfig(artifact=store.uri), prefetched=work)
         warmup.observe([lambda report: report.stage is Stage.PULLING and release()])
-
         asyncio.run(warmup.run())
-
     assert warmup.report().verdict is Verdict.FULL_HIT
     assert warmup.caches.directory == ended(work).directory
     lines = [record.getMessage() for record in caplog.records]
@@ -244,8 +214,6 @@ def test_a_start_waits_for_what_is_under_way(
 
 
 # --- not what is wanted --------------------------------------------------------------------
-
-
 def other_store(replica: StandIn, tmp_path: Path) -> dict[str, Any]:
     other = LocalStore(root=tmp_path / "other")
     publish(other, here(replica), raw={"cache": packed_cache(tmp_path / "theirs")})
@@ -261,14 +229,9 @@ def test_settings_that_change_later_are_those_that_count(
     store: LocalStore, tmp_path: Path, change: Callable[..., dict[str, Any]]
 ):
     """An artifact pulled with other settings is discarded, and the start pulls again."""
-    replica = StandIn()
-    raw = {"cache": packed_cache(tmp_path / "built"), "exported": packed_entries()}
-    publish(store, here(replica), raw=raw)
-    work, taken = prefetched(replica, artifact=store.uri)
+    replica, work, taken = offered(store, exported=packed_entries())
     settings = {"artifact": store.uri, **change(replica, tmp_path)}
-
     warmup = start(replica, work, **settings)
-
     report = warmup.report()
     assert (report.verdict, report.artifact.store) == (Verdict.FULL_HIT, settings["artifact"])
     assert warmup.caches.directory != taken.directory
@@ -282,7 +245,7 @@ def test_trust_that_ends_meanwhile_is_no_trust(
 ):
     """Keys and the deny-list are those of the moment in which the start looks."""
     replica = StandIn()
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    offer(store, replica)
     replica._trust = None
     lines = f"max_age_days = 36500\n{trust_lines(KEY.public_key(), name='builder')}"
     file = write_trust_file(tmp_path / "home", lines)
@@ -290,9 +253,7 @@ def test_trust_that_ends_meanwhile_is_no_trust(
     work, taken = prefetched(replica, artifact=store.uri)
     digest = taken.pulled.chosen.manifest.parts[0].sha256
     file.write_text(f'denied = ["sha256:{digest}"]\n{lines}' if withdrawn == "artifact" else "")
-
     warmup = start(replica, work, artifact=store.uri)
-
     report = warmup.report()
     assert report.verdict is Verdict.REFUSED
     assert report.artifact.refused == ("denied" if withdrawn == "artifact" else "no_trust")
@@ -302,33 +263,27 @@ def test_trust_that_ends_meanwhile_is_no_trust(
 
 @pytest.mark.parametrize("refused", ["untrusted", "expired"])
 def test_why_nothing_is_fetched_early_is_the_reason_of_the_refusal(
-    store: LocalStore, tmp_path: Path, caplog: pytest.LogCaptureFixture, refused: str
+    store: LocalStore, caplog: pytest.LogCaptureFixture, refused: str
 ):
     """A refused artifact that fits is not reported as a miss."""
     caplog.set_level(logging.INFO, logger="serve_warm")
     replica = StandIn()
     replica._trust = trusting(new_key() if refused == "untrusted" else KEY, max_age_s=60.0)
-    key = publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
-
+    key = offer(store, replica)
     prefetched(replica, artifact=store.uri)
-
     (line,) = [r.message for r in caplog.records if "during __init__" in r.message]
     assert f"{key} is refused ({refused}): " in line
     assert "fits" not in line
 
 
-def test_of_several_variants_the_app_decides(store: LocalStore, tmp_path: Path):
+def test_of_several_variants_the_app_decides(store: LocalStore):
     """The compile arguments are known only after `__init__`, and may select another variant."""
     replica, other = StandIn(), StandIn()
     other.owner.model = compiled(double, dynamic=True)
-    raw = {"cache": packed_cache(tmp_path / "built")}
-    right = publish(store, here(replica), raw=raw, created=OLDER)
-    wrong = publish(store, here(other), raw=raw, created=NEWER)
+    right = offer(store, replica, created=OLDER)
+    wrong = offer(store, other, created=NEWER)
     work, taken = prefetched(replica, artifact=store.uri)
-
-    warmup = start(replica, work, artifact=store.uri)
-
-    report = warmup.report()
+    report = start(replica, work, artifact=store.uri).report()
     assert taken.pulled.chosen.key == wrong
     assert (report.verdict, report.artifact.statement) == (Verdict.FULL_HIT, right)
     # The same blob, so the node had it.
@@ -336,18 +291,15 @@ def test_of_several_variants_the_app_decides(store: LocalStore, tmp_path: Path):
     assert thrown_away(taken)
 
 
-def test_a_factor_that_init_changes_counts_as_it_is_then(store: LocalStore, tmp_path: Path):
+def test_a_factor_that_init_changes_counts_as_it_is_then(store: LocalStore):
     """An artifact for the state before `__init__` is a miss."""
-    replica = StandIn()
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
-    work, taken = prefetched(replica, artifact=store.uri)
+    replica, work, taken = offered(store)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         report = start(replica, work, artifact=store.uri).report()
     finally:
         torch.set_default_dtype(before)
-
     assert report.verdict is Verdict.MISS
     assert "default_dtype: " in report.artifact.trace[0]
     assert thrown_away(taken)
@@ -361,11 +313,8 @@ def test_what_does_not_fit_this_machine_is_not_fetched(
 ):
     """Nothing but statements is read, and the start says why nothing fits."""
     replica = StandIn()
-    raw = {"cache": packed_cache(tmp_path / "built")}
-    publish(store, here(replica, **built_for), raw=raw)
-
+    publish(store, here(replica, **built_for), raw={"cache": packed_cache(tmp_path / "built")})
     work, taken = prefetched(replica, artifact=store.uri)
-
     assert taken is None
     assert not default_root().exists()
     report = start(replica, work, artifact=store.uri).report()
@@ -374,20 +323,16 @@ def test_what_does_not_fit_this_machine_is_not_fetched(
 
 
 # --- failing -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("damage", [tampered, cut_short, missing_blob, other_statement])
 def test_what_is_damaged_is_refused_as_ever(
-    store: LocalStore, tmp_path: Path, damage: Callable[[LocalStore], None]
+    store: LocalStore, damage: Callable[[LocalStore], None]
 ):
     """Looking early changes no verdict, and unpacks nothing that is not as it was signed."""
     replica = StandIn()
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    offer(store, replica)
     damage(store)
     work, taken = prefetched(replica, artifact=store.uri)
-
     report = start(replica, work, artifact=store.uri).report()
-
     assert taken is None
     assert (report.stage, report.verdict) == (Stage.READY, Verdict.REFUSED)
     assert list(Path(tempfile.gettempdir()).rglob("*.so")) == []
@@ -397,60 +342,48 @@ def test_a_failure_is_not_final(store: LocalStore, tmp_path: Path):
     """A store that was away during `__init__` and is back gives its artifact to the start."""
     replica = StandIn()
     good = LocalStore(root=tmp_path / "good")
-    publish(good, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    offer(good, replica)
     store.root.symlink_to(store.root)  # a loop: nothing can be listed in it
     work, taken = prefetched(replica, artifact=store.uri)
     store.root.unlink()
     store.root.symlink_to(good.root)
-
     report = start(replica, work, artifact=store.uri).report()
-
     assert taken is None
     assert report.verdict is Verdict.FULL_HIT
 
 
 @pytest.mark.slow
-def test_what_hangs_costs_no_more_than_the_pull_may(store: LocalStore, tmp_path: Path):
+def test_what_hangs_costs_no_more_than_the_pull_may(store: LocalStore):
     """The deadline of the pull includes the time before the start."""
     replica = StandIn()
-    raw = {"cache": packed_cache(tmp_path / "built")}
-    publish(store, here(replica), raw=raw)
-    with node_locked(raw):
+    offer(store, replica)
+    with node_locked(store):
         work = begun(replica, artifact=store.uri)
         fetching(work)
-
         report = start(replica, work, artifact=store.uri, pull_deadline_s=0.3).report()
-
     assert (report.stage, report.verdict) == (Stage.READY, Verdict.MISS)
     assert "nothing was pulled within" in report.artifact.reason
     assert ended(work) is None
 
 
-def test_a_start_that_fails_throws_it_away(store: LocalStore, tmp_path: Path):
+def test_a_start_that_fails_throws_it_away(store: LocalStore):
     """Nothing stays open or on disk for a replica that will not serve."""
-    replica = StandIn()
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
-    work, taken = prefetched(replica, artifact=store.uri)
+    replica, work, taken = offered(store)
     replica.declared = []
-
     with pytest.raises(InputError):
         start(replica, work, artifact=store.uri)
-
     assert thrown_away(taken)
 
 
-def test_dropping_ends_what_is_under_way(store: LocalStore, tmp_path: Path):
+def test_dropping_ends_what_is_under_way(store: LocalStore):
     """Nothing is asked of a store for a start that has been switched off."""
     replica = StandIn()
-    raw = {"cache": packed_cache(tmp_path / "built")}
-    publish(store, here(replica), raw=raw)
-    with node_locked(raw) as release:
+    offer(store, replica)
+    with node_locked(store) as release:
         work = begun(replica, artifact=store.uri)
         fetching(work)
-
         work.drop()
         release()
-
     assert ended(work) is None
 
 
@@ -492,19 +425,11 @@ def test_devices_are_asked_for_after_user_code_has_chosen_them(
     store: LocalStore, tmp_path: Path, then: str
 ):
     """With a driver, the pull waits until CUDA is initialised or `__init__` ended."""
-    replica = StandIn()
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    offer(store, StandIn())
     driver = tmp_path / "nvidiactl"
     driver.touch()
-
-    completed = subprocess.run(
-        [sys.executable, "-c", CHOOSING, store.uri, str(driver), then],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=HANG_S,
-    )
-
+    command = [sys.executable, "-c", CHOOSING, store.uri, str(driver), then]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_S)
     shown = ["True 0 []", "pull fingerprint False"]
     assert completed.stdout.splitlines() == shown, completed.stderr
 

@@ -15,48 +15,26 @@ import torch
 
 from compiled import double
 from serve_warm.config import WarmupConfig
-from serve_warm.errors import (
-    CompilerMissing,
-    InputError,
-    WarmupFailed,
-    WarmupTimeout,
-)
+from serve_warm.errors import CompilerMissing, InputError, WarmupFailed, WarmupTimeout
 from serve_warm.inputs import Input
 from serve_warm.replica.warmup import Warmup
 from serve_warm.report import Stage, Verdict
-from starts import (  # noqa: F401 - fixtures
-    Capturing,
-    StandIn,
-    failed,
-    process,
-    warm_up,
-)
+from starts import Capturing, StandIn, failed, process, warm_up  # noqa: F401 - fixtures
 
 
 def test_the_gpu_that_is_read_is_the_serving_threads(monkeypatch: pytest.MonkeyPatch):
     """CUDA has a current device for each thread, and `__init__` sets that of the event loop."""
     serving = threading.get_ident()
-    found = types.SimpleNamespace(
-        name="A", major=9, minor=0, multi_processor_count=132, total_memory=80 * 2**30
-    )
-    for name, value in {
-        "is_available": True,
-        "is_initialized": True,
-        "device_count": 2,
-        "get_allocator_backend": "none that is known",
-    }.items():
+    size = {"multi_processor_count": 132, "total_memory": 80 * 2**30}
+    found = types.SimpleNamespace(name="A", major=9, minor=0, **size)
+    answers = {"is_available": True, "is_initialized": True, "device_count": 2}
+    for name, value in {**answers, "get_allocator_backend": "none that is known"}.items():
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
-    monkeypatch.setattr(
-        torch.cuda, "current_device", lambda: 1 if threading.get_ident() == serving else 0
-    )
-
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: int(threading.get_ident() == serving))
     replica = StandIn()
     replica.owner.model = double  # Dynamo would ask for a device, too
-
     start = warm_up(replica)
-
-    assert start.journal.fingerprint is not None
     assert start.journal.fingerprint.machine["gpu"] == "A sm_90 132 SMs 80 GiB as cuda:1"
 
 
@@ -68,7 +46,6 @@ class Undecided(StandIn):
 def test_inputs_that_are_never_declared_have_a_deadline():
     """Every wait of a start ends: also the one for the user's own method."""
     error, report, _ = failed(WarmupTimeout, Undecided(), deadline_s=0.2)
-
     assert error.message.startswith("warmup_inputs() did not return within")
     assert error.hint
     assert (report.stage, report.error) == (Stage.FAILED, str(error))
@@ -77,10 +54,8 @@ def test_inputs_that_are_never_declared_have_a_deadline():
 def test_a_start_without_inputs_is_late_by_policy():
     """Without proof, the replica may serve if the policy allows it, but it is degraded."""
     report = warm_up(Undecided(), deadline_s=0.2, on_deadline="serve").report()
-
-    assert (report.stage, report.verdict, report.covered.expected) == (
-        *(Stage.READY, Verdict.LATE, 0),
-    )
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.LATE)
+    assert report.covered.expected == 0
     assert report.degraded[0].startswith("late: warmup_inputs()")
 
 
@@ -120,9 +95,7 @@ def test_inputs_that_cannot_be_used_fail_the_start(declared: Any, kind: type[Exc
     """A start that ends in the user's code has ended: its report says so, whatever was raised."""
     replica = StandIn()
     replica.declared = declared
-
     _, report, _ = failed(kind, replica)
-
     assert report.stage is Stage.FAILED
     assert text in report.error
     assert replica.calls == []
@@ -133,10 +106,8 @@ def test_inputs_that_are_refused_are_known():
     replica = StandIn()
     replica.declared = [Input(target="rank")]
     start = Warmup(replica, WarmupConfig())
-
     with pytest.raises(InputError, match="no method"):
         asyncio.run(start.run())
-
     assert [item.target_name for item in start.journal.inputs] == ["rank"]
 
 
@@ -149,9 +120,7 @@ def test_the_missing_compiler_is_said_before_anything_starts(
     monkeypatch.setenv("PATH", str(tmp_path))
     replica = StandIn()
     replica.owner.model = torch.compile(double)
-
     error, report, _ = failed(CompilerMissing, replica, artifact=str(tmp_path / "store"))
-
     assert "looked for g++" in error.message
     assert "g++" in report.error
     assert not replica.asked
@@ -163,9 +132,7 @@ def test_what_is_not_compiled_by_inductor_needs_no_compiler(
 ):
     """An image without g++ serves a model that Inductor does not compile; the lack is named."""
     monkeypatch.setenv("PATH", str(tmp_path))
-
     report = warm_up(StandIn()).report()
-
     assert report.covered.proven == report.covered.expected == 2
     assert torch.cuda.is_available() or "looked for g++" in report.warnings[0]
 
@@ -173,7 +140,6 @@ def test_what_is_not_compiled_by_inductor_needs_no_compiler(
 def test_cuda_graphs_on_threads_that_end_are_refused():
     """A graph captured on a request's thread is lost for the next request."""
     error, report, _ = failed(WarmupFailed, Capturing(own_threads=True))
-
     assert "a CUDA graph works only on the thread that captured it" in error.message
     assert "on_model_thread" in error.hint
     assert report.stage is Stage.FAILED
@@ -188,9 +154,7 @@ def test_an_app_that_compiles_nothing_says_so(others: tuple[str, ...], said: str
     replica = StandIn()
     replica.owner.model = double
     replica.waits_for = lambda: others
-
     report = warm_up(replica, on_unproven="fail").report()
-
     assert (report.covered.proven, report.degraded) == (2, ())
     [warning] = report.warnings
     assert warning.startswith("this process has no compiled code")
@@ -204,9 +168,7 @@ def test_what_user_code_raises_is_cut(kind: type[Exception], caplog: pytest.LogC
     replica = StandIn()
     hint = {"hint": "correct it"} if kind is InputError else {}
     replica.declared = kind("it broke " + "x" * 1_500_000, **hint)
-
     _, report, _ = failed(kind, replica)
-
     assert "it broke" in report.error
     assert len(report.error) < 1100
     assert report.error.endswith("hint: correct it" if hint else "...")
@@ -222,6 +184,5 @@ def test_torchs_remote_cache_is_warned_of(monkeypatch: pytest.MonkeyPatch):
     for name in names:
         monkeypatch.setenv(name, "0")
     off = warm_up(StandIn()).report()
-
     assert [w for w in on.warnings if ", ".join(names) in w]
     assert not [w for w in off.warnings if "REMOTE" in w]

@@ -12,8 +12,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,10 +32,6 @@ from serve_warm.replica.replay import PROOF_ATTEMPTS, Replay
 from serve_warm.replica.timed_calls import Deadline, Limits, Progress
 from serve_warm.replica.timeline import Timeline
 from serve_warm.replica.waits import Waits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 RECOMPILE_LIMIT = 8
 
@@ -80,10 +78,7 @@ def failure(kind: type[Exception], warmup: Replay) -> Any:
 
 
 # --- until quiet ---------------------------------------------------------------------------
-
-
 def test_a_pass_that_compiles_is_followed_by_a_quiet_one_and_the_proof():
-    """A model that compiles at the first call takes three passes, and every input is proven."""
     model = compiled(double)
     calls: list[str] = []
 
@@ -105,9 +100,7 @@ def test_what_is_warm_needs_no_further_pass():
     """A quiet first pass and the proof: a second start in one process is two passes."""
     model = compiled(double)
     run(replay([shape(2)], calling(model)))
-
     progress = run(replay([shape(2)], calling(model)))
-
     assert (progress.passes, progress.compiles) == (2, {"size 2": 0})
     assert progress.proven == {"size 2"}
 
@@ -134,11 +127,9 @@ def test_a_pass_with_settling_calls_is_followed_by_one_with_entries(calls: int, 
     build(tmp_path, lambda: model(*item.args))
     fresh = serve_warm.compile(Settles(calls).eval(), dynamic=False)
     before = SESSION.settling_calls
-
     with started(tmp_path):
         progress = run(replay([item], calling(fresh)))
         levels = {use.level for use in fresh.__dict__["_serve_warm"].uses()}
-
     assert SESSION.settling_calls - before == calls
     assert progress.passes == calls + 2
     assert (progress.compiles, progress.proven) == ({"square": 0}, {"square"})
@@ -170,9 +161,7 @@ def test_a_model_that_never_gets_quiet_is_not_proven(monkeypatch: pytest.MonkeyP
 def test_results_are_seconds_and_compiles_of_each_input():
     """The first and the last replay are separate, and unreached inputs say so."""
     progress = run(replay([shape(3), shape(2)], calling(compiled(double))))
-
     results = progress.results()
-
     assert [(r.name, r.proven, r.compiles, r.note) for r in results] == [
         ("size 3", True, 1, ""),
         ("size 2", True, 1, ""),
@@ -182,22 +171,17 @@ def test_results_are_seconds_and_compiles_of_each_input():
 
 
 def test_progress_is_told_after_each_input():
-    """Observers see how far a pass is while it runs."""
     told: list[tuple[int, int]] = []
     warmup = replay(
         [shape(2), shape(3)],
         calling(compiled(double)),
         changed=lambda: told.append((warmup.progress.passes, warmup.progress.done)),
     )
-
     run(warmup)
-
     assert told == [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]
 
 
 # --- the proof -----------------------------------------------------------------------------
-
-
 def test_a_compile_that_only_the_proof_meets_is_replayed_and_proven_again():
     """Code that compiles at its second call is quiet at the first."""
     model = compiled(double)
@@ -265,9 +249,7 @@ def test_inputs_over_the_recompile_limit_are_never_proven():
     """Code that runs eagerly is detected and named with the setting, without a retry."""
     model = compiled(double)
     inputs = [shape(size) for size in range(1, RECOMPILE_LIMIT + 5)]
-
     progress = run(replay(inputs, calling(model)))
-
     assert progress.proven == {f"size {size}" for size in range(1, RECOMPILE_LIMIT + 1)}
     assert len(progress.unproven) == 4
     assert all("recompile_limit=16" in why for why in progress.unproven.values())
@@ -291,9 +273,7 @@ def test_eager_parts_are_found_beside_parts_that_compile():
 
 
 def test_the_threads_of_the_proof_are_recorded():
-    """The threads that made compiled calls are recorded, and must include the serving thread."""
     model = compiled(double)
-
     with ThreadPoolExecutor(1) as threads:
         native_id = threads.submit(threading.get_native_id).result()
 
@@ -301,13 +281,10 @@ def test_the_threads_of_the_proof_are_recorded():
             await asyncio.get_running_loop().run_in_executor(threads, model, *item.args)
 
         progress = run(replay([shape(2)], call))
-
     assert progress.threads == {native_id}
 
 
 # --- compiled calls of an input ------------------------------------------------------------
-
-
 class Guarded:
     """A handler whose guard clause answers inputs of one element, without the model."""
 
@@ -322,7 +299,6 @@ class Guarded:
 def test_an_input_that_never_reaches_the_model_is_not_proven():
     """A guard clause is quiet and raises nothing: there is no call that could prove it warm."""
     progress = run(replay([shape(2), shape(1)], Guarded()))
-
     assert progress.proven == {"size 2"}
     assert progress.unproven.keys() == {"size 1"}
     assert "makes no compiled call" in progress.unproven["size 1"]
@@ -333,7 +309,6 @@ def test_an_input_that_never_reaches_the_model_is_not_proven():
 def test_without_any_compiled_call_the_app_decides(has_compiled: bool):
     """An app with something compiled has a false input; one without has nothing to prove."""
     progress = run(replay([shape(1)], Guarded(), has_compiled=lambda: has_compiled))
-
     assert (progress.proven == {"size 1"}) is not has_compiled
     assert progress.has_compiled is has_compiled
 
@@ -354,6 +329,12 @@ def test_a_remembered_answer_is_not_proven():
     assert "its handler caches the answer" in progress.unproven["size 2"]
 
 
+def in_thread(function: Callable[..., Any], *args: Any) -> None:
+    """Call a function in another thread, and raise what it raises."""
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(function, *args).result()
+
+
 def test_a_call_of_another_thread_is_no_call_of_the_input():
     """A thread of the user's that calls the model all the time proves nothing of a guard clause."""
     guarded, background = Guarded(), compiled(double)
@@ -364,13 +345,13 @@ def test_a_call_of_another_thread_is_no_call_of_the_input():
         while not stop.is_set():
             background(torch.ones(2))
 
-    thread = threading.Thread(target=call_on)
-    thread.start()
-    try:
-        progress = run(replay([shape(2), shape(1)], guarded))
-    finally:
-        stop.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as threads:
+        calling = threads.submit(call_on)
+        try:
+            progress = run(replay([shape(2), shape(1)], guarded))
+        finally:
+            stop.set()
+    calling.result()
 
     assert progress.proven == {"size 2"}
     assert "makes no compiled call" in progress.unproven["size 1"]
@@ -386,9 +367,7 @@ def test_a_call_of_another_thread_is_no_answer_that_a_handler_remembers():
         nonlocal replays
         replays += 1
         if replays == 2:
-            thread = threading.Thread(target=background, args=(torch.ones(2),))
-            thread.start()
-            thread.join()
+            in_thread(background, torch.ones(2))
         await guarded(item)
 
     progress = run(replay([shape(2), shape(1)], call))
@@ -407,9 +386,7 @@ def test_a_compile_of_another_thread_beside_the_proof_is_made_and_is_no_proof():
         nonlocal replays
         replays += 1
         if replays == 5:  # in the proof, while the input without a call is replayed
-            thread = threading.Thread(target=compile_once)
-            thread.start()
-            thread.join()
+            in_thread(compile_once)
         await guarded(item)
 
     def compile_once() -> None:
@@ -546,9 +523,6 @@ def test_calls_of_any_task_and_copied_context_are_the_inputs(concurrency: int):
     model = compiled(double)
     replays = 0
 
-    async def once(item: Input) -> None:
-        await asyncio.create_task(asyncio.to_thread(model, *item.args))
-
     async def call(item: Input) -> None:
         nonlocal replays
         replays += 1
@@ -557,7 +531,7 @@ def test_calls_of_any_task_and_copied_context_are_the_inputs(concurrency: int):
 
         async def one() -> None:
             async with lock:
-                await once(item)
+                await asyncio.create_task(asyncio.to_thread(model, *item.args))
 
         await asyncio.gather(*(one() for _ in range(concurrency)))
 
@@ -583,8 +557,6 @@ def test_a_call_on_another_rank_is_a_call_of_the_input():
 
 
 # --- memory --------------------------------------------------------------------------------
-
-
 class Memory:
     """A handler that runs out of memory for inputs of some sizes, a set number of times."""
 
@@ -606,9 +578,7 @@ class Memory:
 def test_an_input_that_does_not_fit_is_left_out_and_the_others_are_proven():
     """The input is tried twice, and skipped in later passes. The report names it and the reason."""
     memory = Memory(size_4=99)
-
     progress = run(replay([shape(4), shape(3), shape(2)], memory))
-
     assert memory.calls.count("size 4") == 2
     assert progress.proven == {"size 3", "size 2"}
     assert list(progress.unproven) == list(progress.left_out) == ["size 4"]
@@ -623,9 +593,7 @@ def test_an_input_that_does_not_fit_is_left_out_and_the_others_are_proven():
 def test_what_fits_once_memory_is_freed_is_not_left_out():
     """Cached memory prevents the first attempt, but not the second."""
     memory = Memory(size_4=1)
-
     progress = run(replay([shape(4), shape(3)], memory))
-
     assert progress.left_out == {}
     assert progress.proven == {"size 4", "size 3"}
 
@@ -634,18 +602,13 @@ def test_what_fits_once_memory_is_freed_is_not_left_out():
 def test_a_replica_that_fits_no_input_is_no_replica():
     """Such a replica could serve nothing."""
     error = failure(ReplayFailed, replay([shape(3), shape(2)], Memory(size_3=99, size_2=99)))
-
     assert error.message.startswith("all 2 inputs ran out of memory")
     assert "Tried to allocate 9 GiB" in error.message
     assert "smaller inputs" in error.hint
 
 
 # --- failures ------------------------------------------------------------------------------
-
-
 def test_an_input_that_raises_is_named_with_the_cause():
-    """The error names the input, and has its exception as the cause."""
-
     async def call(item: Input) -> None:
         if item.name == "size 2":
             message = "first line\nsecond line"
@@ -786,8 +749,6 @@ def test_one_input_has_a_deadline_of_its_own():
 
 
 # --- ranks that compute together: test_ranks.py has real ones --------------------------------
-
-
 class Echo(Ranks):
     """One of two ranks, whose peer always gives the same answers."""
 
@@ -832,11 +793,7 @@ def test_a_rank_leaves_no_input_out():
 
 
 def test_ranks_come_to_the_same_points():
-    """Ranks agree at the same points: each pass, failures, the proof."""
     ranks = Echo()
-
     run(replay([shape(2)], calling(compiled(double)), ranks=ranks))
-
-    assert ranks.asked == [
-        *("pass 1", "pass 2", "inputs to replay again", "compiled calls", "the proof")
-    ]
+    points = ("pass 1", "pass 2", "inputs to replay again", "compiled calls", "the proof")
+    assert ranks.asked == [*points]

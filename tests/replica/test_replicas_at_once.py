@@ -45,7 +45,6 @@ def lines() -> list[dict[str, Any]]:
 def test_what_starts_at_once_is_as_warm_as_what_starts_alone(lines: list[dict[str, Any]]):
     """Each is a full hit, all inputs are proven, and nothing is compiled or built."""
     starts = [line for line in lines if line["run"] != "summary"]
-
     assert [line["run"] for line in starts] == ["alone", *["together"] * REPLICAS]
     for line in starts:
         assert (line["verdict"], line["proven"]) == ("full_hit", "2/2")
@@ -57,7 +56,6 @@ def test_what_starts_at_once_is_as_warm_as_what_starts_alone(lines: list[dict[st
 def test_a_node_downloads_once(lines: list[dict[str, Any]]):
     """The store sends one artifact to all replicas together."""
     alone, *together = (line for line in lines if line["run"] != "summary")
-
     assert alone["stored_bytes"] > 0
     assert {line["stored_bytes"] for line in together} == {alone["stored_bytes"]}
     assert sum(line["downloaded_bytes"] for line in together) == alone["downloaded_bytes"]

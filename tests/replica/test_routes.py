@@ -36,7 +36,6 @@ def test_optional_fields_of_a_request_are_named():
     owner = object.__new__(type("Owner", (Searching,), {"__del__": lambda _: None}))
     one = Input(target="POST /search?page=2", json={"texts": ["a"], "topK": 3})
     _, opaque = vary([one], owner)
-
     of = "of 'POST /search', always its default"
     assert [line for line in opaque if "default" in line] == [
         f"query.trace {of}",

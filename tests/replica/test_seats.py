@@ -9,15 +9,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pytest
 
-from serve_warm import _seats, node
 from serve_warm._seats import (
     TICKET_S,
     Seat,
@@ -46,9 +46,7 @@ from serve_warm.replica.seats import (
     SeatsUnavailable,
     imports_of_seat,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from state_files import Clock, clock_fixture  # noqa: F401 - a fixture
 
 MEGABYTE = 1_000_000
 
@@ -83,19 +81,18 @@ class Workers:
         found = self.folder.claim()
         assert found is not None
         ticket, self.wanted = found
-        self.folder.write(
-            Seat(
-                pid=process.pid,
-                start_ticks=start_ticks(process.pid),
-                state="importing",
-                deployment=self.wanted.deployment,
-                ticket=ticket,
-                is_named_idle=is_named_idle(process.pid),
-                offered_boot_s=self.wanted.offered_boot_s,
-                began_boot_s=seats.boot_s(),
-                memory_bytes=100 * MEGABYTE,
-            )
+        seat = Seat(
+            pid=process.pid,
+            start_ticks=start_ticks(process.pid),
+            state="importing",
+            deployment=self.wanted.deployment,
+            ticket=ticket,
+            is_named_idle=is_named_idle(process.pid),
+            offered_boot_s=self.wanted.offered_boot_s,
+            began_boot_s=seats.boot_s(),
+            memory_bytes=100 * MEGABYTE,
         )
+        self.folder.write(seat)
 
     def settle(self, state: Any = "waiting", note: str = "", import_s: float = 0.0) -> None:
         """Have all seats that import be through."""
@@ -117,22 +114,6 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
         workers.end(process)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.ahead_s = 0.0
-
-    def __call__(self) -> float:
-        return node.boot_s() + self.ahead_s
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    for module in (seats, _seats):
-        monkeypatch.setattr(module, "boot_s", clock)
-    return clock
-
-
 @pytest.fixture(autouse=True)
 def free(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The free memory of the node, in bytes."""
@@ -151,12 +132,17 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 def keeper(workers: Workers, count: int = 2, **more: Any) -> SeatKeeper:
     options = {"settings": Seats(count=count), "deployment": "app#Embedder", **more}
-    return SeatKeeper(
-        **{"folder": workers.folder, **options},
-        source=workers,
-        omp_threads="1",
-        imports=("torch",),
-    )
+    fixed = {"source": workers, "omp_threads": "1", "imports": ("torch",)}
+    return SeatKeeper(**{"folder": workers.folder, **options, **fixed})
+
+
+def with_seat(workers: Workers, count: int = 1) -> SeatKeeper:
+    """Return a keeper that has seen its first seat wait."""
+    kept = keeper(workers, count=count)
+    kept.look()
+    workers.settle()
+    kept.look()
+    return kept
 
 
 def said(keeper: SeatKeeper) -> SeatUse:
@@ -166,31 +152,21 @@ def said(keeper: SeatKeeper) -> SeatUse:
 def test_one_shows_that_the_imports_work_before_the_others_are_asked_for(workers: Workers):
     """So failing imports cost one worker, not all."""
     kept = keeper(workers, count=3)
-
-    for _ in range(3):
-        kept.look()
-    before = list(workers.asked)
-    workers.settle()
-    for _ in range(3):
-        kept.look()
-
-    assert before == [1]
-    assert workers.asked == [1, 2]
+    for asked in ([1], [1, 2]):
+        for _ in range(3):
+            kept.look()
+        assert workers.asked == asked
+        workers.settle()
 
 
 def test_a_seat_that_was_taken_is_replaced(workers: Workers, clock: Clock):
     """Whatever took it, a replica of this deployment or of another with the same runtime_env."""
-    kept = keeper(workers, count=1)
-    kept.look()
-    workers.settle()
-    kept.look()
-
+    kept = with_seat(workers)
     workers.folder.remove(workers.folder.seats()[0])
     kept.look()
     at_once = list(workers.asked)
-    clock.ahead_s += TAKEN_PAUSE_S + 1
+    clock.move_on(TAKEN_PAUSE_S + 1)
     kept.look()
-
     assert at_once == [1]  # the replica that took it has the cores for itself
     assert workers.asked == [1, 1]
     assert said(kept).waiting == 0
@@ -215,9 +191,9 @@ def test_no_seat_is_asked_for_while_a_replica_s_worker_starts(
     workers.end(workers.processes[0])
     kept.look()
     starting[0] = True
-    clock.ahead_s += PAUSE_S + 1  # after the loss of the seat
+    clock.move_on(PAUSE_S + 1)  # after the loss of the seat
     held_up = asked()
-    clock.ahead_s += STARTING_LIMIT_S + 1
+    clock.move_on(STARTING_LIMIT_S + 1)
     at_last = asked()
 
     assert (during, after, held_up, at_last) == ([], [1], [1], [1, 1])
@@ -229,7 +205,6 @@ def test_a_worker_counts_as_starting_until_ray_names_it():
     worker = [sys.executable, "-c", "print(flush=True); input()", "default_worker.py", *options]
     process = subprocess.Popen(worker, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
-        assert process.stdout is not None
         process.stdout.readline()  # while a program begins, /proc shows no command line
         found = [
             is_one_starting(["default_worker.py", *options]),
@@ -239,7 +214,6 @@ def test_a_worker_counts_as_starting_until_ray_names_it():
     finally:
         process.kill()
         process.communicate()
-
     assert found == [True, False, False]
     assert not is_one_starting(["default_worker.py", *options])
 
@@ -248,24 +222,18 @@ def test_a_seat_that_a_deployment_without_serve_warm_took_is_replaced(
     workers: Workers, clock: Clock
 ):
     """Nothing removes its file. Ray gives its process another name."""
-    kept = keeper(workers, count=1)
     workers.line = ["ray::IDLE", "-c", "read x; exec -a ray::ServeReplica:other sh -c 'read y'"]
     workers.program = "/bin/bash"
-    kept.look()
-    workers.settle()
-    kept.look()
+    kept = with_seat(workers)
     waiting = said(kept).waiting
-
     (process,) = workers.processes
-    assert process.stdin is not None
     process.stdin.write(b"\n")
     process.stdin.flush()
     while not Path(f"/proc/{process.pid}/cmdline").read_bytes().startswith(b"ray::ServeReplica"):
         time.sleep(0.01)
     kept.look()
-    clock.ahead_s += TAKEN_PAUSE_S + 1
+    clock.move_on(TAKEN_PAUSE_S + 1)
     kept.look()
-
     assert waiting == 1
     assert workers.asked == [1, 1]
     assert said(kept).waiting == 0
@@ -276,11 +244,9 @@ def test_a_seat_of_no_use_is_the_last_one(workers: Workers, state: str):
     """The next one would be of no use either; the reason is in the report."""
     kept = keeper(workers)
     kept.look()
-
     workers.settle(state, note="importing app raised ValueError")
     for _ in range(3):
         kept.look()
-
     assert workers.asked == [1]
     assert said(kept).problem == f"a seat cannot be used ({state}): importing app raised ValueError"
 
@@ -294,9 +260,7 @@ def test_a_worker_that_ended_itself_is_the_last_one(workers: Workers, is_new: bo
     if not is_new:
         workers.folder.write(replace(workers.folder.seats()[0], offered_boot_s=0.0))
     workers.end(workers.processes[0])
-
     kept.look()
-
     assert said(kept).problem.startswith("a seat cannot be used (hung): importing torch") is is_new
     assert len(workers.asked) == (1 if is_new else 2)
 
@@ -305,10 +269,8 @@ def test_a_raylet_that_refuses_is_asked_once(workers: Workers):
     """No ticket is left for a worker that comes later for another reason."""
     kept = keeper(workers)
     workers.raises = SeatsUnavailable("no such request")
-
     for _ in range(3):
         kept.look()
-
     assert workers.asked == [1]
     assert said(kept).problem == "no such request"
     assert workers.folder.claim() is None
@@ -320,17 +282,15 @@ def test_a_raylet_that_does_not_answer_is_asked_later_and_then_no_more(
     """The pauses grow, so that requests end."""
     kept = keeper(workers)
     workers.raises = SeatsDelayed("no answer")
-
     kept.look()
     kept.look()
     at_once = len(workers.asked)
-    clock.ahead_s += PAUSE_S + 0.1
+    clock.move_on(PAUSE_S + 0.1)
     kept.look()
     after_a_pause = len(workers.asked)
     for _ in range(10):
-        clock.ahead_s += 1000
+        clock.move_on(1000)
         kept.look()
-
     assert (at_once, after_a_pause) == (1, 2)
     assert len(workers.asked) == LIMIT_OF_LOSSES
     assert said(kept).problem == f"no answer, {LIMIT_OF_LOSSES} times in a row"
@@ -340,11 +300,9 @@ def test_a_worker_that_never_comes_has_its_ticket_taken_back(workers: Workers, c
     """The worker may come for a replica, which must not wait for the imports of a seat."""
     kept = keeper(workers)
     workers.come = False
-
     kept.look()
-    clock.ahead_s += TICKET_S + 1
+    clock.move_on(TICKET_S + 1)
     kept.look()
-
     assert workers.folder.claim() is None
     assert said(kept).problem == ""
 
@@ -352,12 +310,10 @@ def test_a_worker_that_never_comes_has_its_ticket_taken_back(workers: Workers, c
 def test_a_seat_that_never_says_how_its_imports_ended_is_given_up(workers: Workers, clock: Clock):
     """As with a full disk. Before, no more seats were asked for, and nothing said so."""
     kept = keeper(workers, count=1)
-
     for _ in range(10):
         kept.look()
-        clock.ahead_s += 60 + RECORD_S + 70  # the default limit, and more than a pause
+        clock.move_on(60 + RECORD_S + 70)  # the default limit, and more than a pause
         kept.look()
-
     assert len(workers.asked) == LIMIT_OF_LOSSES
     assert "did not record the end of its imports within 120 s" in said(kept).problem
 
@@ -375,17 +331,15 @@ def test_seats_that_are_killed_are_not_asked_for_without_end(
 ):
     """Seats that are killed during their imports, or soon after, are losses in a row."""
     kept = keeper(workers, settings=settings)
-
     for _ in range(20):
         kept.look()
         if imports_end:
             workers.settle()
             kept.look()
-        clock.ahead_s += 41
+        clock.move_on(41)
         while workers.processes:
             workers.end(workers.processes.pop())
         kept.look()
-
     assert workers.asked == [1] * LIMIT_OF_LOSSES
     state = "waiting" if imports_end else "importing"
     assert f"ended while the seat was {state}, 5 times in a row" in said(kept).problem
@@ -394,19 +348,14 @@ def test_seats_that_are_killed_are_not_asked_for_without_end(
 
 def test_a_seat_is_renewed_before_its_time_is_up(workers: Workers, clock: Clock):
     """Ray may keep the old one on a large node, and then there are twice as many and no more."""
-    kept = keeper(workers, count=1)
-    kept.look()
-    workers.settle()
-    kept.look()
+    kept = with_seat(workers)
     early = list(workers.asked)
-
-    clock.ahead_s += 880
+    clock.move_on(880)
     kept.look()
     workers.settle()
     for _ in range(5):
-        clock.ahead_s += 2000
+        clock.move_on(2000)
         kept.look()
-
     assert early == [1]
     assert workers.asked == [1, 1]
     assert said(kept).waiting == 2
@@ -416,13 +365,11 @@ def test_nothing_is_asked_for_without_memory(workers: Workers, clock: Clock, fre
     """A seat may not be what has a replica killed."""
     free[0] = 50 * MEGABYTE
     kept = keeper(workers, count=1)
-
     kept.look()
     before = list(workers.asked)
     free[0] = 10_000 * MEGABYTE
-    clock.ahead_s += 10
+    clock.move_on(10)
     kept.look()
-
     assert before == []
     assert workers.asked == [1]
 
@@ -433,7 +380,6 @@ def test_no_more_is_asked_for_than_memory_is_free(
     """The size of the first seat is known, even if it was taken since."""
     free[0] = SPARE * SEAT_BYTES
     kept = keeper(workers, count=3)
-
     kept.look()
     workers.settle()
     free[0] = 0
@@ -441,9 +387,8 @@ def test_no_more_is_asked_for_than_memory_is_free(
     workers.folder.remove(workers.folder.seats()[0])
     kept.look()
     free[0] = 2.5 * SPARE * 100 * MEGABYTE
-    clock.ahead_s += 10
+    clock.move_on(10)
     kept.look()
-
     assert workers.asked == [1, 2]
 
 
@@ -456,7 +401,6 @@ def test_memory_that_seats_will_need_is_not_given_twice(workers: Workers, free: 
     free[0] = 2.2 * SPARE * 100 * MEGABYTE
     for _ in range(4):
         kept.look()
-
     assert workers.asked == [1, 2]
     assert said(kept).problem == ""
 
@@ -468,12 +412,11 @@ def test_losses_with_a_steady_seat_between_them_are_not_in_a_row(workers: Worker
         kept.look()
         workers.settle()
         kept.look()
-        clock.ahead_s += STEADY_S + 1
+        clock.move_on(STEADY_S + 1)
         kept.look()
         workers.end(workers.processes.pop())
         kept.look()
-        clock.ahead_s += PAUSE_S + 0.1
-
+        clock.move_on(PAUSE_S + 0.1)
     assert len(workers.asked) == 2 * LIMIT_OF_LOSSES
     assert said(kept).problem == ""
 
@@ -486,9 +429,7 @@ def test_open_tickets_are_taken_back_when_a_keeper_stops(workers: Workers):
     workers.come = False
     kept.look()
     workers.folder.write(replace(workers.folder.seats()[0], state="failed", note="no licence"))
-
     kept.look()
-
     assert "no licence" in said(kept).problem
     assert workers.asked == [1, 2]
     assert not list(workers.folder.path.glob("ticket-*"))
@@ -519,24 +460,17 @@ def test_free_memory_is_that_of_the_node_or_of_the_container(
     (tmp_path / "proc/meminfo").write_text(lines)
     for name, text in group.items():
         (tmp_path / "sys/fs/cgroup" / f"memory.{name}").write_text(text)
-
     assert free_memory_bytes(tmp_path) == free
 
 
 def test_a_keeper_that_stopped_lets_another_one_try(workers: Workers):
     """The stopped keeper no longer counts seats either."""
-    first, second = keeper(workers, count=1), keeper(workers, count=1)
-    first.look()
-    workers.settle()
-    first.look()
+    second, first = keeper(workers, count=1), with_seat(workers)
     before = said(first).waiting
-    workers.settle()
     workers.folder.write(replace(workers.folder.seats()[0], state="failed", note="no licence"))
-
     first.look()
     workers.folder.remove(workers.folder.seats()[0])
     second.look()
-
     assert (before, said(first).waiting) == (1, None)
     assert "no licence" in said(first).problem
     assert said(second).waiting == 0
@@ -547,31 +481,30 @@ def test_one_replica_of_a_deployment_keeps_seats_on_a_node(workers: Workers):
     """Others wait until it ends; other deployments have seats of their own."""
     first, second = keeper(workers, count=1), keeper(workers, count=1)
     other = keeper(workers, count=1, deployment="app#Router")
-
     for each in (first, second, other):
         each.look()
-
     assert workers.asked == [1, 1]
     assert said(second).waiting is None
 
 
-def test_a_ticket_is_for_one_worker(tmp_path: Path):
-    """However many begin at a time."""
+def with_ticket(tmp_path: Path) -> SeatFolder:
     folder = SeatFolder(tmp_path / "seats")
     folder.make()
     folder.offer(Wanted(deployment="a", imports=("torch",)))
+    return folder
 
+
+def test_a_ticket_is_for_one_worker(tmp_path: Path):
+    """However many begin at a time."""
+    folder = with_ticket(tmp_path)
     assert folder.claim() is not None
     assert folder.claim() is None
 
 
 def test_an_old_ticket_is_taken_by_nobody(tmp_path: Path, clock: Clock):
     """Its replica is gone, and a start that takes it would import at a low priority."""
-    folder = SeatFolder(tmp_path / "seats")
-    folder.make()
-    folder.offer(Wanted(deployment="a", imports=("torch",)))
-    clock.ahead_s += TICKET_S + 1
-
+    folder = with_ticket(tmp_path)
+    clock.move_on(TICKET_S + 1)
     assert folder.claim() is None
     assert list(folder.path.iterdir()) == []
 
@@ -586,9 +519,7 @@ def test_folders_of_clusters_that_are_gone_are_removed(tmp_path: Path):
     for name in ("old", "lives"):
         os.utime(folders[name].path, (0, 0))
     (tmp_path / "seats" / "aa-vanishes").symlink_to("nowhere")
-
     SeatFolder(tmp_path / "seats" / "mine").make()
-
     left = sorted(path.name for path in (tmp_path / "seats").iterdir())
     assert left == ["aa-vanishes", "lives", "mine", "new"]
 
@@ -596,14 +527,9 @@ def test_folders_of_clusters_that_are_gone_are_removed(tmp_path: Path):
 def test_workers_that_ray_does_not_exchange_share_no_tickets():
     """Another node, cluster or runtime_env has another folder."""
     line = ["--session-name=s", "--node-id=n", "--runtime-env-hash=1"]
-    lines = [
-        line,
-        *([*line, f"--{name}=other"] for name in ("session-name", "node-id", "runtime-env-hash")),
-    ]
-
-    folders = [SeatFolder.of_worker(arguments) for arguments in lines]
-
-    assert len({folder.path for folder in folders if folder is not None}) == 4
+    names = ("session-name", "node-id", "runtime-env-hash")
+    lines = [line, *([*line, f"--{name}=other"] for name in names)]
+    assert len({SeatFolder.of_worker(arguments).path for arguments in lines}) == 4
     assert SeatFolder.of_worker(["python", "app.py"]) is None
 
 
@@ -611,9 +537,7 @@ def test_a_seat_imports_what_a_replica_has_loaded():
     """The app's first; no compiler where the replica has none, and no torch for a router."""
     of_ray = ("ray.serve._private.replica", "ray.serve._private.controller")
     loaded = ("serve_warm.report", "torch", *of_ray, "numpy")
-
     names = imports_of_seat(Seats(imports=("app.model", "torch")), loaded)
-
     assert names[:4] == ("app.model", "torch", *of_ray)
     assert "numpy" not in names
     assert imports_of_seat(Seats(), ("serve_warm.report",))[-1] == "serve_warm.report"
@@ -622,16 +546,12 @@ def test_a_seat_imports_what_a_replica_has_loaded():
 
 
 # The raylet --------------------------------------------------------------------------------------
-
-
 class Answers(grpc.GenericRpcHandler):
     def __init__(self, code: grpc.StatusCode) -> None:
         self.code = code
 
     def service(self, details: Any) -> Any:
-        return grpc.unary_unary_rpc_method_handler(
-            lambda _request, context: context.abort(self.code, "no")
-        )
+        return grpc.unary_unary_rpc_method_handler(lambda _, call: call.abort(self.code, "no"))
 
 
 class Hangs(grpc.GenericRpcHandler):
@@ -677,7 +597,6 @@ def ask(port: int, host: str = "127.0.0.1") -> None:
 def test_a_raylet_that_has_no_such_request_or_refuses_it_is_named(raylet: Any, name: str):
     """An older Ray, or one whose token this process does not have."""
     port = raylet(grpc.StatusCode[name])
-
     with pytest.raises(SeatsUnavailable, match=f"answered PrestartWorkers with {name}"):
         ask(port)
 
@@ -686,7 +605,6 @@ def test_a_raylet_that_has_no_such_request_or_refuses_it_is_named(raylet: Any, n
 def test_a_raylet_with_an_ipv6_address_is_asked(raylet: Any):
     """Its address needs brackets before the port."""
     port = raylet(grpc.StatusCode.PERMISSION_DENIED, "[::1]")
-
     with pytest.raises(SeatsUnavailable, match="answered PrestartWorkers with PERMISSION_DENIED"):
         ask(port, host="::1")
 
@@ -695,7 +613,6 @@ def test_a_raylet_with_an_ipv6_address_is_asked(raylet: Any):
 def test_a_raylet_that_does_not_answer_is_given_up(raylet: Any):
     """The keeper's thread is free again, and asks later."""
     port = raylet(None)
-
     with pytest.raises(SeatsDelayed, match="DEADLINE_EXCEEDED"):
         ask(port)
 
@@ -710,6 +627,5 @@ def test_a_raylet_that_was_restarted_is_asked_again(raylet: Any):
     with pytest.raises(SeatsDelayed):
         source.ask(1, keep_alive_s=60)
     raylet(grpc.StatusCode.PERMISSION_DENIED, port=port)
-
     with pytest.raises(SeatsUnavailable, match="PERMISSION_DENIED"):
         source.ask(1, keep_alive_s=60)

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -14,26 +15,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import serve_warm
-from artifacts import packed_cache
 from compiled import compiled, double, fresh
 from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import NotProven, WarmupFailed
+from serve_warm.inputs import Input
 from serve_warm.precompile.compiled import _warn_once
-from starts import (  # noqa: F401 - fixtures
-    StandIn,
-    here,
-    process,
-    publish,
-    store_fixture,
-    warm_up,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from serve_warm.inputs import Input
-    from serve_warm.stores.local import LocalStore
+from serve_warm.stores.local import LocalStore
+from starts import StandIn, offer, process, store_fixture, warm_up  # noqa: F401 - fixtures
 
 
 class Switches:
@@ -137,9 +125,7 @@ def test_what_torch_runs_eagerly_is_not_proven(switch: str, switches: Switches):
     make, named = SWITCHES[switch]
     make_replica = make(switches)
     watch_process().given_up.clear()  # of other tests
-
     report = warm_up(make_replica()).report()
-
     assert (report.covered.expected, report.covered.proven) == (2, 0)
     assert re.search(named, " ".join(report.degraded)), report.degraded
     with pytest.raises(NotProven, match=named):
@@ -167,36 +153,25 @@ def test_a_stance_of_the_application_is_named(name: str, where: str):
 def test_partly_eager_code_is_proven():
     """One function of a model may be marked; the rest of the model is compiled."""
     inner = torch.compiler.disable(fresh(double))
-
     report = warm_up(with_model(compiled(lambda x: inner(x * 3) + 1))).report()
-
     assert report.covered.proven == 2
     assert not report.degraded
 
 
-def test_with_the_compiler_off_no_artifact_is_loaded(
-    store: LocalStore, switches: Switches, tmp_path: Path
-):
+def test_with_the_compiler_off_no_artifact_is_loaded(store: LocalStore, switches: Switches):
     """Entries would answer, although the operator turned compiled code off."""
     replica = with_model(compiled(double))
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
+    offer(store, replica)
     switches.set(disable=True)
-
     report = warm_up(replica, artifact=str(store.root)).report()
-
     assert report.verdict == "off"
-    assert report.artifact is not None
     assert "not loaded: torch._dynamo.config.disable" in report.artifact.reason
 
 
-def test_an_artifact_does_not_hit_fully_if_an_input_is_not_proven(
-    store: LocalStore, tmp_path: Path
-):
+def test_an_artifact_does_not_hit_fully_if_an_input_is_not_proven(store: LocalStore):
     replica = with_model(marked())
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
-
+    offer(store, replica)
     report = warm_up(replica, artifact=str(store.root)).report()
-
     assert report.verdict == "partial"
     with pytest.raises(WarmupFailed, match="on_partial is 'fail': an input is not proven"):
         warm_up(with_model(marked()), artifact=str(store.root), on_partial="fail")
@@ -208,9 +183,7 @@ def test_code_that_torch_gives_up_after_ready_is_an_event(switches: Switches):
     start = warm_up(with_model(model))
     switches.set(disable=True)
     model(torch.ones(7))
-
     after = start.report()
-
     assert after.after_ready.eager_falls == 1
     assert "torch._dynamo.config.disable" in after.events[-1].reason
 
@@ -222,9 +195,7 @@ def test_a_stance_after_ready_is_one_event():
     with torch.compiler.set_stance("force_eager"):
         for _ in range(3):
             model(torch.ones(2))
-
     after = start.report()
-
     assert after.after_ready.eager_falls == 1
     assert after.events[-1].function == "all compiled functions"
 
@@ -255,7 +226,6 @@ def test_a_disabled_compile_returns_its_target(
     _warn_once.cache_clear()  # of other tests
     for _ in range(2):
         given, found = TARGETS[target](**({"disable": True} if how == "argument" else {}))
-
     assert found is given
     assert type(found) in (nn.Linear, Blocks, type(double))
     if isinstance(found, Blocks):

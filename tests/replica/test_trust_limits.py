@@ -22,14 +22,7 @@ from serve_warm.report import Report, Stage, Verdict
 from serve_warm.stores import list_keys
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.policy import Trust, signed_by
-from starts import (  # noqa: F401 - `process` is a fixture
-    KEY,
-    StandIn,
-    here,
-    process,
-    publish,
-    warm_up,
-)
+from starts import KEY, StandIn, here, process, publish, warm_up  # noqa: F401 - `process` is a fixture
 
 OLDER, NEWER = "2026-11-20T10:00:00.000000Z", "2026-11-21T10:00:00.000000Z"
 PEM = public_pem(KEY)
@@ -72,8 +65,6 @@ def seen(site: Site) -> NewestSeen:
 
 
 # --- an artifact that is older than before --------------------------------------------------
-
-
 def roll_back(site: Site) -> None:
     """Take a newer artifact once, and leave only an older one in the store."""
     newest = site.put()
@@ -82,14 +73,10 @@ def roll_back(site: Site) -> None:
     site.put(created=OLDER)
 
 
-def test_an_older_artifact_in_place_of_a_newer_one_is_said(
-    site: Site,
-):
+def test_an_older_artifact_in_place_of_a_newer_one_is_said(site: Site):
     """The start is warm, and its report names both times."""
     roll_back(site)
-
     report = site.start()
-
     assert report.verdict is Verdict.FULL_HIT
     [warning] = [text for text in report.warnings if text.startswith("rollback: ")]
     assert OLDER in warning
@@ -97,17 +84,12 @@ def test_an_older_artifact_in_place_of_a_newer_one_is_said(
     assert site.start().warnings == report.warnings
 
 
-def test_an_older_artifact_is_refused_by_policy(
-    site: Site,
-):
+def test_an_older_artifact_is_refused_by_policy(site: Site):
     """With `rollback = "refuse"` the start is cold, and names the file to remove if need be."""
     roll_back(site)
     refusing = trusting(KEY, rollback="refuse")
-
     report = site.start(refusing)
-
     assert (report.stage, report.verdict) == (Stage.READY, Verdict.REFUSED)
-    assert report.artifact is not None
     assert report.artifact.refused == "rollback"
     [mark] = (site.node / "blobs.newest").iterdir()
     record = site.node / "blobs" / record_of(mark)
@@ -117,27 +99,19 @@ def test_an_older_artifact_is_refused_by_policy(
     assert site.start(refusing).verdict is Verdict.FULL_HIT
 
 
-def test_nothing_is_said_of_what_is_as_new_or_from_another_store(
-    site: Site,
-):
+def test_nothing_is_said_of_what_is_as_new_or_from_another_store(site: Site):
     """The same artifact again, a newer one, and an older one in another store are no rollback."""
     site.put(created=OLDER)
     other = Site(LocalStore(root=site.node / "other"), site.node)
     other.put(created="2026-11-19T10:00:00.000000Z")
     refusing = trusting(KEY, rollback="refuse")
-
     reports = [site.start(refusing), site.start(refusing)]
-    publish(
-        other.store,
-        here(StandIn(), libc="musl 1"),
-        created=NEWER,
-        raw={"cache": b"for another machine"},
-    )
+    elsewhere = here(StandIn(), libc="musl 1")
+    publish(other.store, elsewhere, created=NEWER, raw={"cache": b"for another machine"})
     reports.append(other.start(refusing))
     site.store.delete(list_keys(site.store, "statements/")[0])
     site.put(created=NEWER)
     reports.append(site.start(refusing))
-
     assert [report.verdict for report in reports] == [Verdict.FULL_HIT] * 4
     assert [report.warnings for report in reports] == [()] * 4
 
@@ -158,11 +132,9 @@ def test_marks_that_were_removed_are_noticed(site: Site, removed: str):
     [mark] = folder.iterdir()
     shutil.rmtree(folder) if removed == "the folder" else mark.unlink()
     refusing = trusting(KEY, rollback="refuse")
-
     reports = [site.start(refusing), site.start(refusing)]
-
     assert [report.verdict for report in reports] == [Verdict.REFUSED] * 2
-    reason = reports[0].artifact.reason if reports[0].artifact else ""
+    reason = reports[0].artifact.reason
     assert "was removed" in reason
     blobs = f"{site.node / 'blobs'}/"
     [record] = [word for word in reason.split() if word.startswith(blobs)]
@@ -175,7 +147,6 @@ def test_a_new_node_takes_what_there_is(site: Site):
     roll_back(site)
     shutil.rmtree(site.node / "blobs.newest")
     shutil.rmtree(site.node / "blobs")
-
     assert site.start(trusting(KEY, rollback="refuse")).verdict is Verdict.FULL_HIT
 
 
@@ -189,28 +160,20 @@ def test_a_mark_that_cannot_be_believed_is_refused_by_policy(site: Site, spoil: 
         mark.write_bytes(b"{")
     else:
         folder.chmod(0o777)
-
     report = site.start(trusting(KEY, rollback="refuse"))
-
     assert (report.stage, report.verdict) == (Stage.READY, Verdict.REFUSED)
-    assert report.artifact is not None
     assert report.artifact.refused == "rollback"
     assert "cannot be read or trusted" in report.artifact.reason
     assert site.start().verdict is Verdict.FULL_HIT
 
 
-def test_what_a_start_did_not_accept_leaves_no_mark(
-    site: Site,
-):
+def test_what_a_start_did_not_accept_leaves_no_mark(site: Site):
     """A newer artifact that cannot be unpacked must not shut out the good one before it."""
     bad = publish(site.store, here(StandIn()), created=NEWER, raw={"cache": b"no archive"})
     assert site.start().verdict is Verdict.REFUSED
     site.store.delete(bad)
     site.put(created=OLDER)
-
-    report = site.start(trusting(KEY, rollback="refuse"))
-
-    assert report.verdict is Verdict.FULL_HIT
+    assert site.start(trusting(KEY, rollback="refuse")).verdict is Verdict.FULL_HIT
 
 
 VARIANT = Variant(store="s3://bucket", deployment="Embedder", fingerprint="00" * 8)
@@ -219,10 +182,8 @@ VARIANT = Variant(store="s3://bucket", deployment="Embedder", fingerprint="00" *
 def test_the_newest_time_stays(seen: NewestSeen):
     """Noting an older time changes nothing, and a mark can be read by people."""
     assert seen.created(VARIANT) == ""
-
     for created in (OLDER, NEWER, OLDER):
         seen.note(VARIANT, created)
-
     [mark] = seen.folder.iterdir()
     assert seen.created(VARIANT) == NEWER
     assert json.loads(mark.read_text())["deployment"] == "Embedder"
@@ -234,7 +195,6 @@ def test_a_damaged_mark_is_none(seen: NewestSeen, content: bytes):
     """Nothing fails for it, and the next start writes a good one."""
     seen.note(VARIANT, OLDER)
     (seen.folder / VARIANT.file_name).write_bytes(content)
-
     assert seen.created(VARIANT) == ""
     seen.note(VARIANT, OLDER)
     assert seen.created(VARIANT) == OLDER
@@ -246,9 +206,7 @@ def test_marks_that_others_could_write_are_neither_read_nor_written(
     """A folder that is open to others costs the notice, and a warning says so."""
     seen.note(VARIANT, OLDER)
     seen.folder.chmod(0o777)
-
     seen.note(VARIANT, NEWER)
-
     assert seen.created(VARIANT) == ""
     assert "cannot detect a rollback to an older artifact" in caplog.text
     seen.folder.chmod(0o700)
@@ -263,25 +221,17 @@ def test_marks_do_not_pile_up(seen: NewestSeen):
     gone = Variant(store="s3://gone", deployment="Embedder", fingerprint="00" * 8)
     seen.note(gone, OLDER)
     os.utime(seen.folder / gone.file_name, (0, 0))
-
     seen.note(VARIANT, NEWER)
-
     assert len(list(seen.folder.iterdir())) == MAX_MARKS
     assert seen.created(VARIANT) == NEWER
     assert seen.find_created(gone) == ""
 
 
 # --- age ------------------------------------------------------------------------------------
-
-
-def test_a_start_says_that_an_artifact_will_soon_be_too_old(
-    site: Site,
-):
+def test_a_start_says_that_an_artifact_will_soon_be_too_old(site: Site):
     """A fleet hears of the age limit for more than a month before it goes cold by it."""
     site.put(created=days_ago(330))
-
     report = site.start(signed_by(PEM))
-
     assert report.verdict is Verdict.FULL_HIT
     [warning] = report.warnings
     assert "and in 35.0 days it will be refused as too old" in warning
@@ -294,18 +244,14 @@ def test_the_file_that_set_an_age_limit_is_named(site: Site, tmp_path: Path):
     file = tmp_path / "strict.toml"
     file.write_text("max_age_days = 0.125\n")
     file.chmod(0o600)
-
     refused = site.start(signed_by(PEM, max_age_s=86400.0) | trust_in(file)).artifact.reason
     by_code = site.start(signed_by(PEM, max_age_s=9000.0) | trust_in(file)).artifact.reason
-
     assert f"6.0 hours ago, but the limit is 3.0 hours (max_age_days in {file})" in refused
     assert f"or raise max_age_days in {file}" in refused
     assert "the limit is 2.5 hours (max_age_s in code)" in by_code
 
 
 # --- scope and origin -----------------------------------------------------------------------
-
-
 def requiring(**facts: str) -> Trust:
     return trusting(KEY, require=frozenset(facts.items()))
 
@@ -328,9 +274,6 @@ def test_a_start_keeps_to_the_scope_of_a_key_and_the_required_origin(
 ):
     """The deployment and the address of the read store count, and the facts of the artifact."""
     site.put(facts=said)
-
     report = site.start(trust)
-
     assert report.verdict is (Verdict.REFUSED if refused else Verdict.FULL_HIT)
-    assert report.artifact is not None
     assert report.artifact.refused == refused

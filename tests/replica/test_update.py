@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import threading
@@ -83,18 +82,33 @@ class Replica:
         self.stages.clear()
         await self.instance.reconfigure(config, rank=0)
 
-    async def request(self, method: str, *args: Any) -> Any:
-        """Call a method as a request of Serve does: in its context, on another thread."""
-        context = dataclasses.replace(
-            serve_context._get_serve_request_context(), request_id="a request"
-        )
-        serve_context._serve_request_context.set(context)
-        return await asyncio.to_thread(getattr(self.instance, method), *args)
+    async def request(self, batch: int, *, on_loop: bool = False) -> Any:
+        """Call `score` as a request of Serve does: in its context, on another thread."""
+        context = serve_context._get_serve_request_context()
+        in_request = dataclasses.replace(context, request_id="a request")
+        serve_context._serve_request_context.set(in_request)
+        score = self.instance.score
+        return await (score(batch) if on_loop else asyncio.to_thread(score, batch))
+
+    async def quiet_request(self, batch: int, **how: bool) -> Any:
+        """Return the answer to a request that compiles nothing."""
+        before = watch_process().counts()
+        answer = await asyncio.create_task(self.request(batch, **how))
+        assert (watch_process().counts() - before).quiet
+        return answer
+
+    def run(self, **config: Any) -> None:
+        """Start, and make one update."""
+
+        async def serving() -> None:
+            await self.start()
+            await self.update(**config)
+
+        asyncio.run(serving())
 
     @property
     def report(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.instance.warmup_report()
-        return found
+        return self.instance.warmup_report()
 
 
 @pytest.fixture(name="make")
@@ -133,14 +147,9 @@ def test_a_swapped_model_compiles_before_reconfigure_returns(make, after_ready: 
     async def serving() -> list[float]:
         await replica.start()
         await replica.update(width=7)
-        before = watch_process().counts()
-        answer = await asyncio.create_task(replica.request("score", 2))
-        assert (watch_process().counts() - before).quiet
-        return answer
+        return await replica.quiet_request(2)
 
-    answer = asyncio.run(serving())
-
-    assert len(answer) == 14
+    assert len(asyncio.run(serving())) == 14
     assert [*dict.fromkeys(replica.stages)] == [Stage.REPLAYING, Stage.READY]
     report = replica.report
     assert (report["stage"], report["covered"]) == ("READY", {"expected": 2, "proven": 2})
@@ -151,13 +160,7 @@ def test_a_swapped_model_compiles_before_reconfigure_returns(make, after_ready: 
 def test_an_update_that_compiles_nothing_stays_ready(make):
     """A changed threshold costs one pass over the inputs, and no probe fails."""
     replica = make()
-
-    async def serving() -> None:
-        await replica.start()
-        await replica.update(threshold=0.5)
-
-    asyncio.run(serving())
-
+    replica.run(threshold=0.5)
     assert replica.instance.threshold == 0.5
     assert set(replica.stages) <= {Stage.READY}
     assert replica.report["covered"] == {"expected": 2, "proven": 2}
@@ -194,7 +197,7 @@ def test_requests_meanwhile_run_eagerly(kind: type, make, caplog: pytest.LogCapt
         update = asyncio.create_task(replica.update(width=7, scale=3.0))
         await asyncio.to_thread(replica.instance.swapped.wait)
         before = watch_process().counts()
-        answer = await asyncio.create_task(replica.request("score", 9))
+        answer = await asyncio.create_task(replica.request(9))
         compiled = (watch_process().counts() - before).compiles
         replica.instance.may_return.set()
         await update
@@ -226,21 +229,11 @@ def test_a_batched_model_is_proven_again(make):
     """The task of `@serve.batch` compiles for a replayed input, also if requests began it."""
     replica = make(Batched)
 
-    async def request() -> Any:
-        context = dataclasses.replace(
-            serve_context._get_serve_request_context(), request_id="a request"
-        )
-        serve_context._serve_request_context.set(context)
-        return await replica.instance.score(2)
-
     async def serving() -> list[float]:
         await replica.start()
-        await asyncio.create_task(request())
+        await asyncio.create_task(replica.request(2, on_loop=True))
         await replica.update(width=7)
-        before = watch_process().counts()
-        answer = await asyncio.create_task(request())
-        assert (watch_process().counts() - before).quiet
-        return answer
+        return await replica.quiet_request(2, on_loop=True)
 
     assert len(asyncio.run(serving())) == 14
     assert replica.report["covered"] == {"expected": 1, "proven": 1}
@@ -258,14 +251,8 @@ class Broken(Swapping):
 def test_an_update_whose_inputs_fail_fails(make):
     """Serve then replaces the replica, and the state says why."""
     replica = make(Broken)
-
-    async def serving() -> None:
-        await replica.start()
-        with pytest.raises(ReplayFailed, match="input 'score' failed"):
-            await replica.update(width=7)
-
-    asyncio.run(serving())
-
+    with pytest.raises(ReplayFailed, match="input 'score' failed"):
+        replica.run(width=7)
     assert replica.report["stage"] == "FAILED"
     assert "must have same reduction dim" in replica.report["error"]
 
@@ -289,14 +276,8 @@ class Raising(Swapping):
 def test_a_reconfigure_that_raises_fails_the_replica(make):
     """Serve replaces the replica; until then, its state names the error."""
     replica = make(Raising)
-
-    async def serving() -> None:
-        await replica.start()
-        with pytest.raises(OSError, match="no such adapter"):
-            await replica.update(width=7)
-
-    asyncio.run(serving())
-
+    with pytest.raises(OSError, match="no such adapter"):
+        replica.run(width=7)
     seen = watch_process()
     assert replica.report["stage"] == "FAILED"
     assert "no such adapter" in replica.report["error"]
@@ -316,10 +297,7 @@ def test_an_update_during_another_one_waits(make):
         await asyncio.sleep(0)
         replica.instance.may_return.set()
         await asyncio.gather(first, second)
-        before = watch_process().counts()
-        answer = await asyncio.create_task(replica.request("score", 2))
-        assert (watch_process().counts() - before).quiet
-        assert len(answer) == 18
+        assert len(await replica.quiet_request(2)) == 18
 
     asyncio.run(serving())
 
@@ -357,9 +335,8 @@ class Changing(Swapping):
 
     def score(self, batch: int) -> list[float]:
         if self.unsteady:
-            self.model = torch.compile(
-                Unsteady(7, torch.rand(()).item()), backend="eager", dynamic=False
-            )
+            net = Unsteady(7, torch.rand(()).item())
+            self.model = torch.compile(net, backend="eager", dynamic=False)
         return super().score(batch)
 
 
@@ -367,21 +344,14 @@ class Changing(Swapping):
 def test_an_update_that_cannot_be_proven_follows_the_policy(make, on_unproven: str):
     """As at a start: it serves with the reason, or fails."""
     replica = make(Changing, on_unproven=on_unproven)
-
-    async def serving() -> None:
-        await replica.start()
-        raises = contextlib.nullcontext() if on_unproven == "serve" else pytest.raises(NotProven)
-        with raises:
-            await replica.update(width=7)
-
-    asyncio.run(serving())
-
-    report = replica.report
     if on_unproven == "serve":
-        assert report["stage"] == "READY"
-        assert report["degraded"][0].startswith("uncovered: 2 of 2 inputs are not proven")
+        replica.run(width=7)
+        assert replica.report["stage"] == "READY"
+        assert replica.report["degraded"][0].startswith("uncovered: 2 of 2 inputs are not proven")
     else:
-        assert report["stage"] == "FAILED"
+        with pytest.raises(NotProven):
+            replica.run(width=7)
+        assert replica.report["stage"] == "FAILED"
 
 
 def test_a_model_replaced_without_reconfigure_is_an_event_with_its_reason(
@@ -393,7 +363,7 @@ def test_a_model_replaced_without_reconfigure_is_an_event_with_its_reason(
     async def serving() -> None:
         await replica.start()
         replica.instance.swap({"width": 7})
-        await asyncio.create_task(replica.request("score", 2))
+        await asyncio.create_task(replica.request(2))
 
     with caplog.at_level(logging.WARNING, "serve_warm"):
         asyncio.run(serving())

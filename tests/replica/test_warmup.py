@@ -12,25 +12,18 @@ import asyncio
 import dataclasses
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from artifacts import packed_cache
 from compiled import compiled, double
 from processes import answer_of
-from serve_warm.artifact.archive import pack_directory
 from serve_warm.compiler.imports import import_compiler
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig
-from serve_warm.errors import (
-    NotProven,
-    ReplayFailed,
-    WarmupTimeout,
-)
+from serve_warm.errors import NotProven, ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
 from serve_warm.replica.replay import TRIALS_S
 from serve_warm.replica.warmup import Warmup
@@ -43,30 +36,21 @@ from starts import (  # noqa: F401 - fixtures
     StandIn,
     Stuck,
     failed,
-    here,
+    offer,
     process,
-    publish,
     stages_of,
     store_fixture,
     warm_up,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 RECOMPILE_LIMIT = 8
 
 
 # --- the order -----------------------------------------------------------------------------
-
-
 def test_the_stages_without_an_artifact():
     """Nothing is pulled where nothing is configured; the verdict is off and the start clean."""
     told: list[Report] = []
-    replica = StandIn()
-
-    report = warm_up(replica, told.append).report()
-
+    report = warm_up(StandIn(), told.append).report()
     assert stages_of(told) == ["PENDING", "REPLAYING", "PROVING", "READY"]
     assert [time.stage.value for time in report.stages] == ["PENDING", "REPLAYING", "PROVING"]
     assert (report.stage, report.verdict) == (Stage.READY, Verdict.OFF)
@@ -79,10 +63,8 @@ def test_the_stages_with_an_artifact(store: LocalStore):
     """Pulled, verified and loaded before anything is replayed."""
     told: list[Report] = []
     replica = StandIn()
-    publish(store, here(replica), raw={"cache": pack_directory(store.root.parent / "caches")})
-
+    offer(store, replica)
     report = warm_up(replica, told.append, artifact=store.uri).report()
-
     order = ["PENDING", "PULLING", "VERIFYING", "LOADING", "REPLAYING", "PROVING"]
     assert stages_of(told) == [*order, "READY"]
     assert [time.stage.value for time in report.stages] == order
@@ -92,28 +74,20 @@ def test_inputs_are_replayed_largest_first_and_counted():
     """Three passes over the inputs by size, and the counts of the warm-up are those of it."""
     compiled(double)(torch.ones(9))  # before the start: not its own
     replica = StandIn(2, 5, 3)
-
     report = warm_up(replica).report()
-
     assert replica.calls == ["size 5", "size 3", "size 2"] * 3
     assert (report.passes, report.warmup.compiles, report.warmup.recompiles) == (3, 3, 2)
-    assert [(result.name, result.compiles) for result in report.inputs] == [
-        ("size 5", 1),
-        ("size 3", 1),
-        ("size 2", 1),
-    ]
+    compiles = {result.name: result.compiles for result in report.inputs}
+    assert [*compiles.items()] == [("size 5", 1), ("size 3", 1), ("size 2", 1)]
     assert report.after_ready == Counts()
 
 
 # --- deadlines and inputs ------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_start_that_is_late_fails():
     """The default: a replica that is not warm in time does not take traffic."""
     import_compiler()  # seconds, which are not to be part of the deadline
     error, report, _ = failed(WarmupTimeout, Stuck(), deadline_s=1.5)
-
     assert "input 'size 2' did not finish" in error.message
     assert (report.stage, report.verdict) == (Stage.FAILED, Verdict.OFF)  # none is configured
     assert "deadline_s" in report.error
@@ -124,7 +98,6 @@ def test_a_start_that_is_late_serves_by_policy():
     """The replica is marked as late and degraded, with its progress."""
     import_compiler()
     report = warm_up(Stuck(), deadline_s=1.5, on_deadline="serve").report()
-
     assert (report.stage, report.verdict) == (Stage.READY, Verdict.LATE)
     assert len(report.degraded) == 1
     assert report.degraded[0].startswith("late: input 'size 2' did not finish")
@@ -133,11 +106,8 @@ def test_a_start_that_is_late_serves_by_policy():
 
 
 def test_uncovered_inputs_are_served_as_degraded():
-    """Unproven inputs are named, and the replica is degraded."""
     replica = StandIn(*range(1, RECOMPILE_LIMIT + 3))
-
     report = warm_up(replica).report()
-
     assert report.stage is Stage.READY
     assert report.covered.proven == RECOMPILE_LIMIT
     assert report.degraded[0].startswith("uncovered: 2 of 10 inputs are not proven warm; ")
@@ -147,9 +117,7 @@ def test_uncovered_inputs_are_served_as_degraded():
 def test_uncovered_inputs_fail_by_policy():
     """`on_unproven: fail` is for those who declare what must be warm."""
     replica = StandIn(*range(1, RECOMPILE_LIMIT + 3))
-
     error, report, _ = failed(NotProven, replica, on_unproven="fail")
-
     assert "2 of 10 inputs are not proven warm" in error.message
     assert "on_unproven: serve" in error.hint
     assert (report.stage, error.stage) == (Stage.FAILED, "PROVING")
@@ -159,9 +127,7 @@ def test_an_input_that_raises_fails_the_start():
     """No policy lets a replica serve if a replay raised an error."""
     replica = StandIn()
     replica.declared = [Input(target="embed", name="wrong", args=())]
-
     error, report, _ = failed(ReplayFailed, replica)
-
     assert error.message.startswith("input 'wrong' raised TypeError")
     assert report.stage is Stage.FAILED
     assert report.error == str(error)
@@ -199,9 +165,7 @@ def test_an_input_that_is_never_quiet_costs_its_proof_and_no_replica(
 ):
     """Under on_unproven: serve the others are proven, and the replica is marked as degraded."""
     monkeypatch.setattr("serve_warm.replica.replay.MAX_PASSES", 2)
-
     report = warm_up(Restless(2, 3, 9)).report()
-
     assert report.stage is Stage.READY
     assert [result.name for result in report.inputs if not result.proven] == ["size 9"]
     assert (report.covered.expected, report.covered.proven) == (3, 2)
@@ -209,18 +173,14 @@ def test_an_input_that_is_never_quiet_costs_its_proof_and_no_replica(
 
 
 def test_an_input_that_is_never_quiet_fails_by_policy(monkeypatch: pytest.MonkeyPatch):
-    """Under on_unproven: fail the replica does not become ready."""
     monkeypatch.setattr("serve_warm.replica.replay.MAX_PASSES", 2)
-
     error, _, _ = failed(NotProven, Restless(2, 9), on_unproven="fail")
-
     assert "still compiles" in error.message
 
 
 def test_replay_goes_on_until_capturing_is_over():
     """A pass in which a CUDA graph is captured is not a quiet one, nor is the one before it."""
     report = warm_up(Capturing(own_threads=False)).report()
-
     assert (report.warmup.eager_runs, report.warmup.captures) == (1, 1)
     assert report.passes == 4  # one before the capture, one that captures, a quiet one, the proof
     assert report.after_ready.captures == 0
@@ -231,17 +191,14 @@ class Skipping(StandIn):
 
     async def call(self, item: Input) -> None:
         if not self.calls:
-            skip = dataclasses.replace(
-                CAPTURE, kind="skip", function="CUDA graph", reason="skipping due to a CPU node"
-            )
-            watch_process().note(skip)
+            why = {"kind": "skip", "reason": "skipping due to a CPU node"}
+            watch_process().note(dataclasses.replace(CAPTURE, **why, function="CUDA graph"))
         await super().call(item)
 
 
 def test_a_graph_that_is_not_captured_is_named():
     """The replica serves, and a user who wants CUDA graphs learns that one is missing."""
     report = warm_up(Skipping(2)).report()
-
     assert report.stage is Stage.READY
     [warning] = report.warnings
     assert "torch did not capture 1 CUDA graph" in warning
@@ -311,9 +268,7 @@ def test_a_blocked_loop_is_late_meanwhile_and_when_it_returns(limit: str):
     settings = {limit: 3, "on_deadline": "serve"}
     start = Warmup(replica, WarmupConfig(**settings), end_process=end_process)
     start.observe([look])
-    asyncio.run(start.run())
-
-    report = start.report()
+    report = asyncio.run(start.run())
     assert [(each.stage, each.verdict) for each in seen] == [(Stage.REPLAYING, Verdict.LATE)]
     assert (report.stage, report.verdict) == (Stage.READY, Verdict.LATE)
     [degraded] = report.degraded
@@ -332,7 +287,6 @@ class Guarded(StandIn):
 def test_an_input_that_calls_nothing_compiled_degrades_a_replica():
     """By default it serves; who looks sees which input it is, and why it proves nothing."""
     report = warm_up(Guarded(1, 2)).report()
-
     assert report.stage is Stage.READY
     assert (report.covered.proven, report.covered.expected) == (1, 2)
     [degraded] = report.degraded
@@ -362,9 +316,7 @@ class Composed(StandIn):
 def test_a_wait_for_another_deployment_is_named():
     """The wait does not count as replay time, and is visible while it lasts."""
     told: list[str] = []
-
     report = warm_up(Composed(), lambda report: told.append(report.doing)).report()
-
     [wait] = [span for span in report.spans if span.name == "waiting for Encoder"]
     replaying = report.stage_seconds["replaying"]
     assert 0.1 < wait.seconds < replaying
@@ -399,9 +351,7 @@ class Batched(StandIn):
 def test_batches_that_nobody_declared_are_named_before_ready():
     """Traffic forms them, and each would compile for its users; nothing is compiled for it."""
     replica = Batched(4, 2, 1, pads=False)
-
     report = warm_up(replica).report()
-
     [warning] = report.warnings
     assert warning.startswith("1 batch size is not declared: traffic will trigger compiles for it")
     assert "(batches of 3 requests to embed" in warning
@@ -423,9 +373,7 @@ def test_a_slow_model_is_not_called_with_every_batch_size(caplog: pytest.LogCapt
     replica.owner.model = model
     replica.owner.fast = fast  # where the start finds what is compiled
     caplog.set_level("INFO", "serve_warm")
-
     report = warm_up(replica).report()
-
     assert [name for name in replica.calls if name != "batch of 4"] == ["embed as a batch of 1"]
     assert (report.warnings, report.covered.proven) == ((), 1)
     assert "to save time, warm-up did not try undeclared batches of 2, 3 requests" in caplog.text
@@ -434,7 +382,6 @@ def test_a_slow_model_is_not_called_with_every_batch_size(caplog: pytest.LogCapt
 def test_a_batch_that_is_padded_has_no_gaps():
     """The check is whether a size would compile, not whether it was declared."""
     report = warm_up(Batched(4, pads=True)).report()
-
     assert report.warnings == ()
 
 
@@ -449,16 +396,13 @@ class Small(StandIn):
 
 
 def test_an_input_that_lacks_memory_costs_its_proof_and_no_replica(
-    store: LocalStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    store: LocalStore, caplog: pytest.LogCaptureFixture
 ):
     """Fewer sizes are warm; verdict, report and log say so, and which is missing."""
     replica = Small(2, 9, 3)
-    publish(store, here(replica), raw={"cache": packed_cache(tmp_path / "built")})
-
+    offer(store, replica)
     report = warm_up(replica, artifact=store.uri).report()
-
-    assert report.stage is Stage.READY
-    assert report.verdict is Verdict.PARTIAL
+    assert (report.stage, report.verdict) == (Stage.READY, Verdict.PARTIAL)
     assert (report.covered.expected, report.covered.proven) == (3, 2)
     [why] = report.degraded
     assert why.startswith("uncovered: 1 of 3 inputs are not proven warm; 'size 9' left out because")
@@ -482,15 +426,10 @@ def test_a_graph_of_many_sizes_is_named(many: int):
     """From as many on as torch warns of; each has memory of its own."""
     replica = Growing(*range(2, 2 + many))
     replica.owner.model = compiled(double, recompile_limit=64)
-
     report = warm_up(replica).report()
-
     said = [line for line in report.warnings if "for 9 sizes, and each size costs" in line]
     assert len(said) == (many > 8)
     assert all("cudagraph_capture_sizes" in line for line in said)
-
-
-# --- threads -------------------------------------------------------------------------------
 
 
 class Pooled(StandIn):
@@ -504,7 +443,6 @@ class Pooled(StandIn):
 def test_compiled_calls_on_passing_threads_are_warned_about():
     """The warning has the one line that keeps the model on one thread."""
     report = warm_up(Pooled(2)).report()
-
     assert report.stage is Stage.READY
     [warning] = report.warnings
     assert "compiled calls ran on 1 thread outside the replica's own" in warning
@@ -513,25 +451,17 @@ def test_compiled_calls_on_passing_threads_are_warned_about():
     assert threading.get_native_id() not in report.threads
 
 
-# --- after ready ---------------------------------------------------------------------------
-
-
 def test_a_compile_in_traffic_is_refused_by_policy():
     """`after_ready: forbid`: the request gets the refusal, warm inputs work, nothing compiles."""
     replica = StandIn(2)
     start = warm_up(replica, after_ready="forbid")
-
     with pytest.raises(Refusal, match=r"x=float32\[7\]"):
         replica.owner.model(torch.ones(7))
     result = replica.owner.model(torch.ones(2))
-
     report = start.report()
     assert result.tolist() == [3.0, 3.0]
     assert report.after_ready.compiles == 0
     assert [event.kind for event in report.events] == ["forbidden"]
-
-
-# --- garbage collection --------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -539,7 +469,6 @@ def test_a_compile_in_traffic_is_refused_by_policy():
 def test_collections_during_a_start_skip_what_was_imported(imports_first: bool):
     """Each full collection would visit all of torch's objects."""
     frozen = answer_of("frozen_process.py", {"imports_first": imports_first})
-
     assert min(frozen["before_loading"], frozen["during"]) > 100_000
     # A start does not undo the freeze of an app.
     assert (frozen["after"] > 100_000) is imports_first

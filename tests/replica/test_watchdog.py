@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -42,19 +44,25 @@ def block(seconds: float) -> None:
     time.sleep(seconds)
 
 
+def watched(told: Told, work: Callable[[Watchdog], Any]) -> list[str]:
+    """Run `work` in a loop that is watched, and return what was told."""
+
+    async def handler() -> None:
+        watchdog = told.watch()
+        waits = work(watchdog)
+        if waits is not None:
+            await waits
+        watchdog.stop()
+
+    asyncio.run(handler())
+    return told.calls
+
+
 @pytest.mark.slow
 def test_a_blocked_loop_is_told_once_with_the_line_that_blocks_it():
     """First that something is late, then that the loop is stuck; each once, however long it is."""
     told = Told()
-
-    async def handler() -> None:
-        watchdog = told.watch()
-        block(2 * GRACE_S + 10 * POLL_S)
-        watchdog.stop()
-
-    asyncio.run(handler())
-
-    late, stuck = told.calls
+    late, stuck = watched(told, lambda _: block(2 * GRACE_S + 10 * POLL_S))
     assert late == "late: late"
     assert stuck.startswith("stuck: block (test_watchdog.py:")
     assert told.threads == told.threads - {threading.get_ident()}
@@ -63,31 +71,13 @@ def test_a_blocked_loop_is_told_once_with_the_line_that_blocks_it():
 @pytest.mark.slow
 def test_a_loop_that_runs_is_late_and_not_stuck():
     """Such a loop has its own timeouts, so nothing else ends it."""
-    told = Told()
-
-    async def handler() -> None:
-        watchdog = told.watch()
-        await asyncio.sleep(2 * GRACE_S)
-        watchdog.stop()
-
-    asyncio.run(handler())
-
-    assert told.calls == ["late: late"]
+    assert watched(Told(), lambda _: asyncio.sleep(2 * GRACE_S)) == ["late: late"]
 
 
 @pytest.mark.slow
 def test_a_blocked_loop_that_is_not_late_is_left_alone():
     """A compile may take minutes, and the deadline limits it."""
-    told = Told(overdue=False)
-
-    async def handler() -> None:
-        watchdog = told.watch()
-        block(2 * GRACE_S)
-        watchdog.stop()
-
-    asyncio.run(handler())
-
-    assert told.calls == []
+    assert watched(Told(overdue=False), lambda _: block(2 * GRACE_S)) == []
 
 
 @pytest.mark.slow
@@ -95,13 +85,10 @@ def test_nothing_is_told_after_the_stop():
     """After `stop()`, a watchdog never fires, whatever is overdue."""
     told = Told(overdue=False)
 
-    async def handler() -> None:
-        watchdog = told.watch()
+    async def work(watchdog: Watchdog) -> None:
         await asyncio.sleep(2 * POLL_S)
         watchdog.stop()
         told.overdue = True
         block(2 * GRACE_S)
 
-    asyncio.run(handler())
-
-    assert told.calls == []
+    assert watched(told, work) == []

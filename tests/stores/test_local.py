@@ -19,13 +19,7 @@ from pathlib import Path
 import pytest
 
 from serve_warm._store_address import SCHEMES
-from serve_warm.errors import (
-    ConfigError,
-    ObjectExists,
-    ObjectNotFound,
-    StoreDenied,
-    StoreError,
-)
+from serve_warm.errors import ConfigError, ObjectExists, ObjectNotFound, StoreDenied, StoreError
 from serve_warm.stores import kind_of, list_keys, open_store
 from serve_warm.stores.local import LocalStore
 from serve_warm.testing import StoreContract
@@ -43,6 +37,11 @@ class Folder:
         path = self.root / key
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
+
+    def link(self, name: str, target: Path) -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(target)
 
 
 @pytest.fixture
@@ -86,7 +85,6 @@ def write_until(store: LocalStore, limit: int, action: str) -> subprocess.Comple
 def test_a_crash_at_any_byte_leaves_nothing_visible(store: LocalStore, raw: Folder, limit: int):
     """A writer that is killed midway leaves no object and no listed leftover; the next succeeds."""
     crashed = write_until(store, limit, "die")
-
     assert crashed.returncode == -signal.SIGXFSZ
     assert list_keys(store, "") == []
     with pytest.raises(ObjectNotFound):
@@ -98,7 +96,6 @@ def test_a_crash_at_any_byte_leaves_nothing_visible(store: LocalStore, raw: Fold
 def test_a_full_disk_is_a_store_error_and_leaves_no_file(store: LocalStore, raw: Folder):
     """The error of a failed write names the cause, and the temporary file is removed."""
     failed = write_until(store, 4096, "fail")
-
     assert "StoreError" in failed.stderr
     assert "File too large" in failed.stderr
     assert [path for path in raw.root.rglob("*") if path.is_file()] == []
@@ -125,33 +122,24 @@ except ObjectExists:
 def test_of_racing_processes_one_wins(store: LocalStore, raw: Folder, tmp_path: Path):
     """Processes that share no lock still leave one complete object of one of them."""
     go = tmp_path / "go"
+    command = [sys.executable, "-c", RACER, store.uri, str(go)]
     racers = [
-        subprocess.Popen(
-            [sys.executable, "-c", RACER, store.uri, str(go), str(number)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True)
         for number in range(8)
     ]
     for racer in racers:
-        assert racer.stdout is not None
         racer.stdout.readline()
-
     go.touch()
     results = [racer.communicate(timeout=400)[0].strip() for racer in racers]
-
     assert sorted(results) == ["lost"] * 7 + ["won"]
     assert raw.read("blobs/x") == str(results.index("won")).encode() * 300_000
 
 
 # --- what else can stand in a folder -------------------------------------------------------
-
-
 def test_a_pipe_in_place_of_an_object_does_not_hang(store: LocalStore, raw: Folder):
     """A start must not wait for a writer to a pipe, because none may ever come."""
     raw.root.mkdir()
     os.mkfifo(raw.root / "x")
-
     with pytest.raises(StoreError, match="not a regular file"):
         store.get("x", max_bytes=10)
     assert list_keys(store, "") == []
@@ -161,7 +149,6 @@ def test_listing_does_not_follow_links_to_folders(store: LocalStore, raw: Folder
     """A link to a parent folder must not make listing endless."""
     raw.write("a/x", b"1")
     (raw.root / "a" / "loop").symlink_to(raw.root)
-
     assert list_keys(store, "") == ["a/x"]
 
 
@@ -169,7 +156,6 @@ def test_listing_leaves_out_what_is_no_key(store: LocalStore, raw: Folder):
     """Files of other programs are not listed, so every listed key can be read."""
     for name in ("x", ".DS_Store", "back\\slash", ".git/config", "a/.x.swp"):
         raw.write(name, b"1")
-
     assert list_keys(store, "") == ["x"]
 
 
@@ -177,7 +163,6 @@ def test_a_file_in_place_of_the_folder_is_a_store_error(tmp_path: Path):
     """A wrong path fails on the first write, with the system's reason."""
     (tmp_path / "file").write_bytes(b"")
     store = LocalStore(root=tmp_path / "file")
-
     with pytest.raises(StoreError, match=r"Not a directory|File exists"):
         store.create(KEY, b"x")
     assert list_keys(store, "") == []
@@ -206,12 +191,9 @@ def test_nothing_is_deleted_through_a_link(
     (outside / "sha256" / OUTSIDE).write_bytes(b"precious")
     before = sorted(outside.rglob("*"))
     raw.write("statements/x", b"1")
-    (raw.root / linked).parent.mkdir(exist_ok=True)
-    (raw.root / linked).symlink_to(outside)
-
+    raw.link(linked, outside)
     with pytest.raises(StoreError, match=f"'{linked}' is a link") as caught:
         store.delete(f"blobs/sha256/{OUTSIDE}")
-
     assert sorted(outside.rglob("*")) == before
     assert "root may contain links" in caught.value.hint
 
@@ -221,12 +203,9 @@ def test_nothing_is_created_through_a_link(
     store: LocalStore, raw: Folder, outside: Path, linked: str
 ):
     """A link does not make a push write outside the store, even to a new folder."""
-    (raw.root / linked).parent.mkdir(parents=True, exist_ok=True)
-    (raw.root / linked).symlink_to(outside)
-
+    raw.link(linked, outside)
     with pytest.raises(StoreError, match=f"'{linked}' is a link"):
         store.create(KEY + "new", b"x")
-
     assert list(outside.iterdir()) == [outside / OUTSIDE]
 
 
@@ -238,9 +217,7 @@ def test_listing_begins_in_no_linked_folder(
     """Files in a linked folder are not part of the store, whatever prefix leads into it."""
     (outside / "sha256").mkdir()
     (outside / "sha256" / OUTSIDE).write_bytes(b"precious")
-    (raw.root / linked).parent.mkdir(parents=True, exist_ok=True)
-    (raw.root / linked).symlink_to(outside)
-
+    raw.link(linked, outside)
     assert list_keys(store, prefix) == []
 
 
@@ -249,9 +226,7 @@ def test_links_to_files_are_read(store: LocalStore, raw: Folder):
     raw.write("..data/x", b"mounted")
     (raw.root / "x").symlink_to(Path("..data", "x"))
     pieces: list[bytes] = []
-
     store.download(store.head("x"), lambda _at, piece: pieces.append(bytes(piece)))
-
     assert list_keys(store, "") == ["x"]
     assert store.get("x", max_bytes=10) == b"".join(pieces) == b"mounted"
 
@@ -263,13 +238,11 @@ def test_a_link_to_a_file_is_never_written_over_and_deleted_as_itself(
     raw.root.mkdir()
     (raw.root / "x").symlink_to(outside / OUTSIDE)
     (raw.root / "dangling").symlink_to(outside / "nothing")
-
     with pytest.raises(ObjectExists):
         store.create("x", b"other")
     with pytest.raises(ObjectExists):
         store.create("dangling", b"other")
     store.delete("x")
-
     assert [path.name for path in outside.iterdir()] == [OUTSIDE]
     assert (outside / OUTSIDE).read_bytes() == b"precious"
     assert list_keys(store, "") == []
@@ -285,7 +258,6 @@ def test_a_folder_that_cannot_be_read_hides_nothing_beside_it():
         root.chmod(0o755)
         with without_privileges():
             found = list_keys(LocalStore(root=root), "statements/")
-
     assert found == ["statements/Dep/good.dsse.json"]
 
 
@@ -294,11 +266,9 @@ def test_the_root_may_be_reached_over_links(tmp_path: Path, raw: Folder):
     raw.root.mkdir()
     (tmp_path / "current").symlink_to(raw.root)
     store = LocalStore(root=tmp_path / "current")
-
     store.create(KEY, b"1")
     store.create("s/a", b"1")
     store.delete("s/a")
-
     assert (list_keys(store, ""), raw.read(KEY)) == ([KEY], b"1")
 
 
@@ -331,13 +301,11 @@ def test_a_folder_of_somebody_else_is_denied(store: LocalStore, raw: Folder, ope
     """Missing permission is not retried, and the error names the user without permission."""
     raw.write(KEY, b"x")
     raw.root.chmod(0)
-
     try:
         with without_privileges(), pytest.raises(StoreDenied, match="Permission denied") as caught:
             OPERATIONS[operation](store)
     finally:
         raw.root.chmod(0o700)
-
     assert "the user of this process (uid " in caught.value.hint
 
 
@@ -346,14 +314,6 @@ def test_a_folder_that_cannot_be_synced_is_written(
     store: LocalStore, raw: Folder, monkeypatch: pytest.MonkeyPatch, code: int
 ):
     """Some network file systems sync only files, and report this with different errors."""
-    refuse_to_sync_folders(monkeypatch, code)
-
-    store.create(KEY, b"x")
-
-    assert raw.read(KEY) == b"x"
-
-
-def refuse_to_sync_folders(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     fsync = os.fsync
 
     def refuse(descriptor: int) -> None:
@@ -362,11 +322,11 @@ def refuse_to_sync_folders(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", refuse)
+    store.create(KEY, b"x")
+    assert raw.read(KEY) == b"x"
 
 
 # --- addresses -----------------------------------------------------------------------------
-
-
 def test_paths_and_file_uris_open_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A relative path is resolved when the store is opened; a URI is percent-decoded."""
     monkeypatch.chdir(tmp_path)
@@ -374,7 +334,6 @@ def test_paths_and_file_uris_open_the_same_folder(tmp_path: Path, monkeypatch: p
     stores.append(open_store((tmp_path / "a b").as_uri()))
     monkeypatch.chdir("/")
     stores[0].create("x", b"1")
-
     assert [list_keys(store, "") for store in stores] == [["x"]] * 4
     assert {store.uri for store in stores} == {f"{tmp_path.as_uri()}/a%20b"}
 
@@ -385,9 +344,7 @@ def test_an_address_is_that_of_the_folder_it_leads_to(tmp_path: Path):
     (tmp_path / "evil").mkdir()
     (tmp_path / "prod" / "link").symlink_to(tmp_path / "evil")
     prod = (tmp_path / "prod").as_uri()
-
     found = {open_store(f"{prod}/{way}").uri for way in ("../evil", "%2e%2e/evil", "link")}
-
     assert found == {(tmp_path / "evil").as_uri()}
 
 
@@ -396,42 +353,33 @@ def test_half_an_address_is_refused(uri: str):
     """The error shows a valid address, and no folder named `s3:` is created."""
     with pytest.raises(ConfigError, match="a store address with the scheme") as caught:
         open_store(uri)
-
     assert "s3://bucket/prefix" in caught.value.hint
 
 
 @pytest.mark.parametrize(
     "uri",
     [
-        "s3://me:secret@bucket/x",
-        "s3://bucket/x?X-Amz-Signature=secret",
-        "az://container/x#secret",
-        "hf://secret@owner/repo",
+        *("s3://me:secret@bucket/x", "s3://bucket/x?X-Amz-Signature=secret"),
+        *("az://container/x#secret", "hf://secret@owner/repo"),
     ],
 )
 def test_credentials_in_an_address_are_refused(uri: str):
-    """Credentials in an address are refused, and the error does not repeat them."""
     with pytest.raises(ConfigError, match="query, a fragment or a user") as caught:
         open_store(uri)
-
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "uri",
     [
-        "https://user:secret@host/x?X-Amz-Signature=secret",
-        "http://169.254.169.254/secret",
-        "ftp://secret",
-        "file://secret/share",
-        "file:secret",
+        *("https://user:secret@host/x?X-Amz-Signature=secret", "http://169.254.169.254/secret"),
+        *("ftp://secret", "file://secret/share", "file:secret"),
     ],
 )
 def test_other_addresses_are_refused_without_repeating_them(uri: str):
     """An address may contain a password, so the error names only the scheme."""
     with pytest.raises(ConfigError) as caught:
         open_store(uri)
-
     assert uri.partition(":")[0] in str(caught.value)
     assert "secret" not in str(caught.value)
 

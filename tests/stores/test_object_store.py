@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -71,14 +71,12 @@ def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def set_up(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
-    for name, value in server.environment().items():
+def set_up(monkeypatch: pytest.MonkeyPatch, settings: Mapping[str, str]) -> None:
+    for name, value in settings.items():
         monkeypatch.setenv(name, value)
 
 
 # --- the contract ------------------------------------------------------------------------------
-
-
 class S3Contract(StoreContract):
     """The store contract, in a bucket for the class and a prefix for the test."""
 
@@ -104,13 +102,12 @@ class S3Contract(StoreContract):
         self, raw: Bucket, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     ) -> ObjectStore:
         skip_gaps(self.server, self.kind, request)
-        set_up(monkeypatch, request.getfixturevalue(self.server))
+        set_up(monkeypatch, request.getfixturevalue(self.server).environment())
         return ObjectStore.open("s3", f"{raw.name}/{raw.prefix}")
 
     def test_a_wrong_secret_is_denied(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch):
         """The server checks signatures, so that the other tests prove that requests are signed."""
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-secret-of-this-user")
-
         with pytest.raises(StoreDenied, match="HTTP 403"):
             list_keys(open_store(store.uri), "")
 
@@ -119,13 +116,10 @@ class LargeObjects:
     """Tests that are not in the contract, because they take seconds."""
 
     def test_download_in_parts_gives_each_byte_once(self, store: ObjectStore, raw: Bucket):
-        """An object above the size of one GET is read in ranges, which give the whole object."""
         data = secrets.token_bytes(ONE_GET_BYTES + PART_BYTES // 2)
         raw.write(KEY, data)
         pieces: list[tuple[int, bytes]] = []
-
         store.download(store.head(KEY), lambda at, piece: pieces.append((at, bytes(piece))))
-
         ends = [0, *(at + len(piece) for at, piece in sorted(pieces))]
         assert [at for at, _ in sorted(pieces)] == ends[:-1]
         assert b"".join(piece for _, piece in sorted(pieces)) == data
@@ -137,17 +131,14 @@ class LargeObjects:
         raw.write(KEY, b"1" * (ONE_GET_BYTES + 1))
         found = store.head(KEY)
         raw.write(KEY, b"2" * (ONE_GET_BYTES + 1))
-
         with pytest.raises(StoreError, match="changed"):
             store.download(found, lambda _at, _piece: None)
 
     def test_a_large_object_is_uploaded_in_parts(self, store: ObjectStore, raw: Bucket):
         """A file above the size of one PUT is stored unchanged, and is never overwritten."""
         file = io.BytesIO(secrets.token_bytes(PART_BYTES) * (ONE_PUT_BYTES // PART_BYTES) + b"x")
-
         store.create(KEY, file)
         store.create(KEY, file)
-
         assert raw.read(KEY) == file.getvalue()
         file.getbuffer()[-1] = 0
         with pytest.raises(ObjectExists):
@@ -201,8 +192,7 @@ class TestAzurite(StoreContract):
     def raw(self, azurite: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Container:
         settings = dict(azurite)
         container = settings.pop("container")
-        for name, value in settings.items():
-            monkeypatch.setenv(name, value)
+        set_up(monkeypatch, settings)
         return Container(container, f"{secrets.token_hex(4)}/")
 
     @pytest.fixture
@@ -212,8 +202,6 @@ class TestAzurite(StoreContract):
 
 
 # --- downloads ---------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def raw(moto: Server) -> Iterator[Bucket]:
     client = moto.client()
@@ -226,7 +214,7 @@ def store(
     moto: Server, fault_proxy: FaultProxy, raw: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> ObjectStore:
     """A store on moto behind the proxy, which counts requests and passes them on."""
-    set_up(monkeypatch, dataclasses.replace(moto, endpoint=fault_proxy.endpoint))
+    set_up(monkeypatch, dataclasses.replace(moto, endpoint=fault_proxy.endpoint).environment())
     return ObjectStore.open("s3", f"{raw.name}/pre")
 
 
@@ -241,11 +229,8 @@ def put_and_find(store: ObjectStore, raw: Bucket, proxy: FaultProxy, count: int)
 def test_a_small_object_is_one_get(
     store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy, count: int
 ):
-    """Up to the limit, only one GET of the whole object is sent."""
     found = put_and_find(store, raw, fault_proxy, count)
-
     store.download(found, lambda _at, _piece: None)
-
     assert fault_proxy.seen == [f"GET /{raw.name}/pre/{KEY}"]
 
 
@@ -253,11 +238,8 @@ def test_a_small_object_is_one_get(
 def test_a_large_object_is_one_get_a_part(
     store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy, count: int
 ):
-    """Above the limit, each part is read with a GET of its range."""
     found = put_and_find(store, raw, fault_proxy, count)
-
     store.download(found, lambda _at, _piece: None)
-
     assert len(fault_proxy.seen) == len(set(fault_proxy.seen)) == math.ceil(count / PART_BYTES)
     assert all(" bytes=" in request for request in fault_proxy.seen)
 
@@ -266,24 +248,18 @@ def test_parts_are_read_at_once(store: ObjectStore, raw: Bucket, fault_proxy: Fa
     """With slow connections, exactly as many connections are used as the store allows."""
     found = put_and_find(store, raw, fault_proxy, (PARTS_AT_ONCE + 1) * PART_BYTES)
     fault_proxy.fault = "slow"
-
     store.download(found, lambda _at, _piece: None)
-
     assert fault_proxy.most_at_once == PARTS_AT_ONCE
 
 
 # --- uploads -----------------------------------------------------------------------------------
-
-
 def test_a_conflict_that_comes_to_nothing_is_tried_again(
     store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy
 ):
     """After 409 (another write is undecided), this write succeeds if the other fails."""
     fault_proxy.fault, fault_proxy.times = "409", 2
     fault_proxy.only = lambda request: request.startswith("PUT")
-
     store.create(KEY, b"mine")
-
     assert raw.read(KEY) == b"mine"
 
 
@@ -293,11 +269,9 @@ def test_a_store_that_refuses_the_condition_is_written_without(
     """Some gateways answer 501 to If-None-Match, but existing objects are not overwritten."""
     fault_proxy.fault = "501"
     fault_proxy.only = lambda request: "if-none-match" in request
-
     store.create(KEY, b"mine")
     with pytest.raises(ObjectExists):
         store.create(KEY, b"other")
-
     assert raw.read(KEY) == b"mine"
 
 
@@ -314,7 +288,6 @@ def test_a_store_without_the_condition_is_read_back(
             raw.write(KEY, other)
 
     fault_proxy.afterwards = overwrite
-
     with pytest.raises(ObjectExists):
         store.create(KEY, b"mine")
 
@@ -331,9 +304,7 @@ def test_an_answer_that_was_lost_does_not_fail_a_write(
             raise OSError
 
     fault_proxy.afterwards = lose
-
     store.create(KEY, b"mine")
-
     assert (len(lost), raw.read(KEY)) == (1, b"mine")
 
 
@@ -350,9 +321,7 @@ def test_a_slow_upload_has_time_for_its_size(
             time.sleep((WHOLE_REQUEST_FACTOR + 1) * store.timeout_s)
 
     fault_proxy.afterwards = delay
-
     store.create(KEY, io.BytesIO(bytes(count)))
-
     assert raw.read(KEY) == bytes(count)
 
 
@@ -360,13 +329,10 @@ def test_a_slow_upload_has_time_for_its_size(
 def test_an_interrupted_upload_leaves_nothing(
     store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy, step: str
 ):
-    """A multipart upload that fails in a part or at the end leaves no object and no parts."""
     fault_proxy.fault = "500"
     fault_proxy.only = lambda request: step in request and "uploadId" in request
-
     with pytest.raises(StoreError, match="HTTP 500"):
         store.create(KEY, io.BytesIO(bytes(ONE_PUT_BYTES + 1)))
-
     assert list_keys(store, "") == []
     with pytest.raises(ObjectNotFound):
         store.head(KEY)
@@ -376,14 +342,11 @@ def test_an_interrupted_upload_leaves_nothing(
 
 
 # --- lists -------------------------------------------------------------------------------------
-
-
 def test_a_list_of_several_pages_is_whole(store: ObjectStore, raw: Bucket, fault_proxy: FaultProxy):
     """In this test, the server returns three keys per page."""
     keys = [f"s/{number}" for number in range(8)]
     for key in keys:
         raw.write(key, b"")
-
     assert list_keys(store, "s/") == keys
     assert len(fault_proxy.seen) == 3
 
@@ -396,29 +359,23 @@ def test_what_comes_before_a_prefix_is_not_listed(
         raw.write(key, b"")
     for number in range(30):
         raw.write(f"s/0{number}", b"")
-
     assert list_keys(store, "s/5f") == ["s/5f", "s/5fé"]
     assert len(fault_proxy.seen) == 1
 
 
 def test_foreign_objects_are_left_out(store: ObjectStore, raw: Bucket):
-    """Objects outside the prefix, and names that are not keys, are not listed."""
     for key in ("s/a", "s/.hidden", ".s/b"):
         raw.write(key, b"")
     dataclasses.replace(raw, prefix="prefix/").write("s/c", b"")
-
     assert list_keys(store, "") == ["s/a"]
 
 
 # --- addresses, settings -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
 @pytest.mark.parametrize("rest", ["bucket", "bucket/prefix", "a-bucket.of_mine/a/pre fix/%41"])
 def test_an_address_is_given_back(monkeypatch: pytest.MonkeyPatch, scheme: str, rest: str):
     """An address is kept unchanged, except for slashes at the end, and no request is sent."""
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
-
     assert open_store(f"{scheme}://{rest}").uri == f"{scheme}://{rest}"
     assert open_store(f"{scheme}://{rest}/").uri == f"{scheme}://{rest}"
 
@@ -434,7 +391,6 @@ def test_what_is_no_address_is_refused(rest: str):
     """The error is one sentence, which does not repeat a possible password."""
     with pytest.raises(ConfigError, match="followed by") as caught:
         open_store(f"s3://{rest}")
-
     assert "hunter2" not in str(caught.value)
 
 
@@ -443,10 +399,8 @@ def test_without_obstore_the_package_is_named(monkeypatch: pytest.MonkeyPatch, u
     """Folder stores need no SDK; for other stores, the error names the missing SDK."""
     for name in ("obstore", "obstore.store", "obstore.exceptions"):
         monkeypatch.setitem(sys.modules, name, None)
-
     with pytest.raises(MissingPackage, match="needs obstore") as caught:
         open_store(uri)
-
     assert caught.value.hint == "pip install obstore"
 
 
@@ -482,13 +436,9 @@ def test_a_bad_setting_of_the_machine_is_denied(
 ):
     """The error is raised when the store is opened, and does not blame the address."""
     scheme, settings, says = BAD_SETTINGS[case]
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
-
+    set_up(monkeypatch, {"HOME": str(tmp_path), **settings})
     with pytest.raises(StoreDenied, match=re.escape(says)) as caught:
         open_store(f"{scheme}://bucket")
-
     check_is_ours_alone(caught.value, "AKIAWARM", "hunter2")
 
 
@@ -519,13 +469,10 @@ BAD_AT_USE = {
 def test_a_setting_that_never_works_is_denied(monkeypatch: pytest.MonkeyPatch, case: str):
     """A problem that shows only at the first request is neither retried nor a crash."""
     settings, says = BAD_AT_USE[case]
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
+    set_up(monkeypatch, settings)
     store = open_store("s3://bucket")
-
     with pytest.raises(StoreDenied, match=says) as caught:
         list_keys(store, "")
-
     check_is_ours_alone(caught.value, "AKIAWARM", "hunter2")
 
 
@@ -536,17 +483,13 @@ def test_a_server_that_is_not_there_is_named_with_its_variable(
     """The error names the server, which the bucket's address lacks, without credentials."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv(name, "http://reader:hunter2@127.0.0.1:9/hidden?X-Amz-Signature=hunter2")
-    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAWARM")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    key = {"AWS_ACCESS_KEY_ID": "AKIAWARM", "AWS_SECRET_ACCESS_KEY": "hunter2"}
+    set_up(monkeypatch, {"AWS_ALLOW_HTTP": "true", **key})
     store = open_store("s3://bucket/scorer")
-
     with pytest.raises(StoreError, match="connection refused") as caught:
         list_keys(store, "")
-
-    assert caught.value.message.startswith(
-        f"s3://bucket/scorer at http://127.0.0.1:9 ({name}): cannot list"
-    )
+    start = f"s3://bucket/scorer at http://127.0.0.1:9 ({name}): cannot list"
+    assert caught.value.message.startswith(start)
     check_is_ours_alone(caught.value, "reader", "hunter2", "hidden?", "AKIAWARM")
 
 
@@ -576,8 +519,7 @@ def echo(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         "AWS_SECRET_ACCESS_KEY": "something-else",
         "AWS_SESSION_TOKEN": token,
     }
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
+    set_up(monkeypatch, settings)
     yield token
     server.shutdown()
     server.server_close()
@@ -588,7 +530,6 @@ def test_a_credential_that_a_server_echoes_is_in_no_traceback(echo: str):
     """The token is not in the error or its context, although obstore's text has the body."""
     with pytest.raises(StoreDenied) as caught:
         list_keys(open_store("s3://bucket"), "")
-
     shown = "".join(traceback.format_exception(caught.value))
     assert "nobody is called [hidden] here" in shown
     assert echo not in shown
@@ -598,9 +539,7 @@ def test_a_credential_that_a_server_echoes_is_in_no_traceback(echo: str):
 def test_a_credential_that_a_server_echoes_is_not_on_the_screen(echo: str):
     """Commands show errors and log lines without the token."""
     command = [sys.executable, "-m", "serve_warm.cli", "-v", "inspect", "s3://bucket"]
-
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-
     assert done.returncode == 1
     assert "HTTP 403" in done.stderr
     assert echo not in done.stdout + done.stderr
@@ -620,10 +559,8 @@ def test_an_endpoint_without_encryption_needs_permission(
 ):
     """http:// is used only if the operator sets the variable that the error names."""
     monkeypatch.delenv("AWS_ALLOW_HTTP")
-
     with pytest.raises(StoreDenied, match="http://") as caught:
         list_keys(open_store(store.uri), "")
-
     assert "AWS_ALLOW_HTTP=true" in caught.value.hint
     assert fault_proxy.seen == []
 
@@ -634,6 +571,5 @@ def test_the_endpoint_for_s3_alone_comes_first(
     """Both SDK variables are supported, and the more specific one has precedence."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", fault_proxy.endpoint)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-
     assert list_keys(open_store(store.uri), "") == []
     assert len(fault_proxy.seen) == 1

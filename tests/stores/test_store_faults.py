@@ -150,9 +150,7 @@ def test_a_refusal_that_passes_is_not_noticed(
     """A fault that is gone at the next request does not cause an error."""
     store.delete("blobs/new")
     fault_proxy.fault, fault_proxy.times = fault, 1
-
     OPERATIONS[operation](store)
-
     assert fault_proxy.times == 0
 
 
@@ -165,9 +163,7 @@ def test_a_connection_that_breaks_once_is_not_noticed(
     store = dataclasses.replace(store, timeout_s=3.0)
     fault_proxy.only = lambda request: request.startswith("GET")
     fault_proxy.fault, fault_proxy.times = fault, 1
-
     data = OPERATIONS[operation](store)
-
     assert data == (bytes(ONE_GET_BYTES + 1) if operation == "download in parts" else DATA)
     assert fault_proxy.times == 0
 
@@ -180,7 +176,6 @@ def test_an_object_that_changes_while_a_read_is_resumed_is_noticed(
     found = store.head("blobs/changing")
     fault_proxy.fault, fault_proxy.times = "truncated", 1
     fault_proxy.afterwards = lambda _request: bucket.write("blobs/changing", DATA[::-1])
-
     with pytest.raises(StoreError, match=r"changed|ended early"):
         store.download(found, lambda _at, _piece: None)
 
@@ -191,7 +186,6 @@ def test_slow_is_no_fault(store: ObjectStore, fault_proxy: FaultProxy, bucket: B
     bucket.write("blobs/slow", data)
     fault_proxy.fault = "slow"
     store = dataclasses.replace(store, timeout_s=1.0)
-
     assert read(store, "blobs/slow") == data
     assert len(fault_proxy.seen) == 2
 
@@ -205,10 +199,8 @@ def test_no_credentials_at_all_is_denied(
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", fault_proxy.endpoint)
     fault_proxy.fault = fault
-
     with pytest.raises(StoreDenied, match="no credentials") as caught:
         list_keys(open_store(store.uri), "")
-
     assert "AWS_ACCESS_KEY_ID" in caught.value.hint
 
 
@@ -220,8 +212,6 @@ def test_a_metadata_service_that_is_busy_is_asked_again(
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", fault_proxy.endpoint)
     fault_proxy.fault = "503"
-
     with pytest.raises(StoreError, match="HTTP 503") as caught:
         list_keys(open_store(store.uri), "")
-
     assert type(caught.value) is StoreError

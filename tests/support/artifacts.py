@@ -143,7 +143,7 @@ def cache_directory(directory: Path) -> Path:
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-    (directory / "an_empty_one").mkdir()
+    (directory / "an_empty_one").mkdir(exist_ok=True)
     return directory
 
 

@@ -55,12 +55,7 @@ def made(folder: Path, scale: float, sizes: Sequence[int] = SIZES, *, level: int
     return folder
 
 
-def start(
-    stand_in: StandIn,
-    entries: Path,
-    tmp_path: Path,
-    **settings: Any,
-) -> Warmup:
+def start(stand_in: StandIn, entries: Path, tmp_path: Path, **settings: Any) -> Warmup:
     """Return a start from these entries."""
     store = LocalStore(root=tmp_path / "store")
     (tmp_path / "cache").mkdir()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from artifacts import build, new_key, trusting
+from artifacts import build, new_key, packed_cache, trusting
 from compiled import compiled, double, stance
 from outside_serve import OutsideServe
 from serve_warm.artifact.push import push
@@ -32,7 +32,7 @@ from serve_warm.stores.local import LocalStore
 from serve_warm.trust.policy import Trust
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 KEY = new_key()
@@ -123,6 +123,14 @@ def here(replica: Replica, **changed: str) -> Fingerprint:
 def publish(store: LocalStore, built_for: Fingerprint, **options: Any) -> str:
     manifest, stored = build(deployment="Embedder", built_for=built_for, **options)
     return push(store, manifest, stored, [KEY])
+
+
+def offer(
+    store: LocalStore, replica: Replica, raw: Mapping[str, bytes] | None = None, **options: Any
+) -> str:
+    """Publish an artifact for a replica, with a cache and what else is in `raw`."""
+    cache = packed_cache(store.root.parent / "built")
+    return publish(store, here(replica), raw={"cache": cache, **(raw or {})}, **options)
 
 
 def warm_up(replica: StandIn, *observers: Callable[[Report], None], **settings: Any) -> Warmup:

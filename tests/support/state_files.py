@@ -11,13 +11,13 @@ import pytest
 
 from serve_warm._state_file import StateFile
 from serve_warm.replica.in_serve import facts_of
+from serve_warm.report import Report, Stage, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from serve_warm.report import Report
-
+WARM = Report(stage=Stage.READY, verdict=Verdict.FULL_HIT)
 STARTS: dict[str, Any] = {"application": "app", "deployment": "Embedder"}
 WHO = {**STARTS, "replica": "r1"}
 
@@ -49,9 +49,16 @@ def replica_fixture(directory: Path) -> Iterator[Callable[..., StateFile]]:
     """Write a report as a replica does, and hold its lock until the test ends."""
     files: dict[str, StateFile] = {}
 
-    def write(report: Report, name: str = "r1", **facts: object) -> StateFile:
+    def write(
+        report: Report = WARM,
+        name: str = "r1",
+        *,
+        app: str = "app",
+        of: str = "Embedder",
+        **facts: object,
+    ) -> StateFile:
         if name not in files:
-            files[name] = StateFile(directory, **STARTS, replica=name)
+            files[name] = StateFile(directory, application=app, deployment=of, replica=name)
         files[name].write({**facts_of(report), **facts})
         return files[name]
 

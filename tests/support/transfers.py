@@ -7,7 +7,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from artifacts import DEPLOYMENT, build, fingerprint, new_key, trusting
+import pytest
+
+from artifacts import DEPLOYMENT, MemoryStore, build, fingerprint, new_key, trusting
 from serve_warm.artifact.blobs import zstd
 from serve_warm.artifact.node_cache import NodeCache, default_root
 from serve_warm.artifact.pull import Pulled, pull
@@ -17,14 +19,17 @@ from serve_warm.fingerprint import Fingerprint
 from serve_warm.trust.policy import Trust
 
 if TYPE_CHECKING:
-    import pytest
-
     from serve_warm.artifact.manifest import Manifest
     from serve_warm.stores import Store
 
 KEY = new_key()
 OTHER = new_key()
 OLDER, NEWER, NEWEST = (f"2026-11-20T10:00:0{second}.000000Z" for second in range(3))
+
+
+@pytest.fixture(name="store")
+def store_fixture() -> MemoryStore:
+    return MemoryStore()
 
 
 def publish(store: Store, *, on_taken: Any = "refuse", **fields: Any) -> tuple[str, Manifest]:
