@@ -13,7 +13,9 @@ import asyncio
 import contextlib
 import gc
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,12 +28,7 @@ from serve_warm.compiler.watch import watch_process
 from serve_warm.inputs import Input
 from serve_warm.replica.replay import Replay
 from serve_warm.replica.timed_calls import Deadline, Limits, Progress
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from serve_warm.report import CompileEvent
+from serve_warm.report import CompileEvent
 
 pytestmark = ON_A_GPU
 

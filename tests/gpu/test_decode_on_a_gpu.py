@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,10 +23,6 @@ from gpus import ON_A_GPU
 from levels import build, started
 from serve_warm.compiler.watch import watch_process
 from serve_warm.generation import Slots
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 SHAPE = Shape(layers=3, width=64, heads=2, vocabulary=64, slots=3, max_length=32)
 BUCKETS = [8, 16]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,9 +21,6 @@ from levels import build, spans, started
 from serve_warm import compile as serve_warm_compile
 from serve_warm.compiler import cuda_graphs
 from serve_warm.compiler.watch import watch_process
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = ON_A_GPU
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,13 +25,7 @@ from serve_warm.config import WarmupConfig
 from serve_warm.inputs import Input
 from serve_warm.metrics import METRICS
 from serve_warm.replica.warmup import Warmup
-from serve_warm.report import Stage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from serve_warm.report import Report
+from serve_warm.report import Report, Stage
 
 pytestmark = ON_A_GPU
 

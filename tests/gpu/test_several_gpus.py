@@ -7,16 +7,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
 from gpus import ON_A_GPU
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 REPLICAS = 3
 RANKS = 2

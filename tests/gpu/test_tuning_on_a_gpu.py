@@ -4,15 +4,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpus import ON_A_GPU
 from processes import answer_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = ON_A_GPU
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -19,9 +20,6 @@ from torch import nn
 import serve_warm
 from artifacts import trusting
 from serve_warm import Input, WarmupMixin
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 """The same in every process that imports this."""

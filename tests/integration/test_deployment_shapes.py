@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import requests
@@ -13,15 +14,10 @@ import torch
 from ray import serve
 from ray.serve._private import constants as serve_constants
 
-from conftest import wait_until
+from conftest import App, Cluster, wait_until
 from integration import apps as shapes
 from serve_warm import WarmupMixin, warmup
 from serve_warm.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from conftest import App, Cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 

@@ -6,22 +6,18 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import ray
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from conftest import HANG_S, wait_until
+from conftest import HANG_S, App, Cluster, wait_until
 from integration import apps as shapes
 from serve_warm import metrics, node
 from serve_warm.node_server.ledger import Ledger
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from conftest import App, Cluster
 
 pytestmark = pytest.mark.ray
 

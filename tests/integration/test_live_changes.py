@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 
-from conftest import wait_until
+from conftest import App, Cluster, wait_until
 from integration.changing_app import BATCHES, CHANGES, KEY, PLAIN, Changing, Live, x
 from serve_warm.builder.app import load_app
 from serve_warm.builder.build import build
@@ -19,11 +20,6 @@ from serve_warm.builder.cluster import Cluster as RayCluster
 from serve_warm.builder.publishing import Destination
 from serve_warm.builder.signing import Signing
 from serve_warm.stores import open_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from conftest import App, Cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]
 

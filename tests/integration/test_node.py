@@ -7,22 +7,18 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 from ray.exceptions import RayActorError
 
-from conftest import wait_until
+from conftest import App, Cluster, wait_until
 from integration import apps as shapes
 from serve_warm import node
 from witness import NodeServer, Witness, false_readies, late_readies, probed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from conftest import App, Cluster
 
 pytestmark = pytest.mark.ray
 

@@ -5,20 +5,16 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from conftest import wait_until
+from conftest import App, Cluster, wait_until
 from integration import apps as shapes
 from serve_warm import node
 from serve_warm.cli import observed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from conftest import App, Cluster
-    from serve_warm.cli.observed import Observed
+from serve_warm.cli.observed import Observed
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -16,9 +17,6 @@ from serve_warm.artifact.push import push
 from serve_warm.fingerprint import Fingerprint
 from serve_warm.replica.deployment import ATTRIBUTE
 from serve_warm.stores.local import LocalStore
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 

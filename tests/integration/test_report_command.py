@@ -7,18 +7,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import ray
 
+from conftest import App
 from integration import apps as shapes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from conftest import App
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 

@@ -9,22 +9,18 @@ import functools
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import ray
 from _pytest.outcomes import Failed
 
 from boards import BOARD, SINKS, drawn, queries, substituted
-from conftest import wait_until
+from conftest import App, Cluster, wait_until
 from integration import apps as shapes
 from prometheus_server import prometheus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from conftest import App, Cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 

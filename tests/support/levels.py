@@ -10,9 +10,10 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
@@ -20,12 +21,8 @@ import torch
 from processes import search_path
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile import aoti_build, aoti_library, change_checks
+from serve_warm.precompile.entries import EntryTable
 from serve_warm.precompile.session import SESSION
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from serve_warm.precompile.entries import EntryTable
 
 
 def build(

@@ -11,19 +11,16 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from artifacts import new_key
 from processes import HERE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 TOLERANCE = 1e-5
 

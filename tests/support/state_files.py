@@ -5,18 +5,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from serve_warm._state_file import StateFile
 from serve_warm.replica.in_serve import facts_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from serve_warm.report import Report
+from serve_warm.report import Report
 
 STARTS: dict[str, Any] = {"application": "app", "deployment": "Embedder"}
 WHO = {**STARTS, "replica": "r1"}

@@ -14,15 +14,12 @@ import re
 import subprocess
 import sys
 import typing
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import serve_warm
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 PACKAGE = Path(serve_warm.__file__).parent
 

@@ -8,8 +8,9 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -26,9 +27,6 @@ from serve_warm.report import (
     Stage,
     Verdict,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 RULES = Path(__file__).parents[2] / "helm" / "serve-warm" / "rules" / "serve-warm.yaml"
 DEPLOYMENT = {"application": "shop", "deployment": "Ranker"}

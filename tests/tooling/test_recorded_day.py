@@ -8,13 +8,14 @@ The day is described in `recorded_day.DAY`.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from boards import BOARD, SINKS, drawn, queries, substituted
 from draw_dashboard import Drawn, Line, ask_panel, color
 from fleet import DAY_S, Fleet, Replica
+from prometheus_server import Prometheus
 from recorded_day import (
     COLD,
     DAY,
@@ -26,11 +27,6 @@ from recorded_day import (
     with_alerts,
 )
 from recorded_day import recorded as recorded_series
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from prometheus_server import Prometheus
 
 
 @pytest.fixture(scope="module")
