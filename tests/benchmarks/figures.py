@@ -1024,30 +1024,6 @@ def _size(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:.0f} MB" if size_bytes < 1e9 else f"{size_bytes / 1e9:.2f} GB"
 
 
-def builds() -> str:
-    """Return the seconds of each phase of a build, before and after phases overlapped."""
-    found = load("build")
-    machine, versions = found["machine"], found["versions"]
-    lines = ["| app | phase | before s | after s | ratio |", "|---|---|---:|---:|---:|"]
-    lines += [
-        f"| {row['app']} | {phase} | {row['before'][phase]:.0f} | {row['after'][phase]:.0f} "
-        f"| {ratio:.2f} |"
-        for row in found["rows"]
-        for phase, ratio in row["ratio"].items()
-    ]
-    load_average = max(row["load"] for row in found["rows"])
-    lines += [
-        "",
-        (
-            "`python tests/benchmarks/bench_build.py --before 9c09c02`, medians of "
-            f"{found['rows'][0]['turns']} rounds of both versions, on {machine['cpus']} cores with "
-            f"a load of at most {load_average:.0f}, torch {versions['torch']}, Ray "
-            f"{versions['ray']}."
-        ),
-    ]
-    return "\n".join(lines)
-
-
 def decoding_on_a_gpu() -> str:
     """Return the cost of decoding with `compile_generation` on a GPU, at each level."""
     found = load("models_gpu")
@@ -1153,7 +1129,6 @@ SECTIONS = {
     "seats": (BENCHMARKS, seats),
     "imports": (BENCHMARKS, imports),
     "warm calls": (BENCHMARKS, warm_calls),
-    "builds": (BENCHMARKS, builds),
     "starts on a GPU": (GPU, on_a_gpu),
     "requests on a GPU": (GPU, requests_on_a_gpu),
     "replicas at once on GPUs": (GPU, at_once_on_gpus),
