@@ -5,10 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from processes import search_path
+from processes import answer_of
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile import aoti_build, aoti_library, change_checks
 from serve_warm.precompile.entries import EntryTable
@@ -128,22 +124,7 @@ def in_a_process(folder: Path, do: str, *, level: int = 2, **environ: str) -> di
     entries = folder / "entries"
     entries.mkdir(exist_ok=True)
     question = {"do": do, "folder": str(entries), "path": str(folder / "app.py"), "level": level}
-    here = Path(__file__).parent
-    ended = subprocess.run(
-        [sys.executable, str(here / "precompiled_process.py"), json.dumps(question)],
-        env={
-            **os.environ,
-            "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
-            "PYTHONPATH": search_path(),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            # Skip torch's probes of the CPU: entries do not need them, and they take five seconds.
-            "TORCHINDUCTOR_VEC_ISA_OK": "1",
-            **environ,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    answer: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    # Skip torch's probes of the CPU: entries do not need them, and they take five seconds.
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"), "TORCHINDUCTOR_VEC_ISA_OK": "1"}
+    answer: dict[str, Any] = answer_of("precompiled_process.py", question, **caches, **environ)
     return answer
