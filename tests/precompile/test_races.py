@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model that is changed thousands of times a minute while threads call it, at levels 2 and 3.
 
-Level 1 runs eagerly. A client of a live application sees the same in test_live_changes.py, slower.
+Level 1 runs eagerly.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import serve_warm
-from integration.changing_app import BATCHES, CHANGES, PLAIN, Changing, x
+from changing_model import BATCHES, CHANGES, PLAIN, Changing, x
 from levels import build, eager_below, started
 from serve_warm.precompile.session import SESSION
 
@@ -105,8 +105,8 @@ def right_answers(model: Changing) -> dict[str, dict[int, torch.Tensor]]:
     return answers
 
 
-@pytest.mark.stress
-@pytest.mark.parametrize("level", [2, 3])
+@pytest.mark.long
+@pytest.mark.parametrize("level", [2, pytest.param(3, marks=pytest.mark.stress)])
 @pytest.mark.usefixtures("quick_turns")
 def test_what_changes_between_two_calls_is_never_missed(tmp_path: Path, level: int):
     """A call that nothing changed during has the answer of the model as it is."""

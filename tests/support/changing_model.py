@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A deployment whose model is changed while it serves, and what changes it.
+"""A model that is changed while threads call it, and what changes it.
 
 The graph is matrix products alone, for which no C++ is compiled.
 """
@@ -8,21 +8,11 @@ The graph is matrix products alone, for which no C++ is compiled.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from ray import serve
 from torch import nn
-
-import serve_warm
-from artifacts import trusting
-from serve_warm import Input, WarmupMixin
-
-KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
-"""The same in every process that imports this."""
 
 BATCHES = (4, 2)
 PLAIN = "plain"
@@ -116,72 +106,3 @@ CHANGES: dict[str, Callable[[Changing], Any]] = {
     for change in (attribute, module_global, forward_of_a_class, insert, remove)
 }
 """One of each kind that serve_warm notices in another way. tests/soundness has all the others."""
-
-
-# The deployment -----------------------------------------------------------------------------------
-
-
-@serve.deployment(
-    name="Changing",
-    ray_actor_options={"num_cpus": 0},
-    graceful_shutdown_timeout_s=0,
-    max_ongoing_requests=32,
-    user_config={"scale": 1.0},
-)
-class Live(WarmupMixin):
-    """Answers in several threads, and counts the changes of its model.
-
-    The count is even, but in the middle of a change.
-    """
-
-    warmup_trust = trusting(KEY)
-
-    def __init__(self, level: int) -> None:
-        self.inner = Changing().eval()
-        self.model = serve_warm.compile(self.inner, level=level, dynamic=False)
-        self.one_change = threading.Lock()
-        self.count = 0
-        self.change: Any = None
-
-    def reconfigure(self, user_config: dict[str, float]) -> None:
-        with self.one_change, self.counted():
-            self.inner.scale = user_config["scale"]
-
-    def warmup_inputs(self) -> list[Input]:
-        return [Input(target=self.ask, args=([batch],), size=batch) for batch in BATCHES]
-
-    def ask(self, batches: list[int]) -> list[tuple[int, int, int, list[float]]]:
-        """Return for each batch the counts before and after the call, the batch and the output."""
-        answers = []
-        with torch.inference_mode():
-            for batch in batches:
-                given, before = x(batch), self.count
-                out = self.model(given)
-                answers.append((before, self.count, batch, out.flatten().tolist()))
-        return answers
-
-    def begin(self, name: str) -> int:
-        """Make a change, and return the count that its answers have."""
-        with self.one_change, self.counted():
-            self.change = CHANGES[name](self.inner)
-            self.change.__enter__()
-        return self.count
-
-    def end(self) -> int:
-        """Take the change back."""
-        with self.one_change, self.counted():
-            self.change.__exit__(None, None, None)
-        return self.count
-
-    async def counted_until_now(self) -> int:
-        return self.count
-
-    @contextlib.contextmanager
-    def counted(self) -> Iterator[None]:
-        self.count += 1
-        yield
-        self.count += 1
-
-
-level_2 = Live.bind(2)
-level_3 = Live.bind(3)
