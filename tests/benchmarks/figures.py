@@ -48,7 +48,6 @@ NAMES = {
 
 
 def load(name: str) -> dict[str, Any]:
-    """Return the committed results of one benchmark."""
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
@@ -572,7 +571,6 @@ def loading() -> str:
 
 
 def extremes(values: Iterable[float]) -> tuple[float, float]:
-    """Return the smallest and the largest value."""
     ordered = sorted(values)
     return ordered[0], ordered[-1]
 
@@ -612,12 +610,10 @@ def architectures(name: str = "architectures") -> str:
 
 
 def served(rows: Iterable[Mapping[str, Any]], level: int) -> int:
-    """Return how many rows a level served."""
     return sum((row[f"level_{level}"] or {}).get("served", False) for row in rows)
 
 
 def ran(rows: Iterable[Mapping[str, Any]], level: int) -> int:
-    """Return how many rows were run at a level."""
     return sum(row[f"level_{level}"] is not None for row in rows)
 
 
@@ -885,7 +881,6 @@ def soundness() -> str:
 
 
 def fuzz() -> str:
-    """Return the result of the fuzzer."""
     found = load("fuzz")
     torch = found["torch"].partition("+")[0]
     return (

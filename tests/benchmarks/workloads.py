@@ -72,7 +72,6 @@ class Workload:
         return module
 
     def compiled_by_torch(self, module: nn.Module) -> Any:
-        """Return the model compiled by plain torch."""
         if not self.blocks:
             return torch.compile(module, **self.arguments)
         for block in module.modules():

@@ -112,7 +112,6 @@ async def answer(replica: Any, *pieces: bytes, query: str = "", **headers: str) 
 
 
 def texts_of(answered: str) -> list[str]:
-    """Return the text of each chunk in an answer."""
     texts: dict[float, str] = {}
     for event in map(json.loads, answered.splitlines()):
         texts.setdefault(event["start_s"], "")

@@ -47,15 +47,6 @@ def test_killed_before_any_file_operation(tmp_path: Path, operation: str):
 
 
 @pytest.mark.parametrize("operation", ["push", "pull"])
-def test_killed_at_random_points_with_a_folder(tmp_path: Path, operation: str):
-    """Fifty random points of a push and of a pull, with a folder as the store."""
-    result = campaign(operation, str(tmp_path / "store"), tmp_path / "node", "random", 50)
-
-    assert result["violations"] == [], result
-    assert result["killed"] == 50
-
-
-@pytest.mark.parametrize("operation", ["push", "pull"])
 def test_killed_at_random_points_with_s3(
     tmp_path: Path,
     moto: Server,  # noqa: F811

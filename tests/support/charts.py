@@ -102,7 +102,6 @@ def laid_over(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, An
 
 
 def of_kind(found: Manifests, kind: str) -> list[dict[str, Any]]:
-    """Return the manifests of a kind."""
     return [manifest for (each, _), manifest in found.items() if each == kind]
 
 

@@ -108,7 +108,6 @@ def target_fixture(tmp_path: Path) -> LocalStore:
 def publish(
     store: LocalStore, key: Ed25519PrivateKey = KEY, *, on_taken: Any = "refuse", **artifact: Any
 ) -> tuple[str, Manifest]:
-    """Publish an artifact to a store, and return the key of its statement."""
     manifest, stored = build(**artifact)
     return push(store, manifest, stored, [key], on_taken=on_taken), manifest
 

@@ -213,7 +213,6 @@ class Fleet:
     """Minute from which a node server cannot read the states of its replicas, by node."""
 
     def node_server(self) -> Series:
-        """Return the series that node servers exported."""
         series: Series = {}
         nodes = {r.host: [p for p in self.replicas if p.host == r.host] for r in self.replicas}
         for node, replicas in nodes.items():

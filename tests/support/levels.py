@@ -80,7 +80,6 @@ class Served:
 
 
 def served(call: Callable[[], Any]) -> Served:
-    """Call a compiled callable once."""
     watch = watch_process()
     counts, before = watch.counts(), _uses()
     value = call()

@@ -56,7 +56,6 @@ def start(
     tmp_path: Path,
     **settings: Any,
 ) -> Warmup:
-    """Return a start from these entries."""
     store = LocalStore(root=tmp_path / "store")
     (tmp_path / "cache").mkdir()
     publish(store, stand_in, {"cache": tmp_path / "cache", "precompiled": entries})

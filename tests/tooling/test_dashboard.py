@@ -50,7 +50,6 @@ def problems(board: dict[str, Any]) -> Iterator[str]:
 
 
 def of_panel(panel: dict[str, Any], title: str) -> Iterator[str]:
-    """Yield the problems of a panel."""
     source = {"type": "prometheus", "uid": "${datasource}"}
     yield from (f"{title} has no {key}" for key in ("title", "description") if not panel[key])
     if panel["fieldConfig"]["defaults"].get("unit") not in UNITS:
@@ -84,7 +83,6 @@ def is_always_green(defaults: dict[str, Any]) -> bool:
 
 
 def data_links(panel: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the links of a panel's values."""
     for override in panel["fieldConfig"]["overrides"]:
         for made in override["properties"]:
             yield from made["value"] if made["id"] == "links" else ()

@@ -26,7 +26,6 @@ SKIPPED = {".git", ".venv", "build", "dist", "node_modules"}
 
 
 def markdown_files() -> list[Path]:
-    """Return all Markdown files of the repository."""
     return [path for path in files() if path.suffix == ".md"]
 
 
@@ -85,7 +84,6 @@ def anchors(text: str) -> set[str]:
 
 @functools.cache
 def anchors_of(path: Path) -> set[str]:
-    """Return the anchors of a file."""
     return anchors(path.read_text())
 
 

@@ -21,7 +21,6 @@ ALERTS = [rule["alert"] for rule in rules.ALERTS]
 
 
 def blocks(language: str) -> list[str]:
-    """Return the lines of all blocks of a language."""
     found = re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
     return [line for block in found for line in block.splitlines()]
 
