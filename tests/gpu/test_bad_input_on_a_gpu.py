@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpus import ON_A_GPU
+from gpus import ON_A_GPU, two_layers
 from levels import build, spans, started
 from serve_warm import compile as serve_warm_compile
 from serve_warm.compiler.imports import import_compiler
@@ -184,13 +184,7 @@ def test_an_entry_whose_capture_fails_is_served(tmp_path: Path):
 # --- a real limit of memory ------------------------------------------------------------------
 
 WIDTH = 16384
-
-
-def wide() -> torch.nn.Module:
-    """Return a model whose activations take 64 KiB for each row, so 1 GiB for 16384 rows."""
-    torch.manual_seed(0)
-    layers = torch.nn.Linear(16, WIDTH), torch.nn.GELU(), torch.nn.Linear(WIDTH, 4)
-    return torch.nn.Sequential(*layers).cuda().eval()
+"""Of a model whose activations take 64 KiB for each row, so 1 GiB for 16384 rows."""
 
 
 def replayed(model: Any, **sizes: torch.Tensor) -> Progress:
@@ -218,7 +212,7 @@ def replayed(model: Any, **sizes: torch.Tensor) -> Progress:
 
 def test_an_input_that_does_not_fit_is_left_out_and_served_once_it_does():
     """The small input is captured and proven. The large one is answered once memory is free."""
-    eager = wide()
+    eager = two_layers(WIDTH)
     model = torch.compile(eager, mode="reduce-overhead", dynamic=False)
     large, small = rows(4 * 16384), rows(64)
     before = watch_process().counts()
@@ -237,7 +231,7 @@ def test_an_input_that_does_not_fit_is_left_out_and_served_once_it_does():
 
 def test_memory_that_is_kept_for_later_is_used_for_graphs():
     """If a capture runs out of memory, cached memory is freed, and the graph is captured."""
-    model = torch.compile(wide(), mode="reduce-overhead", dynamic=False)
+    model = torch.compile(two_layers(WIDTH), mode="reduce-overhead", dynamic=False)
     small, large = rows(64), rows(16384)
     spans(lambda: model(small), 3)
     kept = torch.empty(5 * GIB, dtype=torch.uint8, device="cuda")

@@ -16,19 +16,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpus import ON_A_GPU
+from gpus import ON_A_GPU, two_layers
 from levels import build, spans, started
 from serve_warm import compile as serve_warm_compile
 from serve_warm.compiler import cuda_graphs
 from serve_warm.compiler.watch import watch_process
 
 pytestmark = ON_A_GPU
-
-
-def model(device: str = "cuda") -> torch.nn.Module:
-    torch.manual_seed(0)
-    layers = torch.nn.Linear(16, 64), torch.nn.GELU(), torch.nn.Linear(64, 4)
-    return torch.nn.Sequential(*layers).to(device).eval()
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +48,7 @@ def test_what_takes_tensors_of_two_devices_has_an_entry(tmp_path: Path):
 
 def test_a_library_computes_on_a_gpu(tmp_path: Path):
     """Without a mode that uses graphs, a library of level 3 captures nothing."""
-    eager = model()
+    eager = two_layers()
     x = torch.rand(8, 16, device="cuda")
     compiled = serve_warm_compile(eager, level=3)
     library = build(tmp_path / "entries", lambda: compiled(x), level=3)
@@ -72,7 +66,7 @@ def test_a_library_computes_on_a_gpu(tmp_path: Path):
 
 def test_a_library_is_captured_at_its_first_call(tmp_path: Path):
     """The mode `reduce-overhead` uses graphs. Each call returns results for its own input."""
-    eager = model()
+    eager = two_layers()
     x = torch.rand(8, 16, device="cuda")
     compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
     library = build(tmp_path / "entries", lambda: compiled(x), level=3)
@@ -92,11 +86,11 @@ def test_a_library_is_captured_at_its_first_call(tmp_path: Path):
 
 def test_a_captured_library_sees_weights_change(tmp_path: Path):
     """New values need no capture. New addresses need one, and the event has this reason."""
-    eager = model()
+    eager = two_layers()
     x = torch.rand(8, 16, device="cuda")
     compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
     build(tmp_path / "entries", lambda: compiled(x), level=3)
-    others = [model(), model()]
+    others = [two_layers(), two_layers()]
     for number, other in enumerate(others):
         for parameter in other.parameters():
             parameter.data.mul_(number + 2)
@@ -119,7 +113,7 @@ def test_a_captured_library_sees_weights_change(tmp_path: Path):
 
 def test_each_thread_captures_a_library_for_itself(tmp_path: Path):
     """Two threads that launched the same graph would overwrite each other's tensors."""
-    eager = model()
+    eager = two_layers()
     inputs = [torch.rand(8, 16, device="cuda") for _ in range(2)]
     compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
     build(tmp_path / "entries", lambda: compiled(inputs[0]), level=3)
@@ -169,7 +163,7 @@ def test_a_library_that_writes_into_its_argument_is_not_captured(tmp_path: Path)
 
 def test_sizes_are_captured_into_one_pool(tmp_path: Path):
     """Each size has a library and a graph. All graphs of a thread use the same memory."""
-    eager = model()
+    eager = two_layers()
     inputs = [torch.rand(rows, 16, device="cuda") for rows in (64, 8)]
     compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
     library = build(tmp_path / "entries", *[lambda x=x: compiled(x) for x in inputs], level=3)
@@ -196,7 +190,7 @@ class GoesToTheCpu(torch.nn.Module):
 def test_one_that_cannot_be_captured_costs_the_others_nothing(tmp_path: Path):
     """The build finds this model, so the start captures only the other models."""
     watch = watch_process()
-    eager = {"good": model(), "bad": GoesToTheCpu(), "other": model()}
+    eager = {"good": two_layers(), "bad": GoesToTheCpu(), "other": two_layers()}
     x = torch.rand(8, 16, device="cuda")
     compiled = {
         name: serve_warm_compile(each, mode="reduce-overhead", level=3)
@@ -227,7 +221,7 @@ def test_one_that_cannot_be_captured_costs_the_others_nothing(tmp_path: Path):
 
 def test_a_call_within_a_capture_of_the_users_becomes_a_part_of_it(tmp_path: Path):
     """A launch of the user's graph computes with the current content of the input."""
-    eager = model()
+    eager = two_layers()
     x = torch.rand(8, 16, device="cuda")
     compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
     build(tmp_path / "entries", lambda: compiled(x), level=3)
@@ -246,7 +240,7 @@ def test_a_call_within_a_capture_of_the_users_becomes_a_part_of_it(tmp_path: Pat
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
 def test_a_library_computes_on_another_gpu_than_the_current_one(tmp_path: Path):
     """The current GPU stays the same."""
-    eager = model("cuda:1")
+    eager = two_layers(device="cuda:1")
     x = torch.rand(8, 16, device="cuda:1")
     compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
     build(tmp_path / "entries", lambda: compiled(x), level=3)

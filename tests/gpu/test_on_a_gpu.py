@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpus import ON_A_GPU
+from gpus import ON_A_GPU, two_layers
 from levels import build, spans, started
 from processes import answer_of
 from serve_warm import compile as serve_warm_compile
@@ -25,12 +25,6 @@ from serve_warm.compiler.watch import watch_process
 pytestmark = ON_A_GPU
 
 
-def model() -> torch.nn.Module:
-    torch.manual_seed(0)
-    layers = torch.nn.Linear(16, 64), torch.nn.GELU(), torch.nn.Linear(64, 4)
-    return torch.nn.Sequential(*layers).cuda().eval()
-
-
 @pytest.fixture(autouse=True)
 def fresh() -> None:
     torch._dynamo.reset()
@@ -38,7 +32,7 @@ def fresh() -> None:
 
 def test_a_path_is_quiet_only_after_its_capture():
     """The first call runs eagerly, the second captures, and later calls do neither."""
-    compiled = torch.compile(model(), mode="reduce-overhead", fullgraph=True)
+    compiled = torch.compile(two_layers(), mode="reduce-overhead", fullgraph=True)
     x = torch.rand(8, 16, device="cuda")
 
     found = spans(lambda: compiled(x), 4)
@@ -56,7 +50,7 @@ def test_graphs_that_user_code_captures_are_counted():
     """torch.cuda.graph and make_graphed_callables are captures like any other."""
     x = torch.rand(8, 16, device="cuda")
     graph = torch.cuda.CUDAGraph()
-    eager = model()
+    eager = two_layers()
 
     def by_hand() -> None:
         with torch.cuda.graph(graph):
@@ -89,7 +83,7 @@ def test_a_skipped_graph_has_a_reason():
 
 def test_an_entry_captures_and_is_right(tmp_path: Path):
     """At level 2 nothing is compiled, and a graph is captured as at level 1."""
-    eager = model()
+    eager = two_layers()
     x = torch.rand(8, 16, device="cuda")
     compiled = serve_warm_compile(eager, mode="reduce-overhead")
     library = build(tmp_path / "entries", lambda: compiled(x))
@@ -143,7 +137,7 @@ def counted(launched: dict[str, Any]) -> dict[str, list[tuple[int, int]]]:
 def test_what_is_kept_of_a_call_does_not_make_the_next_one_capture(tmp_path: Path):
     """As with torch.compile, the result of a call becomes invalid when the next call begins."""
     x = torch.rand(8, 16, device="cuda")
-    compiled = serve_warm_compile(model(), mode="reduce-overhead")
+    compiled = serve_warm_compile(two_layers(), mode="reduce-overhead")
     build(tmp_path / "entries", lambda: compiled(x))
     kept = []
 

@@ -276,6 +276,7 @@ def test_the_decorator_takes_settings_and_routes(apps):
     assert "float32[3]" not in undeclared.text  # nobody's business
     assert (again.status_code, again.json()) == (200, [7.0, 4.0])
     assert app.report()["after_ready"]["compiles"] == 0
+    assert [event["kind"] for event in app.report()["events"]] == ["forbidden"]
 
 
 @pytest.mark.parametrize(
