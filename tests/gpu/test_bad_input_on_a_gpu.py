@@ -297,22 +297,3 @@ def test_entries_that_one_thread_has_loaded_are_captured_by_another(tmp_path: Pa
     assert [each.compiles for each in found] == [0, 0, 0, 0]
     assert sum(each.captures for each in found) == 1
     assert found[-1].quiet
-
-
-def test_sizes_that_the_app_does_not_want_captured_are_named():
-    """Such sizes run correctly without a graph, and the skip names the app's own setting."""
-    if not hasattr(torch._inductor.config.triton, "cudagraph_capture_sizes"):
-        pytest.skip(f"torch {torch.__version__} has no cudagraph_capture_sizes")
-    forward = torch.compile(lambda x: torch.relu(x) + 1, mode="reduce-overhead", dynamic=True)
-    wanted, unwanted = (torch.rand(many, device="cuda") for many in (SMALL, LARGE))
-
-    with torch._inductor.config.patch({"triton.cudagraph_capture_sizes": (SMALL,)}):
-        captured = spans(lambda: forward(wanted), 4)
-        left_out = spans(lambda: forward(unwanted), 4)
-
-    assert sum(each.captures for each in captured) == 1
-    assert sum(each.captures for each in left_out) == 0
-    assert [each.graph_skips for each in left_out] == [1, 0, 0, 0]
-    assert left_out[-1].quiet
-    reason = last("skip").reason
-    assert f"size {LARGE} is not in cudagraph_capture_sizes" in reason

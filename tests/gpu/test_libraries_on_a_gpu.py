@@ -9,8 +9,6 @@ tests/precompile/test_aoti_graphs.py has similar tests with a stand-in for CUDA.
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,6 @@ import torch
 from gpus import ON_A_GPU, two_layers
 from levels import build, spans, started
 from serve_warm import compile as serve_warm_compile
-from serve_warm.compiler import cuda_graphs
 from serve_warm.compiler.watch import watch_process
 
 pytestmark = ON_A_GPU
@@ -84,58 +81,6 @@ def test_a_library_is_captured_at_its_first_call(tmp_path: Path):
     torch.testing.assert_close(outputs, wanted, rtol=1e-3, atol=1e-3)
 
 
-def test_a_captured_library_sees_weights_change(tmp_path: Path):
-    """New values need no capture. New addresses need one, and the event has this reason."""
-    eager = two_layers()
-    x = torch.rand(8, 16, device="cuda")
-    compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
-    build(tmp_path / "entries", lambda: compiled(x), level=3)
-    others = [two_layers(), two_layers()]
-    for number, other in enumerate(others):
-        for parameter in other.parameters():
-            parameter.data.mul_(number + 2)
-
-    with started(tmp_path / "entries"), torch.inference_mode():
-        compiled(x)
-        eager.load_state_dict(others[0].state_dict())
-        [written] = spans(lambda: compiled(x), 1)
-        first = compiled(x)
-        for mine, new in zip(eager.parameters(), others[1].parameters(), strict=True):
-            mine.data = new.data
-        [moved] = spans(lambda: compiled(x), 1)
-        second = compiled(x)
-        wanted = [other(x) for other in others]
-
-    assert (written.captures, moved.captures) == (0, 1)
-    assert watch_process().events()[-1].reason.endswith("the weights have moved to new addresses")
-    torch.testing.assert_close([first, second], wanted, rtol=1e-3, atol=1e-3)
-
-
-def test_each_thread_captures_a_library_for_itself(tmp_path: Path):
-    """Two threads that launched the same graph would overwrite each other's tensors."""
-    eager = two_layers()
-    inputs = [torch.rand(8, 16, device="cuda") for _ in range(2)]
-    compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
-    build(tmp_path / "entries", lambda: compiled(inputs[0]), level=3)
-    both = threading.Barrier(2)
-
-    def many(x: torch.Tensor) -> torch.Tensor:
-        both.wait()
-        with torch.inference_mode():
-            return torch.stack([compiled(x) for _ in range(200)])
-
-    with started(tmp_path / "entries"), ThreadPoolExecutor(2) as threads:
-        before = watch_process().counts()
-        outputs = list(threads.map(many, inputs))
-        found = watch_process().counts() - before
-
-    with torch.inference_mode():
-        wanted = [eager(x).expand(200, -1, -1) for x in inputs]
-    assert found.captures == 2
-    assert len({event.thread for event in watch_process().events()[-2:]}) == 2
-    torch.testing.assert_close(outputs, wanted, rtol=1e-3, atol=1e-3)
-
-
 class WritesIntoItsArgument(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x.mul_(2)
@@ -159,25 +104,6 @@ def test_a_library_that_writes_into_its_argument_is_not_captured(tmp_path: Path)
         "it writes into argument 0, but a CUDA graph has only a copy of this argument"
     )
     assert x.tolist() == [2.0] * 8
-
-
-def test_sizes_are_captured_into_one_pool(tmp_path: Path):
-    """Each size has a library and a graph. All graphs of a thread use the same memory."""
-    eager = two_layers()
-    inputs = [torch.rand(rows, 16, device="cuda") for rows in (64, 8)]
-    compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
-    library = build(tmp_path / "entries", *[lambda x=x: compiled(x) for x in inputs], level=3)
-    assert [made["level"] for made in library.described()] == [3, 3]
-    before = set(cuda_graphs.pool_bytes())
-
-    with started(tmp_path / "entries"), torch.inference_mode():
-        found = [each for x in inputs for each in spans(lambda x=x: compiled(x), 2)]
-        outputs = [compiled(x) for x in inputs]
-        wanted = [eager(x) for x in inputs]
-
-    assert [each.captures for each in found] == [1, 0, 1, 0]
-    assert len(set(cuda_graphs.pool_bytes()) - before) <= 1
-    torch.testing.assert_close(outputs, wanted, rtol=1e-3, atol=1e-3)
 
 
 class GoesToTheCpu(torch.nn.Module):
