@@ -196,10 +196,7 @@ def replayed(model: Any, **sizes: torch.Tensor) -> Progress:
             model(*item.args)
 
     replay = Replay(
-        inputs,
-        call,
-        seen=watch_process(),
-        limits=Limits(deadline=Deadline(60), input_s=60),
+        inputs, call, seen=watch_process(), limits=Limits(deadline=Deadline(60), input_s=60)
     )
 
     async def run() -> None:

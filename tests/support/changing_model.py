@@ -8,8 +8,10 @@ The graph is matrix products alone, for which no C++ is compiled.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -64,28 +66,6 @@ def x(batch: int) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def attribute(model: Changing) -> Iterator[None]:
-    before, model.scale = model.scale, 3.0
-    yield
-    model.scale = before
-
-
-@contextlib.contextmanager
-def module_global(_model: Changing) -> Iterator[None]:
-    global FACTOR  # noqa: PLW0603
-    FACTOR = 11.0
-    yield
-    FACTOR = 2.0
-
-
-@contextlib.contextmanager
-def forward_of_a_class(_model: Changing) -> Iterator[None]:
-    before, Layer.forward = Layer.forward, other_forward
-    yield
-    Layer.forward = before
-
-
-@contextlib.contextmanager
 def insert(model: Changing) -> Iterator[None]:
     before = list(model.layers)
     model.layers.insert(0, Layer(3).eval())
@@ -101,8 +81,11 @@ def remove(model: Changing) -> Iterator[None]:
     model.handle = model.first.register_forward_hook(mixed)
 
 
-CHANGES: dict[str, Callable[[Changing], Any]] = {
-    change.__name__: change
-    for change in (attribute, module_global, forward_of_a_class, insert, remove)
+CHANGES: dict[str, Callable[[Changing], contextlib.AbstractContextManager[Any]]] = {
+    "attribute": lambda model: mock.patch.object(model, "scale", 3.0),
+    "module_global": lambda _: mock.patch.object(sys.modules[__name__], "FACTOR", 11.0),
+    "forward_of_a_class": lambda _: mock.patch.object(Layer, "forward", other_forward),
+    "insert": insert,
+    "remove": remove,
 }
 """One of each kind that serve_warm notices in another way. tests/soundness has all the others."""

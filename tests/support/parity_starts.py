@@ -50,12 +50,7 @@ def made(folder: Path, scale: float, sizes: Sequence[int] = SIZES, *, level: int
     return folder
 
 
-def start(
-    stand_in: StandIn,
-    entries: Path,
-    tmp_path: Path,
-    **settings: Any,
-) -> Warmup:
+def start(stand_in: StandIn, entries: Path, tmp_path: Path, **settings: Any) -> Warmup:
     store = LocalStore(root=tmp_path / "store")
     (tmp_path / "cache").mkdir()
     publish(store, stand_in, {"cache": tmp_path / "cache", "precompiled": entries})

@@ -14,16 +14,7 @@ import pytest
 from boards import BOARD, SINKS, drawn, queries, substituted
 from fleet import DAY_S, Fleet, Replica
 from prometheus_server import Prometheus
-from recorded_day import (
-    COLD,
-    DAY,
-    END,
-    HIT,
-    HIT_SLOWER,
-    REFUSED,
-    inlined,
-    with_alerts,
-)
+from recorded_day import COLD, DAY, END, HIT, HIT_SLOWER, REFUSED, inlined, with_alerts
 from recorded_day import recorded as recorded_series
 
 
@@ -101,9 +92,7 @@ PANELS: dict[str, list[Values]] = {
         }
     ],
     "Elapsed start time, as a share of deadline_s": [{"b3": 0.9}],
-    "Seats: workers with finished imports": [
-        {"Ranker": 1.0, "Embedder": 0.0},
-    ],
+    "Seats: workers with finished imports": [{"Ranker": 1.0, "Embedder": 0.0}],
     "Starts that could not use a seat, by reason": [{"failed": 1.0, "unavailable": 1.0}],
     "Live replicas by verdict: hit, miss, refused": [
         {"full_hit": 1.0, "partial": 0.0, "miss": 2.0, "refused": 1.0, "late": 0.0, "off": 0.0}
@@ -155,9 +144,7 @@ PANELS: dict[str, list[Values]] = {
         {"a1": 1.0, "a2": 1.0, "a3": 1.0, "b1": 1.0, "b2": 0.0, "b3": 0.0},
         {"a1": 1.0, "a2": 1.0, "a3": 1.0, "b1": 1.0, "b2": 0.5, "b3": 0.5},
     ],
-    "Kinds of calls by level": [
-        {f"{level}/{name}": 2.0 for name, level in LEVEL_OF.items()},
-    ],
+    "Kinds of calls by level": [{f"{level}/{name}": 2.0 for name, level in LEVEL_OF.items()}],
     "Degraded, unverified or narrow": [
         dict.fromkeys(("a1", "a3", "b1", "b3"), 0.0),
         dict.fromkeys(("a1", "a3", "b1", "b3"), 0.0),

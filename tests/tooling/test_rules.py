@@ -194,10 +194,7 @@ CASES = [
             ),
         ),
         expected={
-            "replica:serve_warm_stage:now": {
-                2: {"r=a": 1.0, "r=b": 1.0},
-                12: {"r=a": 1.0},
-            },
+            "replica:serve_warm_stage:now": {2: {"r=a": 1.0, "r=b": 1.0}, 12: {"r=a": 1.0}},
             "deployment:serve_warm_replicas_starting:count": {2: RANKER, 12: NOBODY},
             "deployment:serve_warm_replicas_ready:count": {
                 2: RANKER,
@@ -823,8 +820,7 @@ def test_an_alert_reads_well(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "written"),
-    [("serve-warm.yaml", rules.plain), ("serve-warm.tpl.yaml", rules.template)],
+    ("file", "written"), [("serve-warm.yaml", rules.plain), ("serve-warm.tpl.yaml", rules.template)]
 )
 def test_the_files_in_the_chart_are_up_to_date(file: str, written) -> None:
     """`python helm/observability/rules.py` would change nothing."""
