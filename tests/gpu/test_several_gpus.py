@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 import torch
 
 from gpus import ON_A_GPU
+from processes import run_to_end
 
 REPLICAS = 3
 RANKS = 2
@@ -23,9 +23,7 @@ pytestmark = ON_A_GPU
 
 
 def said_by(program: Path, options: Sequence[str]) -> list[dict[str, Any]]:
-    ended = subprocess.run(
-        [sys.executable, str(program), *options], capture_output=True, text=True, check=False
-    )
+    ended = run_to_end([sys.executable, str(program), *options])
     assert ended.returncode == 0, ended.stderr[-3000:]
     return [json.loads(line) for line in ended.stdout.splitlines()]
 

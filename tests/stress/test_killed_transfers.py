@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from processes import run_to_end
 from s3_servers import Server, moto  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.stress, pytest.mark.timeout(1200)]
@@ -25,12 +25,9 @@ def campaign(
 ) -> dict[str, Any]:
     tests = PROGRAM.parents[1]
     path = os.pathsep.join(map(str, (tests, tests / "support", tests.parent)))
-    ended = subprocess.run(
+    ended = run_to_end(
         [sys.executable, str(PROGRAM), operation, store, str(node), how, str(count)],
         env={**os.environ, "PYTHONPATH": path, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert ended.returncode == 0, ended.stderr
     result: dict[str, Any] = json.loads(ended.stdout)

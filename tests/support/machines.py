@@ -9,7 +9,6 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Any
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from artifacts import new_key
-from processes import HERE
+from processes import HERE, run_to_end
 
 TOLERANCE = 1e-5
 
@@ -107,11 +106,8 @@ class Machine:
             shutil.copytree(self.headers, temporary / HEADERS, copy_function=os.link)
         self._log.write_text("")
         settings = {"store": str(store or self.store), "key": str(self._key), **options}
-        completed = subprocess.run(
+        completed = run_to_end(
             [*emulator, sys.executable, str(program), json.dumps(settings)],
-            capture_output=True,
-            text=True,
-            check=False,
             timeout=500,
             env={
                 **{k: v for k, v in os.environ.items() if not k.startswith(("TORCH", "SERVE_"))},

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ import yaml
 from boards import BOARD, FILE, RAY, SINKS, drawn, known, names, panels, substituted
 from components import require
 from helm.observability import rules
+from processes import run_to_end
 
 ROOT = Path(__file__).parents[2]
 
@@ -121,13 +121,7 @@ def test_the_file_in_the_chart_is_up_to_date() -> None:
         pytest.skip("grafana-foundation-sdk needs Python 3.11")
     # A separate process without warnings: the builders warn about a newer model of dashboards.
     program = "from helm.observability import dashboard; print(dashboard.text(), end='')"
-    made = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    made = run_to_end([sys.executable, "-W", "ignore", "-c", program], cwd=ROOT)
 
     assert made.returncode == 0, made.stderr
     assert made.stdout == FILE.read_text()
@@ -146,9 +140,7 @@ def test_every_expression_is_promql(sink: str, tmp_path: Path) -> None:
     file = tmp_path / "panels.yaml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": found}]}))
 
-    ended = subprocess.run(
-        [command, "check", "rules", str(file)], capture_output=True, text=True, check=False
-    )
+    ended = run_to_end([command, "check", "rules", str(file)])
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
 

@@ -11,7 +11,6 @@ import ast
 import pickle
 import pkgutil
 import re
-import subprocess
 import sys
 import typing
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import serve_warm
+from processes import run_to_end
 
 PACKAGE = Path(serve_warm.__file__).parent
 
@@ -353,9 +353,7 @@ def test_permissions_are_in_use() -> None:
 
 
 def in_a_fresh_process(program: str) -> str:
-    completed = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+    completed = run_to_end([sys.executable, "-c", program])
     assert completed.returncode == 0, completed.stderr
     return completed.stdout.strip()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ import yaml
 from components import require
 from fleet import Fleet, Replica, Series, as_promtool, selector
 from helm.observability import rules
+from processes import run_to_end
 from serve_warm.builder.cluster import build_name
 
 ROOT = Path(__file__).parents[2]
@@ -87,9 +87,7 @@ def promtool(tmp_path: Path, case: Case, tests: dict[str, list]) -> str:
     }
     file = tmp_path / "test.yaml"
     file.write_text(json.dumps(given))  # JSON is valid YAML
-    ended = subprocess.run(
-        [command, "test", "rules", str(file)], capture_output=True, text=True, check=False
-    )
+    ended = run_to_end([command, "test", "rules", str(file)])
     return "" if ended.returncode == 0 else ended.stdout + ended.stderr
 
 
