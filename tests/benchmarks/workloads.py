@@ -471,14 +471,6 @@ ALL = {
             tolerance=BFLOAT16_TOLERANCE,
         ),
         Workload(name="tiny", title="tiny, 2 inputs", build=build_tiny, inputs=tiny_inputs),
-        Workload(
-            name="tiny_gpu",
-            title="tiny, 2 inputs, CUDA graphs",
-            build=build_tiny,
-            inputs=tiny_inputs,
-            device="cuda",
-            arguments=REDUCE_OVERHEAD,
-        ),
     )
 }
 

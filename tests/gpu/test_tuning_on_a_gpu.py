@@ -52,21 +52,6 @@ def test_a_start_tunes_and_builds_nothing(tmp_path: Path, arguments: Any, level:
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_a_vision_transformer_starts_without_a_tuning(tmp_path: Path, level: int):
-    """A built reduction gets further configurations, and one of these can be the best."""
-    there, here = tmp_path / "there", tmp_path / "here"
-    cold = ask(there, "build", {"mode": "reduce-overhead"}, level=level, vision=True)
-    there.rename(here)
-
-    warm = ask(here, "start", {"mode": "reduce-overhead"}, level=level, vision=True)
-
-    assert cold["counts"]["tunings"] > 0, cold["events"]
-    assert warm["counts"]["tunings"] == 0, warm["events"]
-    assert warm["counts"]["kernels"] == 0
-    assert warm["quiet"][-1]
-
-
-@pytest.mark.parametrize("level", [1, 2])
 def test_kernels_of_an_artifact_need_no_launcher_of_their_own(tmp_path: Path, level: int):
     """A static launcher of torch runs them, and they are loaded together with their graph."""
     ask(tmp_path, "build", {}, level=level)
