@@ -43,24 +43,6 @@ def test_what_takes_tensors_of_two_devices_has_an_entry(tmp_path: Path):
     assert "it takes tensors on cpu and cuda:0" in made["reason"]
 
 
-def test_a_library_computes_on_a_gpu(tmp_path: Path):
-    """Without a mode that uses graphs, a library of level 3 captures nothing."""
-    eager = two_layers()
-    x = torch.rand(8, 16, device="cuda")
-    compiled = serve_warm_compile(eager, level=3)
-    library = build(tmp_path / "entries", lambda: compiled(x), level=3)
-    [made] = library.described()
-    assert (made["level"], made.get("reason", "")) == (3, "")
-
-    with started(tmp_path / "entries"), torch.inference_mode():
-        found = spans(lambda: compiled(x), 2)
-        y = torch.rand(8, 16, device="cuda")
-        out, wanted = compiled(y), eager(y)
-
-    assert all(each.quiet for each in found)
-    torch.testing.assert_close(out, wanted, rtol=1e-3, atol=1e-3)
-
-
 def test_a_library_is_captured_at_its_first_call(tmp_path: Path):
     """The mode `reduce-overhead` uses graphs. Each call returns results for its own input."""
     eager = two_layers()

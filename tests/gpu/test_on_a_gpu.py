@@ -65,22 +65,6 @@ def test_graphs_that_user_code_captures_are_counted():
     assert more.captures >= 1
 
 
-def test_a_skipped_graph_has_a_reason():
-    """A graph with work on the CPU is not captured, and torch's reason is kept."""
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return (x.cpu() + 1).cuda() + x
-
-    compiled = torch.compile(forward, mode="reduce-overhead")
-    x = torch.rand(8, 16, device="cuda")
-    with torch._inductor.config.patch(graph_partition=False):
-        [first] = spans(lambda: compiled(x), 1)
-
-    skips = [event for event in watch_process().events() if event.kind == "skip"]
-    assert first.graph_skips >= 1
-    assert "cpu" in skips[-1].reason
-
-
 def test_an_entry_captures_and_is_right(tmp_path: Path):
     """At level 2 nothing is compiled, and a graph is captured as at level 1."""
     eager = two_layers()
