@@ -239,14 +239,19 @@ def exports_fixture(in_replica: InReplica, monkeypatch: pytest.MonkeyPatch) -> E
 
 @pytest.mark.usefixtures("exports")
 def test_an_artifact_is_pulled_while_init_runs(tmp_path: Path):
-    """The pull begins when Serve instantiates the class, unless serve_warm is switched off."""
+    """The pull begins when Serve instantiates the class."""
     instance = warmup(Model, artifact=str(tmp_path))()
-    switched_off = warmup(Model, artifact=str(tmp_path), enabled=False)()
 
     prefetch = instance.__dict__[ATTRIBUTE]._prefetch
     assert prefetch is not None
-    assert switched_off.__dict__[ATTRIBUTE]._prefetch is None
     prefetch.drop()
+
+
+@pytest.mark.usefixtures("exports")
+def test_nothing_is_pulled_if_switched_off(tmp_path: Path):
+    instance = warmup(Model, artifact=str(tmp_path), enabled=False)()
+
+    assert instance.__dict__[ATTRIBUTE]._prefetch is None
 
 
 def test_nothing_is_prefetched_outside_of_serve(tmp_path: Path):

@@ -125,5 +125,7 @@ def in_a_process(folder: Path, do: str, *, level: int = 2, **environ: str) -> di
     question = {"do": do, "folder": str(entries), "path": str(folder / "app.py"), "level": level}
     # Skip torch's probes of the CPU: entries do not need them, and they take five seconds.
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"), "TORCHINDUCTOR_VEC_ISA_OK": "1"}
-    answer: dict[str, Any] = answer_of("precompiled_process.py", question, **caches, **environ)
+    answer: dict[str, Any] = answer_of(
+        "precompiled_process.py", question, cwd=None, **caches, **environ
+    )
     return answer
