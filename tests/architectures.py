@@ -36,11 +36,6 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 
-FEW = ("llama", "llama, DynamicCache given")
-"""Rows that `make test` runs. This program runs all rows."""
-MORE = ("bert", "vit")
-"""Rows that `make stress` runs too."""
-
 LIBRARIES = (
     "transformers",
     "diffusers",
@@ -142,12 +137,6 @@ def _not_served(reason: str) -> dict[str, Any]:
         "load_s": None,
         "facts": 0,
     }
-
-
-def table(names: list[str], level: int = 2) -> dict[str, dict[str, Any]]:
-    """Return the result of each row at a level."""
-    with tempfile.TemporaryDirectory() as cache, processes(Path(cache), "make", "load") as asked:
-        return {name: take(asked, name, level, 600) for name in names}
 
 
 def versions() -> dict[str, str]:

@@ -189,7 +189,6 @@ SCENARIOS = (
 
 
 def load_entries(compiled: Any, scenario: Scenario, folder: Path) -> None:
-    """Make, write and load the entries of a scenario."""
     with SESSION.building() as building:
         scenario.declared(compiled)
     folder.mkdir(parents=True)
@@ -209,7 +208,6 @@ def us_per_call(step: Step, compiled: Any, numbers: range) -> float:
 
 
 def measure(scenario: Scenario, rounds: int, calls: int, folder: Path) -> dict[str, Any]:
-    """Return the row of a scenario."""
     torch._dynamo.reset()
     ours = serve_warm.compile(scenario.make(), **scenario.arguments)
     load_entries(ours, scenario, folder)

@@ -664,10 +664,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows += measure(bench, workload, entrants, options.repeats)
             # Write after each model, so that an interrupted run leaves results.
             found = document(
-                rows,
-                repeats=options.repeats,
-                command=command,
-                took_s=time.monotonic() - began,
+                rows, repeats=options.repeats, command=command, took_s=time.monotonic() - began
             )
             if earlier:
                 found = added(earlier, found)

@@ -60,7 +60,6 @@ def form_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def make_app(row: Row, *, dynamic: bool) -> WarmupMixin:
-    """Return an application that serves the model of a row."""
     torch.manual_seed(0)
     model = row.make()
     if isinstance(model, torch.nn.Module):
@@ -101,7 +100,6 @@ def _input(name: str, call: Any) -> Input:
 
 
 def warm(app: WarmupMixin) -> dict[str, Any]:
-    """Warm an application up, and return its report."""
     report: dict[str, Any] = asyncio.run(app.warm_up())
     return report
 

@@ -48,8 +48,16 @@ NAMES = {
 
 
 def load(name: str) -> dict[str, Any]:
-    """Return the committed results of one benchmark."""
     return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def head(*names: str, left: int = 1) -> list[str]:
+    """Return the first lines of a table. The columns after the first `left` ones have numbers."""
+    return [row(*names), f"|{'---|' * left}{'---:|' * (len(names) - left)}"]
+
+
+def row(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def figures() -> str:
@@ -57,24 +65,13 @@ def figures() -> str:
     result = load("text_embedder")
     medians, machine = result["medians"], result["machine"]
     repeats = sum(run["mode"] == "warm" for run in result["runs"])
-    lines = [
-        (
-            "| MiniLM, six shapes, one replica, on a CPU | time from model construction to proof "
-            "| ready | compiler processes |"
-        ),
-        "|---|---:|---:|---:|",
-    ]
-    for mode, name in NAMES.items():
-        row = medians[mode]
-        lines.append(
-            f"| {name} | {row['to_proof_s']:.1f} s | {row['ready_s']:.1f} s "
-            f"| {row['compiler_processes']:.0f} |"
-        )
-    floor = result["floor"]
-    lines.append(
-        f"| floor: only imports, weight loading and forward passes | {floor['to_proof_s']:.1f} s "
-        f"| {floor['ready_s']:.1f} s | 0 |"
-    )
+    first = ("MiniLM, six shapes, one replica, on a CPU", "time from model construction to proof")
+    lines = head(*first, "ready", "compiler processes")
+    floor = ("floor: only imports, weight loading and forward passes", result["floor"])
+    named = [*((name, medians[mode]) for mode, name in NAMES.items()), floor]
+    for name, of in named:
+        compilers = f"{of.get('compiler_processes', 0):.0f}"
+        lines.append(row(name, f"{of['to_proof_s']:.1f} s", f"{of['ready_s']:.1f} s", compilers))
     lines += [
         "",
         (
@@ -127,16 +124,13 @@ def example(name: str) -> str:
     """
     result = load(name)
     medians, machine = result["medians"], result["machine"]
-    lines = [
-        "| start | CPU time until ready | vs. cold | compiler processes | compiles after ready |",
-        "|---|---:|---:|---:|---:|",
-    ]
+    counts = {"compiler_processes": "compiler processes"}
+    counts |= {"compiles_after_ready": "compiles after ready"}
+    lines = head("start", "CPU time until ready", "vs. cold", *counts.values())
     for mode, words in NAMES.items():
-        row = medians[mode]
-        lines.append(
-            f"| {words} | {row['cpu_s']:.0f} s | {row['cpu_s'] / medians['cold']['cpu_s']:.2f} "
-            f"| {row['compiler_processes']:.0f} | {row['compiles_after_ready']:.0f} |"
-        )
+        of = medians[mode]
+        took = (f"{of['cpu_s']:.0f} s", f"{of['cpu_s'] / medians['cold']['cpu_s']:.2f}")
+        lines.append(row(words, *took, *(f"{of[key]:.0f}" for key in counts)))
     repeats = sum(run["mode"] == "warm" for run in result["runs"])
     runs = "one run" if repeats == 1 else f"medians of {repeats} runs"
     return "\n".join(
@@ -351,32 +345,32 @@ def label(row: Mapping[str, Any]) -> str:
 
 def starts(rows: Sequence[Mapping[str, Any]]) -> Sequence[str]:
     """Return the table of one workload, and a line for each system without figures."""
-    head = (
+    names = (
         *("system", "to proof s", "overhead s", "overhead / cold", "overhead / torch_bytes"),
         *("import left s", "CPU s", "ready s", "floor s", "ready / floor", "compiler runs"),
         *("artifact MB", "peak MB", "call ms, smallest", "largest", "error"),
     )
-    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
+    lines = head(*names)
     without = []
-    for row in rows:
-        if row["ready_s"] is None:
-            said = row["failure"].replace("`", "'")
-            why_not = f"fails: `{said}`" if said else f"not measured: {row['not_measured']}"
-            without.append(f"- {label(row)} {why_not}")
-            lines.append(f"| {label(row)} |{' – |' * (len(head) - 1)}")
+    for of in rows:
+        if of["ready_s"] is None:
+            said = of["failure"].replace("`", "'")
+            why_not = f"fails: `{said}`" if said else f"not measured: {of['not_measured']}"
+            without.append(f"- {label(of)} {why_not}")
+            lines.append(row(label(of), *"–" * (len(names) - 1)))
             continue
-        ratios = row["ratios"]
-        ready_to_floor = "" if row["system"] == "floor" else f"{ratios['ready_to_floor']:.2f}"
+        ratios = of["ratios"]
+        ready_to_floor = "" if of["system"] == "floor" else f"{ratios['ready_to_floor']:.2f}"
         cells = (
-            *(f"{row['to_proof_s']:.2f}", f"{row['overhead_s']:.2f}"),
+            *(f"{of['to_proof_s']:.2f}", f"{of['overhead_s']:.2f}"),
             *(part(ratios.get("overhead_to_cold")), part(ratios.get("overhead_to_torch_bytes"))),
-            *(f"{row['import_left_s']:.2f}", f"{row['cpu_s']:.1f}", f"{row['ready_s']:.2f}"),
-            *(f"{row['floor_s']:.2f}", ready_to_floor, str(row["compiler_processes"])),
-            *(f"{row['artifact_bytes'] * 1e-6:.2f}", f"{row['peak_rss_bytes'] * 1e-6:.0f}"),
-            *(f"{row['steady_p50_s'] * 1e3:.2f}", f"{row['steady_largest_p50_s'] * 1e3:.1f}"),
-            f"{row['max_error']:.0e}",
+            *(f"{of['import_left_s']:.2f}", f"{of['cpu_s']:.1f}", f"{of['ready_s']:.2f}"),
+            *(f"{of['floor_s']:.2f}", ready_to_floor, of["compiler_processes"]),
+            *(f"{of['artifact_bytes'] * 1e-6:.2f}", f"{of['peak_rss_bytes'] * 1e-6:.0f}"),
+            *(f"{of['steady_p50_s'] * 1e3:.2f}", f"{of['steady_largest_p50_s'] * 1e3:.1f}"),
+            f"{of['max_error']:.0e}",
         )
-        lines.append(f"| {label(row)} | {' | '.join(cells)} |")
+        lines.append(row(label(of), *cells))
     return [*lines, "", *without] if without else lines
 
 
@@ -513,13 +507,8 @@ def side_by_side(found: Mapping[str, Any]) -> str:
     def cell(row: Mapping[str, Any] | None, clock: str, digits: int) -> str:
         return "–" if row is None else f"{row[clock]:.{digits}f}"
 
-    lines = [
-        (
-            "| overhead, s | cold | torch's own cache | level 1 | level 2 "
-            "| level 2 without `import left` | level 3 |"
-        ),
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
+    levels = ("level 1", "level 2", "level 2 without `import left`", "level 3")
+    lines = head("overhead, s", "cold", "torch's own cache", *levels)
     for workload, title in found["titles"].items():
         levels = {n: rows.get((workload, "serve_warm", n)) for n in (1, 2, 3)}
         cells = (
@@ -527,20 +516,18 @@ def side_by_side(found: Mapping[str, Any]) -> str:
             *(cell(levels[n], "overhead_s", 2) for n in (1, 2)),
             *(cell(levels[2], "past_import_s", 2), cell(levels[3], "overhead_s", 2)),
         )
-        lines.append(f"| {title.split(',')[0]} | {' | '.join(cells)} |")
+        lines.append(row(title.split(",")[0], *cells))
     machine = found["machine"]
-    return "\n".join(
-        [
-            *lines,
-            "",
-            (
-                f"The table and the figure show medians of {found['repeats']} rounds on "
-                f"{machine['cpus']} shared cores ({machine['cpu']}), with {found['threads']} "
-                f"thread, without Ray, and without a GPU, for torch {machine['torch']} and Python "
-                f"{machine['python']}."
-            ),
-        ]
-    )
+    lines += [
+        "",
+        (
+            f"The table and the figure show medians of {found['repeats']} rounds on "
+            f"{machine['cpus']} shared cores ({machine['cpu']}), with {found['threads']} thread, "
+            f"without Ray, and without a GPU, for torch {machine['torch']} and Python "
+            f"{machine['python']}."
+        ),
+    ]
+    return "\n".join(lines)
 
 
 def loading() -> str:
@@ -572,7 +559,6 @@ def loading() -> str:
 
 
 def extremes(values: Iterable[float]) -> tuple[float, float]:
-    """Return the smallest and the largest value."""
     ordered = sorted(values)
     return ordered[0], ordered[-1]
 
@@ -612,12 +598,10 @@ def architectures(name: str = "architectures") -> str:
 
 
 def served(rows: Iterable[Mapping[str, Any]], level: int) -> int:
-    """Return how many rows a level served."""
     return sum((row[f"level_{level}"] or {}).get("served", False) for row in rows)
 
 
 def ran(rows: Iterable[Mapping[str, Any]], level: int) -> int:
-    """Return how many rows were run at a level."""
     return sum(row[f"level_{level}"] is not None for row in rows)
 
 
@@ -669,23 +653,21 @@ def probe_cost() -> str:
         "http_least": "*an HTTP answer without checks*",
         "http_kept_least": "*an HTTP answer without checks, connection reused*",
     }
-    lines = ["| 95th percentile (median), ms | idle | during a compile |", "|---|---:|---:|"]
+    lines = head("95th percentile (median), ms", "idle", "during a compile")
     for key, name in words.items():
         cells = [f"{when[key]['p95']:.1f} ({when[key]['p50']:.1f})" for when in _times(result)]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        lines.append(row(name, *cells))
     loads = [[each["load_before"] for each in when.values()] for when in _times(result)]
-    return "\n".join(
-        [
-            *lines,
-            "",
-            (
-                f"`tests/benchmarks/bench_probe.py`: {result['replicas']} replicas, "
-                f"{result['probes']} probes and {result['questions']} requests of each kind, on "
-                f"{result['cpus']} shared cores with load averages of {max(loads[0]):.1f} and "
-                f"{max(loads[1]):.1f}, Python {result['versions']['python']}."
-            ),
-        ]
-    )
+    lines += [
+        "",
+        (
+            f"`tests/benchmarks/bench_probe.py`: {result['replicas']} replicas, "
+            f"{result['probes']} probes and {result['questions']} requests of each kind, on "
+            f"{result['cpus']} shared cores with load averages of {max(loads[0]):.1f} and "
+            f"{max(loads[1]):.1f}, Python {result['versions']['python']}."
+        ),
+    ]
+    return "\n".join(lines)
 
 
 def _times(result: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -716,13 +698,10 @@ def gpu_line() -> str:
         *(to_proof(system) for system in OTHERS),
         *(to_proof("serve_warm", level) for level in (1, 2, 3)),
     ]
+    ways = ("cold", "torch's own cache", "level 1", "level 2", "level 3")
     lines = [
-        (
-            "| seconds from model construction to proof, on a GPU | cold | torch's own cache "
-            "| level 1 | level 2 | level 3 |"
-        ),
-        "|---|---:|---:|---:|---:|---:|",
-        f"| ResNet-152, batch 32, CUDA graphs | {' | '.join(cells)} |",
+        *head("seconds from model construction to proof, on a GPU", *ways),
+        row("ResNet-152, batch 32, CUDA graphs", *cells),
         "",
         (
             f"This table shows medians of {found['repeats']} rounds on an {machine['gpu']}, for "
@@ -766,9 +745,6 @@ def requests_on_a_gpu() -> str:
     found = load("requests_gpu")
     machine, ours, naive = found["machine"], found["serve_warm"], found["naive"]
     sides = (ours, naive)
-
-    def row(name: str, *cells: str) -> str:
-        return f"| {name} | {' | '.join(cells)} |"
 
     def alone(side: Mapping[str, Any], key: str, digits: int) -> str:
         least, most = extremes(one[key] for one in side["alone"])
@@ -817,7 +793,7 @@ def requests_on_a_gpu() -> str:
 def warm_calls() -> str:
     """Return the tables of warm calls, by model and by the change before each call."""
     found, changes = load("call"), load("changes")
-    versions = found["versions"]
+    versions, sides = found["versions"], ("torch.compile µs", "serve_warm µs", "ratio")
     lines = [
         (
             f"`python tests/benchmarks/bench_call.py`, medians of {found['rounds']} alternating "
@@ -825,11 +801,7 @@ def warm_calls() -> str:
             f"Python {versions['python']}; the ratio must be at most {found['limit']}."
         ),
         "",
-        (
-            "| model | kernels | torch.compile µs | serve_warm µs | ratio | quartiles "
-            "| watch µs | facts | dicts |"
-        ),
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+        *head("model", "kernels", *sides, "quartiles", "watch µs", "facts", "dicts", left=2),
     ]
     for row in found["models"]:
         low, _, high = row["quartiles"]
@@ -846,11 +818,7 @@ def warm_calls() -> str:
             "time includes the change. At level 1, `torch.compile` runs the calls."
         ),
         "",
-        (
-            "| change before each call | level | torch.compile µs | serve_warm µs | ratio | limit "
-            "| compiles |"
-        ),
-        "|---|---:|---:|---:|---:|---:|---:|",
+        *head("change before each call", "level", *sides, "limit", "compiles"),
     ]
     lines += [
         f"| {row['name']} | {row['level']} "
@@ -885,7 +853,6 @@ def soundness() -> str:
 
 
 def fuzz() -> str:
-    """Return the result of the fuzzer."""
     found = load("fuzz")
     torch = found["torch"].partition("+")[0]
     return (
@@ -1024,30 +991,6 @@ def _size(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:.0f} MB" if size_bytes < 1e9 else f"{size_bytes / 1e9:.2f} GB"
 
 
-def builds() -> str:
-    """Return the seconds of each phase of a build, before and after phases overlapped."""
-    found = load("build")
-    machine, versions = found["machine"], found["versions"]
-    lines = ["| app | phase | before s | after s | ratio |", "|---|---|---:|---:|---:|"]
-    lines += [
-        f"| {row['app']} | {phase} | {row['before'][phase]:.0f} | {row['after'][phase]:.0f} "
-        f"| {ratio:.2f} |"
-        for row in found["rows"]
-        for phase, ratio in row["ratio"].items()
-    ]
-    load_average = max(row["load"] for row in found["rows"])
-    lines += [
-        "",
-        (
-            "`python tests/benchmarks/bench_build.py --before 9c09c02`, medians of "
-            f"{found['rows'][0]['turns']} rounds of both versions, on {machine['cpus']} cores with "
-            f"a load of at most {load_average:.0f}, torch {versions['torch']}, Ray "
-            f"{versions['ray']}."
-        ),
-    ]
-    return "\n".join(lines)
-
-
 def decoding_on_a_gpu() -> str:
     """Return the cost of decoding with `compile_generation` on a GPU, at each level."""
     found = load("models_gpu")
@@ -1153,7 +1096,6 @@ SECTIONS = {
     "seats": (BENCHMARKS, seats),
     "imports": (BENCHMARKS, imports),
     "warm calls": (BENCHMARKS, warm_calls),
-    "builds": (BENCHMARKS, builds),
     "starts on a GPU": (GPU, on_a_gpu),
     "requests on a GPU": (GPU, requests_on_a_gpu),
     "replicas at once on GPUs": (GPU, at_once_on_gpus),

@@ -147,7 +147,6 @@ def exit_codes() -> str:
 
 
 def verdicts() -> str:
-    """Return the table of verdicts."""
     texts = docstrings(report, "Verdict")
     lines = [f"| `{verdict.value}` | {texts[verdict.name]} |" for verdict in report.Verdict]
     return "\n".join(["| verdict | meaning |", "|---|---|", *lines])

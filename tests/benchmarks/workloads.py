@@ -72,7 +72,6 @@ class Workload:
         return module
 
     def compiled_by_torch(self, module: nn.Module) -> Any:
-        """Return the model compiled by plain torch."""
         if not self.blocks:
             return torch.compile(module, **self.arguments)
         for block in module.modules():
@@ -472,14 +471,6 @@ ALL = {
             tolerance=BFLOAT16_TOLERANCE,
         ),
         Workload(name="tiny", title="tiny, 2 inputs", build=build_tiny, inputs=tiny_inputs),
-        Workload(
-            name="tiny_gpu",
-            title="tiny, 2 inputs, CUDA graphs",
-            build=build_tiny,
-            inputs=tiny_inputs,
-            device="cuda",
-            arguments=REDUCE_OVERHEAD,
-        ),
     )
 }
 

@@ -453,10 +453,7 @@ def _judge(prepared: Prepared, damage: Damage | None) -> tuple[Comparison | None
     with torch.no_grad():
         try:
             found = compare(
-                prepared.callee,
-                prepared.eager,
-                prepared.damaged(damage),
-                prepared.tensors,
+                prepared.callee, prepared.eager, prepared.damaged(damage), prepared.tensors
             )
         except NoEntry as error:
             return None, str(error)

@@ -112,7 +112,6 @@ async def answer(replica: Any, *pieces: bytes, query: str = "", **headers: str) 
 
 
 def texts_of(answered: str) -> list[str]:
-    """Return the text of each chunk in an answer."""
     texts: dict[float, str] = {}
     for event in map(json.loads, answered.splitlines()):
         texts.setdefault(event["start_s"], "")
@@ -146,12 +145,20 @@ def test_a_long_recording_is_cut_into_windows(replica):
     assert texts_of(text) == eager(parts, count=12)
 
 
-def test_pieces_that_split_a_sample_change_nothing(replica):
-    """A network cuts a body anywhere."""
-    whole = sound(2.5)
-    pieces = [whole[:1], whole[1:4], whole[4:40_001], whole[40_001:]]
+WHOLE = sound(2.5)
 
-    assert ask(replica, *pieces) == ask(replica, whole)
+
+@pytest.mark.parametrize(
+    ("pieces", "query"),
+    [
+        ((WHOLE[:1], WHOLE[1:4], WHOLE[4:40_001], WHOLE[40_001:]), ""),
+        ((wave(WHOLE).numpy().tobytes(),), "format=float32"),
+    ],
+    ids=["pieces that split a sample", "float32"],
+)
+def test_the_same_sound_has_the_same_text(replica, pieces: tuple[bytes, ...], query: str):
+    """A network cuts a body anywhere, and both formats have the same samples."""
+    assert ask(replica, *pieces, query=query) == ask(replica, WHOLE)
 
 
 def test_shorter_chunks_have_their_own_texts(replica):
@@ -160,14 +167,6 @@ def test_shorter_chunks_have_their_own_texts(replica):
     halves = [whole[: SECOND // 2], whole[SECOND // 2 :]]
 
     assert texts_of(ask(replica, whole, query="chunk_s=0.5")[1]) == eager(halves, count=12)
-
-
-def test_float32_is_the_same_sound(replica):
-    """Both formats of the same samples have the same text."""
-    whole = sound(1)
-    floats = wave(whole).numpy().tobytes()
-
-    assert ask(replica, floats, query="format=float32") == ask(replica, whole)
 
 
 def test_a_request_has_its_own_limit_and_never_more_than_the_deployment(replica):

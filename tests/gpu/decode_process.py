@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(TESTS / "support"), str(TESTS), str(TESTS.parent)]
@@ -285,11 +286,8 @@ def replays() -> Iterator[list[int]]:
         counted[0] += 1
         original(self)
 
-    graph.replay = replay
-    try:
+    with mock.patch.object(graph, "replay", replay):
         yield counted
-    finally:
-        graph.replay = original
 
 
 def many_steps(model: Any) -> dict[str, Any]:

@@ -137,7 +137,6 @@ def run_all(
 
 
 def failures(name: str, found: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each wrong result of a model."""
     said = bench_seats.failures_of_answers(found)
     rest_s = sum(found["seconds"]["seat"][owner] for owner in REST)
     if rest_s > MOST_OF_THE_REST_S:

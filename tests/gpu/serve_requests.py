@@ -20,7 +20,6 @@ request whose body is refused, and which the model never sees (`refused_ms`). Th
 # module of the route, but Ray sends these classes to replicas without their module.
 
 import argparse
-import contextlib
 import json
 import os
 import statistics
@@ -29,10 +28,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
+from unittest import mock
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -240,7 +240,8 @@ def of_serve_warm(app: App, store: str, asked: Images, options: Any) -> dict[str
     settings = {"artifact": store, "on_missing": "fail", "on_refused": "fail"}
     firsts, all_requests, ready_s, reports = [], {}, [], []
     # A replica that loads an artifact builds nothing, so it needs no compile workers.
-    with environment(TORCHINDUCTOR_COMPILE_THREADS="1"), open_cluster(num_cpus=app.num_cpus) as on:
+    alone = mock.patch.dict(os.environ, TORCHINDUCTOR_COMPILE_THREADS="1")
+    with alone, open_cluster(num_cpus=app.num_cpus) as on:
         for turn in range(1, options.starts + 1):
             with on.running(app, settings) as started:
                 say(f"replica {turn} of {options.starts}: ready in {started.ready_s:.1f} s")
@@ -298,21 +299,6 @@ def of_naive(app: App, args: Mapping[str, Any], asked: Images, options: Any) -> 
             # A replica that does not start, or that ends, is a result too.
             found["failed"] = f"{type(error).__name__}: {error}"[-600:]
     return found
-
-
-@contextlib.contextmanager
-def environment(**variables: str) -> Iterator[None]:
-    """Set variables for the processes that are started in the block."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,12 +13,14 @@ import asyncio
 import contextlib
 import gc
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from gpus import ON_A_GPU
+from gpus import ON_A_GPU, two_layers
 from levels import build, spans, started
 from serve_warm import compile as serve_warm_compile
 from serve_warm.compiler.imports import import_compiler
@@ -26,12 +28,7 @@ from serve_warm.compiler.watch import watch_process
 from serve_warm.inputs import Input
 from serve_warm.replica.replay import Replay
 from serve_warm.replica.timed_calls import Deadline, Limits, Progress
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from serve_warm.report import CompileEvent
+from serve_warm.report import CompileEvent
 
 pytestmark = ON_A_GPU
 
@@ -187,13 +184,7 @@ def test_an_entry_whose_capture_fails_is_served(tmp_path: Path):
 # --- a real limit of memory ------------------------------------------------------------------
 
 WIDTH = 16384
-
-
-def wide() -> torch.nn.Module:
-    """Return a model whose activations take 64 KiB for each row, so 1 GiB for 16384 rows."""
-    torch.manual_seed(0)
-    layers = torch.nn.Linear(16, WIDTH), torch.nn.GELU(), torch.nn.Linear(WIDTH, 4)
-    return torch.nn.Sequential(*layers).cuda().eval()
+"""Of a model whose activations take 64 KiB for each row, so 1 GiB for 16384 rows."""
 
 
 def replayed(model: Any, **sizes: torch.Tensor) -> Progress:
@@ -205,10 +196,7 @@ def replayed(model: Any, **sizes: torch.Tensor) -> Progress:
             model(*item.args)
 
     replay = Replay(
-        inputs,
-        call,
-        seen=watch_process(),
-        limits=Limits(deadline=Deadline(60), input_s=60),
+        inputs, call, seen=watch_process(), limits=Limits(deadline=Deadline(60), input_s=60)
     )
 
     async def run() -> None:
@@ -221,7 +209,7 @@ def replayed(model: Any, **sizes: torch.Tensor) -> Progress:
 
 def test_an_input_that_does_not_fit_is_left_out_and_served_once_it_does():
     """The small input is captured and proven. The large one is answered once memory is free."""
-    eager = wide()
+    eager = two_layers(WIDTH)
     model = torch.compile(eager, mode="reduce-overhead", dynamic=False)
     large, small = rows(4 * 16384), rows(64)
     before = watch_process().counts()
@@ -240,7 +228,7 @@ def test_an_input_that_does_not_fit_is_left_out_and_served_once_it_does():
 
 def test_memory_that_is_kept_for_later_is_used_for_graphs():
     """If a capture runs out of memory, cached memory is freed, and the graph is captured."""
-    model = torch.compile(wide(), mode="reduce-overhead", dynamic=False)
+    model = torch.compile(two_layers(WIDTH), mode="reduce-overhead", dynamic=False)
     small, large = rows(64), rows(16384)
     spans(lambda: model(small), 3)
     kept = torch.empty(5 * GIB, dtype=torch.uint8, device="cuda")
@@ -306,22 +294,3 @@ def test_entries_that_one_thread_has_loaded_are_captured_by_another(tmp_path: Pa
     assert [each.compiles for each in found] == [0, 0, 0, 0]
     assert sum(each.captures for each in found) == 1
     assert found[-1].quiet
-
-
-def test_sizes_that_the_app_does_not_want_captured_are_named():
-    """Such sizes run correctly without a graph, and the skip names the app's own setting."""
-    if not hasattr(torch._inductor.config.triton, "cudagraph_capture_sizes"):
-        pytest.skip(f"torch {torch.__version__} has no cudagraph_capture_sizes")
-    forward = torch.compile(lambda x: torch.relu(x) + 1, mode="reduce-overhead", dynamic=True)
-    wanted, unwanted = (torch.rand(many, device="cuda") for many in (SMALL, LARGE))
-
-    with torch._inductor.config.patch({"triton.cudagraph_capture_sizes": (SMALL,)}):
-        captured = spans(lambda: forward(wanted), 4)
-        left_out = spans(lambda: forward(unwanted), 4)
-
-    assert sum(each.captures for each in captured) == 1
-    assert sum(each.captures for each in left_out) == 0
-    assert [each.graph_skips for each in left_out] == [1, 0, 0, 0]
-    assert left_out[-1].quiet
-    reason = last("skip").reason
-    assert f"size {LARGE} is not in cudagraph_capture_sizes" in reason

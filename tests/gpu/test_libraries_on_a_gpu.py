@@ -9,29 +9,17 @@ tests/precompile/test_aoti_graphs.py has similar tests with a stand-in for CUDA.
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
 
-from gpus import ON_A_GPU
+from gpus import ON_A_GPU, two_layers
 from levels import build, spans, started
 from serve_warm import compile as serve_warm_compile
-from serve_warm.compiler import cuda_graphs
 from serve_warm.compiler.watch import watch_process
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 pytestmark = ON_A_GPU
-
-
-def model(device: str = "cuda") -> torch.nn.Module:
-    torch.manual_seed(0)
-    layers = torch.nn.Linear(16, 64), torch.nn.GELU(), torch.nn.Linear(64, 4)
-    return torch.nn.Sequential(*layers).to(device).eval()
 
 
 @pytest.fixture(autouse=True)
@@ -55,27 +43,9 @@ def test_what_takes_tensors_of_two_devices_has_an_entry(tmp_path: Path):
     assert "it takes tensors on cpu and cuda:0" in made["reason"]
 
 
-def test_a_library_computes_on_a_gpu(tmp_path: Path):
-    """Without a mode that uses graphs, a library of level 3 captures nothing."""
-    eager = model()
-    x = torch.rand(8, 16, device="cuda")
-    compiled = serve_warm_compile(eager, level=3)
-    library = build(tmp_path / "entries", lambda: compiled(x), level=3)
-    [made] = library.described()
-    assert (made["level"], made.get("reason", "")) == (3, "")
-
-    with started(tmp_path / "entries"), torch.inference_mode():
-        found = spans(lambda: compiled(x), 2)
-        y = torch.rand(8, 16, device="cuda")
-        out, wanted = compiled(y), eager(y)
-
-    assert all(each.quiet for each in found)
-    torch.testing.assert_close(out, wanted, rtol=1e-3, atol=1e-3)
-
-
 def test_a_library_is_captured_at_its_first_call(tmp_path: Path):
     """The mode `reduce-overhead` uses graphs. Each call returns results for its own input."""
-    eager = model()
+    eager = two_layers()
     x = torch.rand(8, 16, device="cuda")
     compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
     library = build(tmp_path / "entries", lambda: compiled(x), level=3)
@@ -90,58 +60,6 @@ def test_a_library_is_captured_at_its_first_call(tmp_path: Path):
 
     assert [each.captures for each in found] == [1, 0, 0]
     assert [each.quiet for each in found] == [False, True, True]
-    torch.testing.assert_close(outputs, wanted, rtol=1e-3, atol=1e-3)
-
-
-def test_a_captured_library_sees_weights_change(tmp_path: Path):
-    """New values need no capture. New addresses need one, and the event has this reason."""
-    eager = model()
-    x = torch.rand(8, 16, device="cuda")
-    compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
-    build(tmp_path / "entries", lambda: compiled(x), level=3)
-    others = [model(), model()]
-    for number, other in enumerate(others):
-        for parameter in other.parameters():
-            parameter.data.mul_(number + 2)
-
-    with started(tmp_path / "entries"), torch.inference_mode():
-        compiled(x)
-        eager.load_state_dict(others[0].state_dict())
-        [written] = spans(lambda: compiled(x), 1)
-        first = compiled(x)
-        for mine, new in zip(eager.parameters(), others[1].parameters(), strict=True):
-            mine.data = new.data
-        [moved] = spans(lambda: compiled(x), 1)
-        second = compiled(x)
-        wanted = [other(x) for other in others]
-
-    assert (written.captures, moved.captures) == (0, 1)
-    assert watch_process().events()[-1].reason.endswith("the weights have moved to new addresses")
-    torch.testing.assert_close([first, second], wanted, rtol=1e-3, atol=1e-3)
-
-
-def test_each_thread_captures_a_library_for_itself(tmp_path: Path):
-    """Two threads that launched the same graph would overwrite each other's tensors."""
-    eager = model()
-    inputs = [torch.rand(8, 16, device="cuda") for _ in range(2)]
-    compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
-    build(tmp_path / "entries", lambda: compiled(inputs[0]), level=3)
-    both = threading.Barrier(2)
-
-    def many(x: torch.Tensor) -> torch.Tensor:
-        both.wait()
-        with torch.inference_mode():
-            return torch.stack([compiled(x) for _ in range(200)])
-
-    with started(tmp_path / "entries"), ThreadPoolExecutor(2) as threads:
-        before = watch_process().counts()
-        outputs = list(threads.map(many, inputs))
-        found = watch_process().counts() - before
-
-    with torch.inference_mode():
-        wanted = [eager(x).expand(200, -1, -1) for x in inputs]
-    assert found.captures == 2
-    assert len({event.thread for event in watch_process().events()[-2:]}) == 2
     torch.testing.assert_close(outputs, wanted, rtol=1e-3, atol=1e-3)
 
 
@@ -170,25 +88,6 @@ def test_a_library_that_writes_into_its_argument_is_not_captured(tmp_path: Path)
     assert x.tolist() == [2.0] * 8
 
 
-def test_sizes_are_captured_into_one_pool(tmp_path: Path):
-    """Each size has a library and a graph. All graphs of a thread use the same memory."""
-    eager = model()
-    inputs = [torch.rand(rows, 16, device="cuda") for rows in (64, 8)]
-    compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
-    library = build(tmp_path / "entries", *[lambda x=x: compiled(x) for x in inputs], level=3)
-    assert [made["level"] for made in library.described()] == [3, 3]
-    before = set(cuda_graphs.pool_bytes())
-
-    with started(tmp_path / "entries"), torch.inference_mode():
-        found = [each for x in inputs for each in spans(lambda x=x: compiled(x), 2)]
-        outputs = [compiled(x) for x in inputs]
-        wanted = [eager(x) for x in inputs]
-
-    assert [each.captures for each in found] == [1, 0, 1, 0]
-    assert len(set(cuda_graphs.pool_bytes()) - before) <= 1
-    torch.testing.assert_close(outputs, wanted, rtol=1e-3, atol=1e-3)
-
-
 class GoesToTheCpu(torch.nn.Module):
     """Computes a part on the CPU, which the launch of a graph would not repeat."""
 
@@ -199,7 +98,7 @@ class GoesToTheCpu(torch.nn.Module):
 def test_one_that_cannot_be_captured_costs_the_others_nothing(tmp_path: Path):
     """The build finds this model, so the start captures only the other models."""
     watch = watch_process()
-    eager = {"good": model(), "bad": GoesToTheCpu(), "other": model()}
+    eager = {"good": two_layers(), "bad": GoesToTheCpu(), "other": two_layers()}
     x = torch.rand(8, 16, device="cuda")
     compiled = {
         name: serve_warm_compile(each, mode="reduce-overhead", level=3)
@@ -230,7 +129,7 @@ def test_one_that_cannot_be_captured_costs_the_others_nothing(tmp_path: Path):
 
 def test_a_call_within_a_capture_of_the_users_becomes_a_part_of_it(tmp_path: Path):
     """A launch of the user's graph computes with the current content of the input."""
-    eager = model()
+    eager = two_layers()
     x = torch.rand(8, 16, device="cuda")
     compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
     build(tmp_path / "entries", lambda: compiled(x), level=3)
@@ -249,7 +148,7 @@ def test_a_call_within_a_capture_of_the_users_becomes_a_part_of_it(tmp_path: Pat
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
 def test_a_library_computes_on_another_gpu_than_the_current_one(tmp_path: Path):
     """The current GPU stays the same."""
-    eager = model("cuda:1")
+    eager = two_layers(device="cuda:1")
     x = torch.rand(8, 16, device="cuda:1")
     compiled = serve_warm_compile(eager, mode="reduce-overhead", level=3)
     build(tmp_path / "entries", lambda: compiled(x), level=3)

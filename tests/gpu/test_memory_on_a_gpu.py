@@ -11,25 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from gpus import ON_A_GPU
+from gpus import ON_A_GPU, two_layers
 from outside_serve import OutsideServe
 from serve_warm.compiler.watch import unwatched_compiles, watch_process
 from serve_warm.config import WarmupConfig
 from serve_warm.inputs import Input
 from serve_warm.metrics import METRICS
 from serve_warm.replica.warmup import Warmup
-from serve_warm.report import Stage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from serve_warm.report import Report
+from serve_warm.report import Report, Stage
 
 pytestmark = ON_A_GPU
 
@@ -97,15 +93,9 @@ def figure(report: Report, name: str) -> dict[tuple[str, ...], float]:
     return dict(metric.read(report))
 
 
-def model() -> torch.nn.Module:
-    torch.manual_seed(0)
-    layers = torch.nn.Linear(16, WIDTH), torch.nn.GELU(), torch.nn.Linear(WIDTH, 4)
-    return torch.nn.Sequential(*layers).cuda().eval()
-
-
 def test_the_pools_of_a_report_are_those_that_torch_holds():
     """The bytes of each pool and device, and all reserved bytes, equal torch's; so do metrics."""
-    compiled = torch.compile(model(), mode="reduce-overhead", fullgraph=True)
+    compiled = torch.compile(two_layers(WIDTH), mode="reduce-overhead", fullgraph=True)
 
     report = warm_up(Replica(compiled, torch.rand(WARM, 16, device="cuda"))).report()
 
@@ -124,7 +114,9 @@ def test_the_pools_of_a_report_are_those_that_torch_holds():
 
 def test_a_capture_in_traffic_is_counted_and_its_memory_measured():
     """An undeclared size is compiled and captured once, and its memory stays in use."""
-    compiled = torch.compile(model(), mode="reduce-overhead", fullgraph=True, dynamic=False)
+    compiled = torch.compile(
+        two_layers(WIDTH), mode="reduce-overhead", fullgraph=True, dynamic=False
+    )
     replica = Replica(compiled, torch.rand(WARM, 16, device="cuda"))
     start = warm_up(replica)
     before = start.report()

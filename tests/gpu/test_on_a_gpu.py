@@ -9,28 +9,20 @@ To run it without Ray and without the rest of the suite:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from gpus import ON_A_GPU
+from gpus import ON_A_GPU, two_layers
 from levels import build, spans, started
 from processes import answer_of
 from serve_warm import compile as serve_warm_compile
-from serve_warm.compiler import cuda_graphs, triton_kernels
+from serve_warm.compiler import triton_kernels
 from serve_warm.compiler.watch import watch_process
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 pytestmark = ON_A_GPU
-
-
-def model(width: int = 64) -> torch.nn.Module:
-    torch.manual_seed(0)
-    layers = torch.nn.Linear(16, width), torch.nn.GELU(), torch.nn.Linear(width, 4)
-    return torch.nn.Sequential(*layers).cuda().eval()
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +32,7 @@ def fresh() -> None:
 
 def test_a_path_is_quiet_only_after_its_capture():
     """The first call runs eagerly, the second captures, and later calls do neither."""
-    compiled = torch.compile(model(), mode="reduce-overhead", fullgraph=True)
+    compiled = torch.compile(two_layers(), mode="reduce-overhead", fullgraph=True)
     x = torch.rand(8, 16, device="cuda")
 
     found = spans(lambda: compiled(x), 4)
@@ -58,7 +50,7 @@ def test_graphs_that_user_code_captures_are_counted():
     """torch.cuda.graph and make_graphed_callables are captures like any other."""
     x = torch.rand(8, 16, device="cuda")
     graph = torch.cuda.CUDAGraph()
-    eager = model()
+    eager = two_layers()
 
     def by_hand() -> None:
         with torch.cuda.graph(graph):
@@ -73,34 +65,9 @@ def test_graphs_that_user_code_captures_are_counted():
     assert more.captures >= 1
 
 
-def test_a_skipped_graph_has_a_reason():
-    """A graph with work on the CPU is not captured, and torch's reason is kept."""
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return (x.cpu() + 1).cuda() + x
-
-    compiled = torch.compile(forward, mode="reduce-overhead")
-    x = torch.rand(8, 16, device="cuda")
-    with torch._inductor.config.patch(graph_partition=False):
-        [first] = spans(lambda: compiled(x), 1)
-
-    skips = [event for event in watch_process().events() if event.kind == "skip"]
-    assert first.graph_skips >= 1
-    assert "cpu" in skips[-1].reason
-
-
-def test_pools_are_measured():
-    """The memory of graphs is reported in bytes."""
-    compiled = torch.compile(model(width=4096), mode="reduce-overhead")
-    x = torch.rand(256, 16, device="cuda")
-    spans(lambda: compiled(x), 3)
-
-    assert sum(cuda_graphs.pool_bytes().values()) >= 256 * 4096 * 4
-
-
 def test_an_entry_captures_and_is_right(tmp_path: Path):
     """At level 2 nothing is compiled, and a graph is captured as at level 1."""
-    eager = model()
+    eager = two_layers()
     x = torch.rand(8, 16, device="cuda")
     compiled = serve_warm_compile(eager, mode="reduce-overhead")
     library = build(tmp_path / "entries", lambda: compiled(x))
@@ -154,7 +121,7 @@ def counted(launched: dict[str, Any]) -> dict[str, list[tuple[int, int]]]:
 def test_what_is_kept_of_a_call_does_not_make_the_next_one_capture(tmp_path: Path):
     """As with torch.compile, the result of a call becomes invalid when the next call begins."""
     x = torch.rand(8, 16, device="cuda")
-    compiled = serve_warm_compile(model(), mode="reduce-overhead")
+    compiled = serve_warm_compile(two_layers(), mode="reduce-overhead")
     build(tmp_path / "entries", lambda: compiled(x))
     kept = []
 

@@ -9,7 +9,8 @@ To run it without Ray and without the rest of the suite:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +20,6 @@ from levels import build, started
 from serve_warm import compile as serve_warm_compile
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile.session import SESSION
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = ON_A_GPU
 

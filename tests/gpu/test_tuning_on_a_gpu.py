@@ -4,15 +4,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpus import ON_A_GPU
 from processes import answer_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = ON_A_GPU
 
@@ -51,21 +49,6 @@ def test_a_start_tunes_and_builds_nothing(tmp_path: Path, arguments: Any, level:
     assert (warm["counts"]["captures"] > 0) is (arguments is GRAPHS)
     assert warm["quiet"][-1]
     assert max(cold["error"], warm["error"]) < 1e-3
-
-
-@pytest.mark.parametrize("level", [1, 2])
-def test_a_vision_transformer_starts_without_a_tuning(tmp_path: Path, level: int):
-    """A built reduction gets further configurations, and one of these can be the best."""
-    there, here = tmp_path / "there", tmp_path / "here"
-    cold = ask(there, "build", {"mode": "reduce-overhead"}, level=level, vision=True)
-    there.rename(here)
-
-    warm = ask(here, "start", {"mode": "reduce-overhead"}, level=level, vision=True)
-
-    assert cold["counts"]["tunings"] > 0, cold["events"]
-    assert warm["counts"]["tunings"] == 0, warm["events"]
-    assert warm["counts"]["kernels"] == 0
-    assert warm["quiet"][-1]
 
 
 @pytest.mark.parametrize("level", [1, 2])

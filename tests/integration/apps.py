@@ -112,9 +112,6 @@ class SlowToWarm(Embedder.func_or_class):
         self.model(torch.ones(1))
 
 
-slow_to_warm = SlowToWarm.bind(1.0)
-
-
 # By default Serve notices only after 10 s that one was killed.
 @deployment(max_constructor_retry_count=20, health_check_period_s=1)
 class Witnessed(SlowToWarm.func_or_class):

@@ -21,7 +21,6 @@ torch.set_default_device("meta")
 
 
 def modes() -> dict[str, Any]:
-    """Return the modes of this thread."""
     return {
         "thread": threading.current_thread().name,
         "grad": torch.is_grad_enabled(),

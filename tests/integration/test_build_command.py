@@ -9,15 +9,13 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 import pytest
 import ray
 
 from serve_warm.trust.keys import write_key_pair
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -4,19 +4,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from conftest import wait_until
+from conftest import App, Cluster, wait_until
 from integration import apps as shapes
 from serve_warm import node
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from conftest import App, Cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 

@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import requests
@@ -13,15 +14,10 @@ import torch
 from ray import serve
 from ray.serve._private import constants as serve_constants
 
-from conftest import wait_until
+from conftest import App, Cluster, wait_until
 from integration import apps as shapes
 from serve_warm import WarmupMixin, warmup
 from serve_warm.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from conftest import App, Cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 
@@ -86,25 +82,16 @@ def test_options_and_bound_arguments_reach_the_deployment(apps):
     assert app.call("embed", torch.ones(4)).tolist() == [4.5] * 4
 
 
-def test_http_target_of_a_plain_class_is_called_with_a_request(apps):
-    """`POST /` calls `__call__` with a Starlette request, once in each pass."""
-    notes = apps["handlers"].ready().call("noted")
+@pytest.mark.parametrize(
+    ("noted", "expected"),
+    [("request", ["Request"]), ("batch", [4]), ("ended", ["stream", "http"])],
+    ids=["HTTP is a Starlette request", "calls form a batch", "streams run to their end"],
+)
+def test_handlers_are_called_as_by_traffic(apps, noted: str, expected: list[Any]):
+    """In each pass: requests, a `@serve.batch` of the declared size, and generators."""
+    notes = values(apps["handlers"].ready().call("noted"), noted)
 
-    assert values(notes, "request")[:PASSES] == ["Request"] * PASSES
-
-
-def test_concurrent_calls_form_a_batch(apps):
-    """An input with concurrency 4 reaches a `@serve.batch` handler as one batch of 4."""
-    notes = apps["handlers"].ready().call("noted")
-
-    assert values(notes, "batch")[:PASSES] == [4] * PASSES
-
-
-def test_async_generators_run_to_their_end(apps):
-    """The body of a streaming handler is run as a client would run it, to its last line."""
-    notes = apps["handlers"].ready().call("noted")
-
-    assert values(notes, "ended")[: 2 * PASSES] == ["stream", "http"] * PASSES
+    assert notes[: PASSES * len(expected)] == expected * PASSES
 
 
 def test_multiplexed_model_ids_reach_handler_and_loader(apps):
@@ -289,6 +276,7 @@ def test_the_decorator_takes_settings_and_routes(apps):
     assert "float32[3]" not in undeclared.text  # nobody's business
     assert (again.status_code, again.json()) == (200, [7.0, 4.0])
     assert app.report()["after_ready"]["compiles"] == 0
+    assert [event["kind"] for event in app.report()["events"]] == ["forbidden"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import tempfile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed
@@ -31,9 +32,6 @@ from serve_warm.stores.local import LocalStore
 pytest.importorskip("ray.serve.gang", reason="this Ray has no gang scheduling")
 
 from ray import serve
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 

@@ -7,122 +7,26 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
 
 import pytest
 import ray
 from ray.exceptions import RayActorError
 
-from conftest import wait_until
+from conftest import Cluster, wait_until
 from integration import apps as shapes
 from serve_warm import node
 from witness import NodeServer, Witness, false_readies, late_readies, probed
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from conftest import App, Cluster
-
 pytestmark = pytest.mark.ray
 
 
-class Server(NodeServer):
-    """A server process, asked again and again: each answer is kept with the truth around it."""
-
-    def __init__(self, cluster: Cluster, name: str) -> None:
-        self._state_dir = cluster.state_dir
-        self.name = name
-        self.false: list[str] = []
-        super().__init__(*options(cluster, name, "SlowToWarm"))
-
-    def states(self) -> list[dict[str, Any]]:
-        """Return the states of the application's live replicas, oldest first."""
-        found = [s for s in node.read_states(self._state_dir) if s["application"] == self.name]
-        return sorted(found, key=lambda state: state["began_boot_s"])
-
-    def ready(self) -> bool:
-        """Ask, and note an answer that no moment around the question allows."""
-        ready, text = self.readyz()
-        # After the answer: who is ready now may not have been then, never the other way round,
-        # but for one that has been killed since, which the tests do themselves.
-        after = [state["stage"] for state in self.states()]
-        if ready and "READY" not in after:
-            self.false.append(f"{after}: {text}")
-        return ready
-
-
-def options(cluster: Cluster, name: str, deployment: str) -> tuple[str, ...]:
-    """Return the options of a probe for one of the deployments on the shared cluster."""
+def options(cluster: Cluster, name: str) -> tuple[str, ...]:
+    """Return the options of a probe for a deployment of the shared cluster with a witness."""
     return (
         *("--state-dir", str(cluster.state_dir), "--raylet", "none"),
-        *("--proxy", f"{cluster.url}/-/healthz", "--deployment", f"{name}#{deployment}"),
+        *("--proxy", f"{cluster.url}/-/healthz", "--deployment", f"{name}#Witnessed"),
     )
-
-
-def deployed(cluster: Cluster, *, replicas: int, name: str) -> App:
-    target = ("integration.apps:slow_to_warm", "SlowToWarm", None)
-    return cluster.configure(*target, name=name, num_replicas=replicas)
-
-
-@pytest.fixture
-def server(cluster: Cluster) -> Iterator[Server]:
-    started = Server(cluster, f"slow-{next(cluster.numbers)}")
-    yield started
-    started.kill()
-
-
-@pytest.fixture
-def app(cluster: Cluster, server: Server) -> Iterator[App]:
-    """Return an application that starts after its server, which needs seconds to begin."""
-    started = deployed(cluster, replicas=1, name=server.name)
-    yield started
-    cluster.delete({started.name: started})
-
-
-@pytest.mark.long
-def test_probe_and_server_follow_the_truth(cluster: Cluster, server: Server, app: App) -> None:
-    """Through a start, the start of a second replica beside it, and the death of one of them."""
-    # The start: red until the replica's own proof, then green.
-    seen_warming = wait_until("it replays", lambda: not server.ready() and server.states())
-    asked = options(cluster, app.name, "SlowToWarm")
-    before, why = probed(*asked)
-    wait_until("it is ready", server.ready)
-    after, _ = probed(*asked)
-    (first,) = server.states()
-
-    assert seen_warming[0]["stage"] != "READY"
-    assert (before, after) == (False, True)
-    assert why.startswith("warm: ")
-    assert app.ready().report()["stage"] == first["stage"] == "READY"
-
-    # A second replica warms up beside it: the node stays in service, and says that one is excused.
-    deployed(cluster, replicas=2, name=app.name)
-    red: list[str] = []
-
-    def stages() -> list[str]:
-        if not server.ready():
-            red.append(str(server.states()))
-        return [state["stage"] for state in server.states()]
-
-    wait_until("the second one begins", lambda: len(stages()) == 2)
-    excused = server.metric("serve_warm_node_excused")
-    still_warming = stages() != ["READY", "READY"]
-    wait_until("both are ready", lambda: stages() == ["READY", "READY"])
-    assert red == []
-    assert excused == 1.0
-    assert still_warming
-    assert server.metric("serve_warm_node_excused") == 0.0
-    assert server.states()[0]["pid"] == first["pid"]
-
-    # One is killed: seen dead at once, and the other one carries the node. The test below has the
-    # deaths of all, and of the server.
-    pids = [state["pid"] for state in server.states()]
-    os.kill(pids[0], signal.SIGKILL)
-    wait_until("it is dead", lambda: pids[0] not in [s["pid"] for s in server.states()])
-    assert server.ready()
-    assert probed(*asked)[0]
-    assert server.false == []
 
 
 PERIOD_S = 5.0
@@ -134,7 +38,7 @@ def test_no_answer_is_ahead_of_the_truth(cluster: Cluster) -> None:
     """Nor do answers lag after deaths, a rolling update, a new controller or a new server."""
     target = ("integration.apps:witnessed", "Witnessed", None)
     name = f"witnessed-{next(cluster.numbers)}"
-    asked = options(cluster, name, "Witnessed")
+    asked = options(cluster, name)
     with contextlib.ExitStack() as stack:
         server, strict = (
             stack.enter_context(NodeServer(*asked, *latch)) for latch in ((), ("--no-latch",))

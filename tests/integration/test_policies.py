@@ -5,20 +5,16 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from conftest import wait_until
+from conftest import App, Cluster, wait_until
 from integration import apps as shapes
 from serve_warm import node
 from serve_warm.cli import observed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from conftest import App, Cluster
-    from serve_warm.cli.observed import Observed
+from serve_warm.cli.observed import Observed
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 
@@ -37,7 +33,6 @@ def apps(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     started = cluster.start(
         {
             "count": embedder(),
-            "forbid": embedder(after_ready="forbid"),
             "off by user_config": embedder(enabled=False, artifact=store, on_missing="fail"),
             "off by environment": shapes.Embedder.options(ray_actor_options=off).bind(),
         }
@@ -87,21 +82,6 @@ def test_a_compile_in_traffic_is_seen_from_outside(cluster, apps):
     assert (seen.condition, seen.stage, seen.verdict) == ("warm", "READY", "off")
     assert seen.inputs_done == seen.inputs_expected > 0
     assert re.match(r"after ready: \d compiles, last: recompile of triple \(apps\.py:", seen.event)
-
-
-def test_a_forbidden_compile_is_answered_503_and_breaks_nothing(apps):
-    """With `after_ready: forbid`, undeclared shapes are refused, and declared shapes work."""
-    app = apps["forbid"].ready()
-
-    refused = app.post(json={"values": [1.0] * 5})
-    declared = [app.post(json={"values": [1.0] * n}) for n in (1, 2, 1)]
-
-    report = app.report()
-    assert refused.status_code == 503
-    assert "must not compile after it is ready" in refused.text
-    assert [d.status_code for d in declared] == [200] * 3
-    assert report["after_ready"]["compiles"] == 0
-    assert [event["kind"] for event in report["events"]] == ["forbidden"]
 
 
 # --- the kill switch --------------------------------------------------------------------------

@@ -5,16 +5,12 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
+from conftest import App, Cluster
 from integration import apps as shapes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from conftest import App, Cluster
 
 pytestmark = pytest.mark.ray
 

@@ -5,20 +5,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import ray
 
+from conftest import App
 from integration import apps as shapes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from conftest import App
+from processes import run_to_end
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 
@@ -28,15 +24,12 @@ def test_the_replicas_of_a_cluster_tell_their_starts(start: Callable[..., App], 
     app = start(shapes.Caller.bind(shapes.Handlers.bind(0.5, ids=()))).ready()
     address = ray.get_runtime_context().gcs_address
 
-    ran = subprocess.run(
+    ran = run_to_end(
         [
             *(sys.executable, "-m", "serve_warm.cli", "report", "--address", address),
             *("--json", str(tmp_path / "starts.json")),
         ],
-        capture_output=True,
-        text=True,
         timeout=200,
-        check=False,
     )
 
     assert ran.returncode == 0, ran.stderr

@@ -9,22 +9,18 @@ import functools
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import ray
 from _pytest.outcomes import Failed
 
 from boards import BOARD, SINKS, drawn, queries, substituted
-from conftest import wait_until
+from conftest import App, Cluster, wait_until
 from integration import apps as shapes
 from prometheus_server import prometheus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from conftest import App, Cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 
@@ -105,9 +101,15 @@ def test_both_sinks_say_the_same(
             "it is recorded",
             lambda: ask(f'deployment:serve_warm_replicas_ready:count{{application="{app.name}"}}'),
         )
+        described = running.described()
 
     assert by_ray == by_node
     ((_, seconds),) = by_node["Time to ready of each replica, and the objective"][0]
     assert seconds == round(report["elapsed_s"], 3)
     assert [value for _, value in ready] == [1.0]
     assert [value for _, value in startup] == [1.0]
+    # Prometheus requests OpenMetrics, because the older format has no units.
+    assert described["serve_warm_stage_age_seconds"] == ("gauge", "seconds")
+    assert described["serve_warm_start_duration_seconds"] == ("histogram", "seconds")
+    assert described["serve_warm_starts"] == ("counter", "")
+    assert "serve_warm_starts_total" not in described

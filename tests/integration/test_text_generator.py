@@ -1,13 +1,12 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The text generator on real Ray: ready and proven, streaming, and right under eight clients."""
+"""The text generator on real Ray: ready and proven, and streaming."""
 
 from __future__ import annotations
 
 import re
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,8 +14,8 @@ import pytest
 import requests
 
 from conftest import HANG_S
-from decoding import best_at_each, greedy, prompt_of
-from deployments.text_generator.app import MAX_PROMPT, SHAPE
+from decoding import best_at_each
+from deployments.text_generator.app import SHAPE
 from deployments.text_generator.model import load_model
 from serve_warm.builder.app import load_app
 from serve_warm.builder.cluster import Cluster, Start
@@ -24,10 +23,6 @@ from serve_warm.builder.cluster import Cluster, Start
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 CONFIG = Path(__file__).parent.parent.parent / "deployments/text_generator/serve.yaml"
-CLIENTS = 8
-REQUESTS = 240
-ASKED = {length: 2 + length % 11 for length in (1, 2, 9, 15, 16, 17, 33, 64, 65, 90, MAX_PROMPT)}
-"""New tokens by length of prompt: every bucket, its limits, and ends at different steps."""
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +30,6 @@ def started(cluster) -> Iterator[Start]:
     on = Cluster(int(cluster.url.rpartition(":")[2]))
     with on.running(load_app(str(CONFIG)), {"artifact": None}) as start:
         yield start
-
-
-def prompt(length: int) -> list[int]:
-    return prompt_of(length, vocabulary=SHAPE.vocabulary)
 
 
 def generate(started: Start, **body: object) -> requests.Response:
@@ -81,31 +72,6 @@ def test_tokens_come_before_the_answer_ends(started):
     assert len(arrivals[-1]) == count
     assert arrivals[-1] == best_at_each(load_model(SHAPE), [5, 6, 7], arrivals[-1])
     assert 0 < len(arrivals[after_another]) < count
-
-
-@pytest.mark.stress  # for most of a minute; other models serve eight clients in every run
-def test_eight_clients_get_the_eager_tokens_and_compile_nothing(started):
-    """Hundreds of requests of mixed lengths, more at once than slots: no error, no compile."""
-
-    def client(number: int) -> list[tuple[int, int, list[int]]]:
-        answers = []
-        for index in range(REQUESTS // CLIENTS):
-            length = list(ASKED)[(number * 5 + index) % len(ASKED)]
-            response = generate(started, prompt=prompt(length), max_new_tokens=ASKED[length])
-            tokens = [int(line) for line in response.text.splitlines()]
-            answers.append((length, response.status_code, tokens))
-        return answers
-
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        answers = [answer for part in pool.map(client, range(CLIENTS)) for answer in part]
-    after_ready = started.report()["after_ready"]
-
-    model = load_model(SHAPE)
-    eager = {length: greedy(model, prompt(length), count=count) for length, count in ASKED.items()}
-    wrong = [answer for answer in answers if answer[1:] != (200, eager[answer[0]])]
-    assert wrong == []
-    assert len(answers) == REQUESTS
-    assert after_ready == dict.fromkeys(after_ready, 0)
 
 
 def test_a_body_that_is_no_json_is_answered_with_one_sentence(started):

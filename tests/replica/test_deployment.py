@@ -226,6 +226,13 @@ def test_an_artifact_is_pulled_while_init_runs(tmp_path: Path):
     prefetch.drop()
 
 
+@pytest.mark.usefixtures("exports")
+def test_nothing_is_pulled_if_switched_off(tmp_path: Path):
+    instance = warmup(Model, artifact=str(tmp_path), enabled=False)()
+
+    assert instance.__dict__[ATTRIBUTE]._prefetch is None
+
+
 def test_nothing_is_prefetched_outside_of_serve(tmp_path: Path):
     """Locally, where nothing starts up, an instance with an artifact has no thread of ours."""
     decorated = warmup(artifact=str(tmp_path / "store"))(Model)

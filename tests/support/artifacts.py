@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -17,16 +19,10 @@ from serve_warm.artifact.blobs import pack_part
 from serve_warm.artifact.manifest import Manifest, Part
 from serve_warm.errors import ObjectExists, ObjectNotFound, ObjectTooLarge, StoreError
 from serve_warm.fingerprint import Fingerprint
-from serve_warm.stores import Listed, Object, check_key, pieces_of
+from serve_warm.stores import Listed, Object, Sink, Store, check_key, pieces_of
 from serve_warm.trust.envelope import sign
 from serve_warm.trust.keys import TrustedKey
 from serve_warm.trust.policy import Trust
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from serve_warm.stores import Sink, Store
 
 DEPLOYMENT = "Embedder"
 MACHINE = {

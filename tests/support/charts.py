@@ -13,7 +13,6 @@ import functools
 import itertools
 import json
 import os
-import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import pytest
 import yaml
 
 from components import require, require_module
+from processes import run_to_end
 
 CHART = Path(__file__).parents[2] / "helm" / "serve-warm"
 EXAMPLES = {path.name.removesuffix("-values.yaml"): path for path in CHART.glob("ci/*-values.yaml")}
@@ -41,9 +41,7 @@ def helm_3(values: Mapping[str, Any], *, kube_version: str = KUBE_VERSION) -> Ma
     """Return the output of the Helm 3.10 command."""
     command = [require("helm", INSTALL), "template", "demo", str(CHART), "--values", "-"]
     command += ["--kube-version", kube_version]
-    done = subprocess.run(
-        command, input=json.dumps(values), capture_output=True, text=True, check=False
-    )
+    done = run_to_end(command, input=json.dumps(values))
     if done.returncode:
         raise Refused(done.stderr)
     return manifests(done.stdout)
@@ -102,7 +100,6 @@ def laid_over(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, An
 
 
 def of_kind(found: Manifests, kind: str) -> list[dict[str, Any]]:
-    """Return the manifests of a kind."""
     return [manifest for (each, _), manifest in found.items() if each == kind]
 
 

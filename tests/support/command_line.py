@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import pytest
 
 from artifacts import LONG_S, build, new_key
 from homes import move_home, write_trust_file
+from processes import run_to_end
 from serve_warm.artifact.push import push
 from serve_warm.cli import main
 from serve_warm.stores import list_keys
@@ -87,7 +87,7 @@ def run_process_fixture(trust_file: Path) -> Callable[..., Ended]:
 
     def run_with(program: str, *arguments: object) -> Ended:
         command = [sys.executable, "-c", MAIN + program, str(trust_file), *map(str, arguments)]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        ran = run_to_end(command)
         return Ended(code=ran.returncode, out=ran.stdout, err=ran.stderr)
 
     return run_with
@@ -108,7 +108,6 @@ def target_fixture(tmp_path: Path) -> LocalStore:
 def publish(
     store: LocalStore, key: Ed25519PrivateKey = KEY, *, on_taken: Any = "refuse", **artifact: Any
 ) -> tuple[str, Manifest]:
-    """Publish an artifact to a store, and return the key of its statement."""
     manifest, stored = build(**artifact)
     return push(store, manifest, stored, [key], on_taken=on_taken), manifest
 

@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import inspect
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def fresh(fn: Callable[..., Any]) -> Callable[..., Any]:

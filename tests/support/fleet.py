@@ -12,16 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from serve_warm._seats import MISSES
 from serve_warm.metrics import METRICS
 from serve_warm.node_server.table import OUTCOMES
 from serve_warm.report import Stage, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 DAY_S = 86_400.0
 TABLE = {metric.name.removeprefix("serve_warm_"): metric for metric in METRICS}
@@ -216,7 +213,6 @@ class Fleet:
     """Minute from which a node server cannot read the states of its replicas, by node."""
 
     def node_server(self) -> Series:
-        """Return the series that node servers exported."""
         series: Series = {}
         nodes = {r.host: [p for p in self.replicas if p.host == r.host] for r in self.replicas}
         for node, replicas in nodes.items():

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The pytest marks of the modules in tests/gpu."""
+"""The pytest marks of the modules in tests/gpu, and a model for them."""
 
 from __future__ import annotations
 
@@ -24,3 +24,9 @@ ON_A_GPU = [
         )
     ),
 ]
+
+
+def two_layers(width: int = 64, device: str = "cuda") -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(16, width), torch.nn.GELU(), torch.nn.Linear(width, 4)
+    return torch.nn.Sequential(*layers).to(device).eval()

@@ -22,7 +22,6 @@ def move_home(home: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def write_trust_file(home: Path, text: str) -> Path:
-    """Write the trust file in a user's home, and return its path."""
     folder = home / ".config" / "serve_warm"
     folder.mkdir(mode=0o700, parents=True)
     file = folder / "trust.toml"

@@ -5,28 +5,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import subprocess
-import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
 
-import serve_warm
-from processes import search_path
+from processes import answer_of
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile import aoti_build, aoti_library, change_checks
+from serve_warm.precompile.entries import EntryTable
 from serve_warm.precompile.session import SESSION
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from serve_warm.precompile.entries import Entry, EntryTable
 
 
 def build(
@@ -109,7 +101,6 @@ class Served:
 
 
 def served(call: Callable[[], Any]) -> Served:
-    """Call a compiled callable once."""
     watch = watch_process()
     counts, before = watch.counts(), _uses()
     value = call()
@@ -153,22 +144,9 @@ def in_a_process(folder: Path, do: str, *, level: int = 2, **environ: str) -> di
     entries = folder / "entries"
     entries.mkdir(exist_ok=True)
     question = {"do": do, "folder": str(entries), "path": str(folder / "app.py"), "level": level}
-    here = Path(__file__).parent
-    ended = subprocess.run(
-        [sys.executable, str(here / "precompiled_process.py"), json.dumps(question)],
-        env={
-            **os.environ,
-            "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
-            "PYTHONPATH": search_path(),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            # Skip torch's probes of the CPU: entries do not need them, and they take five seconds.
-            "TORCHINDUCTOR_VEC_ISA_OK": "1",
-            **environ,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
+    # Skip torch's probes of the CPU: entries do not need them, and they take five seconds.
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"), "TORCHINDUCTOR_VEC_ISA_OK": "1"}
+    answer: dict[str, Any] = answer_of(
+        "precompiled_process.py", question, cwd=None, **caches, **environ
     )
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    answer: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return answer

@@ -9,21 +9,17 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from artifacts import new_key
-from processes import HERE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
+from processes import HERE, run_to_end
 
 TOLERANCE = 1e-5
 
@@ -110,11 +106,8 @@ class Machine:
             shutil.copytree(self.headers, temporary / HEADERS, copy_function=os.link)
         self._log.write_text("")
         settings = {"store": str(store or self.store), "key": str(self._key), **options}
-        completed = subprocess.run(
+        completed = run_to_end(
             [*emulator, sys.executable, str(program), json.dumps(settings)],
-            capture_output=True,
-            text=True,
-            check=False,
             timeout=500,
             env={
                 **{k: v for k, v in os.environ.items() if not k.startswith(("TORCH", "SERVE_"))},

@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +17,6 @@ import serve_warm
 from levels import build
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile.session import SESSION
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 SCALE = 2.0
 """A global variable whose value is part of a graph."""

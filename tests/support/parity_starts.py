@@ -4,15 +4,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
 import serve_warm
 from levels import build
-from replicas import Scaled, publish, x
+from replicas import Scaled, StandIn, publish, x
 from serve_warm.compiler.cpu_target import isa_checks
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig
@@ -20,12 +21,6 @@ from serve_warm.precompile.session import SESSION
 from serve_warm.replica.warmup import Warmup
 from serve_warm.stores.local import LocalStore
 from starts import use_private_caches
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from replicas import StandIn
-
 
 SIZES = (2, 3, 5)
 
@@ -56,7 +51,6 @@ def made(folder: Path, scale: float, sizes: Sequence[int] = SIZES, *, level: int
 
 
 def start(stand_in: StandIn, entries: Path, tmp_path: Path, **settings: Any) -> Warmup:
-    """Return a start from these entries."""
     store = LocalStore(root=tmp_path / "store")
     (tmp_path / "cache").mkdir()
     publish(store, stand_in, {"cache": tmp_path / "cache", "precompiled": entries})

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of this folder, each run in a separate process, that answer with a line of JSON."""
+"""Programs that run in a separate process; those of this folder answer with a line of JSON."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+
+
+def run_to_end(command: Sequence[object], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command, and return its status and its output as text."""
+    words = list(map(str, command))
+    return subprocess.run(words, capture_output=True, text=True, check=False, **options)
 
 
 def answer_of(
@@ -21,7 +28,7 @@ def answer_of(
 
     `paths` are folders of packages for the program that are not in the suite's environment.
     """
-    ended = subprocess.run(
+    ended = run_to_end(
         [sys.executable, str(HERE / program), json.dumps(question)],
         cwd=cwd,
         env={
@@ -30,9 +37,6 @@ def answer_of(
             "PYTHONDONTWRITEBYTECODE": "1",
             **environ,
         },
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     return json.loads(ended.stdout.splitlines()[-1])

@@ -11,14 +11,12 @@ import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from components import require
 from conftest import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 INSTALL = "apt-get install prometheus (.ci/install-components)"
 

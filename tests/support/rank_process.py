@@ -118,10 +118,7 @@ class Replica(Alone):
 def start(rank: int, options: dict[str, Any], key: Any) -> dict[str, Any]:
     store = LocalStore(root=Path(options.get("store", "/nowhere")))
     replica = Replica(key, Owner(rank, options))
-    config = {
-        "artifact": store.uri if options.get("load") else None,
-        **options.get("config", {}),
-    }
+    config = {"artifact": store.uri if options.get("load") else None, **options.get("config", {})}
     replay.MAX_PASSES = options.get("max_passes", 8)
     warmup = Warmup(replica, WarmupConfig.model_validate(config), in_gang=True)
     try:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import re
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import yaml
 
@@ -18,10 +19,6 @@ from components import require
 from fleet import Fleet, Labels, Replica, Series, as_openmetrics
 from helm.observability import rules
 from prometheus_server import INSTALL, Prometheus, prometheus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 HIT = (("pulling", 2.0), ("loading", 3.0), ("replaying", 20.0), ("proving", 10.0))
 HIT_SLOWER = (("pulling", 4.0), *HIT[1:])

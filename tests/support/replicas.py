@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,13 +21,8 @@ from serve_warm.compiler.watch import unwatched_compiles
 from serve_warm.config import environment
 from serve_warm.fingerprint import Fingerprint, read_app, read_machine
 from serve_warm.inputs import Input
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from serve_warm.stores.local import LocalStore
-    from serve_warm.trust.policy import Trust
+from serve_warm.stores.local import LocalStore
+from serve_warm.trust.policy import Trust
 
 KEY = new_key()
 

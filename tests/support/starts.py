@@ -7,9 +7,10 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -30,10 +31,6 @@ from serve_warm.replica.warmup import Warmup
 from serve_warm.report import CompileEvent, Report
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.policy import Trust
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
 
 KEY = new_key()
 

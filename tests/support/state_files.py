@@ -5,17 +5,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from serve_warm._state_file import StateFile
 from serve_warm.replica.in_serve import facts_of
 from serve_warm.report import Report, Stage, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 WARM = Report(stage=Stage.READY, verdict=Verdict.FULL_HIT)
 STARTS: dict[str, Any] = {"application": "app", "deployment": "Embedder"}

@@ -16,8 +16,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -35,10 +36,6 @@ from serve_warm.replica.warmup import Warmup
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.keys import TrustedKey
 from serve_warm.trust.policy import Trust
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 AVX512_FEATURES = (
     "_is_avx512_supported",

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from processes import run_to_end
 from serve_warm import node
 
 NEVER = float("inf")
@@ -232,7 +233,7 @@ class NodeServer:
 def probed(*options: str) -> tuple[bool, str]:
     """Return whether the node is ready, and the reason if not, from the exec probe."""
     command = [sys.executable, "-I", "-S", node.__file__, "probe", *options]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = run_to_end(command)
     assert ended.returncode in {0, 1}, ended.stderr
     return ended.returncode == 0, ended.stdout
 

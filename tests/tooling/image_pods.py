@@ -31,10 +31,7 @@ PRIVATE = ("/tmp", "/var/cache/serve_warm")
 SHARED = "/run/serve_warm"
 """The emptyDir that replicas and node server share. It is root's, but all users can write to it."""
 
-ENVIRONMENT = {
-    "HOME": "/tmp/home",
-    "SERVE_WARM_STATE_DIR": "/run/serve_warm/state",
-}
+ENVIRONMENT = {"HOME": "/tmp/home", "SERVE_WARM_STATE_DIR": "/run/serve_warm/state"}
 """Variables that the chart sets in a worker, and that serve_warm or Ray reads."""
 
 

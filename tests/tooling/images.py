@@ -200,7 +200,6 @@ class Lane:
 
     @contextlib.contextmanager
     def pod(self) -> Iterator[Containers]:
-        """Yield a pod for containers of the baked image."""
         name = self._buildah("from", self._name("baked")).strip()
         root = Path(self._buildah("mount", name).strip())
         containers = Containers(root=root, image=self._config("baked"), folder=WORK / "pod")

@@ -90,12 +90,10 @@ def names_in(archived: Path) -> list[str]:
 
 
 def sdist_problems(sdist: Path) -> Iterator[str]:
-    """Yield the problems of an sdist."""
     yield from content_problems(names_in(sdist), NEEDED_IN_SDIST)
 
 
 def wheel_problems(wheel: Path, sdist: Path, version: str) -> Iterator[str]:
-    """Yield the problems of a wheel that was built from an sdist."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         [metadata] = [name for name in names if name.endswith(".dist-info/METADATA")]
@@ -118,7 +116,6 @@ def chart_version(version: str) -> str:
 
 
 def chart_problems(packaged: Path, version: str) -> Iterator[str]:
-    """Yield the problems of a packaged chart with this version."""
     yield from content_problems(names_in(packaged), NEEDED_IN_CHART)
     with tarfile.open(packaged) as archive:
         file = archive.extractfile("serve-warm/Chart.yaml")
@@ -220,7 +217,6 @@ def index_problems(archives: Iterable[Path]) -> Iterator[str]:
 
 
 def lint_problems(helm: str, chart: Path = CHART) -> Iterator[str]:
-    """Yield the problems that Helm's lint finds in a chart with its smallest example."""
     values = chart / "ci" / "minimal-values.yaml"
     ran = _run(helm, "lint", "--strict", "--quiet", chart, "--values", values)
     if ran.returncode:

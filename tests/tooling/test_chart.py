@@ -37,6 +37,7 @@ from charts import (
     pods_of,
 )
 from components import require, require_module
+from processes import run_to_end
 from serve_warm import node, preload
 from serve_warm.builder.app import find_schema_problems as _problems
 from serve_warm.cli import keys, starts
@@ -93,7 +94,7 @@ def test_both_engines_lint_without_a_word(name: str) -> None:
     command += ["--values", str(EXAMPLES[name])] if name else []
     values = example(name) if name else {}
 
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_to_end(command)
     engine = require_module("helm_python", charts.INSTALL)
     report = engine.lint(CHART, values, strict=True, kube_version=charts.KUBE_VERSION)
 
@@ -322,12 +323,7 @@ def test_node_py_takes_what_it_is_told(name: str, tmp_path: Path) -> None:
         options = [re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:1", option) for option in options]
         options.append(f"--state-dir={tmp_path / 'none'}")
 
-        done = subprocess.run(
-            [sys.executable, *command[1:3], node.__file__, "probe", *options],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_to_end([sys.executable, *command[1:3], node.__file__, "probe", *options])
 
         assert (done.returncode, done.stderr) == (1, "")
         assert "raylet" in done.stdout
@@ -396,7 +392,7 @@ def test_the_node_server_keeps_places_for_the_kubelet(name: str) -> None:
             options = [o.replace(f"$({env['name']})", host) for o in options]
             # An impossible port: the server ends with 1 if it accepts all other options.
             command = [sys.executable, "-m", "serve_warm.node_server", *options, "--port=70000"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = run_to_end(command)
             assert (done.returncode, "port 70000" in done.stderr) == (code, code == 1)
 
 
@@ -406,13 +402,7 @@ def folders_of(pod: dict[str, Any], root: Path) -> subprocess.CompletedProcess[s
     assert program == "python3"
     code, *paths = (re.sub(r"(?<![\w/])/(volumes|run)/", f"{root}/\\1/", text) for text in rest)
     environment = {**os.environ, "PYTHONPATH": str(Path(node.__file__).parents[1])}
-    return subprocess.run(
-        [sys.executable, "-c", code, *paths],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_to_end([sys.executable, "-c", code, *paths], env=environment)
 
 
 def volumes_in(root: Path) -> None:

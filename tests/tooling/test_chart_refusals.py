@@ -102,16 +102,14 @@ FINE: dict[str, dict[str, Any]] = {
         "deployment": {"ray_actor_options": {"num_gpus": 1}},
     },
     "what Ray itself makes of a node": {
-        "deployment": {"ray_actor_options": {"resources": {"accelerator_type:H100": 0.001}}},
+        "deployment": {"ray_actor_options": {"resources": {"accelerator_type:H100": 0.001}}}
     },
     "a metrics port that nobody scrapes": {
-        "worker": {"rayStartParams": {"metrics-export-port": "9090"}},
+        "worker": {"rayStartParams": {"metrics-export-port": "9090"}}
     },
     "a module with a hyphen": {
         "values": {
-            "applications": [
-                {"name": "a", "import_path": "my-app.numpy:app", "deployments": [ONE]},
-            ]
+            "applications": [{"name": "a", "import_path": "my-app.numpy:app", "deployments": [ONE]}]
         },
         "worker": {},
     },

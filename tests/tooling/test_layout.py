@@ -11,18 +11,15 @@ import ast
 import pickle
 import pkgutil
 import re
-import subprocess
 import sys
 import typing
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import serve_warm
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from processes import run_to_end
 
 PACKAGE = Path(serve_warm.__file__).parent
 
@@ -357,9 +354,7 @@ def test_permissions_are_in_use() -> None:
 
 
 def in_a_fresh_process(program: str) -> str:
-    completed = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+    completed = run_to_end([sys.executable, "-c", program])
     assert completed.returncode == 0, completed.stderr
     return completed.stdout.strip()
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from markdown_it import MarkdownIt
+
+from processes import run_to_end
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
@@ -26,19 +27,12 @@ SKIPPED = {".git", ".venv", "build", "dist", "node_modules"}
 
 
 def markdown_files() -> list[Path]:
-    """Return all Markdown files of the repository."""
     return [path for path in files() if path.suffix == ".md"]
 
 
 def files() -> list[Path]:
     """Return all files that git does not ignore. Without git, as in an sdist, return all files."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    listed = run_to_end(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT)
     if listed.returncode == 0 and listed.stdout:
         return [path for name in listed.stdout.splitlines() if (path := ROOT / name).is_file()]
     return [
@@ -85,7 +79,6 @@ def anchors(text: str) -> set[str]:
 
 @functools.cache
 def anchors_of(path: Path) -> set[str]:
-    """Return the anchors of a file."""
     return anchors(path.read_text())
 
 

@@ -7,30 +7,15 @@ The day is described in `recorded_day.DAY`.
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from boards import BOARD, SINKS, drawn, queries, substituted
-from draw_dashboard import Drawn, Line, ask_panel, color
 from fleet import DAY_S, Fleet, Replica
-from recorded_day import (
-    COLD,
-    DAY,
-    END,
-    HIT,
-    HIT_SLOWER,
-    REFUSED,
-    inlined,
-    with_alerts,
-)
+from prometheus_server import Prometheus
+from recorded_day import COLD, DAY, END, HIT, HIT_SLOWER, REFUSED, inlined, with_alerts
 from recorded_day import recorded as recorded_series
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from prometheus_server import Prometheus
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +92,7 @@ PANELS: dict[str, list[Values]] = {
         }
     ],
     "Elapsed start time, as a share of deadline_s": [{"b3": 0.9}],
-    "Seats: workers with finished imports": [
-        {"Ranker": 1.0, "Embedder": 0.0},
-    ],
+    "Seats: workers with finished imports": [{"Ranker": 1.0, "Embedder": 0.0}],
     "Starts that could not use a seat, by reason": [{"failed": 1.0, "unavailable": 1.0}],
     "Live replicas by verdict: hit, miss, refused": [
         {"full_hit": 1.0, "partial": 0.0, "miss": 2.0, "refused": 1.0, "late": 0.0, "off": 0.0}
@@ -161,9 +144,7 @@ PANELS: dict[str, list[Values]] = {
         {"a1": 1.0, "a2": 1.0, "a3": 1.0, "b1": 1.0, "b2": 0.0, "b3": 0.0},
         {"a1": 1.0, "a2": 1.0, "a3": 1.0, "b1": 1.0, "b2": 0.5, "b3": 0.5},
     ],
-    "Kinds of calls by level": [
-        {f"{level}/{name}": 2.0 for name, level in LEVEL_OF.items()},
-    ],
+    "Kinds of calls by level": [{f"{level}/{name}": 2.0 for name, level in LEVEL_OF.items()}],
     "Degraded, unverified or narrow": [
         dict.fromkeys(("a1", "a3", "b1", "b3"), 0.0),
         dict.fromkeys(("a1", "a3", "b1", "b3"), 0.0),
@@ -222,6 +203,28 @@ def test_every_panel_has_its_numbers() -> None:
     assert [panel["title"] for panel in drawn(BOARD)] == list(PANELS)
 
 
+NUMBERS = {panel["title"]: panel for panel in drawn(BOARD) if panel["type"] == "stat"}
+"""The panels at the top, with one number each."""
+
+
+def shown(asked: Prometheus, title: str, minute: int = END, **chosen: str) -> tuple[str, str]:
+    """Return the text and the color of a number, by the mappings and limits of its panel."""
+    panel = NUMBERS[title]
+    defaults, [target] = panel["fieldConfig"]["defaults"], panel["targets"]
+    expression = inlined(substituted(target["expr"], **chosen))
+    values = [value for _, value in asked.ask(expression, DAY.start_s + 60 * minute)]
+    mappings = {each["type"]: each["options"] for each in defaults["mappings"]}
+    if not values:
+        return mappings["special"]["result"]["text"], mappings["special"]["result"]["color"]
+    [value] = values
+    if found := mappings.get("value", {}).get(f"{value:g}"):
+        return found["text"], found["color"]
+    steps = defaults["thresholds"]["steps"]
+    reached = [step for step in steps if step["value"] is None or step["value"] <= value]
+    is_share = defaults["unit"] == "percentunit"
+    return f"{100 * value:.3g} %" if is_share else f"{value:.4g}", reached[-1]["color"]
+
+
 COLORS = {
     "Ready replicas": "green",
     "Starting replicas": "blue",
@@ -237,38 +240,31 @@ COLORS = {
 
 def test_a_bad_day_looks_bad(recorded: Prometheus) -> None:
     """Bad numbers have the color of a bad value, and no number is left out."""
-    numbers = [panel for panel in drawn(BOARD) if panel["type"] == "stat"]
-    found = {p["title"]: Drawn(p, list(ask_panel(recorded, p))) for p in numbers}
-
-    assert {title: each.number_color() for title, each in found.items()} == {
-        title: color(name) for title, name in COLORS.items()
-    }
+    assert {title: shown(recorded, title)[1] for title in NUMBERS} == COLORS
 
 
 def test_seats_that_no_start_can_use_look_bad(recorded: Prometheus) -> None:
     """Each reason is a red line; without data there is no line, and the panel says why."""
     (panel,) = (p for p in drawn(BOARD) if p["title"].startswith("Starts that could not use"))
-    bad = Drawn(panel, list(ask_panel(recorded, panel)))
-    none = Drawn(panel, list(ask_panel(recorded, panel, Namespace="nothing")))
-
-    assert {
-        line.name: bad.line_color(place, line.name) for place, line in enumerate(bad.lines)
-    } == {
-        "failed": color("red"),
-        "unavailable": color("red"),
+    config, [target] = panel["fieldConfig"], panel["targets"]
+    fixed = {
+        override["matcher"]["options"]: made["value"]["fixedColor"]
+        for override in config["overrides"]
+        for made in override["properties"]
     }
-    assert none.lines == []
-    assert "no problem has been counted, or no seats are configured" in none.body(240, 100)
+
+    reasons = ask(recorded, substituted(target["expr"]))
+
+    assert {reason: fixed[reason] for reason in reasons} == {"failed": "red", "unavailable": "red"}
+    assert ask(recorded, substituted(target["expr"], Namespace="nothing")) == {}
+    assert "no problem has been counted, or no seats" in config["defaults"]["noValue"]
 
 
 def test_no_data_looks_neither_good_nor_bad(recorded: Prometheus) -> None:
     """If nothing is exported, every number is gray."""
-    numbers = [panel for panel in drawn(BOARD) if panel["type"] == "stat"]
-    found = {
-        p["title"]: Drawn(p, list(ask_panel(recorded, p, Namespace="nothing"))) for p in numbers
-    }
+    found = {shown(recorded, title, Namespace="nothing")[1] for title in NUMBERS}
 
-    assert {each.number_color() for each in found.values()} == {"#6e6e6e"}
+    assert found == {"#6e6e6e"}
 
 
 ALL_ENDED, JUST_GONE, GONE = 100, 130, 170
@@ -290,14 +286,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
 
 def tiles(asked: Prometheus, minute: int, **chosen: str) -> dict[str, str]:
     """Return the text of each number on the dashboard, for a time range of half an hour."""
-    found = {}
-    for panel in drawn(BOARD):
-        if panel["type"] == "stat":
-            expression = substituted(panel["targets"][0]["expr"], __range="30m", **chosen)
-            rows = asked.ask(inlined(expression), DAY.start_s + 60 * minute)
-            lines = [Line(name="", labels={}, points=[(0.0, value)]) for _, value in rows]
-            found[panel["title"]] = re.sub("<.*?>", "", Drawn(panel, lines).body(240, 100))
-    return found
+    return {title: shown(asked, title, minute, __range="30m", **chosen)[0] for title in NUMBERS}
 
 
 ZEROS = {

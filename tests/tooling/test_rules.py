@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ import yaml
 from components import require
 from fleet import Fleet, Replica, Series, as_promtool, selector
 from helm.observability import rules
+from processes import run_to_end
 from serve_warm.builder.cluster import build_name
 
 ROOT = Path(__file__).parents[2]
@@ -87,9 +87,7 @@ def promtool(tmp_path: Path, case: Case, tests: dict[str, list]) -> str:
     }
     file = tmp_path / "test.yaml"
     file.write_text(json.dumps(given))  # JSON is valid YAML
-    ended = subprocess.run(
-        [command, "test", "rules", str(file)], capture_output=True, text=True, check=False
-    )
+    ended = run_to_end([command, "test", "rules", str(file)])
     return "" if ended.returncode == 0 else ended.stdout + ended.stderr
 
 
@@ -194,10 +192,7 @@ CASES = [
             ),
         ),
         expected={
-            "replica:serve_warm_stage:now": {
-                2: {"r=a": 1.0, "r=b": 1.0},
-                12: {"r=a": 1.0},
-            },
+            "replica:serve_warm_stage:now": {2: {"r=a": 1.0, "r=b": 1.0}, 12: {"r=a": 1.0}},
             "deployment:serve_warm_replicas_starting:count": {2: RANKER, 12: NOBODY},
             "deployment:serve_warm_replicas_ready:count": {
                 2: RANKER,
@@ -823,8 +818,7 @@ def test_an_alert_reads_well(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "written"),
-    [("serve-warm.yaml", rules.plain), ("serve-warm.tpl.yaml", rules.template)],
+    ("file", "written"), [("serve-warm.yaml", rules.plain), ("serve-warm.tpl.yaml", rules.template)]
 )
 def test_the_files_in_the_chart_are_up_to_date(file: str, written) -> None:
     """`python helm/observability/rules.py` would change nothing."""

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import yaml
 from boards import known, names
 from components import require
 from helm.observability import rules
+from processes import run_to_end
 from serve_warm.cli import COMMANDS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "runbooks.md").read_text()
@@ -21,7 +21,6 @@ ALERTS = [rule["alert"] for rule in rules.ALERTS]
 
 
 def blocks(language: str) -> list[str]:
-    """Return the lines of all blocks of a language."""
     found = re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
     return [line for block in found for line in block.splitlines()]
 
@@ -80,9 +79,7 @@ def test_its_expressions_are_promql_of_what_is_exported(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump({"groups": [{"name": "lines", "rules": found}]}))
     command = require("promtool", "apt-get install prometheus (.ci/install-components)")
 
-    ended = subprocess.run(
-        [command, "check", "rules", str(file)], capture_output=True, text=True, check=False
-    )
+    ended = run_to_end([command, "check", "rules", str(file)])
 
     assert len(lines) >= len(ALERTS)
     assert ended.returncode == 0, ended.stdout + ended.stderr

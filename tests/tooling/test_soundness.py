@@ -1,21 +1,18 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The table of `make soundness` is complete, its judge finds wrong answers, and its rows run."""
+"""The table of `make soundness` is complete, and its judge finds wrong answers."""
 
 from __future__ import annotations
 
 import collections
-import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.soundness import failures
-from soundness import judge, runs, table
+from soundness import judge, table
 from soundness.judge import Answer
-from soundness.rows import START
 
 
 @pytest.mark.parametrize("method", table.guard_methods())
@@ -35,38 +32,6 @@ def test_rows_have_names_of_their_own():
 
     assert twice == []
     assert len(names) >= 120
-
-
-ROWS = {
-    "int of an object": (START, "level1"),
-    "train()": ("ready", "level1"),
-    "call: the declared call": (START, "right"),
-}
-"""One row of each kind, with the time of its change, and its result at both levels."""
-
-
-@pytest.mark.stress
-def test_a_row_of_each_kind_is_judged(tmp_path: Path):
-    """Level 1 answers a changed state, and the entry an unchanged state."""
-    chosen = {
-        group.name: dataclasses.replace(
-            group, rows=(dataclasses.replace(row, when=(ROWS[row.name][0],)),)
-        )
-        for group in table.GROUPS.values()
-        for row in group.rows
-        if row.name in ROWS
-    }
-
-    rows = runs.run(chosen, tmp_path / "run")
-
-    assert {row["kind"] for row in rows} == {"guard", "change", "input"}
-    found = [(row["name"], row["level2"], row["level3"]) for row in rows]
-    expected = [
-        (f"{name}, at the start" if when == START else name, value, value)
-        for name, (when, value) in ROWS.items()
-    ]
-    assert sorted(found) == sorted(expected), rows
-    assert failures(rows) == []
 
 
 def tensors(*values: float, **how: Any) -> Answer:
