@@ -14,10 +14,11 @@ from unittest import mock
 
 import torch
 
+import serve_warm
 from processes import answer_of
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile import aoti_build, aoti_library, change_checks
-from serve_warm.precompile.entries import EntryTable
+from serve_warm.precompile.entries import Entry, EntryTable
 from serve_warm.precompile.session import SESSION
 
 
