@@ -308,7 +308,7 @@ class _Target:
             if len(axes) > 1 and not isinstance(place, str):
                 yield from self._alone(axes)
             if not isinstance(place, str):
-                yield from self._farther(axes, place, shown)
+                yield from self._farther(axes, place, int(size), shown)
         # Sizes that vary, but are equal in each input.
         for axes in self._equal_axes():
             yield from self._alone(axes)
@@ -349,7 +349,7 @@ class _Target:
             is_extra=is_extra,
         )
 
-    def _farther(self, axes: Sequence[str], place: int, shown: str) -> Iterator[Varied]:
+    def _farther(self, axes: Sequence[str], place: int, size: int, shown: str) -> Iterator[Varied]:
         """Yield inputs of twice and half the size, and with one item on the first axis.
 
         A handler that wants a multiple of 16 refuses a size that is one smaller, or pads it. Torch
@@ -359,7 +359,8 @@ class _Target:
         tensors: list[Any] = [arguments.get(_argument(axis)) for axis in axes]
         is_large = any(is_tensor(each) and each.numel() > LARGEST_TENSOR for each in tensors)
         for resize in (_halve,) if is_large else (_double, _halve):
-            yield self._varied(_change(self._like, {*axes}, resize), shown, axes)
+            if resize(size) != size:
+                yield self._varied(_change(self._like, {*axes}, resize), shown, axes)
         if place == 0 and any(map(is_tensor, tensors)):
             item = _change(self._like, {*axes}, lambda _: 1)
             one = f"{self._join(axes)}, never 1"

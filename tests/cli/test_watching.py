@@ -290,7 +290,7 @@ def test_watching_in_a_terminal_goes_on_until_interrupted(directory, replica):
         reading = threading.Thread(target=read_terminal, args=(ours, seen), daemon=True)
         reading.start()
         wait_until("the replica is shown", lambda: "REPLAYING" in "".join(seen))
-        replica("r1")
+        replica()
         wait_until("the change is shown", lambda: "READY" in "".join(seen))
         process.send_signal(signal.SIGINT)
         code = process.wait()

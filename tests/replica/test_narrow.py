@@ -919,6 +919,13 @@ def test_varied_tensors_are_of_the_same_kind():
         assert tensor.is_inference()
 
 
+def test_no_variation_has_the_declared_sizes():
+    """Half of a batch of two is none: the copy of a slice has other strides, and compiles."""
+    given = torch.ones(2, 8)[:, :4]
+    for each in vary([Input(target="a", args=(given,))])[0]:
+        assert each.item.args[0].shape != given.shape
+
+
 def test_a_varied_call_that_waits_forever_ends_no_start(caplog: pytest.LogCaptureFixture):
     class Waiting(Embedder):
         declared = (Input(target="embed_some", args=([1, 2, 3],)),)
