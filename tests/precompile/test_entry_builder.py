@@ -253,7 +253,7 @@ def test_what_another_call_changes_is_withdrawn_at_the_end_of_a_build(tmp_path: 
     library = build(tmp_path, *calls)
     model._orig_mod.length = 1
     with started(tmp_path), eager_below():
-        second, first = (served(call) for call in calls)
+        first, second = (served(call) for call in reversed(calls))
 
     (why,) = library.refused.values()
     assert "between calls: callee.length is int 5, but was int 1" in why
