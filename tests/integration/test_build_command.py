@@ -9,13 +9,15 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 import ray
 
 from serve_warm.trust.keys import write_key_pair
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 

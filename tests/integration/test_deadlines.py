@@ -4,15 +4,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conftest import App, Cluster, wait_until
+from conftest import wait_until
 from integration import apps as shapes
 from serve_warm import node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from conftest import App, Cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 

@@ -5,8 +5,7 @@
 from __future__ import annotations
 
 import tempfile
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch.distributed
@@ -32,6 +31,9 @@ from serve_warm.stores.local import LocalStore
 pytest.importorskip("ray.serve.gang", reason="this Ray has no gang scheduling")
 
 from ray import serve
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 

@@ -6,17 +6,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import ray
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from conftest import HANG_S, App, Cluster, wait_until
+from conftest import HANG_S, wait_until
 from integration import apps as shapes
 from serve_warm import metrics, node
+from serve_warm.node_server.ledger import Ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from conftest import App, Cluster
 
 pytestmark = pytest.mark.ray
 
@@ -290,3 +295,18 @@ def test_the_ready_gauge_is_exported_for_as_long_as_the_replica_lives(cluster, a
     assert list(found["ray_serve_warm_build_info"]) == [
         (versions["serve_warm"], versions["ray"], versions["torch"])
     ]
+    exact = [found[f"ray_serve_warm_{name}_seconds"][()] for name in ("ready", "start_elapsed")]
+    assert exact == [report["elapsed_s"]] * 2
+    ledger = Ledger()
+    ledger.note(node.judge(node.Settings(str(cluster.state_dir), urls=())))
+    collected = {
+        sample.name: sample.value
+        for family in ledger.collect()
+        for sample in family.samples
+        if sample.labels.get("application") == app.name
+    }
+    assert collected["serve_warm_ready_seconds"] == report["elapsed_s"]
+    assert collected["serve_warm_ready_timestamp_seconds"] == report["ready_unix"]
+    (state,) = (s for s in node.read_states(cluster.state_dir) if s["application"] == app.name)
+    assert state["elapsed_s"] == report["elapsed_s"]
+    assert state["stage_seconds"].keys() == {"pending", "replaying", "proving"}

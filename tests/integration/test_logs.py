@@ -5,14 +5,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from conftest import wait_until
 from integration import apps as shapes
 from serve_warm import node
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.ray
 

@@ -21,11 +21,11 @@ from witness import NodeServer, Witness, false_readies, late_readies, probed
 pytestmark = pytest.mark.ray
 
 
-def options(cluster: Cluster, name: str) -> tuple[str, ...]:
-    """Return the options of a probe for a deployment of the shared cluster with a witness."""
+def options(cluster: Cluster, name: str, deployment: str) -> tuple[str, ...]:
+    """Return the options of a probe for one of the deployments on the shared cluster."""
     return (
         *("--state-dir", str(cluster.state_dir), "--raylet", "none"),
-        *("--proxy", f"{cluster.url}/-/healthz", "--deployment", f"{name}#Witnessed"),
+        *("--proxy", f"{cluster.url}/-/healthz", "--deployment", f"{name}#{deployment}"),
     )
 
 
@@ -38,7 +38,7 @@ def test_no_answer_is_ahead_of_the_truth(cluster: Cluster) -> None:
     """Nor do answers lag after deaths, a rolling update, a new controller or a new server."""
     target = ("integration.apps:witnessed", "Witnessed", None)
     name = f"witnessed-{next(cluster.numbers)}"
-    asked = options(cluster, name)
+    asked = options(cluster, name, "Witnessed")
     with contextlib.ExitStack() as stack:
         server, strict = (
             stack.enter_context(NodeServer(*asked, *latch)) for latch in ((), ("--no-latch",))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +18,6 @@ import requests
 
 import readme_files
 from integration.apps import Embedder
-from processes import run_to_end
 from serve_warm.artifact import catalog
 from serve_warm.builder import bench
 from serve_warm.builder.app import App, load_app
@@ -105,10 +105,13 @@ def test_the_artifact_serves_a_process_without_serve(folder, built):
     [program] = re.findall(r"```python\n(.*?)```", WITHOUT_SERVE.read_text(), re.DOTALL)
     program = program.replace('"./artifacts"', repr(built.store))
 
-    ended = run_to_end(
+    ended = subprocess.run(
         [sys.executable, "-c", program],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(README.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
         timeout=400,
     )
 

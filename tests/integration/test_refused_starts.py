@@ -5,12 +5,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-from conftest import App, Cluster
 from integration import apps as shapes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from conftest import App, Cluster
 
 pytestmark = pytest.mark.ray
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 import contextlib
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conftest import App, Cluster, wait_until
+from conftest import wait_until
 from integration import seat_apps
 from serve_warm import preload
+
+if TYPE_CHECKING:
+    from conftest import App, Cluster
 
 pytestmark = pytest.mark.ray
 

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conftest import App, Cluster, wait_until
+from conftest import wait_until
 from integration.swapped_app import BATCHES, wanted
+
+if TYPE_CHECKING:
+    from conftest import App, Cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
