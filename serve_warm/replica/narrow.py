@@ -37,6 +37,7 @@ from serve_warm.inputs import Input
 from serve_warm.replica.call_evidence import HEALTH_CHECK
 from serve_warm.replica.other_values import (
     MASKS_NOTHING,
+    MASKS_SOMETHING,
     SMALL,
     is_number,
     is_tensor,
@@ -63,6 +64,12 @@ MOST_PAIRS = 4
 
 CHOICES = re.compile(r"(?:^|[._?])(?:task|mode|kind|type|format|style|action|method|operation)$")
 """Names of texts that choose what a handler does."""
+
+LIKE_CHOICES = re.compile(
+    rf"{CHOICES.pattern}|(?:^|[._?])(?:size|variant|quality|precision|level|strategy|lang|language"
+    r"|voice|speaker|engine|backend)$"
+)
+"""Names of texts that may choose it."""
 
 AXES_SHOWN = 4
 """How many axes of one size a line names."""
@@ -272,6 +279,8 @@ class _Target:
                 yield name, "always None"
             elif never:
                 yield name, f"never {excerpt(' or '.join(never))}"
+            elif isinstance(found[0], str) and len(texts) == 1 and LIKE_CHOICES.search(name):
+                yield name, f"always {excerpt(found[0])}"
             elif isinstance(found[0], bool) and all(each is found[0] for each in found):
                 yield name, f"always {found[0]}"
 
@@ -330,8 +339,8 @@ class _Target:
             if is_named and self._is_identifier(name):
                 continue
             for say, other in list_other_values(value, all_values):
-                is_no_mask = say == MASKS_NOTHING and "mask" not in shown.lower()
-                if not is_no_mask and self._may_be(name, value, other):
+                of_masks = say in (MASKS_NOTHING, MASKS_SOMETHING)
+                if (not of_masks or "mask" in shown.lower()) and self._may_be(name, value, other):
                     yield self._varied(self._with(name, other), f"{shown}{say}", [name])
 
     def _varied(
@@ -541,7 +550,8 @@ def _is_opaque(value: Any) -> bool:
     """Return whether a value has no sizes to vary, or is a list of such values or of several."""
     if type(value) in (list, tuple):
         kinds = {float if is_number(item) else type(item) for item in value}
-        return len(kinds) > 1 or any(map(_is_opaque, value[:1]))
+        keys = {frozenset(item) for item in value if type(item) is dict}
+        return len(kinds) > 1 or len(keys) > 1 or any(map(_is_opaque, value[:1]))
     return type(value) not in KNOWN and not is_tensor(value)
 
 

@@ -60,10 +60,13 @@ def list_other_values(value: Any, all_values: Sequence[Any]) -> Iterator[tuple[s
         yield from _other_numbers(value, {each for each in all_values if is_number(each)})
     if all(map(_is_all_ones, all_values)) and (mask := _pad(value)) is not None:
         yield MASKS_NOTHING, mask
+    if all(map(_is_mask, all_values)) and not any(map(_is_all_ones, all_values)):
+        yield MASKS_SOMETHING, _fill(value)
 
 
 MASKS_NOTHING = ", always a mask of ones"
-"""What masks have in common that mask nothing."""
+MASKS_SOMETHING = ", never a mask of ones"
+"""What masks have in common of which all mask nothing, or something."""
 
 
 def _other_mappings(
@@ -150,8 +153,22 @@ def _is_all_ones(value: Any) -> bool:
     if isinstance(value, list):
         return bool(value) and all(map(_is_all_ones, value))
     if is_tensor(value):
-        return not value.is_floating_point() and bool(value.numel()) and bool((value == 1).all())
-    return isinstance(value, int) and value == 1
+        return bool(value.numel()) and bool((value == 1).all())
+    return isinstance(value, (int, float)) and value == 1
+
+
+def _is_mask(value: Any) -> bool:
+    """Return whether a value is a list or a tensor of zeros and ones."""
+    if isinstance(value, list):
+        return bool(value) and all(_is_mask(each) or each in (0, 1) for each in value)
+    return is_tensor(value) and bool(value.numel()) and bool(((value == 0) | (value == 1)).all())
+
+
+def _fill(mask: Any) -> Any:
+    """Return a mask of ones of the same kind."""
+    if isinstance(mask, list):
+        return [_fill(each) for each in mask]
+    return mask.clone().fill_(1) if is_tensor(mask) else type(mask)(1)
 
 
 def _pad(mask: Any) -> Any:

@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import signal
+import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -29,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 Call = Callable[[Input], Awaitable[None]]
 """Function that replays one input once, as traffic would, and raises what the target raises."""
+
+LOOPS = ("asyncio", "selectors", "uvloop", "serve_warm")
+"""Packages whose code runs in an event loop while no call blocks it."""
 
 CANCEL_S = 0.5
 """Seconds that a late call may take to end after its cancellation."""
@@ -147,12 +152,15 @@ class TimedCalls:
             raise self._timeout(item, self.deadline.seconds)
         task = asyncio.ensure_future(self._call_without_exit(item))
         try:
-            await asyncio.wait({task}, timeout=limit_s)
+            with _interrupted_after(limit_s + CANCEL_S):
+                await asyncio.wait({task}, timeout=limit_s)
         finally:
             is_late = not task.done()
             if is_late:
                 task.cancel()
                 await asyncio.wait({task}, timeout=CANCEL_S)
+        if not is_late and not task.cancelled() and isinstance(task.exception(), _Blocked):
+            is_late = True
         if is_late:
             return GivenUp(
                 f"{item.name} took more than {limit_s:.1f} s, and was given up",
@@ -314,3 +322,36 @@ class SignalsSeen(AbstractContextManager["SignalsSeen"]):
             return handler(number, frame)
 
         return noting
+
+
+class _Blocked(BaseException):
+    """Raised inside a call that blocks the event loop. Handlers that catch `Exception` pass it."""
+
+
+@contextmanager
+def _interrupted_after(limit_s: float) -> Iterator[None]:
+    """Raise `_Blocked` in a call of this thread that still blocks its event loop after a time.
+
+    A loop in Python ends so. A call into C goes on, because Python raises the exception only
+    between two steps of Python code.
+    """
+    thread = threading.get_ident()
+    set_error = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    ended, changing = threading.Event(), threading.Lock()
+
+    def interrupt() -> None:
+        if ended.wait(limit_s):
+            return
+        with changing:
+            frame = sys._current_frames()[thread]  # noqa: SLF001 - documented
+            running = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+            if not ended.is_set() and running not in LOOPS:
+                set_error(ctypes.c_ulong(thread), ctypes.py_object(_Blocked))
+
+    threading.Thread(target=interrupt, name="serve_warm-trial", daemon=True).start()
+    try:
+        yield
+    finally:
+        with changing:
+            ended.set()
+            set_error(ctypes.c_ulong(thread), None)

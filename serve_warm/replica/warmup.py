@@ -102,6 +102,10 @@ NOT_LARGER = (
     "the process on a GPU"
 )
 
+CHANGED_BY_TRIALS = (
+    "declare inputs with fixed=True if a request like them, but with other values, has effects"
+)
+
 IDLE_HEALTH_CHECK = f"{HEALTH_CHECK}(), which ran compiled code, but not in the proof"
 
 MOST_UNCALLED = 8
@@ -685,6 +689,29 @@ class Proof(Step):
         self._journal.unvaried = (*opaque, *unknown)
         for each in self._journal.narrow:
             logger.warning("the inputs are narrow: %s: %s", each, advise_on_narrow(each))
+        if varied and progress.proven:
+            await self._prove_after_trials(self._replays[-1])
+
+    async def _prove_after_trials(self, replay: Replay) -> None:
+        """Prove the declared inputs again, because a varied call may have changed something."""
+        progress = replay.progress
+        passes, proven = progress.passes, {*progress.proven}
+        try:
+            await replay.prove(attempts=1)
+            if proven <= progress.proven:
+                progress.passes = passes  # this pass is part of the trials
+                return
+            self._journal.warn(
+                f"calls with other values changed the application: {CHANGED_BY_TRIALS}"
+            )
+            is_quiet = await self._until_quiet(replay)
+            await replay.prove(attempts=PROOF_ATTEMPTS if is_quiet else 1)
+        except WarmupTimeout:
+            raise
+        except ReplayFailed as error:
+            progress.proven.discard(error.input)
+            progress.unproven[error.input] = f"after calls with other values, {error.message}"
+            self._journal.warn(f"{progress.unproven[error.input]}: {CHANGED_BY_TRIALS}")
 
     def look_for_untaken(self) -> None:
         """Record the branches that depend on a tensor's value and that no input took.

@@ -125,7 +125,9 @@ def is_false(row: Row, axes: str) -> bool:
     for item in trials:
         with contextlib.suppress(Exception):  # a model may refuse it
             asyncio.run(app.serve(*item.args, **item.kwargs))
-    return len(compiles) == before
+        if len(compiles) > before:
+            return False
+    return True
 
 
 def measure(row: Row) -> dict[str, Any]:
