@@ -254,8 +254,9 @@ class _Target:
             yield f"the path{of}"
         if self._like.http and "?" in self._like.http[1] and not _query(self._like):
             yield f"the parameters in the address{of}"
-        for name, value in _walk(_arguments(self._like), DEPTH):
-            if _is_opaque(value) and not self._is_fixed(name):
+        for name in dict.fromkeys(itertools.chain(*self._values)):
+            found = [each[name] for each in self._values if name in each]
+            if any(map(_is_opaque, found)) and not self._is_fixed(name):
                 yield f"{self._show(name)}{of}"
         yield from (f"{name}{of}, always its default" for name in self._never_passed())
         yield from (f"{self._show(name)}{of}, {say}" for name, say in self._kept_values())
