@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -338,6 +338,7 @@ def _interrupted_after(limit_s: float) -> Iterator[None]:
     thread = threading.get_ident()
     set_error = ctypes.pythonapi.PyThreadState_SetAsyncExc
     ended, changing = threading.Event(), threading.Lock()
+    interrupted: list[bool] = []
 
     def interrupt() -> None:
         if ended.wait(limit_s):
@@ -346,6 +347,7 @@ def _interrupted_after(limit_s: float) -> Iterator[None]:
             frame = sys._current_frames()[thread]  # noqa: SLF001 - documented
             running = str(frame.f_globals.get("__name__", "")).partition(".")[0]
             if not ended.is_set() and running not in LOOPS:
+                interrupted.append(True)
                 set_error(ctypes.c_ulong(thread), ctypes.py_object(_Blocked))
 
     threading.Thread(target=interrupt, name="serve_warm-trial", daemon=True).start()
@@ -354,4 +356,8 @@ def _interrupted_after(limit_s: float) -> Iterator[None]:
     finally:
         with changing:
             ended.set()
-            set_error(ctypes.c_ulong(thread), None)
+        # Take the exception if it has not arrived yet. Taking it back with NULL would leave a flag
+        # that makes this process slow for good (CPython 3.11, ceval.c, eval_frame_handle_pending).
+        with suppress(_Blocked):
+            for _ in interrupted:
+                time.sleep(0)
