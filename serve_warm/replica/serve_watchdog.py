@@ -39,18 +39,20 @@ MARGIN_S = 1.0
 
 def longest_block_s() -> float:
     """Return for how many seconds a start may block the event loop."""
-    limit = int(getattr(constants, f"{PREFIX}MAX_FAIL", 0))
-    timeout_s = float(getattr(constants, f"{PREFIX}TIMEOUT_S", 300.0))
-    return limit * timeout_s if limit else math.inf
+    return _read("MAX_FAIL", 0.0) * _read("TIMEOUT_S", 300.0) or math.inf
+
+
+def _read(name: str, default: float) -> float:
+    return float(getattr(constants, f"{PREFIX}{name}", default))
 
 
 class LoopBlocks:
     """How often Serve's watchdog may have found the event loop blocked."""
 
     def __init__(self) -> None:
-        self._limit = int(getattr(constants, f"{PREFIX}MAX_FAIL", 0))
-        self._timeout_s = float(getattr(constants, f"{PREFIX}TIMEOUT_S", 300.0))
-        self._interval_s = float(getattr(constants, f"{PREFIX}INTERVAL_S", 60.0))
+        self._limit = _read("MAX_FAIL", 0.0)
+        self._timeout_s = _read("TIMEOUT_S", 300.0)
+        self._interval_s = _read("INTERVAL_S", 60.0)
         self.failed_probes = 0
         """Largest number of probes that the loop may have missed."""
         self.longest_s = 0.0

@@ -159,14 +159,12 @@ class TimedCalls:
             if is_late:
                 task.cancel()
                 await asyncio.wait({task}, timeout=CANCEL_S)
-        if not is_late and not task.cancelled() and isinstance(task.exception(), _Blocked):
-            is_late = True
-        if is_late:
+        error = None if is_late or task.cancelled() else task.exception()
+        if is_late or isinstance(error, _Blocked):
             return GivenUp(
                 f"{item.name} took more than {limit_s:.1f} s, and was given up",
                 stage=Stage.REPLAYING.value,
             )
-        error = None if task.cancelled() else task.exception()
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
             raise error  # from a signal
         if task.cancelled() or error is not None:
@@ -352,7 +350,8 @@ def _interrupted_after(limit_s: float) -> Iterator[None]:
 
     threading.Thread(target=interrupt, name="serve_warm-trial", daemon=True).start()
     try:
-        yield
+        with suppress(_Blocked):  # it can arrive just after the call, in code of the event loop
+            yield
     finally:
         with changing:
             ended.set()

@@ -706,8 +706,6 @@ class Proof(Step):
             )
             is_quiet = await self._until_quiet(replay)
             await replay.prove(attempts=PROOF_ATTEMPTS if is_quiet else 1)
-        except WarmupTimeout:
-            raise
         except ReplayFailed as error:
             progress.proven.discard(error.input)
             progress.unproven[error.input] = f"after calls with other values, {error.message}"
