@@ -193,34 +193,6 @@ class Input:
         return (match[1], match[2]) if match else None
 
 
-def missing_batches(inputs: Sequence[Input], *, largest: int) -> list[Input]:
-    """Return an input for each undeclared batch size, up to `largest`.
-
-    Only targets that have an input with several concurrent calls are included. If no target has
-    such an input, all targets are included. Each new input is a copy of the cheapest declared input
-    of its target.
-
-    >>> declared = [Input(target="embed", concurrency=size) for size in (4, 2, 1)]
-    >>> [item.concurrency for item in missing_batches(declared, largest=4)]
-    [3]
-    """
-    by_target: dict[str, list[Input]] = {}
-    for item in inputs:
-        by_target.setdefault(item.target_name, []).append(item)
-    batched = {item.target_name for item in inputs if item.concurrency > 1} or by_target.keys()
-    missing = []
-    for name in sorted(batched):
-        items = by_target[name]
-        cheapest = min(items, key=lambda item: item.size / item.concurrency)
-        declared = {item.concurrency for item in items}
-        missing += [
-            dataclasses.replace(cheapest, concurrency=size, name=f"{name} as a batch of {size}")
-            for size in range(1, largest + 1)
-            if size not in declared
-        ]
-    return missing
-
-
 @public
 @record(frozen=True, kw_only=True)
 class Field:

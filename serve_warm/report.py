@@ -543,6 +543,9 @@ class Report(Bounded):
 BRANCH = "one side of the branch at "
 """How a narrow place begins that is a branch and no axis."""
 
+BATCHES = "batches of requests to "
+"""The same for sizes of batches that Serve forms, and that no input declares."""
+
 
 def advise_on_narrow(place: str) -> str:
     """Return what happens at a place that the inputs do not cover, and what to do."""
@@ -550,6 +553,11 @@ def advise_on_narrow(place: str) -> str:
         return (
             "no input takes it, and a request that takes it compiles. Declare an input whose "
             "values lead there"
+        )
+    if place.startswith(BATCHES):
+        return (
+            "another size compiles. Declare each size with Input(..., concurrency=size), or pad "
+            "each batch to a declared size"
         )
     if UNCALLED in place:
         return "a request that calls it compiles. Declare an input that does, or do not compile it"

@@ -16,7 +16,6 @@ from serve_warm.inputs import (
     Field,
     Input,
     InputSignature,
-    missing_batches,
     shape_grid,
     sort_by_size,
     suggest_input,
@@ -426,17 +425,6 @@ def test_signatures_compare_by_content():
 
 
 # --- what nobody declared ----------------------------------------------------------------------
-def test_sizes_of_batches_that_nobody_declared():
-    """For a target with batches, the cheapest input is copied. Other targets form no batches."""
-    declared = [
-        *(Input(target="embed", name=f"embed {n}", concurrency=n, size=n) for n in (8, 4, 2, 1)),
-        Input(target="stream"),
-    ]
-    missing = missing_batches(declared, largest=5)
-    assert [(item.target, item.concurrency) for item in missing] == [("embed", 3), ("embed", 5)]
-    assert [item.name for item in missing] == [f"embed as a batch of {n}" for n in (3, 5)]
-
-
 @pytest.mark.parametrize(
     ("declared", "given", "pasted"),
     [

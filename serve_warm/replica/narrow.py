@@ -47,6 +47,7 @@ from serve_warm.replica.other_values import (
 )
 from serve_warm.replica.raised_at import is_users
 from serve_warm.replica.routes import find_routes
+from serve_warm.report import BATCHES
 
 logger = logging.getLogger(__name__)
 
@@ -157,6 +158,47 @@ def vary(inputs: Sequence[Input], owner: Any = None) -> tuple[list[Varied], list
     return trials, opaque
 
 
+def vary_batches(inputs: Sequence[Input], *, largest: int) -> list[Varied]:
+    """Return an input for each undeclared number of concurrent requests, up to `largest`.
+
+    Only targets that have an input with several concurrent calls are included. If no target has
+    such an input, all targets are included.
+
+    >>> declared = [Input(target="embed", concurrency=size) for size in (4, 2, 1)]
+    >>> [found] = vary_batches(declared, largest=4)
+    >>> found.axes, found.item.concurrency
+    ('batches of requests to embed, always 1, 2 or 4 of at most 4', 3)
+    """
+    by_target: dict[str, list[Input]] = {}
+    for item in inputs:
+        if item.target_name != HEALTH_CHECK:
+            by_target.setdefault(item.target_name, []).append(item)
+    batched = {item.target_name for item in inputs if item.concurrency > 1} or by_target.keys()
+    trials = []
+    for name in sorted(batched):
+        items = by_target[name]
+        if all(item.fixed is True for item in items):
+            continue
+        cheapest = min(items, key=lambda item: item.size / item.concurrency)
+        declared = sorted({item.concurrency for item in items})
+        *others, last = map(str, declared)
+        sizes = f"{', '.join(others)} or {last}" if others else last
+        axes = f"{BATCHES}{name}, always {sizes} of at most {largest}"
+        trials += [
+            Varied(
+                item=dataclasses.replace(cheapest, concurrency=size, name=f"{name} x{size}"),
+                axes=axes,
+                arguments=frozenset({axes}),
+                texts=frozenset(),
+                is_extra=True,
+            )
+            # Torch compiles separate code for the size 1. Under load, most batches are large.
+            for size in (1, *range(largest, 1, -1))
+            if size not in declared
+        ]
+    return trials
+
+
 def leave_out_larger(varied: Sequence[Varied], inputs: Sequence[Input]) -> tuple[list[Varied], int]:
     """Return the varied inputs with no larger number or size than declared, and the others' count.
 
@@ -185,7 +227,7 @@ def leave_out_larger(varied: Sequence[Varied], inputs: Sequence[Input]) -> tuple
     return kept, len(varied) - len(kept)
 
 
-def digest_of(inputs: Sequence[Input], owner: Any) -> str:
+def digest_of(inputs: Sequence[Input], owner: Any, *, largest_batch: int) -> str:
     """Return a digest of what decides which varied inputs compile: code, and sizes of inputs.
 
     The code is that of the files that define the application's class and its bases.
@@ -201,8 +243,8 @@ def digest_of(inputs: Sequence[Input], owner: Any) -> str:
         if item.target_name == HEALTH_CHECK:
             continue  # a build may have found that it compiles, and a start not yet
         sizes = [(axis, size) for axis, place, size in _axes_of(item) if axis != place]
-        texts.append(f"{_path_of(item)} {item.fixed} {sizes}")
-    of.update("\n".join(sorted(texts)).encode())  # they may be in any order
+        texts.append(f"{_path_of(item)} {item.fixed} {item.concurrency} {sizes}")
+    of.update("\n".join([str(largest_batch), *sorted(texts)]).encode())  # they may be in any order
     return of.hexdigest()
 
 

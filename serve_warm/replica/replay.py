@@ -51,13 +51,6 @@ TRIAL_S, TRIAL_FACTOR = 2.0, 10.0
 """Limit of an undeclared call: at least this number of seconds, and at least this number of times
 the duration of the slowest declared call."""
 
-VARIED_S, VARIED_PASSES = 2.0, 2.0
-"""Total time of varied calls: at least this number of seconds, and at least this number of passes
-over the declared inputs."""
-
-TRIALS_S = 0.5
-"""Total seconds that calls with undeclared batch sizes may take, unless a pass takes longer."""
-
 
 class Replay:
     """Replays `inputs` with `call`.
@@ -189,41 +182,15 @@ class Replay:
         await self._evidence.require_calls()
         await self._prove_together()
 
-    async def find_compiling(self, items: Sequence[Input]) -> tuple[list[Input], list[Input]]:
-        """Replay `items` with compiling forbidden, and find the items that would compile.
-
-        Returns these items, and the items that were not tried. To save time, this can stop early
-        and leave the remaining items untried. It stops when the replays that did not compile have
-        taken `TRIALS_S` or the time of one pass, whichever is longer. The time of replays that
-        would compile does not count, because such replays end as soon as they reach the compiled
-        code.
-
-        The items are not declared inputs, so the result does not affect whether the declared inputs
-        are proven.
-
-        Raises:
-            WarmupTimeout: a deadline passed.
-        """
-        found: list[Input] = []
-        left_s = max(TRIALS_S, sum(self.progress.steady_s.values()))
-        with evidence.note_calls() as calls, self._calls.forbidding(), SESSION.probing():
-            for number, item in enumerate(items):
-                if left_s <= 0:
-                    return found, list(items[number:])
-                began_s = time.perf_counter()
-                if (await self._would_compile(item, calls))[0]:
-                    found.append(item)
-                else:
-                    left_s -= time.perf_counter() - began_s
-        return found, []
-
-    async def find_narrow(self, varied: Sequence[Varied]) -> tuple[list[Varied], list[str]]:
+    async def find_narrow(
+        self, varied: Sequence[Varied], what: str, *, passes: float
+    ) -> tuple[list[Varied], list[str]]:
         """Return the inputs that would compile, although the handler accepts them.
 
-        Also returns lines about what was not found out. To save time, this stops after `VARIED_S`
-        or the time of `VARIED_PASSES` passes. It also stops after a call that does not end, because
-        a thread may go on with that call. The handler accepts an input if an eager call raises no
-        error.
+        Also returns lines about what was not found out; `what` names the inputs. To save time, this
+        stops after the time of `passes` passes, or of so many seconds. It also stops after a call
+        that does not end, because a thread may go on with that call. The handler accepts an input
+        if an eager call raises no error.
 
         Raises:
             WarmupTimeout: a deadline passed.
@@ -233,10 +200,10 @@ class Replay:
         accepted = set[str]()
         refused, taken = set[str](), set[str]()
         pass_s = sum(self.progress.steady_s.values())
-        until_s = time.perf_counter() + max(VARIED_S, VARIED_PASSES * pass_s)
+        until_s = time.perf_counter() + passes * max(1.0, pass_s)
         with SESSION.probing():
             for number, each in enumerate(varied):
-                left = f"{len(varied) - number} of {len(varied)} variations"
+                left = f"{len(varied) - number} of {len(varied)} {what}"
                 if time.perf_counter() > until_s:
                     return found, [f"{left}, to save time"]
                 if each.is_extra and any(each.arguments & known.arguments for known in found):

@@ -42,7 +42,7 @@ from serve_warm.errors import (
     WarmupFailed,
     WarmupTimeout,
 )
-from serve_warm.inputs import Input, missing_batches
+from serve_warm.inputs import Input
 from serve_warm.node import boot_s
 from serve_warm.precompile.session import SESSION
 from serve_warm.preload import early_imports
@@ -50,7 +50,13 @@ from serve_warm.replica import prefetch, ranks
 from serve_warm.replica.call_evidence import HEALTH_CHECK
 from serve_warm.replica.journal import Journal, Observer, cpu_seconds
 from serve_warm.replica.load import Loaded, Loading
-from serve_warm.replica.narrow import digest_of, leave_out_larger, vary
+from serve_warm.replica.narrow import (
+    Varied,
+    digest_of,
+    leave_out_larger,
+    vary,
+    vary_batches,
+)
 from serve_warm.replica.pack import VARIED, pack
 from serve_warm.replica.placement import refuse_broken
 from serve_warm.replica.prepare import Preparation, Prepared, makes_artifact
@@ -239,8 +245,6 @@ class Warmup:
                 await loading.go_on_without(refusal, prepared)
                 proof.drop_checks()
                 await proof.replay_and_compare(prepared, deadline)
-            with self.journal.timeline.span("batch sizes"):
-                await proof.look_for_gaps(prepared.inputs)
             if loaded.verdict is Verdict.FULL_HIT:  # an artifact has the build's result
                 proof.look_at_build(prepared.inputs)
             else:
@@ -369,7 +373,7 @@ class Warmup:
                     ),
                     say=self._say,
                 )
-                varied = digest_of(self._prepared.inputs, self._replica.owner)
+                varied = self._proof.digest_of(self._prepared.inputs)
                 return parts, {**facts, VARIED: varied}
             finally:
                 self._say("")
@@ -635,65 +639,48 @@ class Proof(Step):
             )
         return bool(checks.failed)
 
-    async def look_for_gaps(self, inputs: Sequence[Input]) -> None:
-        """Warn about undeclared batch sizes that can occur in traffic and would compile."""
-        largest = self._replica.largest_batch()
-        if largest == 1 or self.ranks.size > 1:
-            return
-        items = missing_batches(inputs, largest=largest)
-        # Torch compiles separate code for the size 1. Under load, most batches are large.
-        items.sort(key=lambda item: (item.concurrency != 1, -item.concurrency))
-        found, rest = await self._replays[-1].find_compiling(items)
-        not_tried = ""
-        if rest:
-            sizes = ", ".join(map(str, sorted({item.concurrency for item in rest})))
-            not_tried = f"to save time, warm-up did not try undeclared batches of {sizes} requests"
-            logger.info("%s", not_tried)
-        if not found:
-            return
-        found_sizes = sorted({item.concurrency for item in found})
-        sizes = ", ".join(map(str, found_sizes))
-        targets = ", ".join(sorted({item.target_name for item in found}))
-        many, them = ("s are", "them") if len(found_sizes) > 1 else (" is", "it")
-        self._journal.warn(
-            f"{len(found_sizes)} batch size{many} not declared: traffic will trigger compiles for "
-            f"{them} (batches of {sizes} requests to {targets}). @serve.batch forms every size up "
-            f"to {largest}: declare each size with Input(..., concurrency=size) for size in "
-            f"range(1, {largest + 1}), or pad each batch to a declared size"
-            + (f"; {not_tried}" if not_tried else "")
-        )
-
     def look_at_build(self, inputs: Sequence[Input]) -> None:
         """Say that the artifact's lines are about another application or other inputs, if so."""
         journal = self._journal
-        if journal.varied not in ("", digest_of(inputs, self._replica.owner)):
+        if journal.varied not in ("", self.digest_of(inputs)):
             journal.unvaried = (*journal.unvaried, OTHER_BUILD)
 
+    def digest_of(self, inputs: Sequence[Input]) -> str:
+        """Return the digest of what decides which other calls compile."""
+        replica = self._replica
+        return digest_of(inputs, replica.owner, largest_batch=replica.largest_batch())
+
     async def look_for_narrow(self, inputs: Sequence[Input]) -> None:
-        """Record the axes on which all inputs have one size, although another one compiles."""
+        """Record what all inputs have in common, although a call that differs compiles."""
         progress = self._replays[-1].progress
         captures = self._journal.warmup_counts().captures
         if captures and not uses_cuda_graphs(self._replica.owner):
             return  # code of the application would capture graphs of the varied calls
         if not progress.has_compiled or self.ranks.size > 1:
             return
-        if is_gpu_in_use() and not makes_artifact(self._replica.application, self._config):
-            self._journal.unvaried = (NOT_ON_A_GPU,)
-            return
-        varied, opaque = vary(inputs, self._replica.owner)
-        if is_gpu_in_use():
-            varied, left_out = leave_out_larger(varied, inputs)
-            opaque += [NOT_LARGER] * bool(left_out)
-        found, unknown = await self._replays[-1].find_narrow(varied)
-        self._journal.narrow = tuple(dict.fromkeys(each.axes for each in found))
-        self._journal.unvaried = (*opaque, *unknown)
+        batches = vary_batches(inputs, largest=self._replica.largest_batch())
+        varied, opaque = self._vary(inputs)
+        found, unknown = await self._replays[-1].find_narrow(batches, "sizes of batches", passes=1)
+        more, not_tried = await self._replays[-1].find_narrow(varied, "variations", passes=2)
+        self._journal.narrow = tuple(dict.fromkeys(each.axes for each in [*found, *more]))
+        self._journal.unvaried = (*opaque, *unknown, *not_tried)
         for each in self._journal.narrow:
             logger.warning("the inputs are narrow: %s: %s", each, advise_on_narrow(each))
-        if varied and progress.proven:
+        if (batches or varied) and progress.proven:
             await self._prove_after_trials(self._replays[-1])
 
+    def _vary(self, inputs: Sequence[Input]) -> tuple[list[Varied], list[str]]:
+        """Return inputs with other values that are safe on this device, and what is not varied."""
+        if not is_gpu_in_use():
+            return vary(inputs, self._replica.owner)
+        if not makes_artifact(self._replica.application, self._config):
+            return [], [NOT_ON_A_GPU]
+        varied, opaque = vary(inputs, self._replica.owner)
+        varied, left_out = leave_out_larger(varied, inputs)
+        return varied, opaque + [NOT_LARGER] * bool(left_out)
+
     async def _prove_after_trials(self, replay: Replay) -> None:
-        """Prove the declared inputs again, because a varied call may have changed something."""
+        """Prove the declared inputs again, because another call may have changed something."""
         progress = replay.progress
         passes, proven = progress.passes, {*progress.proven}
         try:

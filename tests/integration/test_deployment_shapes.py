@@ -66,9 +66,7 @@ def test_every_input_of_every_kind_of_handler_is_proven(apps):
     assert report["covered"] == {"expected": 7, "proven": 7}
     assert report["degraded"] == []
     # Its batches are declared in one size, and traffic forms the others too.
-    [warning] = report["warnings"]
-    assert "batch sizes are not declared: traffic will trigger compiles for them" in warning
-    assert "requests to batched" in warning
+    assert "batches of requests to batched, always 4 of at most 4" in report["narrow"]
 
 
 def test_options_and_bound_arguments_reach_the_deployment(apps):

@@ -203,7 +203,7 @@ def test_an_artifact_says_what_its_inputs_did_not_cover(
     facts = {
         "narrow": ["x[0], always 2"],
         "unvaried": ["the body of 'POST /'"],
-        "varied": digest_of(replica.declared, replica.owner),
+        "varied": digest_of(replica.declared, replica.owner, largest_batch=1),
     }
     offer(store, replica, facts=facts)
     if what == "other inputs":
@@ -227,7 +227,7 @@ def test_code_that_cannot_be_read_ends_no_start(monkeypatch: pytest.MonkeyPatch)
     owner = StandIn().owner
     module = SimpleNamespace(__file__="/srv/app.zip/app.py")
     monkeypatch.setitem(sys.modules, type(owner).__module__, module)
-    assert digest_of([], owner) != ""
+    assert digest_of([], owner, largest_batch=1) != ""
 
 
 def test_an_empty_store_is_a_miss(store: LocalStore):

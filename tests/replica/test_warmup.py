@@ -25,9 +25,8 @@ from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import NotProven, ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
-from serve_warm.replica.replay import TRIALS_S
 from serve_warm.replica.warmup import Warmup
-from serve_warm.report import Counts, Report, Stage, Verdict
+from serve_warm.report import Counts, Report, Stage, Verdict, advise_on_narrow
 from serve_warm.stores.local import LocalStore
 from starts import (  # noqa: F401 - fixtures
     CAPTURE,
@@ -352,37 +351,64 @@ def test_batches_that_nobody_declared_are_named_before_ready():
     """Traffic forms them, and each would compile for its users; nothing is compiled for it."""
     replica = Batched(4, 2, 1, pads=False)
     report = warm_up(replica).report()
-    [warning] = report.warnings
-    assert warning.startswith("1 batch size is not declared: traffic will trigger compiles for it")
-    assert "(batches of 3 requests to embed" in warning
-    assert "range(1, 5)" in warning
+    assert report.narrow == ("batches of requests to embed, always 1, 2 or 4 of at most 4",)
+    assert "Declare each size with Input(..., concurrency=size)" in advise_on_narrow(*report.narrow)
     assert (report.covered.proven, report.warmup.compiles) == (3, 3)
 
 
+class Tripping(Batched):
+    """Refuses all calls after one that failed, as a circuit breaker does."""
+
+    is_open = False
+
+    async def call(self, item: Input) -> None:
+        if self.is_open:
+            raise RuntimeError("the circuit is open")
+        try:
+            await super().call(item)
+        except Exception:
+            self.is_open = True
+            raise
+
+
+def test_an_undeclared_batch_that_breaks_the_application_costs_the_proof():
+    report = warm_up(Tripping(4, 2, 1, pads=False), on_unproven="serve").report()
+    assert report.covered.proven < 3
+    assert "the circuit is open" in report.degraded[0]
+
+
+def test_a_start_with_an_artifact_tries_no_undeclared_batch(store: LocalStore):
+    """Its build has tried them."""
+    replica = Tripping(4, 2, 1, pads=False)
+    offer(store, replica)
+    report = warm_up(replica, artifact=store.uri).report()
+    assert (report.verdict, report.covered.proven) == (Verdict.FULL_HIT, 3)
+    assert {*replica.calls} == {"batch of 4", "batch of 2", "batch of 1"}
+
+
 @pytest.mark.slow
-def test_a_slow_model_is_not_called_with_every_batch_size(caplog: pytest.LogCaptureFixture):
+def test_a_slow_model_is_not_called_with_every_batch_size():
     """A start must not take longer for sizes that nobody declared than for those of traffic."""
     replica = Batched(4, pads=True)
     fast = replica.owner.model
 
     def model(x: torch.Tensor) -> torch.Tensor:
         if replica.calls[-1] != "batch of 4":
-            time.sleep(2 * TRIALS_S)
+            time.sleep(1.2)  # longer than all of these calls together may take
         return fast(x)
 
     replica.owner.model = model
     replica.owner.fast = fast  # where the start finds what is compiled
-    caplog.set_level("INFO", "serve_warm")
     report = warm_up(replica).report()
-    assert [name for name in replica.calls if name != "batch of 4"] == ["embed as a batch of 1"]
-    assert (report.warnings, report.covered.proven) == ((), 1)
-    assert "to save time, warm-up did not try undeclared batches of 2, 3 requests" in caplog.text
+    assert [name for name in replica.calls if name != "batch of 4"] == ["embed x1"]
+    assert (report.narrow, report.covered.proven) == ((), 1)
+    assert "2 of 3 sizes of batches, to save time" in report.unvaried
 
 
 def test_a_batch_that_is_padded_has_no_gaps():
     """The check is whether a size would compile, not whether it was declared."""
     report = warm_up(Batched(4, pads=True)).report()
-    assert report.warnings == ()
+    assert (report.narrow, report.warnings) == ((), ())
 
 
 class Small(StandIn):
