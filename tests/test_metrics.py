@@ -123,6 +123,12 @@ def test_a_degraded_replica_does_not_look_clean():
     assert read("serve_warm_degraded", failed) == {(): 0.0}
 
 
+def test_what_the_inputs_do_not_cover_is_counted():
+    narrow = ("ids[1], always 16", "batches of requests to embed, always 4 of at most 8")
+    assert read("serve_warm_narrow", dataclasses.replace(FULL, narrow=narrow)) == {(): 2.0}
+    assert read("serve_warm_narrow", dataclasses.replace(FULL, narrow=())) == {(): 0.0}
+
+
 def test_numbers_come_from_the_span_that_the_help_names():
     """The counts after READY, and the inputs, checks and withdrawn entries of the start."""
     assert read("serve_warm_compiles_after_ready", FULL) == {(): 1.0}
