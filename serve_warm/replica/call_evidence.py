@@ -120,7 +120,7 @@ class CallEvidence:
         if name in self.called_before:
             return (
                 "made a compiled call in an earlier pass, but not in the proof: its handler "
-                "caches the answer; make the replay bypass this cache"
+                "caches the answer, or no longer calls the model; make the replay reach the model"
             )
         return (
             "makes no compiled call: its handler answers without the model; change the arguments "

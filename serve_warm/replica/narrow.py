@@ -43,6 +43,7 @@ from serve_warm.replica.other_values import (
     is_tensor,
     list_other_values,
     other_number,
+    other_size,
     say_numbers,
 )
 from serve_warm.replica.raised_at import is_users
@@ -115,6 +116,9 @@ class Varied:
     """Whether the trial adds nothing if one of its arguments is known to be narrow."""
     only_if: str = ""
     """The `axes` of earlier trials, of which the handler must have accepted one."""
+    is_probe: bool = False
+    """Whether the call only tells whether code serves other sizes too, and is accepted only if it
+    does not compile."""
 
 
 def vary(inputs: Sequence[Input], owner: Any = None) -> tuple[list[Varied], list[str]]:
@@ -137,7 +141,7 @@ def vary(inputs: Sequence[Input], owner: Any = None) -> tuple[list[Varied], list
         opaque.extend(itertools.chain(*(each.opaque() for each in targets)))
         groups = []
         for path, items in by_target.items():
-            found = _group(items)
+            found = _group(items, owner)
             groups += [_Target(some, owner) for some in found[:MOST_GROUPS]]
             if len(found) > MOST_GROUPS:
                 opaque.append(f"all but {MOST_GROUPS} of {len(found)} kinds of inputs of {path!r}")
@@ -158,11 +162,10 @@ def vary(inputs: Sequence[Input], owner: Any = None) -> tuple[list[Varied], list
     return trials, opaque
 
 
-def vary_batches(inputs: Sequence[Input], *, largest: int) -> list[Varied]:
+def vary_batches(inputs: Sequence[Input], owner: Any = None, *, largest: int) -> list[Varied]:
     """Return an input for each undeclared number of concurrent requests, up to `largest`.
 
-    Only targets that have an input with several concurrent calls are included. If no target has
-    such an input, all targets are included.
+    Kinds of inputs are varied apart, those first that are declared with several requests.
 
     >>> declared = [Input(target="embed", concurrency=size) for size in (4, 2, 1)]
     >>> [found] = vary_batches(declared, largest=4)
@@ -171,18 +174,17 @@ def vary_batches(inputs: Sequence[Input], *, largest: int) -> list[Varied]:
     """
     by_target: dict[str, list[Input]] = {}
     for item in inputs:
-        if item.target_name != HEALTH_CHECK:
+        if item.target_name != HEALTH_CHECK and item.fixed is not True and _is_repeated(item):
             by_target.setdefault(item.target_name, []).append(item)
-    batched = {item.target_name for item in inputs if item.concurrency > 1} or by_target.keys()
+    groups = [group for items in by_target.values() for group in _group(items, owner)[:MOST_GROUPS]]
+    groups.sort(key=lambda items: all(item.concurrency == 1 for item in items))
     trials = []
-    for name in sorted(batched):
-        items = by_target[name]
-        if all(item.fixed is True for item in items):
-            continue
+    for items in groups:
         cheapest = min(items, key=lambda item: item.size / item.concurrency)
         declared = sorted({item.concurrency for item in items})
         *others, last = map(str, declared)
         sizes = f"{', '.join(others)} or {last}" if others else last
+        name = cheapest.target_name
         axes = f"{BATCHES}{name}, always {sizes} of at most {largest}"
         trials += [
             Varied(
@@ -248,15 +250,16 @@ def digest_of(inputs: Sequence[Input], owner: Any, *, largest_batch: int) -> str
     return of.hexdigest()
 
 
-def _group(items: Sequence[Input]) -> list[list[Input]]:
+def _group(items: Sequence[Input], owner: Any) -> list[list[Input]]:
     """Return the inputs of one target by kind, cheapest first: arguments, flags and choices."""
     groups: dict[Any, list[Input]] = {}
+    names = _positional(items[0], owner)
     for item in items:
         values = [*_walk(_arguments(item), DEPTH)]
         chosen = [
             (name, value if isinstance(value, (bool, str)) else None)
             for name, value in values
-            if isinstance(value, bool) or value is None or _is_choice(name, value)
+            if isinstance(value, bool) or value is None or _is_choice(names.get(name, name), value)
         ]
         key = (item.fixed, tuple(name for name, _ in values), *chosen)
         groups.setdefault(key, []).append(item)
@@ -273,12 +276,11 @@ class _Target:
     def __init__(self, items: Sequence[Input], owner: Any) -> None:
         self._items, self._owner = items, owner
         self._like = like = min(items, key=lambda item: item.size / item.concurrency)
-        self._parameters = _parameters(like, owner)
+        self._parameters, self._rest = _parameters(like, owner)
         self._kinds = _kinds(like, owner)
-        names = [*self._parameters][: len(like.args)]
-        self._names = {f"args{number}": name for number, name in enumerate(names)}
+        self._names = _positional(like, owner)
         self._values = [dict(_walk(_arguments(item), DEPTH)) for item in items]
-        self._is_repeated = like.http is None or like.http[0] not in NOT_REPEATED
+        self._is_repeated = _is_repeated(like)
 
     def opaque(self) -> Iterator[str]:
         """Yield what is not varied: it is opaque, or another value could change something."""
@@ -301,6 +303,7 @@ class _Target:
             if any(map(_is_opaque, found)) and not self._is_fixed(name):
                 yield f"{self._show(name)}{of}"
         yield from (f"{name}{of}, always its default" for name in self._never_passed())
+        yield from (f"{name}{of}, always as many" for name in self._rest)
         yield from (f"{self._show(name)}{of}, {say}" for name, say in self._kept_values())
 
     def _kept_values(self) -> Iterator[tuple[str, str]]:
@@ -358,12 +361,11 @@ class _Target:
             shown = f"{self._join(axes)}, always {size}"
             yield self._varied(_change(self._like, {*axes}), shown, axes, is_extra=False)
             if len(axes) > 1 and not isinstance(place, str):
-                yield from self._alone(axes)
+                yield from self._alone(axes, only_if=shown)
             if not isinstance(place, str):
                 yield from self._farther(axes, place, int(size), shown)
-        # Sizes that vary, but are equal in each input.
-        for axes in self._equal_axes():
-            yield from self._alone(axes)
+        for sizes, axes in self._varying_axes().items():
+            yield from self._apart(axes, {int(size) for size in sizes})
 
     def others(self) -> Iterator[Varied]:
         """Yield inputs that differ in optional arguments, order, length and kind."""
@@ -384,7 +386,8 @@ class _Target:
             for say, other in list_other_values(value, all_values):
                 of_masks = say in (MASKS_NOTHING, MASKS_SOMETHING)
                 if (not of_masks or "mask" in shown.lower()) and self._may_be(name, value, other):
-                    yield self._varied(self._with(name, other), f"{shown}{say}", [name])
+                    item = self._with(name, other)
+                    yield self._varied(item, f"{shown}{say}", [name], is_extra=not of_masks)
 
     def _varied(
         self, item: Input, shown: str, axes: Sequence[str], *, is_extra: bool = True
@@ -414,17 +417,46 @@ class _Target:
             if resize(size) != size:
                 yield self._varied(_change(self._like, {*axes}, resize), shown, axes)
         if place == 0 and any(map(is_tensor, tensors)):
-            item = _change(self._like, {*axes}, lambda _: 1)
-            one = f"{self._join(axes)}, never 1"
-            yield dataclasses.replace(self._varied(item, one, axes), only_if=shown)
+            trial = self._varied(_change(self._like, {*axes}, _one), self._never_one(axes), axes)
+            yield dataclasses.replace(trial, only_if=shown)
 
-    def _alone(self, axes: Sequence[str]) -> Iterator[Varied]:
-        arguments = _arguments(self._like)
+    def _alone(self, axes: Sequence[str], *, only_if: str = "") -> Iterator[Varied]:
+        names = {_argument(axis) for axis in axes}
         # The model would broadcast a tensor of another size, although nobody sends such tensors.
-        if any(is_tensor(arguments.get(_argument(axis))) for axis in axes):
+        # Two axes of one tensor, such as those of a square image, can differ.
+        if any(map(self._has_tensor, axes)) and len(names) > 1:
             return
         shown = f"{self._join(axes)}, always equal"
-        yield self._varied(_change(self._like, {axes[0]}), shown, axes)
+        trial = self._varied(_change(self._like, {axes[0]}), shown, axes, is_extra=not only_if)
+        yield dataclasses.replace(trial, only_if=only_if)
+
+    def _apart(self, axes: Sequence[str], sizes: set[int]) -> Iterator[Varied]:
+        """Yield inputs for axes of several sizes: another one, and sizes that are no longer equal.
+
+        Several sizes of a tensor are buckets, unless the code serves sizes between them too. Then
+        one item is tried too.
+        """
+        probe = ""
+        item = _change(self._like, {*axes}, functools.partial(_same, other_size(sizes)))
+        if any(map(self._has_tensor, axes)):
+            probe = f"{self._join(axes)}, in between"
+            trial = self._varied(item, probe, axes, is_extra=False)
+            yield dataclasses.replace(trial, is_probe=True)
+            if 1 not in sizes and axes[0].endswith("[0]"):
+                item = _change(self._like, {*axes}, _one)
+                trial = self._varied(item, self._never_one(axes), axes)
+                yield dataclasses.replace(trial, only_if=probe)
+        elif not any(axis.endswith("[0]") for axis in axes):
+            yield self._varied(item, f"{self._join(axes)}, only {len(sizes)} lengths", axes)
+        if len(axes) > 1:
+            yield from self._alone(axes, only_if=probe)
+
+    def _never_one(self, axes: Sequence[str]) -> str:
+        return f"{self._join(axes)}, never 1"
+
+    def _has_tensor(self, axis: str) -> bool:
+        value = _arguments(self._like).get(_argument(axis))
+        return is_tensor(value) or (isinstance(value, (list, tuple)) and any(map(is_tensor, value)))
 
     def _unvaried(self) -> dict[tuple[int | str, float], list[str]]:
         """Return the axes of one size, by position and size. Each number is one by itself."""
@@ -439,10 +471,6 @@ class _Target:
             if len(sizes[axis]) == 1 and not is_left_alone:
                 groups.setdefault((place, size), []).append(axis)
         return groups
-
-    def _equal_axes(self) -> Iterator[list[str]]:
-        """Yield axes that have several sizes, but the same size as each other in each input."""
-        yield from (axes for axes in self._varying_axes().values() if len(axes) > 1)
 
     def _varying_axes(self) -> dict[tuple[float, ...], list[str]]:
         """Return the axes that have several sizes, by their size in each input."""
@@ -463,7 +491,10 @@ class _Target:
         if self._like.http is not None and (routes := find_routes(type(self._owner))) is not None:
             for where, name in routes.list_optional(*_path_of(self._like).split(" ", 1)):
                 place = f"{JSON if where == 'json' else QUERY}.{name}"
-                if not any(place in each for each in self._values) and not self._is_fixed(place):
+                parent = place.rpartition(".")[0]
+                is_known = parent in (JSON, QUERY) or any(parent in each for each in self._values)
+                is_passed = any(place in each for each in self._values)
+                if is_known and not is_passed and not self._is_fixed(place):
                     yield f"{where}.{name}"
             return
         passed = {name for item in self._items for name in item.kwargs}
@@ -537,19 +568,31 @@ class _Target:
         return " and ".join(map(self._show, axes[:AXES_SHOWN])) + more
 
 
-def _parameters(item: Input, owner: Any) -> dict[str, Any]:
-    """Return the parameters of a target with their defaults, where known."""
+def _is_repeated(item: Input) -> bool:
+    """Return whether an input may be sent more often than it is declared."""
+    return item.http is None or item.http[0] not in NOT_REPEATED
+
+
+def _parameters(item: Input, owner: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return the parameters of a target with their defaults, where known, and `*args` and such."""
     target = item.target if callable(item.target) else getattr(owner, item.target, None)
     try:
-        found = inspect.signature(target).parameters.values() if callable(target) else ()
+        found = [*inspect.signature(target).parameters.values()] if callable(target) else []
     except (TypeError, ValueError):  # some callables have no signature
-        return {}
+        return {}, []
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    rest = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     return {
         each.name: MISSING if each.default is inspect.Parameter.empty else each.default
         for each in found
         if each.kind in named
-    }
+    }, [f"{rest[each.kind]}{each.name}" for each in found if each.kind in rest]
+
+
+def _positional(item: Input, owner: Any) -> dict[str, str]:
+    """Return the parameter of each positional argument, where known."""
+    names = [*_parameters(item, owner)[0]][: len(item.args)]
+    return {f"args{number}": name for number, name in enumerate(names)}
 
 
 def _kinds(item: Input, owner: Any) -> dict[str, tuple[Any, ...]]:
@@ -592,10 +635,14 @@ def _put(value: Any, name: str, wanted: str, other: Any) -> Any:
 def _is_opaque(value: Any) -> bool:
     """Return whether a value has no sizes to vary, or is a list of such values or of several."""
     if type(value) in (list, tuple):
-        kinds = {float if is_number(item) else type(item) for item in value}
+        kinds = {float if is_number(item) else _kind_of(item) for item in value}
         keys = {frozenset(item) for item in value if type(item) is dict}
         return len(kinds) > 1 or len(keys) > 1 or any(map(_is_opaque, value[:1]))
     return type(value) not in KNOWN and not is_tensor(value)
+
+
+def _kind_of(value: Any) -> Any:
+    return (type(value), value.dim()) if is_tensor(value) else type(value)
 
 
 def _path_of(item: Input) -> str:
@@ -662,14 +709,16 @@ def _axes(value: Any, name: str, place: int, depth: int) -> Iterator[tuple[str, 
 
 
 def _sample(items: Sequence[Any]) -> Any:
-    """Return the item that has the size of all items, or `None` if the sizes differ."""
+    """Return the largest item, to which the others are padded; `None` for items of other kinds."""
     if items and all(map(is_tensor, items)):
-        return items[0] if len({item.shape for item in items}) == 1 else None
-    if items and all(type(item) in (list, tuple) for item in items):
-        return items[0] if len({len(item) for item in items}) == 1 else None
-    if items and all(isinstance(item, str) for item in items):
-        return max(items, key=len)  # the others are padded to the longest one
+        return max(items, key=lambda item: item.numel()) if _is_one_kind(items) else None
+    if items and all(type(item) in (list, tuple) or isinstance(item, str) for item in items):
+        return max(items, key=len) if _is_one_kind(items) else None
     return items[0] if items and all(type(item) is dict for item in items) else None
+
+
+def _is_one_kind(items: Sequence[Any]) -> bool:
+    return len({*map(_kind_of, items)}) == 1
 
 
 def _step(size: int) -> int:
@@ -678,6 +727,10 @@ def _step(size: int) -> int:
 
 def _same(wanted: int, size: int) -> int:  # noqa: ARG001 - replaces any size
     return wanted
+
+
+def _one(size: int) -> int:  # noqa: ARG001 - replaces any size
+    return 1
 
 
 def _double(size: int) -> int:

@@ -116,7 +116,7 @@ def _other_numbers(value: float, numbers: Collection[float]) -> Iterator[tuple[s
     # Torch compiles separate code for the number 1. 0 is not tried: a loop whose step it is may
     # never end.
     for number in dict.fromkeys([*_new(numbers), *([1] if is_whole else ())]):
-        if number not in numbers:
+        if number and number not in numbers:
             yield f", {say_numbers(numbers)}", number
     if is_whole:
         yield ", always a whole number", value + 0.5
@@ -266,5 +266,10 @@ def is_tensor(value: Any) -> bool:
 def other_number(number: float) -> float:
     """Return the next smaller number, or a larger one if the number is small."""
     if isinstance(number, int):
-        return number - 1 if number > SMALL else number + 1
+        return number - 1 if number > SMALL or number == -1 else number + 1
     return number * 0.75 if number else 0.5
+
+
+def other_size(sizes: Collection[int]) -> int:
+    """Return a size that is not among these, between two of them if there is one."""
+    return int(_new(sizes)[0])

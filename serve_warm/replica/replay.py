@@ -210,15 +210,16 @@ class Replay:
                     continue
                 if each.only_if and each.only_if not in accepted:
                     continue
-                with evidence.note_calls() as calls, self._calls.forbidding():
-                    would_compile, error = await self._would_compile(each.item, calls)
-                if would_compile:
-                    with run_eagerly():
-                        error = await self._timed.try_out(each.item, self._trial_s())
+                would_compile, error = await self._try_varied(each.item)
+                if error is not None and await self._refuses_declared(each.item):
+                    why = f"a declared input was refused after another value ({each.axes})"
+                    return found, [f"{left}, because {why}"]
+                if would_compile and error is not None:
+                    error = await self._try_eagerly(each.item)
                 _require_gpu(each)
-                if would_compile and error is None:
+                if would_compile and error is None and not each.is_probe:
                     found.append(each)
-                if error is None:
+                if error is None and not (would_compile and each.is_probe):
                     accepted.add(each.axes)
                 (refused if error is not None else taken).update(each.texts)
                 if isinstance(error, GivenUp):
@@ -227,6 +228,33 @@ class Replay:
                     return found, [f"{left}, because {why}"]
         opaque = sorted(refused - taken)
         return found, [f"{name}, because every variation was refused" for name in opaque]
+
+    async def _try_varied(self, item: Input) -> tuple[bool, BaseException | None]:
+        """Return whether a call would compile, and its error, or that of an eager call then."""
+        with evidence.note_calls() as calls, self._calls.forbidding():
+            would_compile, error = await self._would_compile(item, calls)
+        return would_compile, await self._try_eagerly(item) if would_compile else error
+
+    async def _try_eagerly(self, item: Input) -> BaseException | None:
+        with run_eagerly():
+            return await self._timed.try_out(item, self._trial_s())
+
+    async def _refuses_declared(self, varied: Input) -> bool:
+        """Return whether a handler also refuses a proven input of the target of a varied one.
+
+        For example, it may refuse all calls for some time after an error.
+        """
+        target, progress = varied.target_name.partition("?")[0], self.progress
+        known = [
+            item
+            for item in progress.inputs
+            if item.name in progress.proven and item.target_name.partition("?")[0] == target
+        ]
+        if not known:
+            return False
+        cheapest = min(known, key=lambda item: item.size)
+        with self._calls.forbidding():
+            return await self._timed.try_out(cheapest, self._trial_s()) is not None
 
     def _trial_s(self) -> float:
         """Return the limit of an undeclared call, which may wait for something that never comes."""

@@ -9,7 +9,9 @@ This module uses a private name of Ray Serve (seen in 2.60): `@serve.ingress` ma
 from __future__ import annotations
 
 import inspect
+import itertools
 import types
+import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -34,15 +36,41 @@ class Routes:
 
         FastAPI knows the parameters of the address, and pydantic the fields of the body.
         """
-        takes = getattr(_match(self.matchers, verb, path), "dependant", None)
-        for each in getattr(takes, "query_params", ()):
-            if not each.field_info.is_required():
-                yield "query", each.alias
-        bodies = [each.field_info.annotation for each in getattr(takes, "body_params", ())]
-        if len(bodies) == 1:  # several ones have a key each in the body
-            for name, field in getattr(bodies[0], "model_fields", {}).items():
-                if not field.is_required():
-                    yield "json", field.alias or name
+        waiting = [getattr(_match(self.matchers, verb, path), "dependant", None)]
+        bodies: list[Any] = []
+        for takes in waiting:  # a dependency may have others
+            waiting += getattr(takes, "dependencies", ())
+            bodies += getattr(takes, "body_params", ())
+            for each in getattr(takes, "query_params", ()):
+                if not each.field_info.is_required():
+                    yield "query", each.alias
+        for each in bodies:
+            prefix = ""
+            if len(bodies) > 1:  # each has a key in the body
+                prefix = f"{each.alias}."
+                if not each.field_info.is_required():
+                    yield "json", each.alias
+            for name in _optional_fields(each.field_info.annotation, DEPTH):
+                yield "json", f"{prefix}{name}"
+
+
+DEPTH = 8
+"""How deep models in models are searched for optional fields."""
+
+
+def _optional_fields(annotation: Any, depth: int) -> Iterator[str]:
+    """Yield the optional fields of a pydantic model, and those of its fields that are models."""
+    kinds = [annotation, *typing.get_args(annotation)]
+    for name, field in itertools.chain(*(_fields(kind).items() for kind in kinds)):
+        key = field.alias or name
+        if not field.is_required():
+            yield key
+        if depth > 1:
+            yield from (f"{key}.{inner}" for inner in _optional_fields(field.annotation, depth - 1))
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    return getattr(kind, "model_fields", {}) if isinstance(kind, type) else {}
 
 
 def find_routes(cls: type) -> Routes | None:

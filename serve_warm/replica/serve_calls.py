@@ -15,7 +15,8 @@ import contextvars
 import dataclasses
 import inspect
 import json
-from collections.abc import Callable, MutableMapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from types import FunctionType
 from typing import Any, cast
 
@@ -39,8 +40,9 @@ KEPT_BYTES = 1 << 16
 """Maximum number of bytes to keep of an HTTP error response. Fewer bytes are shown, but all kept
 bytes are redacted before the text is cut for display."""
 
-LARGEST_BATCH = 32
-"""Largest batch size that is considered outside Serve, where no setting limits batches."""
+
+GETTER = "_get_max_batch_size"
+"""The attribute that Serve's decorator gives a batched function."""
 
 
 class CompileForbidden(DeploymentUnavailableError):
@@ -226,24 +228,33 @@ class ServeCalls:
 
     def largest_batch(self) -> int:
         """Return the largest number of requests in one batch; 1 without `@serve.batch`."""
-        declared = max_batch_size(type(self.owner))
-        return max(1, min(declared, max_ongoing_requests() or LARGEST_BATCH))
+        kind = type(self.owner)
+        attributes = vars(self.owner).values() if hasattr(self.owner, "__dict__") else ()
+        # Ray runs batches only in Serve, which limits the requests.
+        most = max_ongoing_requests() or 1
+        sizes = _batch_sizes(kind, *dict.fromkeys(map(type, attributes)))
+        return max((most if size is None else min(size, most) for size in sizes), default=1)
 
 
 def max_batch_size(kind: type) -> int:
     """Return the largest `max_batch_size` of a class's `@serve.batch` methods; 1 if it has none."""
-    methods = (inspect.getattr_static(kind, name, None) for name in dir(kind))
-    # Only this getter marks methods that Serve batches (2.53 to 2.60). Objects of other types could
-    # run code if they were asked for it.
-    functions = (vars(method) for method in methods if isinstance(method, FunctionType))
-    getters = [its["_get_max_batch_size"] for its in functions if "_get_max_batch_size" in its]
-    sizes: list[int] = [
-        get()
-        for get in getters
-        # If the user measures a batch in other units, the number of requests is unknown.
-        if getattr(getattr(get, "__self__", None), "batch_size_fn", None) is None
-    ]
-    return max(sizes, default=1)
+    return max((size for size in _batch_sizes(kind) if size is not None), default=1)
+
+
+def _batch_sizes(*kinds: type) -> Iterator[int | None]:
+    """Yield the size of each batched method of classes, and function of the first one's module.
+
+    The size is `None` if the user measures a batch in other units than requests.
+    """
+    module = sys.modules.get(kinds[0].__module__)
+    found = [inspect.getattr_static(kind, name, None) for kind in kinds for name in dir(kind)]
+    for function in (*found, *vars(module).values()) if module else found:
+        # Only this getter marks functions that Serve batches (2.53 to 2.60). Objects of other types
+        # could run code if they were asked for it.
+        get = vars(function).get(GETTER) if isinstance(function, FunctionType) else None
+        if get is not None:
+            is_counted = getattr(getattr(get, "__self__", None), "batch_size_fn", None) is None
+            yield int(get()) if is_counted else None
 
 
 def max_ongoing_requests() -> int | None:

@@ -95,7 +95,8 @@ METHOD = "a method that no input calls: "
 """How the line about a method that no input calls begins."""
 
 OTHER_BUILD = (
-    "the inputs, because the application's code or inputs differ from the build's: build again"
+    "the inputs again: code, inputs or largest batches have changed since they were varied, so "
+    "build again, or start again"
 )
 
 NOT_ON_A_GPU = (
@@ -586,6 +587,7 @@ class Proof(Step):
             each for each in journal.degraded if not each.startswith((UNCOVERED, LATE_UPDATE))
         ]
         self._judge_coverage(progress)
+        self.look_at_build(prepared.inputs)
 
     async def _until_quiet(self, replay: Replay) -> bool:
         try:
@@ -640,10 +642,11 @@ class Proof(Step):
         return bool(checks.failed)
 
     def look_at_build(self, inputs: Sequence[Input]) -> None:
-        """Say that the artifact's lines are about another application or other inputs, if so."""
+        """Say that the lines so far are about another application or other inputs, if so."""
         journal = self._journal
         if journal.varied not in ("", self.digest_of(inputs)):
-            journal.unvaried = (*journal.unvaried, OTHER_BUILD)
+            lines = (*journal.unvaried, OTHER_BUILD)
+            journal.unvaried = tuple(dict.fromkeys(lines))
 
     def digest_of(self, inputs: Sequence[Input]) -> str:
         """Return the digest of what decides which other calls compile."""
@@ -658,12 +661,14 @@ class Proof(Step):
             return  # code of the application would capture graphs of the varied calls
         if not progress.has_compiled or self.ranks.size > 1:
             return
-        batches = vary_batches(inputs, largest=self._replica.largest_batch())
+        replica = self._replica
+        batches = vary_batches(inputs, replica.owner, largest=replica.largest_batch())
         varied, opaque = self._vary(inputs)
         found, unknown = await self._replays[-1].find_narrow(batches, "sizes of batches", passes=1)
         more, not_tried = await self._replays[-1].find_narrow(varied, "variations", passes=2)
         self._journal.narrow = tuple(dict.fromkeys(each.axes for each in [*found, *more]))
         self._journal.unvaried = (*opaque, *unknown, *not_tried)
+        self._journal.varied = self.digest_of(inputs)
         for each in self._journal.narrow:
             logger.warning("the inputs are narrow: %s: %s", each, advise_on_narrow(each))
         if (batches or varied) and progress.proven:

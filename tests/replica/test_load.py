@@ -217,7 +217,7 @@ def test_an_artifact_says_what_its_inputs_did_not_cover(
     report = warm_up(replica, artifact=store.uri).report()
 
     assert (report.verdict, report.narrow) == (Verdict.FULL_HIT, ("x[0], always 2",))
-    others = [] if what == "the same" else ["the inputs, because the application's code or inputs"]
+    others = [] if what == "the same" else ["the inputs again: code, inputs or"]
     assert len(report.unvaried) == 1 + len(others)
     assert [each for each in report.unvaried[1:] if not each.startswith(*others)] == []
 

@@ -74,7 +74,8 @@ def test_inputs_are_replayed_largest_first_and_counted():
     compiled(double)(torch.ones(9))  # before the start: not its own
     replica = StandIn(2, 5, 3)
     report = warm_up(replica).report()
-    assert replica.calls == ["size 5", "size 3", "size 2"] * 3
+    declared = [name for name in replica.calls if "varied" not in name]
+    assert declared[:9] == ["size 5", "size 3", "size 2"] * 3
     assert (report.passes, report.warmup.compiles, report.warmup.recompiles) == (3, 3, 2)
     compiles = {result.name: result.compiles for result in report.inputs}
     assert [*compiles.items()] == [("size 5", 1), ("size 3", 1), ("size 2", 1)]
