@@ -145,13 +145,6 @@ def test_a_pipe_in_place_of_an_object_does_not_hang(store: LocalStore, raw: Fold
     assert list_keys(store, "") == []
 
 
-def test_listing_does_not_follow_links_to_folders(store: LocalStore, raw: Folder):
-    """A link to a parent folder must not make listing endless."""
-    raw.write("a/x", b"1")
-    (raw.root / "a" / "loop").symlink_to(raw.root)
-    assert list_keys(store, "") == ["a/x"]
-
-
 def test_listing_leaves_out_what_is_no_key(store: LocalStore, raw: Folder):
     """Files of other programs are not listed, so every listed key can be read."""
     for name in ("x", ".DS_Store", "back\\slash", ".git/config", "a/.x.swp"):
