@@ -33,9 +33,10 @@ from artifacts import (
 from serve_warm.artifact import manifest as artifact_manifest
 from serve_warm.artifact.archive import pack_directory, unpack_directory
 from serve_warm.artifact.choose import SHOWN_VARIANTS
-from serve_warm.artifact.manifest import utc_now
+from serve_warm.artifact.manifest import FORMAT, utc_now
 from serve_warm.artifact.node_cache import NodeCache, default_root
 from serve_warm.artifact.pull import Pulled, confirm, expect, explain, find, pull, take
+from serve_warm.artifact.push import push
 from serve_warm.artifact.push import sign as sign_all
 from serve_warm.errors import ArtifactNotFound, ArtifactRefused, StoreDenied, StoreError
 from serve_warm.fingerprint import Fingerprint
@@ -350,6 +351,37 @@ def test_each_variant_has_its_reason(store: MemoryStore):
     assert reasons(pulled.chosen) == expected
     others = [item for item in pulled.chosen.trace if not (item.accepted or item.mismatches)]
     assert all(item.message for item in others)
+
+
+def test_a_later_format_is_passed_over_with_its_reason():
+    """The older release loads the newest artifact that it can read."""
+    store = MemoryStore()
+    readable, _ = publish(store, created=OLDER)
+    later, _ = build(created=NEWEST)
+    name = publish_statement(store, of_format_2(later), KEY, name="0" * 16)
+    chosen = pull_here(store).chosen.key
+    store.delete(readable)
+    with pytest.raises(ArtifactRefused) as caught:
+        pull_here(store)
+    assert chosen == readable
+    assert caught.value.reason == "newer_format"
+    assert f"format {FORMAT + 1}, but this release reads format {FORMAT}" in caught.value.message
+    assert "upgrade" in caught.value.hint
+    assert [considered.statement for considered in caught.value.trace] == [name]
+
+
+@pytest.mark.parametrize("first", ["rules 1", "rules 2"])
+def test_each_release_uses_the_artifact_of_its_own_rules(first: str):
+    """Neither artifact supersedes the other one, whichever release builds first."""
+    store, keys = MemoryStore(), {}
+    second = {"rules 1": "rules 2", "rules 2": "rules 1"}[first]
+    for created, rules in ((OLDER, first), (NEWEST, second)):
+        here = fingerprint(serve_warm=rules)
+        manifest, stored = build(created=created, built_for=here, raw={"cache": rules.encode()})
+        keys[rules] = push(store, manifest, stored, [KEY])
+    pulled = {rules: pull_here(store, here=fingerprint(serve_warm=rules)) for rules in keys}
+    assert {rules: each.chosen.key for rules, each in pulled.items()} == keys
+    assert all(bytes(each.raw["cache"]) == rules.encode() for rules, each in pulled.items())
 
 
 def test_an_expired_artifact_for_another_machine_is_a_miss(

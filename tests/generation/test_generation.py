@@ -183,6 +183,28 @@ def test_a_model_without_a_static_cache_says_why(make: Any, sizes: dict[str, Any
     assert refused.value.hint
 
 
+@pytest.mark.parametrize("how", ["argument", "variable"])
+def test_a_model_generates_as_before_where_the_compiler_is_off(
+    how: str, monkeypatch: pytest.MonkeyPatch
+):
+    model = load("llama")
+    inputs = batch_of("llama")
+    expected = generate(model, inputs)
+    kind = type(model)
+    if how == "variable":
+        monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+
+    found = serve_warm.compile_generation(
+        load("llama"),
+        **{**SIZES, "max_length": 60},
+        **({"disable": True} if how == "argument" else {}),
+    )
+
+    assert generate(found, inputs) == expected
+    assert isinstance(found, kind)
+    assert type(model) is kind
+
+
 def test_the_line_that_branches_is_named():
     """A model whose step has no single graph: torch's own error names the call of generate()."""
     transformers = require_module("transformers", "pip install 'serve-warm[generation]'")
