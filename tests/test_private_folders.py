@@ -165,19 +165,18 @@ def private_to_all(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("mode", [0o700, 0o500, 0o1700])
-def test_a_private_folder_has_no_problem(tmp_path: Path, mode: int):
-    """Below folders of root and of this user there is nothing to say."""
-    folder = private(tmp_path / "folder")
-    folder.chmod(mode)
-    assert problems(folder) == ()
-
-
-@pytest.mark.parametrize("mode", [0o755, 0o711, 0o1777, 0o1775])
-def test_a_folder_above_may_be_read_or_be_sticky(tmp_path: Path, mode: int):
-    """Nobody else can rename files in such a folder."""
+@pytest.mark.parametrize(
+    ("above", "mode"),
+    # Nobody else can rename files in a folder above that is sticky.
+    [
+        *((False, mode) for mode in (0o700, 0o500, 0o1700)),
+        *((True, mode) for mode in (0o755, 0o711, 0o1777, 0o1775)),
+    ],
+)
+def test_a_private_folder_has_no_problem(tmp_path: Path, *, above: bool, mode: int):
+    """Below folders of root and of this user, which may be read or be sticky."""
     folder = private(private(tmp_path / "above") / "folder")
-    folder.parent.chmod(mode)
+    (folder.parent if above else folder).chmod(mode)
     assert problems(folder) == ()
 
 
@@ -562,20 +561,15 @@ def test_what_was_just_made_is_not_swept(base: Path):
     assert (young / "file").exists()
 
 
-def test_nothing_is_swept_that_others_may_have_made(base: Path):
-    dead = aged(left_behind(base))
-    dead.chmod(0o770)
-    process_folder()
-    assert (dead / "file").exists()
-
-
-def test_nothing_is_swept_where_others_can_exchange_it(base: Path):
+@pytest.mark.parametrize("unsafe", ["itself", "the base"])
+def test_nothing_is_swept_that_others_can_exchange_or_may_have_made(base: Path, unsafe: str):
     """By the time of the removal, the name could be another folder of this user."""
     dead = aged(left_behind(base))
-    base.chmod(0o777)
+    target = dead if unsafe == "itself" else base
+    target.chmod(0o770)
     process_folder()
     assert (dead / "file").exists()
-    base.chmod(0o700)
+    target.chmod(0o700)
     process_folder()
     assert not dead.exists()
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import shutil
 import tempfile
 import threading
@@ -34,9 +33,10 @@ from artifacts import (
 from serve_warm.artifact import manifest as artifact_manifest
 from serve_warm.artifact.archive import pack_directory, unpack_directory
 from serve_warm.artifact.choose import SHOWN_VARIANTS
-from serve_warm.artifact.manifest import utc_now
+from serve_warm.artifact.manifest import FORMAT, utc_now
 from serve_warm.artifact.node_cache import NodeCache, default_root
 from serve_warm.artifact.pull import Pulled, confirm, expect, explain, find, pull, take
+from serve_warm.artifact.push import push
 from serve_warm.artifact.push import sign as sign_all
 from serve_warm.errors import ArtifactNotFound, ArtifactRefused, StoreDenied, StoreError
 from serve_warm.fingerprint import Fingerprint
@@ -103,13 +103,6 @@ def test_a_directory_goes_through_a_store_unchanged(tmp_path: Path):
     assert pulled.stored_bytes == sum(part.stored_bytes for part in manifest.parts)
     assert [considered.reason for considered in pulled.chosen.trace] == ["fits"]
     assert min(pulled.download_s, pulled.verify_s) > 0
-
-
-def test_keys_are_what_the_documentation_says(store: MemoryStore):
-    """A blob stands under its digest, a statement under its deployment and variant."""
-    statement, manifest = publish(store)
-    assert statement == f"statements/Embedder/{fingerprint().key}.dsse.json"
-    assert sorted(store.objects) == [f"blobs/sha256/{manifest.parts[0].sha256}", statement]
 
 
 def test_only_the_parts_that_are_asked_for_are_downloaded(store: MemoryStore):
@@ -192,15 +185,6 @@ def test_a_miss_shows_the_nearest_variants(store: MemoryStore):
     assert lines[-1] == "  and 3 more"
 
 
-def test_files_that_are_no_statements_are_passed_over(store: MemoryStore):
-    """A README in the store, or another deployment's folder below ours, is not an artifact."""
-    publish(store)
-    store.objects["statements/Embedder/README.md"] = b"hello"
-    store.objects["statements/Embedder/deeper/x.dsse.json"] = b"hello"
-    store.objects["statements/Embedder2/x.dsse.json"] = b"hello"
-    assert len(pull_here(store).chosen.trace) == 1
-
-
 # --- statements that are refused -----------------------------------------------------------
 def test_nothing_is_read_beyond_the_statement_when_nobody_is_trusted(store: MemoryStore):
     """Without a trusted key every artifact is refused. The error has the lines to trust a key."""
@@ -211,28 +195,13 @@ def test_nothing_is_read_beyond_the_statement_when_nobody_is_trusted(store: Memo
     assert blobs_read(store) == []
 
 
-def test_a_pinned_artifact_of_an_unknown_signer_is_loaded(store: MemoryStore):
-    """An exact digest in the trust file replaces a key; another artifact of that signer is not."""
-    _, manifest = publish(store)
-    supersede(store, created=NEWEST, raw={"cache": b"not pinned"})
-    pin = frozenset({hashlib.sha256(manifest.to_statement()).hexdigest()})
-    pulled = pull_here(store, trust=trusting(pinned=pin))
-    assert pulled.chosen.manifest == manifest
-    assert reasons(pulled.chosen) == ["fits", "untrusted"]
-
-
 FORGED_ENVELOPES = {
     "truncated": (lambda envelope: envelope[:-10], "bad_statement"),
-    "empty": (lambda _: b"", "bad_statement"),
-    "payload_type": (lambda e: edited(e, payloadType="application/json"), "bad_statement"),
     "unsigned": (lambda e: edited(e, signatures=[]), "untrusted"),
-    "payload_swapped": (
-        lambda e: edited(e, payload=json.loads(sign(b"{}", OTHER))["payload"]),
-        "bad_signature",
-    ),
     "resigned_by_an_enemy": (lambda _: sign(build()[0].to_statement(), OTHER), "untrusted"),
     "oversize": (lambda e: e.ljust(MAX_ENVELOPE_BYTES + 1), "too_large"),
 }
+"""One of each reason; test_envelope.py and test_verify.py have more."""
 
 
 @pytest.mark.parametrize("name", FORGED_ENVELOPES)
@@ -382,6 +351,37 @@ def test_each_variant_has_its_reason(store: MemoryStore):
     assert reasons(pulled.chosen) == expected
     others = [item for item in pulled.chosen.trace if not (item.accepted or item.mismatches)]
     assert all(item.message for item in others)
+
+
+def test_a_later_format_is_passed_over_with_its_reason():
+    """The older release loads the newest artifact that it can read."""
+    store = MemoryStore()
+    readable, _ = publish(store, created=OLDER)
+    later, _ = build(created=NEWEST)
+    name = publish_statement(store, of_format_2(later), KEY, name="0" * 16)
+    chosen = pull_here(store).chosen.key
+    store.delete(readable)
+    with pytest.raises(ArtifactRefused) as caught:
+        pull_here(store)
+    assert chosen == readable
+    assert caught.value.reason == "newer_format"
+    assert f"format {FORMAT + 1}, but this release reads format {FORMAT}" in caught.value.message
+    assert "upgrade" in caught.value.hint
+    assert [considered.statement for considered in caught.value.trace] == [name]
+
+
+@pytest.mark.parametrize("first", ["rules 1", "rules 2"])
+def test_each_release_uses_the_artifact_of_its_own_rules(first: str):
+    """Neither artifact supersedes the other one, whichever release builds first."""
+    store, keys = MemoryStore(), {}
+    second = {"rules 1": "rules 2", "rules 2": "rules 1"}[first]
+    for created, rules in ((OLDER, first), (NEWEST, second)):
+        here = fingerprint(serve_warm=rules)
+        manifest, stored = build(created=created, built_for=here, raw={"cache": rules.encode()})
+        keys[rules] = push(store, manifest, stored, [KEY])
+    pulled = {rules: pull_here(store, here=fingerprint(serve_warm=rules)) for rules in keys}
+    assert {rules: each.chosen.key for rules, each in pulled.items()} == keys
+    assert all(bytes(each.raw["cache"]) == rules.encode() for rules, each in pulled.items())
 
 
 def test_an_expired_artifact_for_another_machine_is_a_miss(

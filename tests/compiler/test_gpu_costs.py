@@ -130,15 +130,6 @@ def test_the_same_in_traffic_is_counted_as_traffics(act: Any, moves: set[str]):
     assert after.warmup == before.warmup
 
 
-def test_a_kernel_in_traffic_is_an_event_with_its_name():
-    replica = OnDevice()
-    start = warm_up(replica)
-    replica.device.tune()
-    assert [str(event) for event in start.report().events] == [
-        "tuning of add: 3 configurations for (1000,)"
-    ]
-
-
 def test_memory_is_measured_after_the_proof_and_after_captures(monkeypatch: pytest.MonkeyPatch):
     """A measurement costs some ms, so memory is measured only when a graph may have taken more."""
     segments = [{"device": 0, "segment_pool_id": (0, 1), "total_size": 2_000_000}]

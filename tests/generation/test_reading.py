@@ -37,6 +37,7 @@ def made(name: str, **settings: Any) -> Any:
         ("Llama", {"sliding_window": SLIDING_WINDOW, "attn_implementation": "eager"}),
         ("Phi", {"sliding_window": SLIDING_WINDOW}),
         ("Mistral", {"sliding_window": SLIDING_WINDOW}),
+        ("Mistral", {"sliding_window": SLIDING_WINDOW, "attn_implementation": "eager"}),
     ],
 )
 def test_a_window_means_what_it_means_to_generate(name, settings, lengths):

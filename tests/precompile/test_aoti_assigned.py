@@ -14,6 +14,7 @@ from torch import nn
 
 import serve_warm
 from levels import build, eager_below, entries_of, refusal, served, started
+from levels import ramp as x
 from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
 
 
@@ -36,10 +37,6 @@ class Assigning(nn.Module):
         made = self.part(self.linear(given))
         self.last, self.rows, self.cache = made, given.shape[0], [None, made]
         return OrderedDict(second=made @ made.t(), first=made)
-
-
-def x(rows: int = 3) -> torch.Tensor:
-    return torch.linspace(-1, 1, rows * 4).view(rows, 4)
 
 
 @pytest.mark.long

@@ -9,7 +9,6 @@ import functools
 import itertools
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -21,7 +20,6 @@ import pytest
 import torch
 from packaging.version import Version
 
-from processes import HERE
 from serve_warm.precompile import aot_compile, aoti_build, aoti_cpp, aoti_library, call_signature
 from serve_warm.precompile.facts import NoEntry
 
@@ -70,8 +68,6 @@ class Case(NamedTuple):
 def perceptron() -> Case:
     torch.manual_seed(0)
     model, x = Perceptron().eval(), torch.randn(3, 8)
-    torch.manual_seed(0)
-    model, x = Perceptron().eval(), torch.randn(3, 8)
     return Case(model, x, made_of(model, x))
 
 
@@ -84,28 +80,6 @@ def written(made: aot_compile.Made, folder: Path) -> Path:
     path = folder / "library.so"
     path.write_bytes(made.data)
     return path
-
-
-@pytest.mark.slow
-def test_a_library_gives_what_eager_gives(perceptron):
-    """Outputs are those of the model, in its structure; an input that comes back is that tensor."""
-    ours, eager = run(perceptron.made.fn, *perceptron[:2]), eagerly(*perceptron[:2])
-    assert list(ours) == ["y", "x"]
-    assert ours["x"] is perceptron.x
-    torch.testing.assert_close(ours["y"], eager["y"])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("library")
-def test_a_start_imports_no_compiler(perceptron, tmp_path):
-    (tmp_path / "plan.json").write_text(json.dumps(perceptron.made.plan))
-    torch.save([perceptron.model.state_dict(), perceptron.x], tmp_path / "state.pt")
-    command = [sys.executable, HERE / "library_process.py", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["imported"] == []
-    expected = run(perceptron.made.fn, *perceptron[:2])["y"]
-    assert torch.equal(torch.tensor(found["y"]), expected)
 
 
 # Weights --------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import serve_warm
+from levels import ramp as x
 from serve_warm.precompile import aoti_cpp
 from serve_warm.precompile.entries import EntryTable
 from serve_warm.precompile.entry_builder import ATTEMPTS
@@ -37,10 +38,6 @@ class Scaled(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(self.linear(x)) * self.scale
-
-
-def x(batch: int) -> torch.Tensor:
-    return torch.linspace(-1, 1, batch * 4).view(batch, 4)
 
 
 class Looked(NamedTuple):

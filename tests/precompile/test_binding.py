@@ -157,26 +157,6 @@ def test_collections_pause_until_the_last_thread_is_done():
     assert gc.get_threshold() == before
 
 
-@pytest.mark.parametrize(
-    ("place", "now", "why"),
-    [
-        ("models.SCALE", 3.0, r"models\.SCALE is float 3\.0, but was float 2\.0"),
-        # No source file changed, and another function stands in the class.
-        ("models.Scaled.forward", lambda self, given, scale: self.linear(given) * 7, ".*Scaled.*"),
-    ],
-    ids=["global", "method"],
-)
-@torch.inference_mode()
-def test_what_was_replaced_before_the_start_is_level_1(fresh, place, now, why, monkeypatch):
-    folder, model = fresh
-    monkeypatch.setattr(place, now)
-    with started(folder), eager_below():
-        result = served(lambda: model(x(), 1.0))
-    assert result.level == 1
-    assert re.fullmatch(why, result.reason)
-    assert torch.equal(result.value, model._orig_mod(x(), 1.0))
-
-
 @torch.inference_mode()
 def test_other_arguments_of_torch_compile_do_not_share(scaled: tuple[Path, Any]):
     folder, _ = scaled

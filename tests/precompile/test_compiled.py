@@ -66,21 +66,6 @@ def test_blocks_are_compiled_by_torch_when_they_need_it(tmp_path, monkeypatch):
         serve_warm.compile_regions(Stack(Block(), Block()), mode="fast")
 
 
-@pytest.mark.slow
-def test_hooks_of_blocks_fire(tmp_path: Path):
-    """A hook that was there at the build is part of the call."""
-    model = Stack(Block(), Block()).eval()
-    for layer in model.layers:
-        layer.register_forward_hook(lambda module, args, out: out @ torch.full((4, 4), 2.0))
-    expected = model(x())
-    serve_warm.compile_regions(model, dynamic=False)
-    build(tmp_path, lambda: model(x()))
-    with started(tmp_path), eager_below():
-        result = model(x())
-
-    close(result, expected)
-
-
 def test_named_blocks_are_compiled_and_no_others():
     """With names, the caller decides, also about single modules."""
     model = serve_warm.compile_regions(Stack(Block(), Block(), Indexed(0)), ["Indexed"])
@@ -228,19 +213,6 @@ def test_aliases_stay_aliases(tmp_path: Path):
     assert same is given
     assert weight is model._orig_mod.a.weight
     assert view.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
-
-
-def test_each_instance_has_its_own_method(tmp_path: Path):
-    one, same, other = Method(2.0), Method(2.0), Method(3.0)
-    same.linear = nn.Linear(4, 4).eval()
-    build(tmp_path, lambda: one.embed(x()))
-    with started(tmp_path), eager_below():
-        results = [served(lambda m=m: m.embed(x())) for m in (one, same, other)]
-
-    assert [r.level for r in results] == [2, 2, 1]
-    assert "scale is float 3.0" in results[2].reason
-    for result, own in zip(results, (one, same, other), strict=True):
-        close(result.value, torch.addmm(own.linear.bias, x(), own.linear.weight, alpha=own.scale))
 
 
 @dataclasses.dataclass

@@ -236,11 +236,33 @@ def in_service(callee: Any, change: Any, *tensors: torch.Tensor, restore: bool =
     ).difference
 
 
-def test_eager_that_differs_from_eager_is_no_measure():
-    """Nothing is held against an answer that another run would not give."""
-    count = itertools.count()
-    with pytest.raises(NotComparable, match="two eager runs of the same call differ"):
-        in_service(lambda x: x + next(count), lambda out: out + 0.5, X)
+def refuses(_: Any) -> Any:
+    raise NoEntry("a tensor is another one")
+
+
+COUNT = itertools.count()
+
+
+@pytest.mark.parametrize(
+    ("callee", "change", "kind", "why"),
+    [
+        # Nothing is held against an answer that another run of eager would not give.
+        (
+            lambda x: x + next(COUNT),
+            lambda out: out + 0.5,
+            NotComparable,
+            "two eager runs of the same call differ",
+        ),
+        (lambda x: (x, iter("abc")), lambda out: out, NotComparable, "cannot be compared"),
+        # The entry refuses before it computes, and other code answers the call.
+        (lambda x: x, refuses, NotComparable, "does not accept this call: a tensor is another one"),
+        (lambda x: (x, 1), lambda out: (out[0], iter("abc")), NoEntry, "a different structure"),
+    ],
+    ids=["eager differs", "eager's output", "refused", "the entry's output"],
+)
+def test_an_entry_fails_only_for_what_it_does(callee: Any, change: Any, kind: Any, why: str):
+    with pytest.raises(kind, match=why):
+        in_service(callee, change, X)
 
 
 def test_eager_runs_again_only_where_the_first_comparison_fails():
@@ -268,28 +290,6 @@ def test_no_value_is_in_the_text_of_a_replica():
         in_service(lambda x: (x, "secret"), lambda out: (out[0], "other"), X)
     assert "secret" not in str(caught.value)
     assert "other'" not in str(caught.value)
-
-
-def test_an_output_that_eager_gives_and_nobody_can_compare_is_no_failure():
-    """The entry is not to blame for it."""
-    with pytest.raises(NotComparable, match="cannot be compared"):
-        in_service(lambda x: (x, iter("abc")), lambda out: out, X)
-
-
-def test_an_entry_that_does_not_take_the_call_is_no_failure():
-    """The entry refuses before it computes, and other code answers the call."""
-
-    def refuses(out: Any) -> Any:
-        raise NoEntry("a tensor is another one")
-
-    with pytest.raises(NotComparable, match="does not accept this call: a tensor is another one"):
-        in_service(lambda x: x, refuses, X)
-
-
-def test_an_output_of_another_kind_is_a_failure():
-    """Eager's can be compared, and the entry's cannot."""
-    with pytest.raises(NoEntry, match="a different structure"):
-        in_service(lambda x: (x, 1), lambda out: (out[0], iter("abc")), X)
 
 
 def test_state_is_left_alone_where_nothing_is_restored():

@@ -6,46 +6,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from levels import in_a_process
 from models import one_watch  # noqa: F401 - a fixture
-
-APP = """
-import torch
-import serve_warm
-from helper import activate
-
-FORBID = {forbid}
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.a = torch.nn.Linear(4, 8)
-        self.b = torch.nn.Linear(8, 4)
-
-    def forward(self, x, scale=1.0):
-        return {{"out": self.b(activate(self.a(x))) * scale, "scale": scale}}
-
-def make():
-    model = serve_warm.compile(Net().eval(), dynamic=False)
-    return lambda *args: model(*args)["out"]
-
-def calls():
-    return [(torch.ones(2, 4),), (torch.ones(3, 4), 2.0)]
-"""
-
-
-HELPER = """
-import torch
-
-def activate(x):
-    return torch.nn.functional.{function}(x)
-"""
-
 
 NESTED = """
 import torch
@@ -119,23 +84,3 @@ def test_one_callable_inside_another_starts_in_a_fresh_process(level: int, tmp_p
     ours = set(re.findall(r"\bserve_warm\.[^\"]*", index))
     assert ours
     assert ours <= {f"serve_warm.{n}{end}" for n in OUR_NAMES for end in ("", ".__call__")}
-
-
-def run(do: str, folder: Path, *, function: str, forbid: bool) -> dict[str, Any]:
-    """Run a program whose module `helper` calls this function."""
-    (folder / "app.py").write_text(APP.format(forbid=forbid))
-    (folder / "helper.py").write_text(HELPER.format(function=function))
-    return in_a_process(folder, do)
-
-
-@pytest.mark.long
-def test_a_changed_source_is_level_1(tmp_path: Path):
-    """Another function in a module that the model only calls: its file is named, and it is run."""
-    built = run("build", tmp_path, function="gelu", forbid=True)
-    same = run("start", tmp_path, function="gelu", forbid=True)
-    other = run("start", tmp_path, function="silu", forbid=False)
-    assert (same["levels"], same["compiles"]) == ([2, 2], 0)
-    assert same["outputs"] == built["outputs"]
-    assert other["levels"] == [1, 1]
-    assert all("helper" in reason for reason in other["reasons"])
-    assert other["outputs"] != built["outputs"]

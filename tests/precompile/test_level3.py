@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 import serve_warm
 from levels import build, eager_below, in_a_process, served, started
+from levels import ramp as x
 from serve_warm.builder.round_trips import accept, plan
 from serve_warm.compiler.compiled_objects import compile_arguments
 from serve_warm.errors import BuildFailed, ConfigError
@@ -52,10 +53,6 @@ class Net(nn.Module):
 
     def __len__(self) -> int:
         return 7
-
-
-def x(batch: int = 3) -> torch.Tensor:
-    return torch.linspace(-1, 1, batch * 4).view(batch, 4)
 
 
 @pytest.fixture(autouse=True)

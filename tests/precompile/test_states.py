@@ -22,6 +22,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 import serve_warm
 from levels import build, eager_below, entries_of, rebuilt, served, started
+from levels import ramp as x
 from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
 from searched_environment import Searched
 from serve_warm.compiler.proof import forbid
@@ -31,10 +32,6 @@ from serve_warm.precompile.session import SESSION
 
 SWITCHES = 1000
 WAIT_S = 60.0
-
-
-def x(rows: int = 3) -> torch.Tensor:
-    return torch.linspace(-1, 1, rows * 4).view(rows, 4)
 
 
 def linear(seed: int, size: int = 4, out: int = 4) -> nn.Linear:

@@ -21,6 +21,7 @@ from torch import nn
 
 import serve_warm
 from levels import build, eager_below, entries_of, forget_callables, refusal, served, started
+from levels import ramp as x
 from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
 from serve_warm.precompile.session import SESSION
 from serve_warm.precompile.tensor_parts import describe_parts, steady
@@ -114,10 +115,6 @@ class Net(nn.Module):
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         return torch.mm(given, self.weight)
-
-
-def x() -> torch.Tensor:
-    return torch.linspace(-1, 1, 12).view(3, 4)
 
 
 LEVELS = pytest.mark.parametrize("level", [2, pytest.param(3, marks=pytest.mark.slow)])

@@ -14,6 +14,7 @@ from torch import nn
 
 import serve_warm
 from levels import build, eager_below, entries_of
+from models import flat
 from serve_warm.precompile import torch_functions
 from serve_warm.precompile.names import resolve
 from serve_warm.precompile.session import SESSION
@@ -58,6 +59,13 @@ def test_a_library_returns_existing_objects_as_they_are_now(tmp_path: Path):
 
     for name in LABELS:
         assert result[name] is getattr(model, name)
+
+
+def test_the_file_of_a_function_that_is_only_called_is_a_fact(tmp_path: Path):
+    """No guard is about its code; test_entries.py has a start with another source."""
+    compiled = serve_warm.compile(lambda given: flat([given])[0] @ given.T, dynamic=False)
+    (entry,) = entries_of(build(tmp_path, lambda: compiled(torch.ones(3, 3))))
+    assert entry.sources.keys() == {__name__, flat.__module__}
 
 
 class Asking(nn.Module):

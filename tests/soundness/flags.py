@@ -7,15 +7,14 @@ A setting that no kernel on a CPU reads does not change numbers, unless a forwar
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from soundness.rows import BOTH, both, group, numbered, x
+from soundness.rows import BOTH, both, calling, grad_on, group, numbered, x
 
 
 class Attention(nn.Module):
@@ -47,23 +46,6 @@ def setting(owner: Any, name: str, value: Any) -> Callable[[Any], Any]:
         return lambda: setattr(owner, name, before)
 
     return change
-
-
-def calling(setter: Any, value: Any, getter: Any) -> Callable[[Any], Any]:
-    """Return a change that calls a setter of torch, with a function that undoes it."""
-
-    def change(app: Any) -> Callable[[], None]:
-        before = getter()
-        setter(value)
-        return lambda: setter(before)
-
-    return change
-
-
-@contextlib.contextmanager
-def grad() -> Iterator[None]:
-    with torch.inference_mode(mode=False), torch.enable_grad():
-        yield
 
 
 backends = torch.backends
@@ -155,7 +137,7 @@ CONTEXTS: dict[str, tuple[Any, Callable[[], bool], bool]] = {
         lambda: torch.is_autocast_enabled("cpu"),
         False,
     ),
-    "grad mode": (grad, torch.is_grad_enabled, True),
+    "grad mode": (grad_on, torch.is_grad_enabled, True),
     "inference mode": (
         lambda: torch.inference_mode(mode=False),
         lambda: not torch.is_inference_mode_enabled(),

@@ -27,7 +27,6 @@ import gc
 import itertools
 import json
 import logging
-import os
 import shutil
 import subprocess
 import sys
@@ -43,7 +42,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 
-from processes import search_path
 from soundness import grammar, judge, programs, runs, shrink
 from soundness.programs import CHANGES, MOMENTS, Program, Subject, Verdict
 
@@ -240,17 +238,7 @@ def process(do: str, question: Mapping[str, Any], folder: Path) -> int:
     asked.write_text(json.dumps(question))
     return subprocess.run(
         [sys.executable, str(Path(__file__)), f"--{do}", str(asked)],
-        env={
-            **os.environ,
-            "PYTHONPATH": search_path(),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONHASHSEED": "0",
-            "OMP_NUM_THREADS": "1",
-            "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
-            "TORCHINDUCTOR_VEC_ISA_OK": "1",
-            "CXX": str(runs.HERE / "cxx"),
-            "SOUNDNESS_OBJECTS": str(folder.parent / "objects"),
-        },
+        env=runs.environment(folder, PYTHONHASHSEED="0", OMP_NUM_THREADS="1"),
         check=False,
     ).returncode
 

@@ -25,7 +25,19 @@ import torch
 from torch import nn
 from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 
-from soundness.rows import START, Group, Numbered, both, group, numbered, put, put_item, row, x
+from soundness.rows import (
+    START,
+    Group,
+    Numbered,
+    both,
+    grad_on,
+    group,
+    numbered,
+    put,
+    put_item,
+    row,
+    x,
+)
 
 # What rows change ------------------------------------------------------------------------------
 
@@ -659,11 +671,6 @@ class Buffered(Numbered):
         return torch.addmm(self.kept.to(x.dtype), x, self.weight)
 
 
-class Twice(nn.Module):
-    def forward(self, x: Any) -> Any:
-        return torch.addmm(x, x, x, alpha=2.0)
-
-
 class Free(Numbered):
     """A module for dynamic sizes, whose graph has a condition on the sizes."""
 
@@ -720,12 +727,6 @@ def other_hook(app: Any) -> None:
 
 def real_dtype(dtype: Any) -> Any:
     return lambda app: setattr(app, "kept", app.kept.to(dtype) + 1)
-
-
-@contextlib.contextmanager
-def grad_on() -> Any:
-    with torch.inference_mode(mode=False), torch.enable_grad():
-        yield
 
 
 @contextlib.contextmanager

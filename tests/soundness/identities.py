@@ -137,8 +137,8 @@ def begin_group(app: Any) -> Any:
     return distributed.destroy_process_group
 
 
-def of_dtype(value: Any, before: Any) -> Any:
-    return calling(lambda dtype: torch.set_autocast_dtype("cpu", dtype), value, before)
+def set_dtype(dtype: torch.dtype) -> None:
+    torch.set_autocast_dtype("cpu", dtype)
 
 
 SCORES: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
@@ -165,7 +165,7 @@ FOLDED = (
     numbered(
         "the dtype of autocast on the CPU",
         lambda self: 3.0 if torch.get_autocast_dtype("cpu") == torch.float16 else 2.0,
-        of_dtype(torch.float16, torch.bfloat16),
+        calling(set_dtype, torch.float16, lambda: torch.bfloat16),
         kind="change",
     ),
     numbered(

@@ -41,7 +41,7 @@ class Verdict:
     """The result of one call."""
 
     value: str
-    """right, level1, refused, wrong or raises."""
+    """right, level1, refused, wrong or raises. Of a program, empty if it does not count."""
     reason: str = ""
 
 

@@ -419,12 +419,6 @@ OBJECT_OTHERS = {
     "None": "None",
 }
 
-OBJECT_SLOW = {
-    "__class__": "{v}.__class__ = Other",
-    "__class__ of a subclass": "{v}.__class__ = Child",
-    "__dict__": "{v}.__dict__ = dict(b=7, absent=7)",
-}
-
 FUNCTION = {
     "called": "{v}()",
     "name": "len({v}.__name__)",
@@ -479,6 +473,17 @@ def without(ops: Mapping[str, str], *names: str) -> dict[str, str]:
 
 OF_CLASS = ("class attribute of the type", "method", "method of the type")
 """Operations that need an attribute of the object's class."""
+
+
+def of_class(kind: str) -> Value:
+    slow = {
+        "__class__": "{v}.__class__ = Other",
+        "__class__ of a subclass": "{v}.__class__ = Child",
+        "__dict__": "{v}.__dict__ = dict(b=7, absent=7)",
+    }
+    text = f"{kind}(b=1, c=2)"
+    return Value(text=text, ops=OBJECT, others=OBJECT_OTHERS, changes=OBJECT_CHANGES, slow=slow)
+
 
 VALUES: dict[str, Value] = {
     "int": Value(
@@ -858,26 +863,14 @@ VALUES: dict[str, Value] = {
             "discard": "{v}.discard(int)",
         },
     ),
-    "object": Value(
-        text="Plain(b=1, c=2)",
-        ops=OBJECT,
-        others=OBJECT_OTHERS,
-        changes=OBJECT_CHANGES,
-        slow=OBJECT_SLOW,
-    ),
+    "object": of_class("Plain"),
     "namespace": Value(
         text="SimpleNamespace(b=1, c=2, shared=1)",
         ops={**without(OBJECT, *OF_CLASS), "==": "{v} == SimpleNamespace(b=1, c=2, shared=1)"},
         others={"equal": "SimpleNamespace(b=1, c=2, shared=1)", **OBJECT_OTHERS},
         changes={name: text for name, text in OBJECT_CHANGES.items() if "type(" not in text},
     ),
-    "object of a subclass": Value(
-        text="Child(b=1, c=2)",
-        ops=OBJECT,
-        others=OBJECT_OTHERS,
-        changes=OBJECT_CHANGES,
-        slow=OBJECT_SLOW,
-    ),
+    "object of a subclass": of_class("Child"),
     "dataclass": Value(
         text="Data(1)",
         ops={

@@ -66,18 +66,32 @@ def own_probes(h: str, name: str = "v") -> tuple[str, ...]:
     return (*probes(h, name), f"'{name}' in {h}.__dict__", f"'{name}' in vars({h})")
 
 
+def reads(h: str, name: str = "v") -> dict[str, tuple[str, ...]]:
+    return {"get": attributes(h, name), "probes": probes(h, name)}
+
+
+def own_reads(h: str, name: str = "v") -> dict[str, tuple[str, ...]]:
+    return {"get": own_attributes(h, name), "probes": own_probes(h, name)}
+
+
 def kept(target: str, **texts: Any) -> Place:
     """Return a place whose value is assigned to a target, and deleted from it."""
     return Place(put=f"{target} = {{v}}", cut=f"del {target}", **texts)
 
 
+def of_kind(kind: str, target: str, given: str = "{v}", **texts: Any) -> Place:
+    """Return a step through an object of a class."""
+    return kept(target, make=f"{kind}({given})", empty=f"{kind}()", **texts)
+
+
+def keyed(make: str, empty: str, **texts: Any) -> Place:
+    """Return a step through a mapping, by default with the reads that all mappings have."""
+    get, found = ("{h}['k']", "{h}.get('k')"), ("'k' in {h}", "{h}.get('k') is None")
+    return kept("{h}['k']", make=make, empty=empty, **{"get": get, "probes": found, **texts})
+
+
 ROOTS: dict[str, Place] = {
-    "attribute": kept(
-        "m.a{n}",
-        init="self.a{n} = {v}",
-        get=own_attributes("self", "a{n}"),
-        probes=own_probes("self", "a{n}"),
-    ),
+    "attribute": kept("m.a{n}", init="self.a{n} = {v}", **own_reads("self", "a{n}")),
     "global": kept("M.G_{n}", top="G_{n} = {v}", get=("G_{n}",)),
     "class attribute": kept(
         "M.Model.c{n}",
@@ -129,8 +143,7 @@ ROOTS: dict[str, Place] = {
         "M.owner_{n}.v",
         top="def owner_{n}():\n    return 0\nowner_{n}.v = {v}",
         empty_top="def owner_{n}():\n    return 0",
-        get=attributes("owner_{n}"),
-        probes=probes("owner_{n}"),
+        **reads("owner_{n}"),
     ),
     "default of a method": Place(
         body="def d{n}(self, v={v}):\n    return v",
@@ -156,8 +169,7 @@ ROOTS: dict[str, Place] = {
         "m.s{n}.v",
         init="self.s{n} = nn.Identity(); self.s{n}.v = {v}",
         empty_init="self.s{n} = nn.Identity()",
-        get=own_attributes("self.s{n}"),
-        probes=own_probes("self.s{n}"),
+        **own_reads("self.s{n}"),
     ),
     "attribute of a module in a ModuleList": kept(
         "m.l{n}[1].v",
@@ -170,15 +182,13 @@ ROOTS: dict[str, Place] = {
     "parameter attribute": kept(
         "m.weight.v{n}",
         init="self.weight.v{n} = {v}",
-        get=attributes("self.weight", "v{n}"),
-        probes=probes("self.weight", "v{n}"),
+        **reads("self.weight", "v{n}"),
     ),
     "buffer attribute": kept(
         "m.b{n}.v",
         init="self.register_buffer('b{n}', torch.zeros(2)); self.b{n}.v = {v}",
         empty_init="self.register_buffer('b{n}', torch.zeros(2))",
-        get=attributes("self.b{n}"),
-        probes=probes("self.b{n}"),
+        **reads("self.b{n}"),
     ),
     "partial": Place(
         top="partial_{n} = functools.partial(same, {v})",
@@ -197,8 +207,7 @@ ROOTS: dict[str, Place] = {
         "sys.modules['fuzz_settings_{n}'] = settings_{n}\nsettings_{n}.v = {v}",
         empty_top="settings_{n} = types.ModuleType('fuzz_settings_{n}')\n"
         "sys.modules['fuzz_settings_{n}'] = settings_{n}",
-        get=attributes("settings_{n}"),
-        probes=probes("settings_{n}"),
+        **reads("settings_{n}"),
     ),
     "class of a registry": kept(
         "M.Registry_{n}.v",
@@ -269,20 +278,8 @@ ROOTS: dict[str, Place] = {
 }
 
 STEPS: dict[str, Place] = {
-    "namespace": kept(
-        "{h}.v",
-        make="SimpleNamespace(v={v})",
-        empty="SimpleNamespace()",
-        get=own_attributes("{h}"),
-        probes=own_probes("{h}"),
-    ),
-    "instance": kept(
-        "{h}.v",
-        make="Plain(v={v})",
-        empty="Plain()",
-        get=own_attributes("{h}"),
-        probes=own_probes("{h}"),
-    ),
+    "namespace": of_kind("SimpleNamespace", "{h}.v", given="v={v}", **own_reads("{h}")),
+    "instance": of_kind("Plain", "{h}.v", given="v={v}", **own_reads("{h}")),
     "dataclass": kept(
         "{h}.v",
         make="Data({v})",
@@ -290,53 +287,42 @@ STEPS: dict[str, Place] = {
         probes=own_probes("{h}"),
     ),
     "frozen dataclass": Place(make="Frozen({v})", get=attributes("{h}")),
-    "slots": kept(
-        "{h}.v", make="Slots({v})", empty="Slots()", get=attributes("{h}"), probes=probes("{h}")
-    ),
-    "property": kept(
+    "slots": of_kind("Slots", "{h}.v", **reads("{h}")),
+    "property": of_kind(
+        "Property",
         "{h}.inner",
-        make="Property({v})",
-        empty="Property()",
-        get=attributes("{h}"),
-        probes=probes("{h}"),
+        **reads("{h}"),
         more={"property": "type({h}).v = property(lambda self: {o})"},
     ),
-    "__getattr__": kept(
+    "__getattr__": of_kind(
+        "Fallback",
         "{h}.held['v']",
-        make="Fallback({v})",
-        empty="Fallback()",
-        get=attributes("{h}"),
-        probes=probes("{h}"),
+        **reads("{h}"),
         more={
             "attribute over it": "{h}.v = {o}",
             "class attribute over it": "type({h}).v = {o}",
             "method": "type({h}).__getattr__ = lambda self, name: {o}",
         },
     ),
-    "__getattribute__": kept(
-        "{h}.v", make="Config({v})", empty="Config()", get=attributes("{h}"), probes=probes("{h}")
-    ),
-    "method": kept(
+    "__getattribute__": of_kind("Config", "{h}.v", **reads("{h}")),
+    "method": of_kind(
+        "Method",
         "{h}.inner",
-        make="Method({v})",
-        empty="Method()",
         get=("{h}.v()", "type({h}).v({h})", "operator.methodcaller('v')({h})"),
         more={
             "method over it": "{h}.v = functools.partial(same, {o})",
             "method": "type({h}).v = lambda self: {o}",
         },
     ),
-    "__call__": kept(
+    "__call__": of_kind(
+        "Called",
         "{h}.inner",
-        make="Called({v})",
-        empty="Called()",
         get=("{h}()", "{h}.__call__()"),
         more={"method": "type({h}).__call__ = lambda self: {o}"},
     ),
-    "__getitem__": kept(
+    "__getitem__": of_kind(
+        "Items",
         "{h}.inner['k']",
-        make="Items({v})",
-        empty="Items()",
         get=("{h}['k']", "operator.itemgetter('k')({h})"),
         probes=("'k' in {h}",),
         more={
@@ -344,10 +330,9 @@ STEPS: dict[str, Place] = {
             "__contains__": "type({h}).__contains__ = lambda self, key: False",
         },
     ),
-    "descriptor": kept(
+    "descriptor": of_kind(
+        "Described",
         "{h}.inner",
-        make="Described({v})",
-        empty="Described()",
         get=("{h}.v",),
         more={
             "attribute over it": "{h}.__dict__['v'] = {o}",
@@ -367,10 +352,9 @@ STEPS: dict[str, Place] = {
         get=("{h}.v", "vars({h})['v']", "{h}.__dict__['v']", "{h}().v"),
         probes=("hasattr({h}, 'v')", "'v' in vars({h})"),
     ),
-    "dict": kept(
-        "{h}['k']",
-        make="{{'x': 5, 'k': {v}}}",
-        empty="{{'x': 5}}",
+    "dict": keyed(
+        "{{'x': 5, 'k': {v}}}",
+        "{{'x': 5}}",
         get=("{h}['k']", "{h}.get('k')", "{h}.get('k', 9)", "operator.itemgetter('k')({h})"),
         probes=("'k' in {h}", "{h}.get('k') is None", "'k' in {h}.keys()", "'k' in list({h})"),
     ),
@@ -395,41 +379,16 @@ STEPS: dict[str, Place] = {
         get=("{h}[1, 'x']", "{h}.get((1, 'x'))"),
         probes=("(1, 'x') in {h}",),
     ),
-    "OrderedDict": kept(
-        "{h}['k']",
-        make="collections.OrderedDict(x=5, k={v})",
-        empty="collections.OrderedDict(x=5)",
-        get=("{h}['k']", "{h}.get('k')"),
-        probes=("'k' in {h}", "{h}.get('k') is None"),
-    ),
-    "defaultdict": kept(
-        "{h}['k']",
-        make="collections.defaultdict(int, k={v})",
-        empty="collections.defaultdict(int)",
-        get=("{h}['k']", "{h}.get('k')"),
-        probes=("'k' in {h}", "{h}.get('k') is None"),
-    ),
-    "UserDict": kept(
-        "{h}['k']",
-        make="collections.UserDict(k={v})",
-        empty="collections.UserDict()",
+    "OrderedDict": keyed("collections.OrderedDict(x=5, k={v})", "collections.OrderedDict(x=5)"),
+    "defaultdict": keyed("collections.defaultdict(int, k={v})", "collections.defaultdict(int)"),
+    "UserDict": keyed(
+        "collections.UserDict(k={v})",
+        "collections.UserDict()",
         get=("{h}['k']", "{h}.get('k')", "{h}.data['k']"),
         probes=("'k' in {h}",),
     ),
-    "dict subclass": kept(
-        "{h}['k']",
-        make="Dict(k={v})",
-        empty="Dict()",
-        get=("{h}['k']", "{h}.get('k')"),
-        probes=("'k' in {h}", "{h}.get('k') is None"),
-    ),
-    "__missing__": kept(
-        "{h}['k']",
-        make="Missing(k={v})",
-        empty="Missing()",
-        get=("{h}['k']",),
-        probes=("'k' in {h}",),
-    ),
+    "dict subclass": keyed("Dict(k={v})", "Dict()"),
+    "__missing__": keyed("Missing(k={v})", "Missing()", get=("{h}['k']",), probes=("'k' in {h}",)),
     "mapping proxy": Place(
         make="types.MappingProxyType({{'k': {v}}})",
         empty="types.MappingProxyType({{}})",
@@ -481,6 +440,12 @@ STEPS: dict[str, Place] = {
 PLACES = {**ROOTS, **STEPS}
 
 
+HOLDS = """
+    def __init__(self, *v):
+        if v:
+            (self.inner,) = v
+"""
+
 PRELUDE: dict[str, str] = {
     "Plain": """
 class Plain:
@@ -528,12 +493,8 @@ class Data:
 class Frozen:
     v: Any = 0
 """,
-    "Property": """
-class Property:
-    def __init__(self, *v):
-        if v:
-            (self.inner,) = v
-
+    "Property": f"""
+class Property:{HOLDS}
     @property
     def v(self):
         return self.inner
@@ -570,21 +531,13 @@ class Config:
     def __delattr__(self, key):
         super().__delattr__(self.attribute_map.get(key, key))
 """,
-    "Method": """
-class Method:
-    def __init__(self, *v):
-        if v:
-            (self.inner,) = v
-
+    "Method": f"""
+class Method:{HOLDS}
     def v(self):
         return self.inner
 """,
-    "Called": """
-class Called:
-    def __init__(self, *v):
-        if v:
-            (self.inner,) = v
-
+    "Called": f"""
+class Called:{HOLDS}
     def __call__(self):
         return self.inner
 """,
@@ -599,18 +552,14 @@ class Items:
     def __contains__(self, key):
         return key in self.inner
 """,
-    "Described": """
+    "Described": f"""
 class Descriptor:
     def __get__(self, owner, kind=None):
         return owner.inner
 
 class Described:
     v = Descriptor()
-
-    def __init__(self, *v):
-        if v:
-            (self.inner,) = v
-""",
+{HOLDS}""",
     "Weak": """
 class Weak:
     def __init__(self, v):
@@ -684,12 +633,8 @@ class Over:
 def dispatched(v):
     return 3
 """,
-    "Managed": """
-class Managed:
-    def __init__(self, *v):
-        if v:
-            (self.inner,) = v
-
+    "Managed": f"""
+class Managed:{HOLDS}
     def __enter__(self):
         return self.inner
 

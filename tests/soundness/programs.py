@@ -23,7 +23,7 @@ from serve_warm.precompile import change_checks
 from serve_warm.precompile.session import SESSION
 from soundness import grammar, judge
 from soundness.grammar import FORMS, Change, Read
-from soundness.judge import Answer
+from soundness.judge import Answer, Verdict
 from soundness.operations import VALUES
 from soundness.places import PLACES, ROOTS, STEPS
 from soundness.rows import READY, START, Group, Row, x
@@ -201,13 +201,6 @@ def built(of: Subject, level: int, folder: Path) -> dict[str, Any]:
         made = judge.build(group, level, folder / f"level{level}")
     SESSION.dispatchers.clear()
     return made
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Verdict:
-    value: str
-    """right, level1, wrong, raises, or an empty string if the program does not count."""
-    reason: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -34,10 +34,6 @@ class Colour(enum.Enum):
     BLUE = 2
 
 
-def plain() -> int:
-    return 1
-
-
 VALUES: Mapping[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "an int": (lambda: 1, lambda: 2),
     "a bool": (lambda: False, lambda: True),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,14 +168,21 @@ def put_item(mapping: Any, key: Any, value: Any) -> Callable[[], None]:
     return undo
 
 
-def calling(setter: Callable[[Any], Any], value: Any, before: Any) -> Callable[[Any], Any]:
+def calling(setter: Any, value: Any, getter: Callable[[], Any]) -> Callable[[Any], Any]:
     """Return a change that calls a setter of the process, with a function that undoes it."""
 
     def change(app: Any) -> Callable[[], None]:
+        before = getter()
         setter(value)
         return lambda: setter(before)
 
     return change
+
+
+@contextlib.contextmanager
+def grad_on() -> Iterator[None]:
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        yield
 
 
 def row(name: str, change: Callable[[Any], Any] = nothing, **more: Any) -> Row:

@@ -118,17 +118,22 @@ def _process(folder: Path, do: str, tasks: Sequence[Sequence[Any]], python: str)
     question.write_text(json.dumps({"do": do, "folder": str(folder), "tasks": list(tasks)}))
     ended = subprocess.run(
         [python or sys.executable, str(HERE / "process.py"), str(question)],
-        env={
-            **os.environ,
-            "PYTHONPATH": search_path(),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
-            # torch's probes of the CPU do not affect entries, and take five seconds of a build.
-            "TORCHINDUCTOR_VEC_ISA_OK": "1",
-            "SOUNDNESS_FOLDER": str(folder),
-            "CXX": str(HERE / "cxx"),
-            "SOUNDNESS_OBJECTS": str(folder.parent / "objects"),
-        },
+        env=environment(folder, SOUNDNESS_FOLDER=str(folder)),
         check=False,
     )
     return ended.returncode
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    """Return the variables of a process that builds or starts rows or programs in a folder."""
+    return {
+        **os.environ,
+        "PYTHONPATH": search_path(),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
+        # torch's probes of the CPU do not affect entries, and take five seconds of a build.
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",
+        "CXX": str(HERE / "cxx"),
+        "SOUNDNESS_OBJECTS": str(folder.parent / "objects"),
+        **more,
+    }

@@ -24,14 +24,6 @@ class State:
     """Whether the model returns the result, which is not a number."""
 
 
-OPERATOR = """
-factor_{n} = 2.0
-def kernel_{n}(v):
-    return torch.addmm(v, v, v, alpha=sys.modules[__name__].factor_{n})
-NAME_{n} = f'fuzz::{__name__}_{n}'
-"""
-"""A Python kernel that reads a global. torch keeps the kernel of the module's first import."""
-
 FACTOR = {
     "global": "M.factor_{n} = 3.0\nyield",
     "global of another type": "M.factor_{n} = 3\nyield",
@@ -50,9 +42,42 @@ GROUP = {
 VARIABLE = {"set": "os.environ['FUZZ_READ'] = '1'\nyield\ndel os.environ['FUZZ_READ']"}
 
 
+CHILD = {
+    "add": "m.child = nn.Linear(2, 2)\nyield",
+    "None": "m.child = None\nyield",
+    "buffer": "m.register_buffer('child', torch.zeros(2))\nyield",
+    "class attribute": "M.Model.child = 3\nyield",
+}
+
+
 def switched(op: str, there: str, back: str, *, slow: bool = False) -> State:
     """Return state with one change, and the statement that undoes it."""
     return State(op=op, changes={"set": f"{there}\nyield\n{back}"}, slow=slow)
+
+
+SCALED = """def scaled_{n}(v):
+    return torch.addmm(v, v, v, alpha=factor_{n})
+"""
+
+
+def returned(top: str, op: str, **more: str) -> State:
+    """Return state whose result the model returns: it depends on a global."""
+    return State(top=top, op=op, changes={**FACTOR, **more}, is_returned=True)
+
+
+def operator(kernel: str) -> State:
+    """Return an operator with a Python kernel, which torch keeps from the first import."""
+    top = """
+factor_{n} = 2.0
+def kernel_{n}(v):
+    return torch.addmm(v, v, v, alpha=sys.modules[__name__].factor_{n})
+NAME_{n} = f'fuzz::{__name__}_{n}'
+
+if not hasattr(torch.ops.fuzz, NAME_{n}[6:]):
+    torch.library.define(NAME_{n}, '(Tensor v) -> Tensor')
+"""
+    end = "operator_{n} = getattr(torch.ops.fuzz, NAME_{n}[6:])\n"
+    return returned(f"{top}{kernel}{end}", "operator_{n}(self.weight)")
 
 
 STATES: dict[str, State] = {
@@ -164,23 +189,10 @@ STATES: dict[str, State] = {
     "children": State(
         op="len(list(self.children()))", changes={"add": "m.child = nn.Linear(2, 2)\nyield"}
     ),
-    "submodule": State(
-        op="hasattr(self, 'child')",
-        changes={
-            "add": "m.child = nn.Linear(2, 2)\nyield",
-            "None": "m.child = None\nyield",
-            "buffer": "m.register_buffer('child', torch.zeros(2))\nyield",
-            "class attribute": "M.Model.child = 3\nyield",
-        },
-    ),
+    "submodule": State(op="hasattr(self, 'child')", changes=CHILD),
     "caught submodule": State(
         op="try:\n    n = 3 if self.child is not None else 4\nexcept AttributeError:\n    n = 5",
-        changes={
-            "add": "m.child = nn.Linear(2, 2)\nyield",
-            "None": "m.child = None\nyield",
-            "buffer": "m.register_buffer('child', torch.zeros(2))\nyield",
-            "class attribute": "M.Model.child = 3\nyield",
-        },
+        changes=CHILD,
     ),
     "buffers": State(
         op="len(list(self.buffers()))",
@@ -338,75 +350,35 @@ STATES: dict[str, State] = {
             )
         },
     ),
-    "composite operator": State(
-        top=OPERATOR
-        + """
-if not hasattr(torch.ops.fuzz, NAME_{n}[6:]):
-    torch.library.define(NAME_{n}, '(Tensor v) -> Tensor')
-    torch.library.impl(NAME_{n}, 'CompositeImplicitAutograd')(kernel_{n})
-operator_{n} = getattr(torch.ops.fuzz, NAME_{n}[6:])
-""",
-        op="operator_{n}(self.weight)",
-        changes=FACTOR,
-        is_returned=True,
+    "composite operator": operator(
+        "    torch.library.impl(NAME_{n}, 'CompositeImplicitAutograd')(kernel_{n})\n"
     ),
-    "custom operator": State(
-        top=OPERATOR
-        + """
-if not hasattr(torch.ops.fuzz, NAME_{n}[6:]):
-    torch.library.define(NAME_{n}, '(Tensor v) -> Tensor')
-    torch.library.impl(NAME_{n}, 'cpu')(kernel_{n})
-    torch.library.register_fake(NAME_{n})(torch.empty_like)
-operator_{n} = getattr(torch.ops.fuzz, NAME_{n}[6:])
-""",
-        op="operator_{n}(self.weight)",
-        changes=FACTOR,
-        is_returned=True,
+    "custom operator": operator(
+        "    torch.library.impl(NAME_{n}, 'cpu')(kernel_{n})\n"
+        "    torch.library.register_fake(NAME_{n})(torch.empty_like)\n"
     ),
-    "autograd function": State(
-        top="""
+    "autograd function": returned(
+        """
 factor_{n} = 2.0
 class Scaled_{n}(torch.autograd.Function):
     @staticmethod
     def forward(ctx, v):
         return torch.addmm(v, v, v, alpha=factor_{n})
 """,
-        op="Scaled_{n}.apply(self.weight)",
-        changes={
-            **FACTOR,
-            "forward": "M.Scaled_{n}.forward = staticmethod(lambda ctx, v: v)\nyield",
-        },
-        is_returned=True,
+        "Scaled_{n}.apply(self.weight)",
+        forward="M.Scaled_{n}.forward = staticmethod(lambda ctx, v: v)\nyield",
     ),
-    "compiled function in it": State(
-        top="""
-factor_{n} = 2.0
-@torch.compile
-def scaled_{n}(v):
-    return torch.addmm(v, v, v, alpha=factor_{n})
-""",
-        op="scaled_{n}(self.weight)",
-        changes=FACTOR,
-        is_returned=True,
+    "compiled function in it": returned(
+        "\nfactor_{n} = 2.0\n@torch.compile\n" + SCALED, "scaled_{n}(self.weight)"
     ),
-    "cond": State(
-        top="factor_{n} = 2.0",
-        op=(
-            "torch.cond(self.weight.sum() > 0, lambda v: torch.addmm(v, v, v, alpha=factor_{n}), "
-            "lambda v: torch.mm(v, v), (self.weight,))"
-        ),
-        changes=FACTOR,
-        is_returned=True,
+    "cond": returned(
+        "factor_{n} = 2.0",
+        "torch.cond(self.weight.sum() > 0, lambda v: torch.addmm(v, v, v, alpha=factor_{n}), "
+        "lambda v: torch.mm(v, v), (self.weight,))",
     ),
-    "checkpoint": State(
-        top="""
-factor_{n} = 2.0
-def scaled_{n}(v):
-    return torch.addmm(v, v, v, alpha=factor_{n})
-""",
-        op="torch.utils.checkpoint.checkpoint(scaled_{n}, self.weight, use_reentrant=False)",
-        changes=FACTOR,
-        is_returned=True,
+    "checkpoint": returned(
+        "\nfactor_{n} = 2.0\n" + SCALED,
+        "torch.utils.checkpoint.checkpoint(scaled_{n}, self.weight, use_reentrant=False)",
     ),
 }
 """Reads without a place."""

@@ -145,13 +145,6 @@ def test_a_pipe_in_place_of_an_object_does_not_hang(store: LocalStore, raw: Fold
     assert list_keys(store, "") == []
 
 
-def test_listing_does_not_follow_links_to_folders(store: LocalStore, raw: Folder):
-    """A link to a parent folder must not make listing endless."""
-    raw.write("a/x", b"1")
-    (raw.root / "a" / "loop").symlink_to(raw.root)
-    assert list_keys(store, "") == ["a/x"]
-
-
 def test_listing_leaves_out_what_is_no_key(store: LocalStore, raw: Folder):
     """Files of other programs are not listed, so every listed key can be read."""
     for name in ("x", ".DS_Store", "back\\slash", ".git/config", "a/.x.swp"):
@@ -348,47 +341,28 @@ def test_an_address_is_that_of_the_folder_it_leads_to(tmp_path: Path):
     assert found == {(tmp_path / "evil").as_uri()}
 
 
-@pytest.mark.parametrize("uri", ["s3:bucket", "S3:/bucket/x", "hf:org/repo", "gs:"])
-def test_half_an_address_is_refused(uri: str):
-    """The error shows a valid address, and no folder named `s3:` is created."""
-    with pytest.raises(ConfigError, match="a store address with the scheme") as caught:
-        open_store(uri)
-    assert "s3://bucket/prefix" in caught.value.hint
+HALF, IN_URL = "a store address with the scheme", "query, a fragment or a user"
+REFUSED = {
+    **dict.fromkeys(("s3:bucket", "S3:/bucket/x", "hf:org/repo", "gs:"), HALF),
+    **dict.fromkeys(("s3://me:secret@bucket/x", "s3://bucket/x?X-Amz-Signature=secret"), IN_URL),
+    **dict.fromkeys(("az://container/x#secret", "hf://secret@owner/repo"), IN_URL),
+    "https://user:secret@host/x?X-Amz-Signature=secret": "https",
+    "http://169.254.169.254/secret": "http",
+    "ftp://secret": "ftp",
+    **dict.fromkeys(("file://secret/share", "file:secret"), "file"),
+    # An empty path and `~` would name the wrong folder.
+    **dict.fromkeys(("", "~/artifacts", "a\0b", "file:///a%00b"), "."),
+}
+"""Addresses, and what the error says."""
 
 
-@pytest.mark.parametrize(
-    "uri",
-    [
-        *("s3://me:secret@bucket/x", "s3://bucket/x?X-Amz-Signature=secret"),
-        *("az://container/x#secret", "hf://secret@owner/repo"),
-    ],
-)
-def test_credentials_in_an_address_are_refused(uri: str):
-    with pytest.raises(ConfigError, match="query, a fragment or a user") as caught:
-        open_store(uri)
-    assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "uri",
-    [
-        *("https://user:secret@host/x?X-Amz-Signature=secret", "http://169.254.169.254/secret"),
-        *("ftp://secret", "file://secret/share", "file:secret"),
-    ],
-)
+@pytest.mark.parametrize("uri", REFUSED)
 def test_other_addresses_are_refused_without_repeating_them(uri: str):
-    """An address may contain a password, so the error names only the scheme."""
-    with pytest.raises(ConfigError) as caught:
+    """An address may contain a password. Half an address is no folder named `s3:`."""
+    with pytest.raises(ConfigError, match=REFUSED[uri]) as caught:
         open_store(uri)
-    assert uri.partition(":")[0] in str(caught.value)
     assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize("uri", ["", "~/artifacts", "a\0b", "file:///a%00b"])
-def test_paths_that_mean_nothing_are_refused(uri: str):
-    """An empty path and `~` are refused, because they would name the wrong folder."""
-    with pytest.raises(ConfigError):
-        open_store(uri)
+    assert REFUSED[uri] != HALF or "s3://bucket/prefix" in caught.value.hint
 
 
 @pytest.mark.parametrize(

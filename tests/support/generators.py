@@ -203,9 +203,7 @@ def load_adapted() -> Any:
     """Return a compiled Llama whose head has adapters; `model.lm_head.name` is the active one."""
     model = load("llama")
     model.lm_head = Adapted(model.lm_head)
-    return serve_warm.compile_generation(
-        model, batch=BATCH, max_length=MAX_LENGTH, prompt_lengths=PROMPT_LENGTHS
-    )
+    return with_steps(model)
 
 
 def batch_of(name: str, lengths: tuple[int, ...] = (12, 9)) -> dict[str, torch.Tensor]:

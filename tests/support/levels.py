@@ -22,6 +22,11 @@ from serve_warm.precompile.entries import Entry, EntryTable
 from serve_warm.precompile.session import SESSION
 
 
+def ramp(rows: int = 3) -> torch.Tensor:
+    """Return an input whose rows of four differ."""
+    return torch.linspace(-1, 1, rows * 4).view(rows, 4)
+
+
 def build(
     folder: Path,
     *calls: Callable[[], Any],

@@ -157,11 +157,9 @@ BROKEN = {
     + '"""',
     "pinned_no_list": 'pinned = "sha256:00"',
     "pinned_short": 'pinned = ["sha256:00"]',
-    "pinned_without_kind": f'pinned = ["{"00" * 32}"]',
     "pinned_number": "pinned = [1]",
     "denied_no_list": 'denied = "sha256:00"',
     "denied_short": 'denied = ["sha256:00"]',
-    "denied_without_kind": f'denied = ["{"00" * 32}"]',
     "age_text": 'max_age_days = "90"',
     "age_zero": "max_age_days = 0",
     "age_negative": "max_age_days = -1",
@@ -170,9 +168,7 @@ BROKEN = {
     "age_none": "max_age_days = nan",
     "age_huge": "max_age_days = 1e308",
     "scope_text": f'[[keys]]\nname = "x"\n{PEM_LINE}\ndeployments = "Embedder"',
-    "scope_empty": f'[[keys]]\nname = "x"\n{PEM_LINE}\ndeployments = []',
     "scope_number": f'[[keys]]\nname = "x"\n{PEM_LINE}\nstores = [1]',
-    "scope_no_store": f'[[keys]]\nname = "x"\n{PEM_LINE}\nstores = ["prod"]',
     "require_text": 'require = "ci"',
     "require_unknown": 'require = {commit = "*"}',
     "require_empty": 'require = {source = ""}',
@@ -186,8 +182,6 @@ BROKEN = {
     "unsigned_no_store": '[[unsigned_ok]]\nreason = "x"',
     "unsigned_number": f'[[unsigned_ok]]\nstore = "{STORE}"\nreason = 1',
     "unsigned_unknown": f'[[unsigned_ok]]\nstore = "{STORE}"\nreason = "r"\nkeys = "y"',
-    "unsigned_wildcard": '[[unsigned_ok]]\nstore = "s3://*"\nreason = "r"',
-    "unsigned_branch": '[[unsigned_ok]]\nstore = "hf://a/b@main"\nreason = "r"',
     "too_long": "#" * (1 << 20) + "\n",
 }
 
@@ -201,69 +195,18 @@ def test_a_broken_trust_file_is_an_error(tmp_path: Path, name: str):
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646, 0o666])
-@pytest.mark.parametrize("what", ["file", "directory", "pem"])
+@pytest.mark.parametrize("what", ["file", "directory", "above", "pem"])
 def test_what_others_can_write_is_not_trusted(tmp_path: Path, what: str, mode: int):
-    """File, folder and key file must be safe from other users; the error names the fix."""
-    path = write_trust(tmp_path / "etc", '[[keys]]\nname = "x"\nfile = "x.pem"\n')
-    pem = write_trust(tmp_path / "etc", public_pem(KEY), "x.pem")
+    """The error names the fix; test_private_folders.py has links and owners."""
+    etc = tmp_path / "above" / "etc"
+    path = write_trust(etc, '[[keys]]\nname = "x"\nfile = "x.pem"\n')
+    pem = write_trust(etc, public_pem(KEY), "x.pem")
     assert trust_in(path).keys
-    target = {"file": path, "directory": path.parent, "pem": pem}[what]
-    target.chmod(mode | 0o111 if what == "directory" else mode)
+    target = {"file": path, "directory": etc, "above": etc.parent, "pem": pem}[what]
+    target.chmod(mode | 0o111 if target.is_dir() else mode)
     with pytest.raises(ConfigError, match="written by group or others") as caught:
         trust_in(path)
     assert caught.value.hint == f"chmod go-w {target}"
-
-
-def test_a_link_out_of_an_unsafe_folder_is_not_trusted(tmp_path: Path):
-    real = write_trust(tmp_path / "shared", LINES)
-    (tmp_path / "etc").mkdir()
-    link = tmp_path / "etc" / "trust.toml"
-    link.symlink_to(real)
-    assert trust_in(link).keys
-    real.parent.chmod(0o777)
-    with pytest.raises(ConfigError, match="shared can be written"):
-        trust_in(link)
-
-
-@pytest.mark.parametrize("mode", [0o777, 0o775, 0o703])
-@pytest.mark.parametrize("above", ["home", "home/.config"])
-def test_what_others_can_exchange_is_not_trusted(tmp_path: Path, above: str, mode: int):
-    """Other users with write access to a parent folder could replace the trust folder."""
-    path = tmp_path / "home" / ".config" / "serve_warm" / "trust.toml"
-    path.parent.mkdir(parents=True, mode=0o700)
-    write_trust(path.parent, LINES)
-    assert trust_in(path).keys
-    (tmp_path / above).chmod(mode)
-    with pytest.raises(ConfigError, match="can be written by group or others") as caught:
-        trust_in(path)
-    assert caught.value.hint == f"chmod go-w {tmp_path / above}"
-
-
-def test_a_folder_that_is_a_link_in_an_unsafe_place_is_not_trusted(tmp_path: Path):
-    """The unsafe folder is that of the link, not that of the name or of the file."""
-    real = write_trust(tmp_path / "elsewhere", LINES)
-    (tmp_path / "middle").mkdir()
-    (tmp_path / "middle" / "link").symlink_to(real.parent)
-    (tmp_path / "config").mkdir()
-    (tmp_path / "config" / "serve_warm").symlink_to(tmp_path / "middle" / "link")
-    path = tmp_path / "config" / "serve_warm" / "trust.toml"
-    assert trust_in(path).keys
-    (tmp_path / "middle").chmod(0o1777)
-
-    with pytest.raises(ConfigError, match="middle can be written"):
-        trust_in(path)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-@pytest.mark.parametrize("what", ["file", "directory"])
-def test_what_belongs_to_somebody_else_is_not_trusted(tmp_path: Path, what: str):
-    """Only root and this user may decide whom to believe."""
-    path = write_trust(tmp_path / "etc", LINES)
-    target = path if what == "file" else path.parent
-    os.chown(target, 12345, -1)
-    with pytest.raises(ConfigError, match="belongs to user id 12345") as caught:
-        trust_in(path)
-    assert caught.value.hint == f"chown root {target}"
 
 
 def test_a_pipe_does_not_hang_the_start(tmp_path: Path):
