@@ -1,11 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Varied calls on a real GPU, where an index that is out of range ends the work of the process.
-
-To run it without Ray and without the rest of the suite:
-
-    PYTHONPATH=. python -m pytest tests/gpu --confcutdir tests/gpu
-"""
+"""Varied calls on a real GPU, where an index that is out of range ends the work of the process."""
 
 from __future__ import annotations
 
