@@ -714,12 +714,6 @@ def test_the_default_directory_is_where_replicas_write(monkeypatch: pytest.Monke
     assert found[0] != found[1]
 
 
-def test_the_environment_says_where_before_all_else(monkeypatch: pytest.MonkeyPatch):
-    """The same holds for replicas."""
-    monkeypatch.setenv("SERVE_WARM_STATE_DIR", "/run/warm/state")
-    assert default_directory() == "/run/warm/state"
-
-
 # --- the policy ----------------------------------------------------------------------------
 def replica(
     name: str, condition: str, *, began: float = 0.0, ready: float | None = None, of: str = "D"
