@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpus import ON_A_GPU
+from processes import run_to_end
 
 pytestmark = ON_A_GPU
 
@@ -51,14 +52,7 @@ print(report["unvaried"], report["covered"], asyncio.run(app.embed([1] * 8, LAST
 
 def start(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Warm the application up in a process of its own, because a test may end its GPU's work."""
-    return subprocess.run(
-        [sys.executable, "-c", APPLICATION, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return run_to_end([sys.executable, "-c", APPLICATION, *arguments], cwd=ROOT, timeout=300)
 
 
 @pytest.mark.parametrize(
