@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import logging
 import os
@@ -158,36 +159,27 @@ def test_directories_are_made_private(tmp_path: Path):
     assert modes == {0o700}
 
 
-def poison_mode(directory: Path) -> None:
-    directory.mkdir(parents=True)
-    directory.chmod(0o777)
-
-
-def poison_parent(directory: Path) -> None:
-    directory.mkdir(parents=True)
-    directory.parent.chmod(0o777)
-
-
-def poison_link(directory: Path) -> None:
+def linked(directory: Path, below: str = "") -> None:
+    """Make a folder a link to another one, which has what lies `below` it."""
     target = directory.parent.parent / "elsewhere"
-    target.mkdir()
-    directory.parent.mkdir()
-    directory.symlink_to(target)
+    (target / below).mkdir(parents=True)
+    link = directory.parent if below else directory
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(target)
 
 
-def poison_parent_link(directory: Path) -> None:
-    target = directory.parent.parent / "elsewhere"
-    (target / "state").mkdir(parents=True)
-    directory.parent.symlink_to(target)
-
-
-def poison_above(directory: Path) -> None:
+def open_to_all(directory: Path, above: int) -> None:
     directory.mkdir(parents=True)
-    directory.parent.parent.chmod(0o777)
+    [directory, *directory.parents][above].chmod(0o777)
 
 
 @pytest.mark.parametrize(
-    "poison", [poison_mode, poison_parent, poison_link, poison_parent_link, poison_above]
+    "poison",
+    [
+        *(functools.partial(open_to_all, above=n) for n in range(3)),
+        *(linked, functools.partial(linked, below="state")),
+    ],
+    ids=["mode", "parent", "above", "link", "parent link"],
 )
 def test_a_directory_that_others_prepared_is_refused(tmp_path: Path, poison):
     """Nothing is written there, and files of others are not read as the user's own."""
@@ -376,27 +368,24 @@ def test_a_replica_that_has_only_begun_is_seen(directory: Path):
     assert 0.0 <= boot_s() - replica.began_s < 60.0
 
 
-@pytest.mark.parametrize(("ahead_s", "condition"), [(20.0, "warm"), (31.0, "stale")])
-def test_a_replica_without_heartbeat_is_stale(directory: Path, clock: Clock, ahead_s, condition):
-    """Half a minute after the last one, though its process is there."""
-    state_file(directory).write({"stage": "READY"})
-    clock.move_on(ahead_s)
-    (replica,) = look(directory)
-    assert replica.condition == condition
-    assert replica.why == ("" if condition == "warm" else replica.why)
-    assert "no heartbeat for 3" in replica.why or condition == "warm"
-
-
-@pytest.mark.parametrize(("blocked_s", "condition"), [(29.0, "warm"), (31.0, "stale")])
-def test_a_replica_whose_loop_is_blocked_is_stale(
-    directory: Path, blocked_s: float, condition: str
+@pytest.mark.parametrize(
+    ("silent_s", "blocked_s", "why"),
+    [
+        *((20.0, 0.0, ""), (31.0, 0.0, "no heartbeat for 3")),
+        *((0.0, 29.0, ""), (0.0, 31.0, "event loop has not run for 31 s")),
+    ],
+)
+def test_a_replica_without_heartbeat_or_with_a_blocked_loop_is_stale(
+    directory: Path, clock: Clock, silent_s: float, blocked_s: float, why: str
 ):
-    """Its heartbeat continues, but it answers no request."""
-    loop_ran_s = node.boot_s() - blocked_s
-    state_file(directory).write({"stage": "READY", "loop_boot_s": loop_ran_s})
+    """After half a minute, though its process is there, or its heartbeat continues."""
+    loop = {"loop_boot_s": node.boot_s() - blocked_s} if blocked_s else {}
+    state_file(directory).write({"stage": "READY", **loop})
+    clock.move_on(silent_s)
     (replica,) = look(directory)
-    assert replica.condition == condition
-    assert ("event loop has not run for 31 s" in replica.why) == (condition == "stale")
+    assert replica.condition == ("stale" if why else "warm")
+    assert why in replica.why
+    assert bool(replica.why) == bool(why)
 
 
 def test_a_loop_that_compiles_before_ready_is_no_trouble(directory: Path):
@@ -723,12 +712,6 @@ def test_the_default_directory_is_where_replicas_write(monkeypatch: pytest.Monke
         found.append((default_directory(), str(_private_folders.state_folder())))
     assert [mine for mine, _ in found] == [theirs for _, theirs in found]
     assert found[0] != found[1]
-
-
-def test_the_environment_says_where_before_all_else(monkeypatch: pytest.MonkeyPatch):
-    """The same holds for replicas."""
-    monkeypatch.setenv("SERVE_WARM_STATE_DIR", "/run/warm/state")
-    assert default_directory() == "/run/warm/state"
 
 
 # --- the policy ----------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from click.testing import CliRunner, Result
 from prometheus_client.parser import text_string_to_metric_families
 
 from conftest import wait_until
+from processes import run_to_end
 from reports import FULL
 from serve_warm import metrics, node
 from serve_warm._state_file import StateFile
@@ -62,10 +63,6 @@ def replica_fixture(directory: Path) -> Iterator[Callable[..., StateFile]]:
         file.close()
 
 
-def ran(command: list[str | Path]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 @pytest.fixture(name="alone", scope="module")
 def alone_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file where no package is around it."""
@@ -75,7 +72,7 @@ def alone_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(name="probe")
 def probe_fixture(alone: Path, directory: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     command = [sys.executable, "-I", "-S", alone, "probe", "--state-dir", directory]
-    return lambda *options: ran([*command, *options])
+    return lambda *options: run_to_end([*command, *options])
 
 
 class Health(http.server.ThreadingHTTPServer):
@@ -186,14 +183,6 @@ def serve_fixture(directory: Path) -> Iterator[Callable[..., Node]]:
 
 
 # --- the probe -----------------------------------------------------------------------------
-def test_a_probe_before_anything_exists_is_no(probe):
-    """A missing directory means not ready, and is no failure, because each node starts this way."""
-    ended = probe(*NO_CHECKS)
-    assert (ended.returncode, ended.stderr) == (1, "")
-    assert ended.stdout.startswith("warm: no replica is on this node")
-    assert ended.stdout.count("\n") == 1
-
-
 def test_a_probe_is_yes_when_all_is_well(probe, replica, health):
     """The probe prints nothing. Its exit code is the answer."""
     replica()
@@ -203,14 +192,17 @@ def test_a_probe_is_yes_when_all_is_well(probe, replica, health):
     assert (raylet.asked, proxy.asked) == (1, 1)
 
 
-def test_a_probe_says_each_reason_in_a_line(probe, replica, health):
-    """Whatever a replica wrote, a line feed or an escape included."""
+def test_a_probe_says_each_reason_in_a_line(probe, replica, directory, health):
+    """Whatever a replica wrote, a line feed or an escape included. Data has each reason, too."""
     replica("r1", "FAILED", error="no\nsuch \x1b[2Kmodel")
     replica("r2", "REPLAYING", inputs_done=2, inputs_expected=6)
     proxy = health()
     proxy.status = 503
     ended = probe("--raylet", "none", "--proxy", proxy.url)
     lines = ended.stdout.splitlines()
+    (warm,) = json.loads(wrapped(directory, *NO_CHECKS, "--json").stdout)["checks"]
+    assert warm["check"] == "warm"
+    assert re.search(r"r1: FAILED: no such .*; app#Embedder r2: REPLAYING", warm["why"])
     assert ended.returncode == 1
     assert len(lines) == 3
     assert "r1: FAILED: no such \\x1b[2Kmodel" in lines[0]
@@ -283,15 +275,6 @@ def test_a_strict_probe_fails_for_flaws_of_ready_replicas(replica, directory):
     assert json.loads(data.stdout)["flaws"] == strict.output.splitlines()
 
 
-def test_data_has_each_reason(replica, directory):
-    replica("r1", "FAILED", error="no model")
-    replica("r2", "REPLAYING")
-    ended = wrapped(directory, *NO_CHECKS, "--json")
-    (warm,) = json.loads(ended.stdout)["checks"]
-    assert warm["check"] == "warm"
-    assert "r1: FAILED: no model; app#Embedder r2: REPLAYING" in warm["why"]
-
-
 def test_the_page_shows_the_data_that_is_printed(directory, health):
     """The example in docs/reference/node.md is the output for such a node, apart from seconds."""
     page = (Path(__file__).parents[1] / "docs" / "reference" / "node.md").read_text()
@@ -326,7 +309,7 @@ def test_a_probe_imports_next_to_nothing(alone, replica, directory, health):
     """Each of these modules takes longer to import than a whole probe."""
     replica("r1", metrics=metrics.as_data(FULL))
     options = ("--state-dir", directory, "--raylet", health().url, "--proxy", health().url)
-    ended = ran([sys.executable, "-I", "-S", "-X", "importtime", alone, "probe", *options])
+    ended = run_to_end([sys.executable, "-I", "-S", "-X", "importtime", alone, "probe", *options])
     imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
     slow = {"argparse", "collections", "contextlib", "enum", "json"}
     slow |= {"re", "socket", "threading", "typing", "urllib"}
@@ -336,14 +319,18 @@ def test_a_probe_imports_next_to_nothing(alone, replica, directory, health):
 
 
 def test_a_compiled_file_is_the_same_probe(alone, replica, directory, tmp_path):
-    """It must run with the same Python. Compiling the file takes half of a probe's time."""
+    """It must run with the same Python. Compiling the file takes half of a probe's time.
+
+    A missing directory means not ready, and is no failure, because each node starts this way.
+    """
     compiled = py_compile.compile(str(alone), str(tmp_path / "node.pyc"))
     command = [sys.executable, "-I", "-S", compiled, "probe", "--state-dir", directory, *NO_CHECKS]
-    before = ran(command)
+    before = run_to_end(command)
     replica()
-    after = ran(command)
+    after = run_to_end(command)
     assert (before.returncode, after.returncode) == (1, 0)
     assert before.stdout.startswith("warm: no replica is on this node")
+    assert (before.stdout.count("\n"), before.stderr) == (1, "")
 
 
 def test_options_are_read_with_and_without_an_equals_sign():
@@ -665,7 +652,7 @@ def test_drain_ends_by_itself(serve):
 
 def test_a_taken_port_is_said(serve, directory):
     port = str(serve().port)
-    ended = ran(server_command(directory, "--port", port))
+    ended = run_to_end(server_command(directory, "--port", port))
     assert ended.returncode == 1
     assert ended.stderr.startswith(f"error: port {port} of 127.0.0.1: ")
 
@@ -928,7 +915,7 @@ def test_a_stranger_gets_no_thread_while_all_are_busy(peers, pairs, monkeypatch)
 @pytest.mark.parametrize("said", ["nowhere", "10.0.0.1/8", "10.0.0.1,x"])
 def test_a_host_ip_that_is_none_is_wrong_usage(directory, said):
     """The error comes at once, not later under load."""
-    ended = ran(server_command(directory, "--host-ip", said))
+    ended = run_to_end(server_command(directory, "--host-ip", said))
     assert ended.returncode == 2
     assert "is not an IP address; use, for example, the value of status.hostIP" in ended.stderr
 

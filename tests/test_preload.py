@@ -96,15 +96,6 @@ def test_modes_that_an_import_set_are_on_the_thread_that_serves(process: Any, mo
         assert seat["facts"][name] == plain["facts"][name]
 
 
-@pytest.mark.long
-def test_a_seat_of_level_3_has_no_compiler(process: Any):
-    """Its imports do not bring Dynamo, which would cost a second and 100 MB."""
-    answer = process(imports=list(IMPORTS))
-    assert answer["use"]["hit"]
-    assert not answer["compiler"]
-    assert answer["frozen"] > 100_000  # Serve's own collection has little left to do
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("own", ["", "gc.disable()", "gc.set_threshold(5000, 20, 30)"])
 def test_no_garbage_is_collected_during_imports(process: Any, own: str):
@@ -127,12 +118,16 @@ def test_no_garbage_is_collected_during_imports(process: Any, own: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ticket", ["1", "2"])
-def test_threads_that_an_app_set_in_its_own_import_of_torch_are_noticed(process: Any, ticket: str):
-    """The app's module comes first, and imports torch itself."""
+@pytest.mark.parametrize(("ticket", "is_first"), [("1", True), ("2", True), ("2", False)])
+def test_threads_that_an_app_set_in_its_own_import_are_noticed(
+    process: Any, ticket: str, is_first: bool
+):
+    """With the threads of its ticket, a seat is of use. Else they may come from another count."""
     name = process.module("app_sets_threads", "import torch\ntorch.set_num_threads(3)\n")
-    answer = process(imports=[name, "torch"], omp="1", omp_of_ticket=ticket, facts=True)
+    imports = [name, "torch"] if is_first else ["torch", name]
+    answer = process(imports=imports, omp="1", omp_of_ticket=ticket, facts=True)
     assert answer["use"]["miss"] == ("" if ticket == "1" else "threads")
+    assert ("OMP_NUM_THREADS was set to 1 later" in answer["use"]["text"]) is (ticket == "2")
     assert answer["facts"]["fingerprint"]["app"]["threads"] == "3"
 
 
@@ -146,15 +141,6 @@ def test_threads_of_openblas_that_cannot_be_set_are_named(process: Any):
     assert [each["use"]["hit"] for each in answers] == [True, True]
     assert answers[0]["use"]["note"] == ""
     assert ("OpenBLAS keeps the thread count" in answers[1]["use"]["note"]) is has_openblas
-
-
-@pytest.mark.slow
-def test_threads_that_cannot_be_known_are_a_reason(process: Any):
-    """An import set them under another thread count, which it may have computed them from."""
-    name = process.module("app_sets_threads", "import torch\ntorch.set_num_threads(3)\n")
-    answer = process(imports=["torch", name], omp="1", omp_of_ticket="2")
-    assert answer["use"]["miss"] == "threads"
-    assert "OMP_NUM_THREADS was set to 1 later" in answer["use"]["text"]
 
 
 @pytest.mark.slow
@@ -216,14 +202,6 @@ def test_a_worker_without_a_ticket_imports_nothing(process: Any):
     assert answer["use"]["text"] == "seat: no (none): no seat was free"
 
 
-def test_a_seat_whose_file_cannot_be_written_is_no_hit(process: Any):
-    """The worker imported nothing, and its replica reports this."""
-    answer = process(imports=["colorsys"], no_file=True)
-    assert answer["use"]["miss"] == "failed"
-    assert "seat-" in answer["use"]["note"]
-    assert answer["loaded"] == []
-
-
 @pytest.mark.slow
 def test_a_ticket_that_hangs_holds_up_no_start(process: Any):
     """As on a dead network mount. The waiting thread imports nothing later."""
@@ -235,19 +213,20 @@ def test_a_ticket_that_hangs_holds_up_no_start(process: Any):
 
 
 @pytest.mark.parametrize(
-    ("ticket", "says"),
+    ("wrong", "says"),
     [
-        ({"colour": "red"}, "unknown fields: colour"),
-        ({"imports": None}, "TypeError: 'NoneType' object is not iterable"),
-        ({"offered_boot_s": "now"}, "could not convert string to float: 'now'"),
+        ({"change": {"colour": "red"}}, "unknown fields: colour"),
+        ({"change": {"imports": None}}, "TypeError: 'NoneType' object is not iterable"),
+        ({"change": {"offered_boot_s": "now"}}, "could not convert string to float: 'now'"),
+        ({"no_file": True}, "seat-"),
     ],
-    ids=["unknown", "not-a-list", "not-a-time"],
+    ids=["unknown", "not-a-list", "not-a-time", "no file of its own"],
 )
-def test_a_ticket_that_cannot_be_read_is_ignored_and_named(
-    process: Any, ticket: dict[str, Any], says: str
+def test_a_ticket_that_cannot_be_taken_is_ignored_and_named(
+    process: Any, wrong: dict[str, Any], says: str
 ):
-    """The worker continues as without a ticket."""
-    answer = process(imports=["colorsys"], change=ticket)
+    """The worker continues as without a ticket: it imported nothing, and its replica says why."""
+    answer = process(imports=["colorsys"], **wrong)
     assert answer["use"]["miss"] == "failed"
     assert says in answer["use"]["note"]
     assert answer["loaded"] == []
@@ -364,12 +343,17 @@ def fake_driver(tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_a_seat_touches_no_driver(process: Any, fake_driver: dict[str, str]):
-    """The replica's GPU is not known yet. The stand-in ends processes that open the driver."""
+    """The replica's GPU is not known yet. The stand-in ends processes that open the driver.
+
+    Imports of level 3 do not bring Dynamo either, which would cost a second and 100 MB.
+    """
     answer = process(imports=list(IMPORTS), own_environ=fake_driver)
     code = "import ctypes; ctypes.CDLL('libcuda.so.1')"
     environ = {**os.environ, **fake_driver}
     touched = subprocess.run([sys.executable, "-c", code], env=environ, check=False)
     assert answer["use"]["hit"]
+    assert not answer["compiler"]
+    assert answer["frozen"] > 100_000  # Serve's own collection has little left to do
     assert touched.returncode == 66
 
 

@@ -60,6 +60,11 @@ def row(*cells: object) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
+def page(*parts: str | Sequence[str]) -> str:
+    """Return tables and paragraphs, with an empty line between two of them."""
+    return "\n\n".join(part if isinstance(part, str) else "\n".join(part) for part in parts)
+
+
 def figures() -> str:
     """Return the first table of the README: three ways to start, and the floor."""
     result = load("text_embedder")
@@ -72,16 +77,13 @@ def figures() -> str:
     for name, of in named:
         compilers = f"{of.get('compiler_processes', 0):.0f}"
         lines.append(row(name, f"{of['to_proof_s']:.1f} s", f"{of['ready_s']:.1f} s", compilers))
-    lines += [
-        "",
-        (
-            f"`make bench`: medians of {repeats} interleaved runs on {machine['cpus']} shared "
-            f"cores ({machine['cpu']}), no GPU, torch {machine['torch']}, Ray {machine['ray']}, "
-            f"Python {machine['python']}. [Other ways to start, other models, GPUs]"
-            "(docs/benchmarks.md)."
-        ),
-    ]
-    return "\n".join(lines)
+    return page(
+        lines,
+        f"`make bench`: medians of {repeats} interleaved runs on {machine['cpus']} shared "
+        f"cores ({machine['cpu']}), no GPU, torch {machine['torch']}, Ray {machine['ray']}, "
+        f"Python {machine['python']}. [Other ways to start, other models, GPUs]"
+        "(docs/benchmarks.md).",
+    )
 
 
 def costs() -> str:
@@ -133,16 +135,11 @@ def example(name: str) -> str:
         lines.append(row(words, *took, *(f"{of[key]:.0f}" for key in counts)))
     repeats = sum(run["mode"] == "warm" for run in result["runs"])
     runs = "one run" if repeats == 1 else f"medians of {repeats} runs"
-    return "\n".join(
-        [
-            *lines,
-            "",
-            (
-                f"`serve-warm bench`, {runs} of each on {machine['cpus']} shared cores "
-                f"({machine['cpu']}) with other work, no GPU, torch {machine['torch']}, Ray "
-                f"{machine['ray']}, Python {machine['python']}."
-            ),
-        ]
+    return page(
+        lines,
+        f"`serve-warm bench`, {runs} of each on {machine['cpus']} shared cores "
+        f"({machine['cpu']}) with other work, no GPU, torch {machine['torch']}, Ray "
+        f"{machine['ray']}, Python {machine['python']}.",
     )
 
 
@@ -175,8 +172,8 @@ def seats() -> str:
     )
     machine, versions = found["machine"], found["versions"]
     loads = dict.fromkeys(f"{load:.0f}" for load in (min(found["load"]), max(found["load"])))
-    lines += [
-        "",
+    return page(
+        lines,
         (
             f"`make seats`: {found['starts']} rounds of all four starts on {machine['cpus']} "
             f"shared cores ({machine['cpu']}), load {' to '.join(loads)}, "
@@ -187,11 +184,10 @@ def seats() -> str:
             f"start on a plain worker. A seat uses {found['memory_bytes_per_seat'] / 1e6:.0f} MB "
             "of memory. In this figure, memory that several processes share is divided among them."
         ),
-        *(["", _scale_ups(found)] if "scale_s" in found else []),
-        *(["", _neighbour(found)] if "neighbour_s" in found else []),
-        *(["", *_seats_on_a_gpu(found["gpu"])] if found["gpu"] else []),
-    ]
-    return "\n".join(lines)
+        *([_scale_ups(found)] if "scale_s" in found else []),
+        *([_neighbour(found)] if "neighbour_s" in found else []),
+        *(_seats_on_a_gpu(found["gpu"]) if found["gpu"] else []),
+    )
 
 
 def _scale_ups(found: Mapping[str, Any]) -> str:
@@ -225,7 +221,7 @@ def _neighbour(found: Mapping[str, Any]) -> str:
     )
 
 
-def _seats_on_a_gpu(found: Mapping[str, Any]) -> list[str]:
+def _seats_on_a_gpu(found: Mapping[str, Any]) -> list[str | list[str]]:
     parts = ("process", "ray", "imports", "cuda", "weights", "passes", "ours")
     lines = [
         f"| on a GPU | start | median | {' | '.join(parts[:-1])} | serve_warm |",
@@ -243,7 +239,7 @@ def _seats_on_a_gpu(found: Mapping[str, Any]) -> list[str]:
         f"`python tests/gpu/seats_gpu.py`: level 3, {rounds} on one {machine['gpu']}, torch "
         f"{versions['torch']}, Ray {versions['ray']}."
     )
-    return [*lines, "", text]
+    return [lines, text]
 
 
 def imports() -> str:
@@ -518,16 +514,13 @@ def side_by_side(found: Mapping[str, Any]) -> str:
         )
         lines.append(row(title.split(",")[0], *cells))
     machine = found["machine"]
-    lines += [
-        "",
-        (
-            f"The table and the figure show medians of {found['repeats']} rounds on "
-            f"{machine['cpus']} shared cores ({machine['cpu']}), with {found['threads']} thread, "
-            f"without Ray, and without a GPU, for torch {machine['torch']} and Python "
-            f"{machine['python']}."
-        ),
-    ]
-    return "\n".join(lines)
+    return page(
+        lines,
+        f"The table and the figure show medians of {found['repeats']} rounds on "
+        f"{machine['cpus']} shared cores ({machine['cpu']}), with {found['threads']} thread, "
+        f"without Ray, and without a GPU, for torch {machine['torch']} and Python "
+        f"{machine['python']}.",
+    )
 
 
 def loading() -> str:
@@ -658,16 +651,13 @@ def probe_cost() -> str:
         cells = [f"{when[key]['p95']:.1f} ({when[key]['p50']:.1f})" for when in _times(result)]
         lines.append(row(name, *cells))
     loads = [[each["load_before"] for each in when.values()] for when in _times(result)]
-    lines += [
-        "",
-        (
-            f"`tests/benchmarks/bench_probe.py`: {result['replicas']} replicas, "
-            f"{result['probes']} probes and {result['questions']} requests of each kind, on "
-            f"{result['cpus']} shared cores with load averages of {max(loads[0]):.1f} and "
-            f"{max(loads[1]):.1f}, Python {result['versions']['python']}."
-        ),
-    ]
-    return "\n".join(lines)
+    return page(
+        lines,
+        f"`tests/benchmarks/bench_probe.py`: {result['replicas']} replicas, "
+        f"{result['probes']} probes and {result['questions']} requests of each kind, on "
+        f"{result['cpus']} shared cores with load averages of {max(loads[0]):.1f} and "
+        f"{max(loads[1]):.1f}, Python {result['versions']['python']}.",
+    )
 
 
 def _times(result: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -919,7 +909,7 @@ def yardstick() -> str:
         f"Of {sum(row['right'] for row in few)} right results "
         f"of 1, 2 and 10 numbers, {sum(row['refused'] for row in few)} were refused."
     )
-    return "\n".join([*lines, "", said])
+    return page(lines, said)
 
 
 def at_once_on_gpus() -> str:
@@ -962,8 +952,8 @@ def images() -> str:
         size = found["sizes_bytes"].get(step)
         lines.append(f"| {name} | {took} | {_size(size) if size else ''} |")
     build = found["build"]
-    lines += [
-        "",
+    return page(
+        lines,
         (
             f"One run of `{found['command']}` on {machine['cpus']} shared cores ({machine['cpu']}, "
             f"{machine['memory_bytes'] / 2**30:.0f} GiB, load {machine['load']:.0f}), with buildah "
@@ -971,7 +961,6 @@ def images() -> str:
             f"{versions['python']}, torch {versions['torch']} and Ray {versions['ray']}. Sizes are "
             "uncompressed, and each image includes the layers that it shares with other images."
         ),
-        "",
         (
             f"The build ran {build['compiler_processes']} compiler processes. In this build, the "
             f"proof ended after {build['to_proof_s']:.1f} s in the cold replica, and after "
@@ -981,8 +970,7 @@ def images() -> str:
             f"The runbooks contain {len(found['commands'])} commands for a pod. All of them were "
             "run in this container and ended with exit code 0."
         ),
-    ]
-    return "\n".join(lines)
+    )
 
 
 def _size(size_bytes: int) -> str:
@@ -1076,16 +1064,13 @@ def models_on_a_gpu() -> str:
                 f"| {title} | {name} | {took_s:.2f} | {took_s / cold_s:.2f} "
                 f"| {run['compiler_processes']} | {call_ms:.1f} | {run.get('verdict') or '–'} |"
             )
-    lines += [
-        "",
-        (
-            "`python tests/gpu/models_gpu.py --models vit_large,whisper_large --turns 1`: models "
-            f"in bfloat16 with CUDA graphs, on one {machine['gpu']} and {machine['cpus']} cores, "
-            f"one run of each system; torch {machine['torch']}, Python {machine['python']}. "
-            "`to proof` is measured from the end of model construction."
-        ),
-    ]
-    return "\n".join(lines)
+    return page(
+        lines,
+        "`python tests/gpu/models_gpu.py --models vit_large,whisper_large --turns 1`: models "
+        f"in bfloat16 with CUDA graphs, on one {machine['gpu']} and {machine['cpus']} cores, "
+        f"one run of each system; torch {machine['torch']}, Python {machine['python']}. "
+        "`to proof` is measured from the end of model construction.",
+    )
 
 
 SECTIONS = {

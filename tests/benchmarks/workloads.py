@@ -359,117 +359,93 @@ def tiny_inputs() -> list[Example]:
 
 REDUCE_OVERHEAD = {"mode": "reduce-overhead", "fullgraph": True, "dynamic": False}
 
+MINILM = Workload(
+    name="minilm",
+    title="MiniLM, 6 inputs",
+    build=build_minilm,
+    inputs=minilm_inputs,
+    tensor=lambda result: result.last_hidden_state,
+    libraries=("transformers",),
+)
+RESNET152 = Workload(
+    name="resnet152",
+    title="ResNet-152, 2 inputs",
+    build=build_resnet152,
+    inputs=resnet152_inputs,
+    tensor=lambda result: result.logits,
+    libraries=("transformers",),
+)
+RECIPE64 = Workload(
+    name="recipe64",
+    title="64-layer recipe, 2 inputs",
+    build=build_recipe64,
+    inputs=recipe64_inputs,
+)
+DECODER24 = Workload(
+    name="decoder24",
+    title="24-layer decoder, 2 inputs",
+    build=build_decoder24,
+    inputs=decoder24_inputs,
+)
+REGIONS = "64-layer recipe, compiled by region, 2 inputs"
+VIT = Workload(
+    name="vit_tiny",
+    title="a tiny ViT, bfloat16",
+    build=build_vit_tiny,
+    inputs=lambda: vit_inputs(2),
+    tensor=lambda result: result.logits.float(),
+    libraries=("transformers",),
+    tolerance=BFLOAT16_TOLERANCE,
+)
+WHISPER = replace(
+    VIT,
+    name="whisper_tiny",
+    title="a tiny Whisper, bfloat16",
+    build=build_whisper_tiny,
+    inputs=whisper_inputs,
+)
+
+
+def on_a_gpu(
+    of: Workload, name: str, title: str, *, graphs: bool = True, **changed: Any
+) -> Workload:
+    """Return a workload on a GPU, whose calls are captured as CUDA graphs unless told otherwise."""
+    arguments = REDUCE_OVERHEAD if graphs else of.arguments
+    return replace(
+        of, name=f"{name}_gpu", title=title, device="cuda", arguments=arguments, **changed
+    )
+
+
 ALL = {
     workload.name: workload
     for workload in (
-        Workload(
-            name="minilm",
-            title="MiniLM, 6 inputs",
-            build=build_minilm,
-            inputs=minilm_inputs,
-            tensor=lambda result: result.last_hidden_state,
-            libraries=("transformers",),
-        ),
-        Workload(
-            name="resnet152",
-            title="ResNet-152, 2 inputs",
-            build=build_resnet152,
-            inputs=resnet152_inputs,
-            tensor=lambda result: result.logits,
-            libraries=("transformers",),
-        ),
-        Workload(
-            name="recipe64",
-            title="64-layer recipe, 2 inputs",
-            build=build_recipe64,
-            inputs=recipe64_inputs,
-        ),
-        Workload(
-            name="decoder24",
-            title="24-layer decoder, 2 inputs",
-            build=build_decoder24,
-            inputs=decoder24_inputs,
-        ),
-        Workload(
-            name="recipe64_regions",
-            title="64-layer recipe, compiled by region, 2 inputs",
-            build=build_recipe64,
-            inputs=recipe64_inputs,
-            blocks=("Layer",),
-        ),
-        Workload(
-            name="resnet152_gpu",
-            title="ResNet-152, batch 32, CUDA graphs",
-            build=build_resnet152,
+        *(MINILM, RESNET152, RECIPE64, DECODER24),
+        replace(RECIPE64, name="recipe64_regions", title=REGIONS, blocks=("Layer",)),
+        on_a_gpu(
+            RESNET152,
+            "resnet152",
+            "ResNet-152, batch 32, CUDA graphs",
             inputs=lambda: [images(32)],
-            tensor=lambda result: result.logits,
-            libraries=("transformers",),
-            device="cuda",
-            arguments=REDUCE_OVERHEAD,
         ),
-        Workload(
-            name="recipe64_gpu",
-            title="64-layer recipe, 2 inputs on a GPU",
-            build=build_recipe64,
-            inputs=recipe64_inputs,
-            device="cuda",
+        on_a_gpu(RECIPE64, "recipe64", "64-layer recipe, 2 inputs on a GPU", graphs=False),
+        on_a_gpu(
+            RECIPE64, "recipe64_regions", f"{REGIONS} on a GPU", graphs=False, blocks=("Layer",)
         ),
-        Workload(
-            name="recipe64_regions_gpu",
-            title="64-layer recipe, compiled by region, 2 inputs on a GPU",
-            build=build_recipe64,
-            inputs=recipe64_inputs,
-            device="cuda",
-            blocks=("Layer",),
-        ),
-        Workload(
-            name="decoder24_gpu",
-            title="24-layer decoder, 2 inputs, CUDA graphs",
-            build=build_decoder24,
-            inputs=decoder24_inputs,
-            device="cuda",
-            arguments=REDUCE_OVERHEAD,
-        ),
-        Workload(
-            name="vit_large_gpu",
-            title="ViT-L, bfloat16, batch 32, CUDA graphs",
+        on_a_gpu(DECODER24, "decoder24", "24-layer decoder, 2 inputs, CUDA graphs"),
+        on_a_gpu(
+            VIT,
+            "vit_large",
+            "ViT-L, bfloat16, batch 32, CUDA graphs",
             build=build_vit_large,
             inputs=lambda: vit_inputs(32),
-            tensor=lambda result: result.logits.float(),
-            libraries=("transformers",),
-            device="cuda",
-            arguments=REDUCE_OVERHEAD,
-            tolerance=BFLOAT16_TOLERANCE,
         ),
-        Workload(
-            name="whisper_large_gpu",
-            title="Whisper of Whisper-large's size, bfloat16, 30 s of audio, CUDA graphs",
+        on_a_gpu(
+            WHISPER,
+            "whisper_large",
+            "Whisper of Whisper-large's size, bfloat16, 30 s of audio, CUDA graphs",
             build=build_whisper_large,
-            inputs=whisper_inputs,
-            tensor=lambda result: result.logits.float(),
-            libraries=("transformers",),
-            device="cuda",
-            arguments=REDUCE_OVERHEAD,
-            tolerance=BFLOAT16_TOLERANCE,
         ),
-        Workload(
-            name="vit_tiny",
-            title="a tiny ViT, bfloat16",
-            build=build_vit_tiny,
-            inputs=lambda: vit_inputs(2),
-            tensor=lambda result: result.logits.float(),
-            libraries=("transformers",),
-            tolerance=BFLOAT16_TOLERANCE,
-        ),
-        Workload(
-            name="whisper_tiny",
-            title="a tiny Whisper, bfloat16",
-            build=build_whisper_tiny,
-            inputs=whisper_inputs,
-            tensor=lambda result: result.logits.float(),
-            libraries=("transformers",),
-            tolerance=BFLOAT16_TOLERANCE,
-        ),
+        *(VIT, WHISPER),
         Workload(name="tiny", title="tiny, 2 inputs", build=build_tiny, inputs=tiny_inputs),
     )
 }

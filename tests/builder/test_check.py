@@ -19,6 +19,7 @@ import pytest
 import yaml
 from ray.serve._private import constants
 
+from processes import run_to_end
 from serve_warm.builder import check as checking
 from serve_warm.builder.app import load_application
 from serve_warm.builder.check import check, compare_stores
@@ -297,7 +298,6 @@ def test_the_yaml_says_how_many_requests_there_are_at_once(written):
     ],
 )
 def test_what_the_source_does_not_say_is_no_problem(written, inputs, more):
-    """Only running the class could show a problem, so `check` reports none."""
     assert found(written(with_inputs(inputs, more=more))).problems == ()
 
 
@@ -312,7 +312,6 @@ def test_what_the_source_does_not_say_is_no_problem(written, inputs, more):
     ],
 )
 def test_a_route_has_to_be_there(written, target, fix):
-    """The app of `@serve.ingress` says which requests it answers."""
     source = f"""
     @serve.deployment
     @serve.ingress(api)
@@ -469,8 +468,7 @@ def test_publishing_elsewhere_than_replicas_look_is_a_problem(written, tmp_path)
 
 # The command ----------------------------------------------------------------------------------
 def run_check(*arguments: str, command: str = "check") -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "serve_warm.cli", command, *arguments]
-    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=120)
+    return run_to_end([sys.executable, "-m", "serve_warm.cli", command, *arguments], timeout=120)
 
 
 @pytest.mark.long

@@ -8,7 +8,6 @@ In a process that lacks what such a Python lacks (`elsewhere.py`), since no such
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 
 from artifacts import packed_cache
 from command_line import KEY, MAIN, Ended, publish, trust_file_fixture  # noqa: F401 - fixtures
-from processes import HERE
+from processes import HERE, run_to_end
 from serve_warm.cli import COMMANDS, ON_MACOS, check_system
 from serve_warm.errors import ServeWarmError
 from serve_warm.stores.local import LocalStore
@@ -65,7 +64,7 @@ app = Scorer.bind()
 def elsewhere(*arguments: object, cwd: Path | None = None) -> Ended:
     """Run `elsewhere.py`."""
     command = [sys.executable, str(PROGRAM), *map(str, arguments)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+    ran = run_to_end(command, cwd=cwd)
     return Ended(code=ran.returncode, out=ran.stdout, err=ran.stderr)
 
 

@@ -121,16 +121,6 @@ def test_every_step_equals_the_full_forward_without_a_cache(model, slot, bucket)
     torch.testing.assert_close(torch.stack(logits), expected, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("bucket", [4, 8, 16])
-def test_padding_does_not_change_the_tokens(model, thread, bucket):
-    """A prompt is followed by the same tokens in whichever bucket it is taken in."""
-    slots = Slots(decoder_of(model, [bucket]), call=thread)
-
-    tokens = run(generated(slots, prompt(3), 12))
-
-    assert tokens == greedy(model, prompt(3), count=12)
-
-
 def test_what_a_slot_held_before_does_not_matter(model, slots):
     """A used cache gives the tokens of an empty one: no position is read before it is written."""
     for block in model.blocks:
@@ -172,10 +162,7 @@ def test_layers_positions_and_slots_share_compiled_code(model, thread):
 @pytest.mark.slow
 @pytest.mark.parametrize("step", ["prefill", "decode"])
 def test_a_step_writes_only_into_what_keeps_its_address(model, step):
-    """A step changes only buffers, which torch treats as static.
-
-    Otherwise torch captures no graph.
-    """
+    """A step changes only buffers, which are static for torch: else it captures no graph."""
     written: set[int] = set()
     static: set[int] = set()
 
@@ -202,10 +189,7 @@ def test_a_step_writes_only_into_what_keeps_its_address(model, step):
 
 
 def test_with_a_mode_each_step_is_compiled_whole(model):
-    """A step that becomes one CUDA graph contains all layers.
-
-    Blocks are not compiled separately.
-    """
+    """A step that becomes one CUDA graph contains all layers: no block is compiled alone."""
     whole = compiled(model, mode="reduce-overhead")
 
     owner = SimpleNamespace(model=whole)

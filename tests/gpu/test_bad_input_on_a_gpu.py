@@ -1,11 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs that are hard to capture: out of memory, with unsupported work, on other threads.
-
-To run it without Ray and without the rest of the suite:
-
-    PYTHONPATH=. python -m pytest tests/gpu --confcutdir tests/gpu
-"""
+"""CUDA graphs that are hard to capture: out of memory, with unsupported work, on other threads."""
 
 from __future__ import annotations
 

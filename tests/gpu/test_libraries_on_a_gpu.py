@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Libraries (level 3) compute on a real GPU, and their calls are captured as CUDA graphs.
 
-    PYTHONPATH=. python -m pytest tests/gpu/test_libraries_on_a_gpu.py --confcutdir tests/gpu
-
 tests/precompile/test_aoti_graphs.py has similar tests with a stand-in for CUDA.
 """
 

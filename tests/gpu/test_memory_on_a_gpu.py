@@ -1,11 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The report has the memory that torch holds on a real GPU, and counts captures in traffic.
-
-To run it without Ray and without the rest of the suite:
-
-    PYTHONPATH=. python -m pytest tests/gpu --confcutdir tests/gpu
-"""
+"""The report has the memory that torch holds on a real GPU, and counts captures in traffic."""
 
 from __future__ import annotations
 

@@ -1,11 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""On a real GPU, the watch sees every capture of a CUDA graph, and kernels and tuning too.
-
-To run it without Ray and without the rest of the suite:
-
-    PYTHONPATH=. python -m pytest tests/gpu --confcutdir tests/gpu
-"""
+"""On a real GPU, the watch sees every capture of a CUDA graph, and kernels and tuning too."""
 
 from __future__ import annotations
 

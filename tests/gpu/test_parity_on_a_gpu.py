@@ -1,11 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of entries against eager on a GPU capture nothing, and keep CUDA's random state.
-
-To run it without Ray and without the rest of the suite:
-
-    PYTHONPATH=. python -m pytest tests/gpu --confcutdir tests/gpu
-"""
+"""Checks of entries against eager on a GPU capture nothing, and keep CUDA's random state."""
 
 from __future__ import annotations
 

@@ -1,11 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Varied calls on a real GPU, where an index that is out of range ends the work of the process.
-
-To run it without Ray and without the rest of the suite:
-
-    PYTHONPATH=. python -m pytest tests/gpu --confcutdir tests/gpu
-"""
+"""Varied calls on a real GPU, where an index that is out of range ends the work of the process."""
 
 from __future__ import annotations
 
@@ -16,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpus import ON_A_GPU
+from processes import run_to_end
 
 pytestmark = ON_A_GPU
 
@@ -56,14 +52,7 @@ print(report["unvaried"], report["covered"], asyncio.run(app.embed([1] * 8, LAST
 
 def start(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Warm the application up in a process of its own, because a test may end its GPU's work."""
-    return subprocess.run(
-        [sys.executable, "-c", APPLICATION, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return run_to_end([sys.executable, "-c", APPLICATION, *arguments], cwd=ROOT, timeout=300)
 
 
 @pytest.mark.parametrize(

@@ -60,24 +60,19 @@ def values(notes: list[dict[str, Any]], key: str) -> list[Any]:
 
 
 def test_every_input_of_every_kind_of_handler_is_proven(apps):
-    """Async methods, batches, generators, streams, multiplexed models, HTTP: all are covered."""
-    report = apps["handlers"].ready().report()
+    """Async methods, batches, generators, streams, multiplexed models, HTTP: all are covered.
 
+    `.options(name=...)` changes the name in the report. The async constructor got the arguments.
+    """
+    app = apps["handlers"].ready()
+    report = app.report()
+
+    assert report["deployment"] == "Renamed"
+    assert app.call("embed", torch.ones(4)).tolist() == [4.5] * 4
     assert report["covered"] == {"expected": 7, "proven": 7}
     assert report["degraded"] == []
     # Its batches are declared in one size, and traffic forms the others too.
     assert "batches of requests to batched, always 4 of at most 4" in report["narrow"]
-
-
-def test_options_and_bound_arguments_reach_the_deployment(apps):
-    """`.options(name=...)` changes the name in the report.
-
-    The async constructor got the arguments.
-    """
-    app = apps["handlers"].ready()
-
-    assert app.report()["deployment"] == "Renamed"
-    assert app.call("embed", torch.ones(4)).tolist() == [4.5] * 4
 
 
 @pytest.mark.parametrize(
@@ -134,10 +129,16 @@ def sync_calls_have_threads() -> bool:
 
 
 def test_sync_handlers_are_warm_and_warned_about(apps):
-    """A `def` handler gets ready; a warning says what many threads risk and how to end that."""
+    """A `def` handler gets ready; a warning says what many threads risk and how to end that.
+
+    Code that was compiled from one thread serves the threads of later requests.
+    """
     app = apps["sync"].ready()
+    answer = requests.get(app.url + "?length=4", timeout=400).json()
     report = app.report()
 
+    assert answer == [3.0] * 4
+    assert report["after_ready"]["compiles"] == 0
     assert report["covered"] == {"expected": 2, "proven": 2}
     assert len(report["warnings"]) == sync_calls_have_threads()
     for warning in report["warnings"]:
@@ -156,22 +157,16 @@ def test_sync_generators_run_to_their_end_where_serve_runs_them(apps):
     assert on_loop is not sync_calls_have_threads()
 
 
-def test_sync_handlers_answer_without_compiling(apps):
-    """Code that was compiled from one thread serves the threads of later requests."""
-    app = apps["sync"].ready()
-
-    answer = requests.get(app.url + "?length=4", timeout=400).json()
-
-    assert answer == [3.0] * 4
-    assert app.report()["after_ready"]["compiles"] == 0
-
-
 # --- FastAPI ----------------------------------------------------------------------------------
 
 
 def test_routes_are_replayed_through_the_app(apps):
-    """`async def` routes run on the loop. `def` routes do not, which is warned about."""
+    """`async def` routes run on the loop. `def` routes do not, which is warned about.
+
+    Requests of the inputs' shapes, sent through Serve's proxy, run compiled code.
+    """
     app = apps["routes"].ready()
+    answers = [app.post(path, json={"values": [1.0, 2.0]}).json() for path in ("/async", "/sync")]
     notes = app.call("noted")
     loop = app.call("loop_thread")
     threads = {route: set() for route in ("async", "sync")}
@@ -180,6 +175,8 @@ def test_routes_are_replayed_through_the_app(apps):
             threads[note["route"]].add(note["thread"])
 
     report = app.report()
+    assert answers == [[3.0, 6.0]] * 2
+    assert report["after_ready"]["compiles"] == 0
     assert report["covered"] == {"expected": 3, "proven": 3}
     assert threads["async"] == {loop}
     assert loop not in threads["sync"]
@@ -194,16 +191,6 @@ def test_streaming_routes_are_replayed_with_query_and_headers(apps):
 
     ended = [note for note in notes if "ended" in note]
     assert ended[:PASSES] == [{"ended": 3, "client": "warm-up"}] * PASSES
-
-
-def test_routes_answer_without_compiling(apps):
-    """Requests of the inputs' shapes, sent through Serve's proxy, run compiled code."""
-    app = apps["routes"].ready()
-
-    answers = [app.post(path, json={"values": [1.0, 2.0]}).json() for path in ("/async", "/sync")]
-
-    assert answers == [[3.0, 6.0]] * 2
-    assert app.report()["after_ready"]["compiles"] == 0
 
 
 # --- the model thread, and warm_up() called by hand -------------------------------------------
@@ -225,26 +212,19 @@ def test_the_model_thread_makes_all_compiled_calls(apps):
 
 
 def test_there_is_one_warm_up_whoever_asks_for_it(apps):
-    """Two callers in `__init__` and the hook share one warm-up. Only the hook makes it ready."""
+    """Two callers in `__init__` and the hook share one warm-up. Only the hook makes it ready.
+
+    Later, `warm_up()` from a handle or from another event loop is answered with the same start.
+    """
     app = apps["one_thread"].ready()
 
     reports = [*app.call("joined"), app.report()]
+    reports += [app.call("warm_up"), app.call("warm_up_on_another_loop")]
 
     assert len(values(app.call("noted"), "asked_for_inputs")) == 1
     assert len({report["started_unix"] for report in reports}) == 1
-    assert [report["stage"] for report in reports] == ["PROVING", "PROVING", "READY"]
-    assert [report["covered"] for report in reports] == [{"expected": 1, "proven": 1}] * 3
-
-
-def test_warm_up_after_ready_returns_the_report(apps):
-    """From a handle or from another event loop, `warm_up()` is answered with the same start."""
-    app = apps["one_thread"].ready()
-
-    reports = [app.call("warm_up"), app.call("warm_up_on_another_loop")]
-
-    assert [r["stage"] for r in reports] == ["READY"] * 2
-    assert [r["started_unix"] for r in reports] == [app.report()["started_unix"]] * 2
-    assert len(values(app.call("noted"), "asked_for_inputs")) == 1
+    assert [report["stage"] for report in reports] == ["PROVING"] * 2 + ["READY"] * 3
+    assert [report["covered"] for report in reports] == [{"expected": 1, "proven": 1}] * 5
 
 
 # --- the decorator ----------------------------------------------------------------------------
@@ -319,35 +299,30 @@ def test_reconfigure_is_called_through_its_whole_family_before_the_inputs(apps):
 
 
 def test_rank_aware_reconfigure_of_a_base_behind_the_mixin_is_called(apps):
-    """The mixin stands first and hides nothing; Serve passes None where there is no config."""
+    """The mixin stands first and hides nothing; Serve passes None where there is no config.
+
+    The same holds for a FastAPI class, and each is called once.
+    """
     notes = apps["behind_mixin"].ready().call("noted")
+    of_ingress = apps["routes"].ready().call("noted")
 
     assert notes == [{"base": None}, {"ranked": None, "has_rank": True}]
-
-
-def test_rank_aware_reconfigure_of_an_ingress_is_called_without_user_config(apps):
-    """A FastAPI class that names `rank` gets it, with None for the config, once."""
-    notes = apps["routes"].ready().call("noted")
-
-    assert [n for n in notes if "reconfigured" in n] == [{"reconfigured": None, "has_rank": True}]
+    asked = [n for n in of_ingress if "reconfigured" in n]
+    assert asked == [{"reconfigured": None, "has_rank": True}]
 
 
 def test_sync_reconfigure_runs_where_serve_runs_it(apps):
-    """Serve's own place for a `def reconfigure`; the config comes without our key."""
+    """Serve's own place for a `def reconfigure`; the config comes without our key.
+
+    `self.reconfigure(...)` in `__init__` or a handler runs at once and returns its value.
+    """
     app = apps["sync_configured"].ready()
     notes = app.call("noted")
 
     (called,) = [n for n in notes if n.get("config") == {"scale": 1}]
-    on_loop = called["thread"] == app.call("loop_thread")
-    assert on_loop is not sync_calls_have_threads()
-
-
-def test_reconfigure_can_be_called_by_the_class_itself(apps):
-    """`self.reconfigure(...)` in `__init__` or a handler runs at once and returns its value."""
-    app = apps["sync_configured"].ready()
-    notes = app.call("noted")
-
-    assert notes[0] == {"config": {"from": "__init__"}, "thread": app.call("loop_thread")}
+    loop = app.call("loop_thread")
+    assert (called["thread"] == loop) is not sync_calls_have_threads()
+    assert notes[0] == {"config": {"from": "__init__"}, "thread": loop}
     assert app.call("what_it_returned") == "returned"
 
 

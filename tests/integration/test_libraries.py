@@ -108,22 +108,16 @@ def without_compiler(cluster, store) -> Any:
 
 
 def test_a_build_proves_each_level_apart(store):
-    """The last round trip used only the libraries."""
+    """The last round trip used only the libraries. The build says which library it makes."""
     _, built, told = store
 
     trips = {name for name in built.seconds if name.startswith("round trip")}
     assert trips == {"round trip", "round trip, libraries", "round trips"}
     assert any("; round trip, libraries: " in text for text in told), "one after the other"
+    assert "pack: tracing library 2 of 2" in told  # all at first, while C++ compilers run
     assert sorted(built.parts) == ["cache", "exported"]
     assert [use["level"] for use in built.round_trip["entries"]] == [3, 3]
     assert built.round_trip["compiler_imported"] == ""
-
-
-def test_a_build_says_which_library_it_makes(store):
-    """All are traced first, while C++ compilers run."""
-    _, _, told = store
-
-    assert "pack: tracing library 2 of 2" in told
 
 
 def test_a_replica_is_proven_without_any_compiler(without_compiler):

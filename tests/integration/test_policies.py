@@ -44,14 +44,6 @@ def apps(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 # --- traffic that was not declared ------------------------------------------------------------
 
 
-def test_user_config_with_our_key_alone_needs_no_reconfigure(apps):
-    """A class without reconfigure takes `user_config: {warmup: ...}`, and is warm."""
-    report = apps["count"].ready().report()
-
-    assert not hasattr(shapes.Embedder.func_or_class, "reconfigure")
-    assert report["covered"] == {"expected": 2, "proven": 2}
-
-
 def test_an_undeclared_shape_is_counted_with_reason_and_signature(apps):
     """`after_ready: count`: it is answered, and the report names the guard and the input."""
     app = apps["count"].ready()

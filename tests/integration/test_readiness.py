@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from processes import run_to_end
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,14 +28,8 @@ def test_a_row_of_each_kind_is_right(tmp_path: Path):
     """The program has a cluster of its own."""
     file = tmp_path / "readiness.json"
 
-    ended = subprocess.run(
-        [sys.executable, "tests/benchmarks/readiness.py", "--json", str(file), *ROWS],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=570,
-    )
+    command = [sys.executable, "tests/benchmarks/readiness.py", "--json", file, *ROWS]
+    ended = run_to_end(command, cwd=ROOT, timeout=570)
 
     rows = {row["name"]: row for row in json.loads(file.read_text())["rows"]}
     assert {name: row["kind"] for name, row in rows.items()} == ROWS

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ import pytest
 import ray
 
 from integration import apps as shapes
+from processes import run_to_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,16 +28,8 @@ def test_the_replicas_of_a_cluster_tell_their_starts(start: Callable[..., App], 
     app = start(shapes.Caller.bind(shapes.Handlers.bind(0.5, ids=()))).ready()
     address = ray.get_runtime_context().gcs_address
 
-    ran = subprocess.run(
-        [
-            *(sys.executable, "-m", "serve_warm.cli", "report", "--address", address),
-            *("--json", str(tmp_path / "starts.json")),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    command = [sys.executable, "-m", "serve_warm.cli", "report", "--address", address]
+    ran = run_to_end([*command, "--json", tmp_path / "starts.json"], timeout=200)
 
     assert ran.returncode == 0, ran.stderr
     starts = [

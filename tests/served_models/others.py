@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,11 @@ from served_models.seen_and_heard import VISION
 from served_models.text import BERT, TEXT
 
 LLAMA = transformers_model("Llama", TEXT, "ForCausalLM")
+
+sentences = functools.partial(Row, library="sentence-transformers")
+graphs = functools.partial(Row, library="torch_geometric")
+quantised = functools.partial(Row, library="torchao")
+clip = functools.partial(Row, library="open_clip")
 
 
 def _picture(_: Any, more: int) -> tuple[Any, ...]:
@@ -168,24 +174,10 @@ def _splade() -> Any:
 
 
 SENTENCES = [
-    Row(
-        name="sentence embedder",
-        library="sentence-transformers",
-        make=_embedder,
-        call=_features,
-        shapes=TWO,
-    ),
-    Row(
-        name="sentence embedder, projected",
-        library="sentence-transformers",
-        make=_projected,
-        call=_features,
-        shapes=DYNAMIC,
-    ),
-    Row(
-        name="reranker", library="sentence-transformers", make=Reranker, call=masked, shapes=DYNAMIC
-    ),
-    Row(name="splade", library="sentence-transformers", make=_splade, call=_features),
+    sentences(name="sentence embedder", make=_embedder, call=_features, shapes=TWO),
+    sentences(name="sentence embedder, projected", make=_projected, call=_features, shapes=DYNAMIC),
+    sentences(name="reranker", make=Reranker, call=masked, shapes=DYNAMIC),
+    sentences(name="splade", make=_splade, call=_features),
 ]
 
 
@@ -244,17 +236,11 @@ def _pyg(name: str) -> Callable[[], Any]:
 
 
 GRAPHS = [
-    Row(name="gcn", library="torch_geometric", make=_pyg("GCN"), call=_graph, shapes=TWO),
-    Row(name="gat", library="torch_geometric", make=_pyg("GAT"), call=_graph),
-    Row(
-        name="graphsage",
-        library="torch_geometric",
-        make=_pyg("GraphSAGE"),
-        call=_graph,
-        shapes=DYNAMIC,
-    ),
-    Row(name="rgcn", library="torch_geometric", make=TypedGraph, call=_typed_graph),
-    Row(name="graph classifier", library="torch_geometric", make=GraphClassifier, call=_graphs),
+    graphs(name="gcn", make=_pyg("GCN"), call=_graph, shapes=TWO),
+    graphs(name="gat", make=_pyg("GAT"), call=_graph),
+    graphs(name="graphsage", make=_pyg("GraphSAGE"), call=_graph, shapes=DYNAMIC),
+    graphs(name="rgcn", make=TypedGraph, call=_typed_graph),
+    graphs(name="graph classifier", make=GraphClassifier, call=_graphs),
 ]
 
 
@@ -276,25 +262,14 @@ def _dynamically() -> Any:
 
 
 QUANTISED = [
-    Row(
-        name="int8 weights",
-        library="torchao",
-        make=_quantised("Int8WeightOnlyConfig"),
-        call=no_cache,
-    ),
-    Row(
+    quantised(name="int8 weights", make=_quantised("Int8WeightOnlyConfig"), call=no_cache),
+    quantised(
         name="int8 weights and activations",
-        library="torchao",
         make=_quantised("Int8DynamicActivationInt8WeightConfig"),
         call=no_cache,
     ),
-    Row(
-        name="float8 weights",
-        library="torchao",
-        make=_quantised("Float8WeightOnlyConfig"),
-        call=no_cache,
-    ),
-    Row(name="quantize_dynamic", library="torchao", make=_dynamically, call=masked),
+    quantised(name="float8 weights", make=_quantised("Float8WeightOnlyConfig"), call=no_cache),
+    quantised(name="quantize_dynamic", make=_dynamically, call=masked),
 ]
 
 CLIP: dict[str, Any] = {
@@ -342,16 +317,11 @@ def _images(_: Any, more: int) -> tuple[Any, ...]:
 
 
 OPEN_CLIP = [
-    Row(name="open_clip", library="open_clip", make=_clip(), call=_pairs, shapes=TWO),
-    Row(
-        name="open_clip, images",
-        library="open_clip",
-        make=_clip(),
-        call=_images,
-        shapes=DYNAMIC,
-        method="encode_image",
+    clip(name="open_clip", make=_clip(), call=_pairs, shapes=TWO),
+    clip(
+        name="open_clip, images", make=_clip(), call=_images, shapes=DYNAMIC, method="encode_image"
     ),
-    Row(name="coca", library="open_clip", make=_coca, call=_pairs),
+    clip(name="coca", make=_coca, call=_pairs),
 ]
 
 ROWS = [*TIMM, *PEFT, *SENTENCES, *GRAPHS, *QUANTISED, *OPEN_CLIP]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from served_models.diffusion import UNET
+from served_models.others import graphs, quantised
 from served_models.rows import (
     DYNAMIC,
     TWO,
@@ -18,8 +19,15 @@ from served_models.rows import (
     transformers_model,
     transformers_row,
 )
-from served_models.seen_and_heard import IMAGE_TOKEN, STAGES, VISION, WAVES
-from served_models.text import BART, BERT, HEADS, TEXT
+from served_models.seen_and_heard import (
+    AROUND_IMAGES,
+    IMAGE_TOKEN,
+    STAGES,
+    TEXT_IN_SPACE,
+    VISION,
+    WAVES,
+)
+from served_models.text import BART, BERT, HEADS, SIZES, TEXT
 
 
 def _right_padded(_: Any, more: int) -> dict[str, Any]:
@@ -403,14 +411,7 @@ SEEN_AND_READ = [
         "qwen2.5-vl",
         "Qwen2_5_VL",
         {
-            "text_config": {
-                **TEXT,
-                "rope_parameters": {
-                    "rope_type": "default",
-                    "rope_theta": 1e4,
-                    "mrope_section": [1, 1, 2],
-                },
-            },
+            "text_config": TEXT_IN_SPACE,
             "vision_config": {
                 "depth": 2,
                 "hidden_size": 32,
@@ -421,10 +422,7 @@ SEEN_AND_READ = [
                 "window_size": 32,
                 "fullatt_block_indexes": [1],
             },
-            "image_token_id": IMAGE_TOKEN,
-            "vision_start_token_id": 62,
-            "vision_end_token_id": 61,
-            "video_token_id": 60,
+            **AROUND_IMAGES,
         },
         _picture_of_patches,
         "ForConditionalGeneration",
@@ -509,10 +507,7 @@ def _parakeet() -> Any:
     import transformers
 
     encoder = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
+        **SIZES,
         "conv_kernel_size": 5,
         "subsampling_conv_channels": 8,
         "num_mel_bins": 16,
@@ -711,28 +706,19 @@ OTHERS = [
         "timesfm",
         "TimesFm2_5",
         {
+            **SIZES,
             "patch_length": 8,
             "context_length": 64,
             "horizon_length": 8,
-            "num_hidden_layers": 2,
-            "hidden_size": 32,
-            "intermediate_size": 48,
             "head_dim": 8,
-            "num_attention_heads": 4,
             "num_key_value_heads": 4,
             "output_quantile_len": 16,
         },
         _series,
         "ModelForPrediction",
     ),
-    Row(
-        name="graph of users and items",
-        library="torch_geometric",
-        make=Shop,
-        call=_purchases,
-        shapes=TWO,
-    ),
-    Row(name="int8 activations, int4 weights", library="torchao", make=_int4, call=_prompts),
+    graphs(name="graph of users and items", make=Shop, call=_purchases, shapes=TWO),
+    quantised(name="int8 activations, int4 weights", make=_int4, call=_prompts),
 ]
 
 ROWS = [*WRITTEN, *SEEN, *SEEN_AND_READ, *HEARD, *DRAWN_AND_ADAPTED, *OTHERS]

@@ -9,22 +9,12 @@ from typing import Any
 import torch
 
 from served_models.rows import DYNAMIC, TWO, Row, ids, image, transformers_row, waveform
-from served_models.text import BART, BERT, HEADS, TEXT
+from served_models.text import BART, BERT, HEADS, SIZES, TEXT
 
-VISION: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "image_size": 32,
-    "patch_size": 8,
-}
+VISION = {**SIZES, "image_size": 32, "patch_size": 8}
 WAVES: dict[str, Any] = {
+    **SIZES,
     "vocab_size": 32,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
     "conv_dim": [8, 8],
     "conv_kernel": [10, 3],
     "conv_stride": [5, 2],
@@ -34,6 +24,14 @@ WAVES: dict[str, Any] = {
 }
 STAGES = {"image_size": 32, "patch_size": 2, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2]}
 IMAGE_TOKEN = 63
+AROUND_IMAGES = {
+    "image_token_id": IMAGE_TOKEN,
+    "video_token_id": 60,
+    "vision_start_token_id": 62,
+    "vision_end_token_id": 61,
+}
+ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+TEXT_IN_SPACE = {**TEXT, "rope_parameters": ROPE}
 WHISPER = {
     **{key: value for key, value in BART.items() if key != "max_position_embeddings"},
     "num_mel_bins": 8,
@@ -275,14 +273,7 @@ IMAGES_AND_TEXT = [
         "qwen2-vl",
         "Qwen2VL",
         {
-            "text_config": {
-                **TEXT,
-                "rope_parameters": {
-                    "rope_type": "default",
-                    "rope_theta": 1e4,
-                    "mrope_section": [1, 1, 2],
-                },
-            },
+            "text_config": TEXT_IN_SPACE,
             "vision_config": {
                 "depth": 2,
                 "embed_dim": 32,
@@ -291,10 +282,7 @@ IMAGES_AND_TEXT = [
                 "mlp_ratio": 2,
                 "patch_size": 8,
             },
-            "image_token_id": IMAGE_TOKEN,
-            "vision_start_token_id": 62,
-            "vision_end_token_id": 61,
-            "video_token_id": 60,
+            **AROUND_IMAGES,
         },
         _grid,
         "ForConditionalGeneration",

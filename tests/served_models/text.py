@@ -16,23 +16,26 @@ from served_models.rows import (
     transformers_row,
 )
 
-TEXT: dict[str, Any] = {
-    "vocab_size": 64,
+SIZES: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "intermediate_size": 48,
+}
+"""Also of models for images and for audio."""
+TOKENS: dict[str, Any] = {
+    "vocab_size": 64,
     "max_position_embeddings": 64,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+BERT = {**SIZES, **TOKENS}
+TEXT = {**BERT, "num_key_value_heads": 2}
 HEADS = {**TEXT, "head_dim": 8}
-BERT = {key: value for key, value in TEXT.items() if key != "num_key_value_heads"}
 EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4, "num_experts": 4}
 BART = {
-    "vocab_size": 64,
+    **TOKENS,
     "d_model": 32,
     "encoder_layers": 2,
     "decoder_layers": 2,
@@ -40,10 +43,6 @@ BART = {
     "decoder_attention_heads": 4,
     "encoder_ffn_dim": 48,
     "decoder_ffn_dim": 48,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
     "decoder_start_token_id": 1,
     "forced_eos_token_id": 2,
 }

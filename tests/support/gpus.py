@@ -1,6 +1,11 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The pytest marks of the modules in tests/gpu, and a model for them."""
+"""The pytest marks of the modules in tests/gpu, and a model for them.
+
+To run these modules without Ray and without the rest of the suite:
+
+    PYTHONPATH=. python -m pytest tests/gpu --confcutdir tests/gpu
+"""
 
 from __future__ import annotations
 

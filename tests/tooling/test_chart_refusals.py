@@ -129,7 +129,6 @@ def test_what_is_near_to_a_mistake_is_rendered(name: str, engine: str) -> None:
 
 
 def test_all_mistakes_are_said_at_once() -> None:
-    """One run shows all three mistakes."""
     values = laid_over(
         MINIMAL, {**BUCKET, "image": {"tag": "latest"}, "networkPolicy": {"enabled": True}}
     )

@@ -106,7 +106,6 @@ def overlaps(board: dict[str, Any]) -> Iterator[str]:
 
 
 def test_the_dashboard_passes_the_lint() -> None:
-    """The lint finds no problem."""
     assert list(problems(BOARD)) == []
 
 

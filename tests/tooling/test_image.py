@@ -167,7 +167,6 @@ def test_the_environment_is_where_it_was_made():
 
 
 def test_variables_are_settings():
-    """serve_warm reads each variable that an image sets for it."""
     among = stages(CODE)
     names = {
         name for rest in inherited("ENV", "app", among) for name in re.findall(r"(\w+)=", rest)

@@ -277,7 +277,6 @@ def modules() -> Iterator[tuple[str, str, bool]]:
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_the_package_keeps_its_structure(check: Callable[..., Iterator[str]]) -> None:
-    """No module breaks a rule of the table."""
     skipped = {""} if check is layer_violations else set()  # `__init__` names all modules, lazily
 
     violations = [

@@ -58,7 +58,6 @@ def test_committed_results_show_what_is_claimed(name):
 
 
 def test_the_models_that_reach_level_2_are_counted_as_found():
-    """The guide's sentence has the numbers of the committed run."""
     rows = figures.load("architectures")["rows"]
 
     assert f"[{figures.served(rows, 2)} of {figures.ran(rows, 2)} tiny models]" in SENTENCES
@@ -100,7 +99,6 @@ def test_the_inputs_that_the_guide_writes_are_inputs():
 
 
 def test_the_committed_transfer_is_within_its_limits():
-    """The pull that `make bench` measured meets its limits."""
     result = figures.load("transfer")
 
     assert result["times_a_single_stream"] >= result["limits"]["times_a_single_stream"] == 4
@@ -220,7 +218,6 @@ def test_the_files_of_the_readme_are_there_to_run(name):
 
 
 def test_python_blocks_are_python():
-    """Every Python block of the README and the guide parses."""
     blocks = re.findall(r"```python\n(.*?)```", README + GUIDE, re.DOTALL)
     blocks.append(readme_files.after(readme_files.diffs(README)["app.py"]))
 

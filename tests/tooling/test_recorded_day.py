@@ -199,7 +199,6 @@ def test_a_panel_shows_the_right_numbers(recorded: Prometheus, title: str, sink:
 
 
 def test_every_panel_has_its_numbers() -> None:
-    """No panel is left out above."""
     assert [panel["title"] for panel in drawn(BOARD)] == list(PANELS)
 
 

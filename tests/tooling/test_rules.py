@@ -74,19 +74,20 @@ def labelled(key: str) -> str:
     return selector("", tuple(zip(names, key.split("/"), strict=False)))
 
 
-def promtool(tmp_path: Path, case: Case, tests: dict[str, list]) -> str:
-    """Return the output of failed checks; empty if all results are as expected."""
+def promtool(tmp_path: Path, *given: tuple[Case, dict[str, list]]) -> str:
+    """Return the output of failed checks of cases; empty if all results are as expected."""
     command = require("promtool", "apt-get install prometheus (.ci/install-components)")
-    given = {
+    test = {
         "rule_files": [str(RULES / "serve-warm.yaml")],
-        "evaluation_interval": case.evaluated,
+        "evaluation_interval": given[0][0].evaluated,
         "group_eval_order": [group["name"] for group in rules.GROUPS],
         "tests": [
-            {"interval": "1m", "input_series": as_promtool(case.series(), case.minutes), **tests}
+            {"interval": "1m", "input_series": as_promtool(case.series(), case.minutes), **checks}
+            for case, checks in given
         ],
     }
     file = tmp_path / "test.yaml"
-    file.write_text(json.dumps(given))  # JSON is valid YAML
+    file.write_text(json.dumps(test))  # JSON is valid YAML
     ended = run_to_end([command, "test", "rules", str(file)])
     return "" if ended.returncode == 0 else ended.stdout + ended.stderr
 
@@ -685,64 +686,49 @@ def asked(name: str) -> str:
     return f"max by ({'replica' if name.startswith('replica:') else BY}) ({name})"
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_rules_say_what_became_of_a_fleet(case: Case, tmp_path: Path) -> None:
-    """The results equal the expectations of the case."""
-    expressions = [
-        {
-            "expr": asked(name),
-            "eval_time": f"{minute}m",
-            "exp_samples": [
-                {"labels": labelled(key), "value": value} for key, value in values.items()
-            ],
-        }
-        for name, at in case.expected.items()
-        for minute, values in at.items()
-    ]
-
-    wrong = promtool(tmp_path, case, {"promql_expr_test": expressions})
-
-    assert wrong == "", f"{case.says}\n{wrong}"
-
-
 BUILD = "serve_warm-0a1b2c3d"
 """A name like that of the application that `serve-warm build --address` starts."""
 
 
-def of_application(case: Case, name: str) -> Case:
-    """Return a case whose replicas belong to another application."""
+def of_a_build(case: Case) -> Case:
+    """Return a case whose replicas belong to a build, and which then has no results.
+
+    Alerts that name no application have results as before.
+    """
     others = tuple(
-        (series, labels | ({"application": name} if "application" in labels else {}), values)
+        (series, labels | ({"application": BUILD} if "application" in labels else {}), values)
         for series, labels, values in case.others
     )
-    replicas = tuple(dataclasses.replace(each, application=name) for each in case.replicas)
-    return dataclasses.replace(case, replicas=replicas, others=others)
-
-
-def of_replicas(case: Case) -> list[str]:
-    """Return the records of a case, and its alerts that name an application."""
-    return [
-        name
+    replicas = tuple(dataclasses.replace(each, application=BUILD) for each in case.replicas)
+    expected = {
+        name: dict.fromkeys(at, NOBODY)
         for name, at in case.expected.items()
         if any(not key.startswith("at=") for values in at.values() for key in values)
-    ]
+    }
+    return dataclasses.replace(case, replicas=replicas, others=others, expected=expected)
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in CASES if of_replicas(case)], ids=lambda case: case.id
-)
-def test_rules_say_nothing_of_a_build(case: Case, tmp_path: Path) -> None:
-    """No record and no alert has the application of a build, whatever happens to its replicas."""
-    names = of_replicas(case)
-    expressions = [
-        {"expr": asked(name), "eval_time": f"{minute}m", "exp_samples": []}
-        for name in names
-        for minute in case.expected[name]
-    ]
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_rules_say_what_became_of_a_fleet(case: Case, tmp_path: Path) -> None:
+    """The results equal the expectations of the case, and there are none of a build."""
+    given = []
+    for each in (case, of_a_build(case)):
+        checks = [
+            {
+                "expr": asked(name),
+                "eval_time": f"{minute}m",
+                "exp_samples": [
+                    {"labels": labelled(key), "value": value} for key, value in values.items()
+                ],
+            }
+            for name, at in each.expected.items()
+            for minute, values in at.items()
+        ]
+        given.append((each, {"promql_expr_test": checks}))
 
-    wrong = promtool(tmp_path, of_application(case, BUILD), {"promql_expr_test": expressions})
+    wrong = promtool(tmp_path, *given)
 
-    assert wrong == ""
+    assert wrong == "", f"{case.says}\n{wrong}"
 
 
 def test_a_build_is_called_as_the_rules_expect() -> None:
@@ -809,7 +795,7 @@ def test_an_alert_reads_well(name: str, tmp_path: Path) -> None:
     }
     test = {"alertname": name, "eval_time": f"{minute}m", "exp_alerts": [expected]}
 
-    wrong = promtool(tmp_path, case, {"alert_rule_test": [test]})
+    wrong = promtool(tmp_path, (case, {"alert_rule_test": [test]}))
 
     assert wrong == ""
 

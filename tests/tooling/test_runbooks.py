@@ -64,7 +64,6 @@ def test_a_runbook_says_what_is_needed_at_night(name: str) -> None:
 
 
 def test_its_commands_exist() -> None:
-    """Each `serve-warm` command in the runbooks exists."""
     named = set(re.findall(r"serve-warm ([a-z]+)(?= |`|\n)", TEXT))
 
     assert {"status", "probe", "inspect", "verify", "diff"} <= named

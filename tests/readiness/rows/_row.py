@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of the applications in the four files that have the name of a kind of row."""
+"""Parts of the applications, and what makes a class one of them."""
 
 import sys
 
@@ -11,14 +11,18 @@ from torch import nn
 from serve_warm import Input, WarmupMixin
 
 
-def row(name, requests, **about):
-    """Make a class an application, and add it to the `ROWS` of its module, which names its kind."""
+def row(name, requests, *, given=(), **about):
+    """Make a class an application, and add it to the `ROWS` of its module.
+
+    Its constructor gets `given`. The module names the kind, unless `kind` does.
+    """
 
     def add(application):
-        kind = application.__module__
-        about.update(kind=kind, requests=requests, app=application.__name__)
-        vars(sys.modules[kind]).setdefault("ROWS", {})[name] = about
-        return serve.deployment(application, ray_actor_options={"num_cpus": 0}).bind()
+        module = application.__module__
+        about.update(requests=requests, app=application.__name__, artifact=module == "built_first")
+        about.update(kind=about.get("kind", module), blind=module.startswith("from_docs"))
+        vars(sys.modules[module]).setdefault("ROWS", {})[name] = about
+        return serve.deployment(application, ray_actor_options={"num_cpus": 0}).bind(*given)
 
     return add
 
