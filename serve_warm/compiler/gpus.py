@@ -4,14 +4,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
 
 def is_gpu_in_use() -> bool:
-    """Return whether this process has used a GPU, without importing torch."""
+    """Return whether this process has data on a GPU, without importing torch.
+
+    Reading the GPU's name for the fingerprint initializes CUDA, but takes no memory of torch's.
+    """
     torch: Any = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_initialized()
+    if torch is None or not torch.cuda.is_initialized():
+        return False
+    if "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ:  # then torch does not count its memory
+        return True
+    return any(map(torch.cuda.memory_reserved, range(torch.cuda.device_count())))
 
 
 def find_gpu_error() -> str:

@@ -15,6 +15,7 @@ import torch
 
 from compiled import compiled
 from serve_warm import Input, WarmupMixin
+from serve_warm.compiler import gpus
 from serve_warm.errors import WarmupFailed
 from serve_warm.replica import replay, warmup
 from starts import process  # noqa: F401 - a fixture
@@ -75,7 +76,25 @@ def test_a_build_on_a_gpu_tries_no_longer_list():
     assert report["unvaried"] == [warmup.NOT_LARGER]
 
 
-def test_without_a_gpu_longer_lists_are_tried():
+@pytest.mark.parametrize(
+    ("reserved", "is_cached", "expected"),
+    [((0, 0), True, False), ((0, 8), True, True), ((0, 0), False, True)],
+)
+def test_a_process_with_data_on_a_gpu_uses_it(
+    reserved: tuple[int, ...], is_cached: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """One that has only read the name of a GPU does not."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(reserved))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved[device])
+    if not is_cached:
+        monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    assert gpus.is_gpu_in_use() is expected
+
+
+def test_without_a_gpu_longer_lists_are_tried(monkeypatch: pytest.MonkeyPatch):
+    for module in (warmup, replay):  # other tests of a process with a GPU may use it
+        monkeypatch.setattr(module, "is_gpu_in_use", lambda: False)
     app = Tokens()
 
     report = asyncio.run(app.warm_up())
