@@ -194,7 +194,7 @@ def test_answers_of_the_isa_probe_come_with_the_artifact(store: LocalStore):
     assert dict(isa_checks()._given) == facts["isa_checks"]
 
 
-@pytest.mark.parametrize("what", ["the same", "other inputs", "other code"])
+@pytest.mark.parametrize("what", ["the same", "other inputs", "other code", "larger batches"])
 def test_an_artifact_says_what_its_inputs_did_not_cover(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ):
@@ -208,6 +208,8 @@ def test_an_artifact_says_what_its_inputs_did_not_cover(
     offer(store, replica, facts=facts)
     if what == "other inputs":
         replica.declared = replica.declared[:1]
+    if what == "larger batches":
+        monkeypatch.setattr(replica, "largest_batch", lambda: 8)
     if what == "other code":
         (tmp_path / "edited.py").write_text("# another handler")
         module = SimpleNamespace(__file__=str(tmp_path / "edited.py"))

@@ -157,6 +157,22 @@ def test_a_swapped_model_compiles_before_reconfigure_returns(make, after_ready: 
     assert replica.instance.asked == 2
 
 
+class Widening(Swapping):
+    """Has another input after an update."""
+
+    def warmup_inputs(self) -> list[Input]:
+        found = super().warmup_inputs()
+        return found if self.asked == 1 else [*found, Input(target=self.score, args=(7,))]
+
+
+@pytest.mark.parametrize(("kind", "lines"), [(Swapping, 0), (Widening, 1)])
+def test_an_update_that_changes_what_was_varied_has_a_line(make, kind: type[Swapping], lines: int):
+    replica = make(kind)
+    replica.run(width=4)
+    unvaried = replica.report["unvaried"]
+    assert sum(line.startswith("the inputs again: code") for line in unvaried) == lines
+
+
 def test_an_update_that_compiles_nothing_stays_ready(make):
     """A changed threshold costs one pass over the inputs, and no probe fails."""
     replica = make()
