@@ -546,7 +546,7 @@ def _is_as_built(eager: Outcome, ours: Outcome, built: Sequence[float]) -> bool:
     if len(built) < len(eager.tensors):
         return False
     return all(
-        find_difference(one, other) <= min(4 * most, NEVER_REFUSED.get(one.dtype, most))
+        find_difference(one, other) <= max(most, min(4 * most, NEVER_REFUSED.get(one.dtype, most)))
         for one, other, most in zip(eager.tensors, ours.tensors, built, strict=False)
         if one.is_floating_point() or one.is_complex()
     )
