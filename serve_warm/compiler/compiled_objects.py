@@ -385,17 +385,17 @@ def _reach(start: Iterable[str], names: Mapping[str, set[str]]) -> set[str]:
     return reached
 
 
-def find_compiled(owner: Any) -> list[tuple[str, Any]]:
+def find_compiled(owner: Any, functions: Iterable[Any] = ()) -> list[tuple[str, Any]]:
     """Return the compiled objects below the user's object, each with its path.
 
-    Such a path is `self.model`, or the name of a global that a method uses. The search runs none of
-    the object's code.
+    Such a path is `self.model`, or the name of a global that a method or one of `functions` uses.
+    The search runs none of the object's code.
     """
     if "torch" not in sys.modules:
         return []
     found: list[tuple[str, Any]] = []
     waiting, seen = deque([("self", owner, PATH_DEPTH)]), {id(owner)}
-    for path, value in _list_of_class(type(owner)):
+    for path, value in (*_list_of_class(type(owner)), *_list_globals(functions)):
         if id(value) not in seen and not isinstance(value, PLAIN):
             seen.add(id(value))
             waiting.append((path, value, PATH_DEPTH - 1))
@@ -427,6 +427,13 @@ def _list_of_class(kind: type) -> Iterator[tuple[str, Any]]:
                 yield f"self.{name}", value
         module = vars(sys.modules.get(each.__module__, sys))
         yield from ((name, module[name]) for name in sorted(names & module.keys()))
+
+
+def _list_globals(functions: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    for function in functions:
+        known = function.__globals__
+        names = set().union(*map(_names_in, _codes_of(function)))
+        yield from ((name, known[name]) for name in sorted(names & known.keys()))
 
 
 PLAIN = (str, bytes, int, float, type, ModuleType)

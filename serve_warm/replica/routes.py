@@ -31,6 +31,11 @@ class Routes:
         """Return whether a route would answer the request."""
         return _match(self.matchers, verb, path) is not None
 
+    def list_functions(self) -> list[types.FunctionType]:
+        """Return the functions that answer requests; some are methods of the class."""
+        found = (getattr(each, "endpoint", None) for each in self.matchers)
+        return [inspect.unwrap(each) for each in found if isinstance(each, types.FunctionType)]
+
     def list_optional(self, verb: str, path: str) -> Iterator[tuple[str, str]]:
         """Yield what a request may leave out: `("query", name)` and `("json", name)`.
 

@@ -62,6 +62,7 @@ from serve_warm.replica.placement import refuse_broken
 from serve_warm.replica.prepare import Preparation, Prepared, makes_artifact
 from serve_warm.replica.raised_at import is_users
 from serve_warm.replica.replay import PROOF_ATTEMPTS, Replay
+from serve_warm.replica.routes import find_routes
 from serve_warm.replica.start import CompileCaches, Replica, Start, Step
 from serve_warm.replica.timed_calls import Deadline, Limits, Progress
 from serve_warm.replica.timeline import Timeline
@@ -730,7 +731,8 @@ class Proof(Step):
         if self.ranks.size > 1 or not self._replays[-1].progress.proven:
             return
         entered = watch_process().entered
-        compiled = find_compiled(owner)
+        routes = find_routes(type(owner))
+        compiled = find_compiled(owner, routes.list_functions() if routes else ())
         uncalled = find_uncalled(owner, compiled, entered, self._replica.called_methods)
         found = tuple(f"{excerpt(path)}{UNCALLED}" for path in uncalled[:MOST_UNCALLED])
         for each in found:

@@ -18,6 +18,7 @@ from starlette.routing import BaseRoute
 
 from compiled import compiled, double
 from serve_warm import Input, WarmupMixin
+from serve_warm.compiler.compiled_objects import find_compiled
 from serve_warm.replica import serve_calls
 from serve_warm.replica.narrow import vary, vary_batches
 from serve_warm.replica.other_values import list_other_values, other_number
@@ -231,3 +232,17 @@ def test_optional_fields_are_found_in_models_and_dependencies(path: str, optiona
     matchers = tuple(route for route in api.routes if isinstance(route, BaseRoute))
     found = Routes(known=(), matchers=matchers).list_optional("POST", path)
     assert {f"{where}.{name}" for where, name in found} == optional
+
+
+scorer = compiled(double)
+
+
+@api.get("/score")
+def score() -> None:
+    scorer(torch.ones(2))
+
+
+def test_a_function_of_a_route_can_use_a_compiled_global():
+    matchers = tuple(route for route in api.routes if isinstance(route, BaseRoute))
+    functions = Routes(known=(), matchers=matchers).list_functions()
+    assert find_compiled(object(), functions) == [("scorer", scorer)]
