@@ -16,7 +16,7 @@
 #   make seats     measures starts on seats, on plain workers and on preloaded workers
 #   make soundness checks answers after changes of an application; ARGS='--only NAME', FUZZ_MINUTES=1
 #   make yardstick judges right and damaged models, in pieces of 8 minutes; another run continues
-#   make readiness tries 74 applications that could be READY too early; ARGS='--minutes 8 NAME'
+#   make readiness tries 75 applications that could be READY too early; ARGS='--minutes 8 NAME'
 #   make false-narrow  warms 100 right models up, none of which may be narrow
 #   make architectures  tries levels 2 and 3 on 100 models, in pieces; ARGS='--minutes 8 NAME'
 #   make more-architectures  the same for a second list of 30 models
