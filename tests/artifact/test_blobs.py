@@ -77,13 +77,6 @@ def test_gaps_and_overlaps_are_noticed(pieces: list[tuple[int, bytes]]):
         received(pieces)
 
 
-def test_hashed_bytes_cannot_be_exchanged_afterwards():
-    """Bytes that overwrite hashed bytes are refused: the file would differ from the digest."""
-    evil = b"evil" + DATA[4:1000]
-    with pytest.raises(StoreError, match="received more data than"):
-        received([(0, DATA[:1000]), (1000, DATA[1000:]), (0, evil)])
-
-
 def test_more_than_announced_does_not_fill_the_disk():
     """The first excess byte ends the download, even of an endless answer."""
 

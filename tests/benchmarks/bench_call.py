@@ -61,18 +61,16 @@ def us_per_call(call: Call, calls: int) -> float:
     return (time.thread_time() - start) / calls * 1e6
 
 
-def with_entries(model: torch.nn.Module, example: workloads.Example, folder: Path) -> Any:
-    """Return the model compiled by serve_warm, after making, writing and loading its entry."""
-    compiled = serve_warm.compile(model, dynamic=False)
+def load_entries(declared: Call, folder: Path) -> None:
+    """Make entries for the calls of `declared`, write them, and load them."""
     with SESSION.building() as building:
-        compiled(*example.args, **example.kwargs)
+        declared()
+    folder.mkdir(parents=True)
     for name, data in building.table.to_files().items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
     why = SESSION.load(folder)
     if why:
         raise RuntimeError(why)
-    return compiled
 
 
 @contextlib.contextmanager
@@ -153,7 +151,8 @@ def measured(
 
     stock, hooked = hooks
     with torch.inference_mode():
-        ours = with_entries(other, example, folder)
+        ours = serve_warm.compile(other, dynamic=False)
+        load_entries(call_of(ours), folder)
         sides = {
             "torch_compile": (call_of(torch.compile(eager, dynamic=False)), stock),
             "serve_warm": (call_of(ours), hooked),

@@ -35,6 +35,7 @@ import torch
 from torch import nn
 
 import serve_warm
+from benchmarks.bench_call import load_entries
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile.session import SESSION
 
@@ -188,17 +189,6 @@ SCENARIOS = (
 )
 
 
-def load_entries(compiled: Any, scenario: Scenario, folder: Path) -> None:
-    with SESSION.building() as building:
-        scenario.declared(compiled)
-    folder.mkdir(parents=True)
-    for name, data in building.table.to_files().items():
-        (folder / name).write_bytes(data)
-    why = SESSION.load(folder)
-    if why:
-        raise RuntimeError(why)
-
-
 def us_per_call(step: Step, compiled: Any, numbers: range) -> float:
     """Return this thread's CPU time, in microseconds per call."""
     start = time.thread_time()
@@ -210,7 +200,7 @@ def us_per_call(step: Step, compiled: Any, numbers: range) -> float:
 def measure(scenario: Scenario, rounds: int, calls: int, folder: Path) -> dict[str, Any]:
     torch._dynamo.reset()
     ours = serve_warm.compile(scenario.make(), **scenario.arguments)
-    load_entries(ours, scenario, folder)
+    load_entries(lambda: scenario.declared(ours), folder)
     theirs = torch.compile(scenario.make(), **scenario.arguments)
     sides = {"torch_compile": theirs, "serve_warm": ours}
     us: dict[str, list[float]] = {name: [] for name in sides}

@@ -161,10 +161,6 @@ class Row:
     """The output of each start, by turn."""
 
     @property
-    def label(self) -> str:
-        return str(Entrant(system=self.system, level=self.level))
-
-    @property
     def wrong(self) -> bool:
         """Whether this row makes the benchmark fail."""
         differs = self.max_error is not None and self.max_error > tolerance_of(self.workload)

@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from artifacts import DEPLOYMENT, build, fingerprint, trusting
+from processes import peak_bytes
 from serve_warm import __version__
 from serve_warm.artifact.push import push
 from serve_warm.stores.local import LocalStore
@@ -80,11 +81,12 @@ def our_pull(uri: str, node: str) -> dict[str, Any]:
         )
 
     open_store(uri)  # imports its client before the clock starts, as `one_stream` does
-    idle_kib = peak_kib(reset=True)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is now the current size
+    idle_bytes = peak_bytes()
     began = time.perf_counter()
     with pulled() as first:
         took = time.perf_counter() - began
-        peak = peak_kib() - idle_kib
+        peak = peak_bytes() - idle_bytes
         cpu = resource.getrusage(resource.RUSAGE_SELF)
     again, verify = [], []
     for _ in range(9 if first.stored_bytes < 1 << 20 else 1):
@@ -94,25 +96,13 @@ def our_pull(uri: str, node: str) -> dict[str, Any]:
             verify.append(second.verify_s)
     return {
         "s": took,
-        "peak_mib": peak / 1024,
+        "peak_mib": peak / 2**20,
         "cpu_s": cpu.ru_utime + cpu.ru_stime,
         "downloaded_bytes": first.downloaded_bytes,
         "again_s": statistics.median(again),
         "again_downloaded_bytes": second.downloaded_bytes,
         "verify_s": statistics.median(verify),
     }
-
-
-def peak_kib(*, reset: bool = False) -> int:
-    """Return this process's peak resident set in KiB. `reset` first sets it to the current size."""
-    if reset:
-        Path("/proc/self/clear_refs").write_text("5")
-    [line] = [
-        line
-        for line in Path("/proc/self/status").read_text().splitlines()
-        if line.startswith("VmHWM")
-    ]
-    return int(line.split()[1])
 
 
 # The comparison --------------------------------------------------------------------------------

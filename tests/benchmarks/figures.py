@@ -155,18 +155,14 @@ def seats() -> str:
     """Return the table of starts on seats, with their parts."""
     found = load("seats")
     parts = ("process", "ray", "imports", "weights", "passes", "ours")
-    lines = [
-        f"| creation → RUNNING | median | least to most | {' | '.join(parts[:-1])} | serve_warm |",
-        "|---|---|---|" + "---|" * len(parts),
-    ]
+    names = ("creation → RUNNING", "median", "least to most", *parts[:-1], "serve_warm")
+    lines = head(*names, left=len(names))
     for mode, words in SEAT_STARTS.items():
         took = found[f"{mode}_s"]
         each = found["seconds"].get(mode, {})
         cells = [f"{each[name]:.2f}" if each else "" for name in parts]
-        lines.append(
-            f"| {words} | {statistics.median(took):.1f} s | {min(took):.1f} to {max(took):.1f} s "
-            f"| {' | '.join(cells)} |"
-        )
+        times = (f"{statistics.median(took):.1f} s", f"{min(took):.1f} to {max(took):.1f} s")
+        lines.append(row(words, *times, *cells))
     of_plain = statistics.median(
         seat / plain for seat, plain in zip(found["seat_s"], found["plain_s"], strict=True)
     )
@@ -223,15 +219,12 @@ def _neighbour(found: Mapping[str, Any]) -> str:
 
 def _seats_on_a_gpu(found: Mapping[str, Any]) -> list[str | list[str]]:
     parts = ("process", "ray", "imports", "cuda", "weights", "passes", "ours")
-    lines = [
-        f"| on a GPU | start | median | {' | '.join(parts[:-1])} | serve_warm |",
-        "|---|---|---|" + "---|" * len(parts),
-    ]
+    names = ("on a GPU", "start", "median", *parts[:-1], "serve_warm")
+    lines = head(*names, left=len(names))
     for model, each in found.items():
         for mode in ("plain", "preload", "seat"):
-            cells = " | ".join(f"{each['seconds'][mode][name]:.2f}" for name in parts)
-            took = statistics.median(each[f"{mode}_s"])
-            lines.append(f"| {model} | {mode} | {took:.1f} s | {cells} |")
+            cells = (f"{each['seconds'][mode][name]:.2f}" for name in parts)
+            lines.append(row(model, mode, f"{statistics.median(each[f'{mode}_s']):.1f} s", *cells))
     about = next(iter(found.values()))
     machine, versions = about["machine"], about["versions"]
     rounds = " and ".join(f"{each['starts']} rounds of {model}" for model, each in found.items())
@@ -325,14 +318,19 @@ def compared(found: Mapping[str, Any]) -> str:
             f"{found['took_s'] / 60:.0f} minutes."
         )
     ]
-    for workload, title in found["titles"].items():
-        rows = [row for row in found["rows"] if row["workload"] == workload]
-        lines += ["", f"### {title}", "", *starts(rows)]
+    lines += tables(found, "### {}")
     lines += ["", "### What each system needs", "", "| system | needs |", "|---|---|"]
     lines += [f"| {system} | {words} |" for system, words in found["needs"].items()]
     lines += ["", "## Claims and results", "", *asked(found)]
     lines += ["", "## The best system for each property", "", *best(found)]
     return "\n".join(lines)
+
+
+def tables(found: Mapping[str, Any], title: str) -> Iterable[str]:
+    """Yield the lines of a table for each workload, each after an empty line and its title."""
+    for workload, words in found["titles"].items():
+        rows = [row for row in found["rows"] if row["workload"] == workload]
+        yield from ("", title.format(words), "", *starts(rows))
 
 
 def label(row: Mapping[str, Any]) -> str:
@@ -611,27 +609,20 @@ def generation() -> str:
     versions, rows = found["versions"], found["rows"]
     slowest = max(row["to_proof_cpu_s"] / row["torch_cpu_s"] for row in rows)
     cpu = [row["to_proof_cpu_s"] / row["cached_cpu_s"] for row in rows]
-    lines = [
-        (
-            f"Versions: transformers {versions['transformers']}, torch {versions['torch']}, Python "
-            f"{versions['python']}, {versions['machine']}. `start` is at most {slowest:.1%} of "
-            f"`torch`, and {min(cpu):.1%} to {max(cpu):.0%} of `cached`."
-        ),
-        "",
-        (
-            "| model | level | same tokens as eager | compiles | start, CPU s | torch, CPU s "
-            "| cached, CPU s | dispatch, µs |"
-        ),
-        "|---|---:|---|---:|---:|---:|---:|---:|",
-    ]
-    for row in rows:
-        equal = "yes" if row["tokens_equal"] else "no"
-        lines.append(
-            f"| {row['model']} | {row['level']} | {equal} | {row['compiles']} "
-            f"| {row['to_proof_cpu_s']:.2f} | {row['torch_cpu_s']:.1f} "
-            f"| {row['cached_cpu_s']:.1f} | {row['dispatch_us']:.0f} |"
-        )
-    return "\n".join(lines)
+    clocks = ("start, CPU s", "torch, CPU s", "cached, CPU s", "dispatch, µs")
+    lines = [row("model", "level", "same tokens as eager", "compiles", *clocks)]
+    lines.append("|---|---:|---|---:|---:|---:|---:|---:|")
+    for of in rows:
+        cells = (of["model"], of["level"], "yes" if of["tokens_equal"] else "no", of["compiles"])
+        cpu_s = (f"{of['to_proof_cpu_s']:.2f}", f"{of['torch_cpu_s']:.1f}")
+        rest = (f"{of['cached_cpu_s']:.1f}", f"{of['dispatch_us']:.0f}")
+        lines.append(row(*cells, *cpu_s, *rest))
+    return page(
+        f"Versions: transformers {versions['transformers']}, torch {versions['torch']}, Python "
+        f"{versions['python']}, {versions['machine']}. `start` is at most {slowest:.1%} of "
+        f"`torch`, and {min(cpu):.1%} to {max(cpu):.0%} of `cached`.",
+        lines,
+    )
 
 
 def probe_cost() -> str:
@@ -720,9 +711,7 @@ def on_a_gpu() -> str:
             f"{machine['serve_warm']}; {found['took_s'] / 60:.0f} minutes."
         )
     ]
-    for workload, title in found["titles"].items():
-        rows = [row for row in found["rows"] if row["workload"] == workload]
-        lines += ["", f"**{title}**", "", *starts(rows)]
+    lines += tables(found, "**{}**")
     lines += ["", "| claim | limit | measured | |", "|---|---:|---:|---|"]
     for check in limits.checks_on_a_gpu(found):
         verdict = "held" if check.held else "**missed**"
@@ -784,39 +773,30 @@ def warm_calls() -> str:
     """Return the tables of warm calls, by model and by the change before each call."""
     found, changes = load("call"), load("changes")
     versions, sides = found["versions"], ("torch.compile µs", "serve_warm µs", "ratio")
-    lines = [
-        (
-            f"`python tests/benchmarks/bench_call.py`, medians of {found['rounds']} alternating "
-            f"rounds of {found['calls_per_round']} calls, 1 thread, torch {versions['torch']}, "
-            f"Python {versions['python']}; the ratio must be at most {found['limit']}."
-        ),
-        "",
-        *head("model", "kernels", *sides, "quartiles", "watch µs", "facts", "dicts", left=2),
-    ]
-    for row in found["models"]:
-        low, _, high = row["quartiles"]
-        lines.append(
-            f"| {row['name']} | {row['kernels']} | {row['us']['torch_compile']:.0f} "
-            f"| {row['us']['serve_warm']:.0f} | {row['ratio']:.2f} | {low:.2f}, {high:.2f} "
-            f"| {row['watch_us']:.1f} | {row['facts']} | {row['dicts']} |"
-        )
-    lines += [
-        "",
-        (
-            f"`python tests/benchmarks/bench_changes.py`, a model of {changes['layers']} layers, "
-            f"medians of {changes['rounds']} rounds of {changes['calls_per_round']} calls. The "
-            "time includes the change. At level 1, `torch.compile` runs the calls."
-        ),
-        "",
-        *head("change before each call", "level", *sides, "limit", "compiles"),
-    ]
-    lines += [
-        f"| {row['name']} | {row['level']} "
-        f"| {row['us']['torch_compile']:.0f} | {row['us']['serve_warm']:.0f} "
-        f"| {row['ratio']:.2f} | {row['limit']} | {row['compiles']} |"
-        for row in changes["rows"]
-    ]
-    return "\n".join(lines)
+
+    def compared_calls(of: Mapping[str, Any]) -> tuple[str, str, str]:
+        us = of["us"]
+        return f"{us['torch_compile']:.0f}", f"{us['serve_warm']:.0f}", f"{of['ratio']:.2f}"
+
+    by_model = head("model", "kernels", *sides, "quartiles", "watch µs", "facts", "dicts", left=2)
+    for of in found["models"]:
+        low, _, high = of["quartiles"]
+        watch = (f"{low:.2f}, {high:.2f}", f"{of['watch_us']:.1f}", of["facts"], of["dicts"])
+        by_model.append(row(of["name"], of["kernels"], *compared_calls(of), *watch))
+    by_change = head("change before each call", "level", *sides, "limit", "compiles")
+    for of in changes["rows"]:
+        cells = (*compared_calls(of), of["limit"], of["compiles"])
+        by_change.append(row(of["name"], of["level"], *cells))
+    return page(
+        f"`python tests/benchmarks/bench_call.py`, medians of {found['rounds']} alternating "
+        f"rounds of {found['calls_per_round']} calls, 1 thread, torch {versions['torch']}, Python "
+        f"{versions['python']}; the ratio must be at most {found['limit']}.",
+        by_model,
+        f"`python tests/benchmarks/bench_changes.py`, a model of {changes['layers']} layers, "
+        f"medians of {changes['rounds']} rounds of {changes['calls_per_round']} calls. The time "
+        "includes the change. At level 1, `torch.compile` runs the calls.",
+        by_change,
+    )
 
 
 def soundness() -> str:
@@ -858,36 +838,29 @@ def half_precision() -> str:
     """Return the start of a decoder in bfloat16 on a GPU, by level."""
     found = load("half_precision_gpu")
     machine, static = found["machine"], found["static_cache"]
-    lines = [
-        (
-            f"`python tests/gpu/models_gpu.py --models half_precision`, {machine['gpu']}, torch "
-            f"{machine['torch']}: random weights of Qwen3-0.6B's size in bfloat16, 8 slots of "
-            "1,024 tokens, prompts of 128 and 512 tokens, CUDA graphs. The steps are medians with "
-            "8 rows. A step of a static cache of transformers with `torch.compile` took "
-            f"{static['full_step_ms']:.1f} ms."
-        ),
-        "",
-        "| level | refused | RMSE ratio | largest-error ratio | compiles | load to proof | step |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in found["half_precision"]:
-        entries = row["entries"]
-        rmse, most = (max(e[name] for e in entries) for name in ("rmse_ratio", "max_ratio"))
-        lines.append(
-            f"| {row['level']} | {len(row['refused'])} of {len(entries)} | {rmse:.2f} | "
-            f"{most:.2f} | {row['compiles']} | {row['to_proof_s']:.2f} s | "
-            f"{row['full_step_ms']:.1f} ms |"
-        )
-    return "\n".join(lines)
+    names = ("RMSE ratio", "largest-error ratio", "compiles", "load to proof", "step")
+    lines = head("level", "refused", *names)
+    for of in found["half_precision"]:
+        entries = of["entries"]
+        ratios = (max(e[name] for e in entries) for name in ("rmse_ratio", "max_ratio"))
+        cells = (f"{len(of['refused'])} of {len(entries)}", *(f"{each:.2f}" for each in ratios))
+        times = (f"{of['to_proof_s']:.2f} s", f"{of['full_step_ms']:.1f} ms")
+        lines.append(row(of["level"], *cells, of["compiles"], *times))
+    return page(
+        f"`python tests/gpu/models_gpu.py --models half_precision`, {machine['gpu']}, torch "
+        f"{machine['torch']}: random weights of Qwen3-0.6B's size in bfloat16, 8 slots of 1,024 "
+        "tokens, prompts of 128 and 512 tokens, CUDA graphs. The steps are medians with 8 rows. A "
+        "step of a static cache of transformers with `torch.compile` took "
+        f"{static['full_step_ms']:.1f} ms.",
+        lines,
+    )
 
 
 def yardstick() -> str:
     """Return how well full precision tells right code from damaged code, by device and dtype."""
     found = load("yardstick")
-    lines = [
-        "| device | dtype | right: pass | fixed limit | bad: refused | fixed limit | RMSE ratio |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
+    names = ("right: pass", "fixed limit", "bad: refused", "fixed limit", "RMSE ratio")
+    lines = head("device", "dtype", *names, left=2)
     kinds = dict.fromkeys((row["gpu"] or "CPU", row["torch"]) for row in found["rows"])
     for (device, torch), dtype in itertools.product(kinds, ("bfloat16", "float16", "float32")):
         rows = [
@@ -946,7 +919,7 @@ def images() -> str:
         "baked": "`baked`",
         "start": "start of the baked image, until a replica is ready",
     }
-    lines = ["| step | seconds | size of the image |", "|---|---|---|"]
+    lines = head("step", "seconds", "size of the image", left=3)
     for step, name in names.items():
         took = f"{seconds[step]:.0f}" if seconds[step] >= 1 else "under 1"
         size = found["sizes_bytes"].get(step)

@@ -39,6 +39,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "support"), str(HERE.parent.parent)]
 
 from outside_serve import OutsideServe  # noqa: E402
+from processes import peak_bytes  # noqa: E402
 
 if TYPE_CHECKING:
     from benchmarks.workloads import Example, Workload
@@ -678,16 +679,6 @@ def size_of(path: Path) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def peak_rss_bytes() -> int:
-    # Not ru_maxrss: after a fork, that is at least the parent's peak.
-    [line] = [
-        line
-        for line in Path("/proc/self/status").read_text().splitlines()
-        if line.startswith("VmHWM")
-    ]
-    return int(line.split()[1]) * 1024
-
-
 def steady_p50_s(call: Call, example: Example) -> float:
     took: list[float] = []
     while len(took) < STEADY_CALLS_AT_LEAST or (len(took) < STEADY_CALLS and sum(took) < STEADY_S):
@@ -731,7 +722,7 @@ def run(options: Options, clock: Clock) -> dict[str, Any]:
         inputs = [workload.place_example(example) for example in workload.inputs()]
         clock.end("weights")
         proven = system.start(module, inputs, clock)
-        peak, compilers = peak_rss_bytes(), compiler_runs()
+        peak, compilers = peak_bytes(), compiler_runs()
     if options.role == "produce":
         system.save()
         return {"to_proof_s": clock.to_proof_s}

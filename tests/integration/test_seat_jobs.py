@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from conftest import HANG_S, wait_until
-from processes import search_path
+from processes import run_to_end, search_path
 from serve_warm._seats import is_named_idle
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
@@ -77,15 +77,9 @@ class Cluster:
 
     def drive(self, task: str, name: str) -> dict[str, Any]:
         """Run a driver in a process of its own."""
-        program = str(Path(__file__).with_name("seat_driver.py"))
-        ended = subprocess.run(
-            [sys.executable, program, self.address, task, name],
-            env=self._environ,
-            capture_output=True,
-            text=True,
-            timeout=HANG_S,
-            check=False,
-        )
+        program = Path(__file__).with_name("seat_driver.py")
+        command = [sys.executable, program, self.address, task, name]
+        ended = run_to_end(command, env=self._environ, timeout=HANG_S)
         assert ended.returncode == 0, ended.stderr
         answer: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
         return answer

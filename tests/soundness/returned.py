@@ -78,108 +78,48 @@ class Labelled(nn.Module):
         return {"logits": self.linear(given), "labels": self.read()}
 
 
-class InConfig(Labelled):
-    def put(self, made: Any) -> None:
-        self.config = SimpleNamespace(labels=made)
-
-    def read(self) -> Any:
-        return self.config.labels
-
-
-class InDict(Labelled):
-    def put(self, made: Any) -> None:
-        self.table = {"labels": made}
-
-    def read(self) -> Any:
-        return self.table["labels"]
-
-
-class InList(Labelled):
-    def put(self, made: Any) -> None:
-        self.items = [0, made]
-
-    def read(self) -> Any:
-        return self.items[1]
-
-
-class InGlobal(Labelled):
-    def put(self, made: Any) -> None:
-        globals()["LABELS"] = made
-
-    def read(self) -> Any:
-        return LABELS
+PUT_AND_READ: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "a config": (
+        lambda self, made: setattr(self, "config", SimpleNamespace(labels=made)),
+        lambda self: self.config.labels,
+    ),
+    "a dict": (
+        lambda self, made: setattr(self, "table", {"labels": made}),
+        lambda self: self.table["labels"],
+    ),
+    "a list": (lambda self, made: setattr(self, "items", [0, made]), lambda self: self.items[1]),
+    "a global": (lambda self, made: globals().update(LABELS=made), lambda self: LABELS),
+    "a closure": (
+        lambda self, made: setattr(self, "reader", lambda: made),
+        lambda self: self.reader(),
+    ),
+    "a default": (
+        lambda self, made: setattr(self, "reader", lambda value=made: value),
+        lambda self: self.reader(),
+    ),
+    "a class attribute": (
+        lambda self, made: setattr(type(self), "kept", made),
+        lambda self: self.kept,
+    ),
+    "a property": (lambda self, made: setattr(self, "inner", made), lambda self: self.outer),
+    "a tuple of the result": (Labelled.put, lambda self: (1, [self.labels])),
+    "a dataclass of the result": (Labelled.put, lambda self: Label("new", self.labels)),
+}
+"""How an object gets to a place, and how the forward finds it there."""
 
 
-class InClosure(Labelled):
-    def put(self, made: Any) -> None:
-        def read() -> Any:
-            return made
-
-        self.reader = read
-
-    def read(self) -> Any:
-        return self.reader()
-
-
-class InDefault(Labelled):
-    def put(self, made: Any) -> None:
-        def read(value: Any = made) -> Any:
-            return value
-
-        self.reader = read
-
-    def read(self) -> Any:
-        return self.reader()
-
-
-class InClass(Labelled):
-    kept: Any = None
-
-    def put(self, made: Any) -> None:
-        type(self).kept = made
-
-    def read(self) -> Any:
-        return self.kept
-
-
-class InProperty(Labelled):
-    def put(self, made: Any) -> None:
-        self.inner = made
-
-    @property
-    def outer(self) -> Any:
-        return self.inner
-
-    def read(self) -> Any:
-        return self.outer
-
-
-class InTuple(Labelled):
-    """Returns the object inside a tuple and a list."""
-
-    def read(self) -> Any:
-        return (1, [self.labels])
-
-
-class InResult(Labelled):
-    """Returns the object as a field of a dataclass."""
-
-    def read(self) -> Any:
-        return Label("new", self.labels)
+def labelled(number: int, put_and_read: tuple[Any, Any]) -> type[Labelled]:
+    """Return a subclass for a place, which can be imported by its name, as one of an app."""
+    found = dict(zip(("put", "read"), put_and_read, strict=True))
+    found |= {"outer": property(lambda self: self.inner), "__module__": __name__}
+    made = type(f"Labelled{number}", (Labelled,), found)
+    setattr(sys.modules[__name__], made.__name__, made)
+    return made
 
 
 PLACES: Mapping[str, type[Labelled]] = {
     "an attribute": Labelled,
-    "a config": InConfig,
-    "a dict": InDict,
-    "a list": InList,
-    "a global": InGlobal,
-    "a closure": InClosure,
-    "a default": InDefault,
-    "a class attribute": InClass,
-    "a property": InProperty,
-    "a tuple of the result": InTuple,
-    "a dataclass of the result": InResult,
+    **{place: labelled(n, how) for n, (place, how) in enumerate(PUT_AND_READ.items())},
 }
 
 EVERYWHERE = ("an int", "a str", "a dict")
@@ -192,7 +132,7 @@ def returned(value: str, place: str) -> Group:
     kind = PLACES[place]
 
     def change(app: Any) -> Any:
-        undo = put(sys.modules[__name__], "LABELS", LABELS) if kind is InGlobal else None
+        undo = put(sys.modules[__name__], "LABELS", LABELS) if place == "a global" else None
         app.put(changed())
         return undo
 

@@ -42,6 +42,14 @@ def answer_of(
     return json.loads(ended.stdout.splitlines()[-1])
 
 
+def peak_bytes() -> int:
+    """Return the largest resident set of this process."""
+    # Not ru_maxrss: after a fork, that is at least the parent's peak.
+    status = Path("/proc/self/status").read_text().splitlines()
+    [line] = [line for line in status if line.startswith("VmHWM:")]
+    return int(line.split()[1]) * 1024
+
+
 def search_path(*paths: str) -> str:
     """Return a PYTHONPATH that begins with the project, followed by this process's PYTHONPATH."""
     given = os.environ.get("PYTHONPATH", "")
