@@ -285,6 +285,14 @@ def cluster() -> Iterator[Cluster]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
+@pytest.fixture(scope="session")
+def on(cluster: Cluster) -> Any:
+    """Return the shared cluster as builds take it."""
+    from serve_warm.builder import cluster as builders
+
+    return builders.Cluster(int(cluster.url.rpartition(":")[2]))
+
+
 @pytest.fixture
 def start(cluster: Cluster) -> Iterator[Callable[..., Any]]:
     """Deploy one application and delete it after the test: `start(bound)` returns its `App`."""

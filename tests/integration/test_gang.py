@@ -19,7 +19,6 @@ from serve_warm.artifact.push import push
 from serve_warm.builder import bench
 from serve_warm.builder.app import load_app
 from serve_warm.builder.build import build as build_artifact
-from serve_warm.builder.cluster import Cluster
 from serve_warm.builder.publishing import Destination
 from serve_warm.builder.signing import Signing
 from serve_warm.errors import ConfigError
@@ -113,9 +112,8 @@ def test_a_gang_starts_together(start, cold: list[dict[str, Any]], tmp_path: Pat
     assert [said["came"] for said in warm] == [True, True]
 
 
-def test_a_gang_is_built_as_one(cluster, start, tmp_path: Path):
+def test_a_gang_is_built_as_one(on, start, tmp_path: Path):
     """A build starts the whole gang, and publishes a variant for each rank that all load."""
-    on = Cluster(int(cluster.url.rpartition(":")[2]))
     loaded = load_app("integration.test_gang:app")
     uri = str(tmp_path / "store")
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,17 +17,12 @@ from ray import serve
 import serve_warm
 from artifacts import trusting
 from benchmarks.bench_imports import NOT_IN_A_START, run
+from integration.clients import CLIENTS, published
 from serve_warm import Input, WarmupMixin
-from serve_warm.builder.app import load_app
-from serve_warm.builder.build import build
-from serve_warm.builder.cluster import Cluster
-from serve_warm.builder.publishing import Destination
 from serve_warm.builder.signing import Signing
-from serve_warm.stores import open_store
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(300)]
 
-CLIENTS = 8
 COMPILER = {"torch._dynamo", "torch._inductor"}
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 """The same in every process that imports this."""
@@ -77,22 +71,11 @@ class WithoutCompiler(Scoring.func_or_class):
 
 
 @pytest.fixture(scope="module")
-def store(cluster) -> Any:
+def store(cluster, on) -> Any:
     """Return the store with the published artifact."""
-    on = Cluster(int(cluster.url.rpartition(":")[2]))
-    with pytest.MonkeyPatch.context() as patch:
-        # The builder's folder for temporary files is that of the replicas.
-        patch.setattr(tempfile, "tempdir", str(cluster.state_dir.parent))
-        uri = str(cluster.state_dir.parent / "libraries")
-        told: list[str] = []
-        loaded = load_app("integration.test_libraries:app")
-        built = build(
-            loaded,
-            Destination(store=open_store(uri)),
-            on=on,
-            signing=Signing(key=KEY),
-            progress=told.append,
-        )
+    told: list[str] = []
+    options = {"on": on, "signing": Signing(key=KEY), "progress": told.append}
+    uri, built = published(cluster, "integration.test_libraries:app", "libraries", **options)
     return uri, built, told
 
 

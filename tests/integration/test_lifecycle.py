@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from conftest import HANG_S, wait_until
 from integration import apps as shapes
+from integration.clients import CLIENTS, Clients
 from serve_warm import metrics, node
 from serve_warm.node_server.ledger import Ledger
 
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     from conftest import App, Cluster
 
 pytestmark = pytest.mark.ray
-
-CLIENTS = 8
 
 GAUGE_AGE_S = 60.0
 """So long after its start a replica's gauge is looked for."""
@@ -48,29 +48,22 @@ def wait_for_replay(cluster: Cluster, app: App) -> dict[str, Any]:
     return state
 
 
-class Clients:
-    """Threads that send requests of declared lengths one after the other, from now on."""
+class Requests(Clients):
+    """Clients that send requests of declared lengths."""
 
-    def __init__(self, app: App, *, count: int = CLIENTS) -> None:
-        self._app = app
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
+    def __init__(self, app: App) -> None:
+        self._app, self._lock = app, threading.Lock()
+        self._sessions = [requests.Session() for _ in range(CLIENTS)]
         self.sent = 0
         self.answered = 0
         """Those that reached a replica: Serve answers 404 until it knows the route."""
-        self.wrong: list[str] = []
-        self._threads = [
-            threading.Thread(target=self._send, args=(1 + i % 2,)) for i in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
+        super().__init__(self._send_both)
 
-    def _send(self, length: int) -> None:
-        session = requests.Session()
-        while not self._stop.is_set():
+    def _send_both(self, number: int) -> None:
+        for length in (1, 2):
             with self._lock:
                 self.sent += 1
-            response = session.post(
+            response = self._sessions[number].post(
                 self._app.url,
                 json={"values": [1.0] * length},
                 headers={"client": "yes"},
@@ -82,26 +75,19 @@ class Clients:
                     continue
                 self.answered += 1
                 if response.json() != {"values": [3.0] * length}:
-                    self.wrong.append(f"{response.status_code} {response.text}")
-            length = 3 - length
-
-    def stop(self) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
+                    self.errors.append(f"{response.status_code} {response.text}")
 
 
 @pytest.fixture
-def clients() -> Iterator[Callable[[App], Clients]]:
-    started: list[Clients] = []
+def clients() -> Iterator[Callable[[App], Requests]]:
+    with contextlib.ExitStack() as stack:
 
-    def start_clients(app: App) -> Clients:
-        started.append(Clients(app))
-        return started[-1]
+        def begin(app: App) -> Requests:
+            begun = Requests(app)
+            stack.callback(begun.stop)
+            return begun
 
-    yield start_clients
-    for each in started:
-        each.stop()
+        yield begin
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +126,7 @@ def test_no_request_reaches_a_replica_before_its_proof(cluster, start, clients):
     stages = [note["stage"] for note in app.call("noted") if "stage" in note]
     report = app.report()
     assert answered_in_replay == 0
-    assert sending.wrong == []
+    assert sending.errors == []
     assert len(stages) == sending.answered
     assert set(stages) == {"READY"}
     assert report["after_ready"]["compiles"] == 0
@@ -240,7 +226,7 @@ def test_a_killed_controller_costs_no_cold_request(cluster, start, clients):
 
     notes = app.call("noted")
     report = app.report()
-    assert sending.wrong == []
+    assert sending.errors == []
     assert app.call("process") == before["pid"] == report["pid"]
     assert {note["stage"] for note in notes if "stage" in note} == {"READY"}
     assert [n for n in notes if "asked_for_inputs" in n] == [{"asked_for_inputs": True}]

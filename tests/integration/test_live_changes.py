@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import tempfile
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,12 +11,8 @@ import torch
 
 from conftest import wait_until
 from integration.changing_app import BATCHES, CHANGES, KEY, PLAIN, Changing, Live, x
-from serve_warm.builder.app import load_app
-from serve_warm.builder.build import build
-from serve_warm.builder.cluster import Cluster as RayCluster
-from serve_warm.builder.publishing import Destination
+from integration.clients import CLIENTS, Clients, published
 from serve_warm.builder.signing import Signing
-from serve_warm.stores import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +21,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(600)]
 
-CLIENTS = 8
 CALLS = 5
 """Calls of each batch in one request."""
 
@@ -44,16 +37,10 @@ def level(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="module")
-def store(cluster: Cluster, level: int) -> str:
+def store(cluster: Cluster, on: Any, level: int) -> str:
     """Return the store with the published artifact of a level."""
-    on = RayCluster(int(cluster.url.rpartition(":")[2]))
-    with pytest.MonkeyPatch.context() as patch:
-        # The builder's folder for temporary files is that of the replicas.
-        patch.setattr(tempfile, "tempdir", str(cluster.state_dir.parent))
-        uri = str(cluster.state_dir.parent / f"changing-{level}")
-        loaded = load_app(f"integration.changing_app:level_{level}")
-        build(loaded, Destination(store=open_store(uri)), on=on, signing=Signing(key=KEY))
-    return uri
+    app, signing = f"integration.changing_app:level_{level}", Signing(key=KEY)
+    return published(cluster, app, f"changing-{level}", on=on, signing=signing)[0]
 
 
 def configure(cluster: Cluster, store: str, level: int, *, scale: float, name: str = "") -> App:
@@ -90,28 +77,14 @@ def is_right(output: list[float], wanted: torch.Tensor) -> bool:
     return torch.allclose(got, wanted, rtol=1e-4, atol=1e-5)
 
 
-class Clients:
-    """Threads that send requests one after the other, from now on, and keep the answers."""
+class Asking(Clients):
+    """Clients of an application, whose answers are kept."""
 
     def __init__(self, app: App) -> None:
-        self._app = app
-        self._stop = threading.Event()
         self.answers: list[list[Any]] = [[] for _ in range(CLIENTS)]
         """Of each client, by request."""
-        self.errors: list[str] = []
-        self._threads = [
-            threading.Thread(target=self._send, args=(number,)) for number in range(CLIENTS)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _send(self, number: int) -> None:
-        while not self._stop.is_set():
-            try:
-                self.answers[number].append(self._app.call("ask", list(BATCHES) * CALLS))
-            except Exception as error:  # noqa: BLE001 - any of them is the test's finding
-                self.errors.append(repr(error))
-                return
+        asked = list(BATCHES) * CALLS
+        super().__init__(lambda number: self.answers[number].append(app.call("ask", asked)))
 
     def ask_again(self, times: int) -> None:
         """Wait until each client began a request from now on, and has so many answers."""
@@ -124,11 +97,6 @@ class Clients:
             ),
         )
 
-    def stop(self) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
 
 def not_by_entries(app: App) -> tuple[int, int]:
     """Return how much was compiled since the start, and how many calls went to torch.compile."""
@@ -140,7 +108,7 @@ def not_by_entries(app: App) -> tuple[int, int]:
 def test_every_answer_is_that_of_the_model_as_it_is(app: App, level: int):
     """Changed while requests run, and back: no wrong answer, and the entries serve again."""
     report = app.report()
-    clients = Clients(app)
+    clients = Asking(app)
     states = {app.call("counted_until_now"): PLAIN}
     back = {}
     try:
@@ -198,7 +166,7 @@ def test_a_changed_user_config_changes_the_answers(
     cluster: Cluster, app: App, store: str, level: int
 ):
     """Serve's light update: `reconfigure` sets a value of the model in the running replica."""
-    clients = Clients(app)
+    clients = Asking(app)
     process, found = app.report()["pid"], []
     try:
         for scale in (3.0, 1.0):

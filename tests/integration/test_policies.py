@@ -44,26 +44,13 @@ def apps(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 # --- traffic that was not declared ------------------------------------------------------------
 
 
-def test_an_undeclared_shape_is_counted_with_reason_and_signature(apps):
-    """`after_ready: count`: it is answered, and the report names the guard and the input."""
-    app = apps["count"].ready()
+def test_an_undeclared_shape_is_counted_with_reason_and_signature(cluster, apps):
+    """`after_ready: count`: it is answered, and the report names the guard and the input.
 
+    `serve-warm status` shows it with its reason, and the replica as ready as it is.
+    """
+    app = apps["count"].ready()
     answer = app.post(json={"values": [1.0] * 5})
-
-    report = app.report()
-    (event,) = report["events"]
-    assert answer.json() == {"values": [3.0] * 5}
-    assert report["after_ready"]["compiles"] == 1
-    assert event["kind"] == "recompile"
-    assert event["signature"] == "x=float32[5]"
-    assert "size mismatch" in event["reason"]
-    assert event["function"].startswith("triple (apps.py:")
-
-
-def test_a_compile_in_traffic_is_seen_from_outside(cluster, apps):
-    """`serve-warm status` shows it with its reason, and the replica as ready as it is."""
-    app = apps["count"].ready()
-    app.post(json={"values": [1.0] * 6})
 
     def shown() -> Observed | None:
         look = observed.of_directory(str(cluster.state_dir)).of(app.name, ())
@@ -71,6 +58,13 @@ def test_a_compile_in_traffic_is_seen_from_outside(cluster, apps):
 
     seen = wait_until("the state file says so", shown)
 
+    report = app.report()
+    (event,) = report["events"]
+    assert answer.json() == {"values": [3.0] * 5}
+    assert report["after_ready"]["compiles"] == 1
+    assert (event["kind"], event["signature"]) == ("recompile", "x=float32[5]")
+    assert "size mismatch" in event["reason"]
+    assert event["function"].startswith("triple (apps.py:")
     assert (seen.condition, seen.stage, seen.verdict) == ("warm", "READY", "off")
     assert seen.inputs_done == seen.inputs_expected > 0
     assert re.match(r"after ready: \d compiles, last: recompile of triple \(apps\.py:", seen.event)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,11 +17,11 @@ import requests
 
 import readme_files
 from integration.apps import Embedder
+from processes import run_to_end
 from serve_warm.artifact import catalog
 from serve_warm.builder import bench
 from serve_warm.builder.app import App, load_app
 from serve_warm.builder.build import Built, build
-from serve_warm.builder.cluster import Cluster
 from serve_warm.builder.publishing import Destination
 from serve_warm.stores import open_store
 from serve_warm.trust.files import load_trust
@@ -51,11 +50,6 @@ def app(folder: Path) -> App:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
         return load_app(str(folder / "serve.yaml"))
-
-
-@pytest.fixture(scope="module")
-def on(cluster) -> Cluster:
-    return Cluster(int(cluster.url.rpartition(":")[2]))
 
 
 @pytest.fixture(scope="module")
@@ -105,15 +99,8 @@ def test_the_artifact_serves_a_process_without_serve(folder, built):
     [program] = re.findall(r"```python\n(.*?)```", WITHOUT_SERVE.read_text(), re.DOTALL)
     program = program.replace('"./artifacts"', repr(built.store))
 
-    ended = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(README.parent)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
+    environ = {**os.environ, "PYTHONPATH": str(README.parent)}
+    ended = run_to_end([sys.executable, "-c", program], cwd=folder, env=environ, timeout=400)
 
     assert ended.returncode == 0, ended.stderr
     proven, answer = ended.stdout.splitlines()
@@ -145,9 +132,12 @@ def test_bench_compares_ways_to_start(app, on, built, mode, verdict):
     assert reports[0]["warmup"]["fx_misses"] == 0
 
 
-@pytest.fixture(scope="module")
-def wider(app, on, built, cluster) -> tuple[dict[str, Any], list[int]]:
-    """A start with other resources: its report, and whom it met of an application beside it."""
+@pytest.mark.long
+def test_other_threads_are_another_variant(app, on, built, cluster):
+    """The report of such a replica names the factor that differs, and the replica starts anyway.
+
+    An application that runs on the same cluster is there before, during and after.
+    """
     beside = cluster.start({"bystander": Embedder.bind()})
     bystander = beside["bystander"].ready()
     with_two = App(**{**vars(app), "overrides": {"Scorer": {"ray_actor_options": {"num_cpus": 2}}}})
@@ -157,23 +147,7 @@ def wider(app, on, built, cluster) -> tuple[dict[str, Any], list[int]]:
         pids.append(bystander.report()["pid"])
     pids.append(bystander.report()["pid"])
     cluster.delete(beside)
-    return report, pids
 
-
-@pytest.mark.long
-@pytest.mark.stress
-def test_a_start_leaves_other_applications_alone(wider):
-    """An application that runs on the same cluster is there before, during and after."""
-    _, pids = wider
-
-    assert len(pids) == 3
     assert len(set(pids)) == 1
-
-
-@pytest.mark.long
-def test_other_threads_are_another_variant(wider):
-    """The report of such a replica names the factor that differs, and the replica starts anyway."""
-    report, _ = wider
-
     assert (report["stage"], report["verdict"]) == ("READY", "miss")
     assert "threads: artifact 1, here 2" in report["artifact"]["reason"]

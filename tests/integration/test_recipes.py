@@ -32,7 +32,7 @@ import readme_files
 from conftest import HANG_S
 from serve_warm.builder.app import App, load_app
 from serve_warm.builder.build import build
-from serve_warm.builder.cluster import Cluster, Start, Starting
+from serve_warm.builder.cluster import Start, Starting
 from serve_warm.builder.publishing import Destination
 from serve_warm.cli import serve_warm
 from serve_warm.errors import BuildFailed
@@ -134,11 +134,6 @@ def load(folder: Path) -> Callable[..., App]:
         return load_app(str(file), deployment=deployment)
 
     return load_one
-
-
-@pytest.fixture(scope="module")
-def on(cluster) -> Cluster:
-    return Cluster(int(cluster.url.rpartition(":")[2]))
 
 
 @pytest.fixture

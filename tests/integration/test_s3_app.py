@@ -11,7 +11,6 @@ import pytest
 from s3_servers import Server
 from serve_warm.builder.app import load_app
 from serve_warm.builder.build import build
-from serve_warm.builder.cluster import Cluster
 from serve_warm.builder.publishing import Destination
 from serve_warm.stores import open_store
 
@@ -19,14 +18,13 @@ pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 
 def test_an_application_is_built_into_a_bucket_and_starts_from_it(
-    cluster, moto: Server, monkeypatch: pytest.MonkeyPatch
+    on, moto: Server, monkeypatch: pytest.MonkeyPatch
 ):
     """The builder publishes to s3://, and a replica pulls from there: a full hit, no compiler."""
     environment = moto.environment()
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     store = f"s3://{moto.new_bucket()}/models/v1"
-    on = Cluster(int(cluster.url.rpartition(":")[2]))
     app = dataclasses.replace(
         load_app("tests.stress.app:app"), runtime_env={"env_vars": environment}
     )

@@ -4,50 +4,20 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from conftest import wait_until
+from integration.clients import CLIENTS, Clients
 from integration.swapped_app import BATCHES, wanted
 
 if TYPE_CHECKING:
-    from conftest import App, Cluster
+    from conftest import Cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
-CLIENTS = 8
 OLD, NEW = {"width": 8, "scale": 2.0}, {"width": 16, "scale": 3.0}
-
-
-class Clients:
-    """Threads that send requests one after the other, and keep the answers."""
-
-    def __init__(self, app: App) -> None:
-        self._app, self._stop = app, threading.Event()
-        self.answers: list[tuple[int, int, list[float]]] = []
-        """The batch, the process that answered, and the answer."""
-        self.errors: list[str] = []
-        self._threads = [threading.Thread(target=self._send) for _ in range(CLIENTS)]
-        for thread in self._threads:
-            thread.start()
-
-    def _send(self) -> None:
-        for batch in itertools.cycle(BATCHES):
-            if self._stop.is_set():
-                return
-            try:
-                self.answers.append((batch, *self._app.call("score", batch)))
-            except Exception as error:  # noqa: BLE001 - any of them is the test's finding
-                self.errors.append(repr(error))
-                return
-
-    def stop(self) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
 
 
 @pytest.mark.parametrize(
@@ -66,7 +36,11 @@ def test_no_request_compiles_while_a_model_is_swapped(
     settings = {"warmup": {"after_ready": after_ready}}
     target = ("integration.swapped_app:app", "Swapped")
     app = cluster.configure(*target, {**OLD, **settings}, num_replicas=replicas).ready()
-    clients = Clients(app)
+    answers: list[tuple[int, int, list[float]]] = []
+    """The batch, the process that answered, and the answer."""
+    clients = Clients(
+        lambda _: answers.extend((batch, *app.call("score", batch)) for batch in BATCHES)
+    )
     right = {
         scale: {batch: pytest.approx(wanted(config, batch), abs=1e-4) for batch in BATCHES}
         for scale, config in (("old", OLD), ("new", NEW))
@@ -78,14 +52,14 @@ def test_no_request_compiles_while_a_model_is_swapped(
         told[process] = compiled_by, report
         swapped = {
             process
-            for batch, process, answer in clients.answers[-100 * CLIENTS :]
+            for batch, process, answer in answers[-100 * CLIENTS :]
             if answer == right["new"][batch]
         }
         done = {process for process, (who, _) in told.items() if len(who) >= 2 * len(BATCHES)}
         return bool(clients.errors) or len(swapped & done) == replicas
 
     try:
-        wait_until("all have answers", lambda: clients.errors or len(clients.answers) > 50)
+        wait_until("all have answers", lambda: clients.errors or len(answers) > 50)
         cluster.configure(*target, {**NEW, **settings}, name=app.name, num_replicas=replicas)
         wait_until("all replicas have the new model", all_have_swapped)
         app.ready()
@@ -96,7 +70,7 @@ def test_no_request_compiles_while_a_model_is_swapped(
     assert clients.errors == []
     wrong = [
         (batch, answer)
-        for batch, _, answer in clients.answers
+        for batch, _, answer in answers
         if answer not in (right["old"][batch], right["new"][batch])
     ]
     assert wrong == []

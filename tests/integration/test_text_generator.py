@@ -18,7 +18,7 @@ from decoding import best_at_each
 from deployments.text_generator.app import SHAPE
 from deployments.text_generator.model import load_model
 from serve_warm.builder.app import load_app
-from serve_warm.builder.cluster import Cluster, Start
+from serve_warm.builder.cluster import Start
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 
@@ -26,8 +26,7 @@ CONFIG = Path(__file__).parent.parent.parent / "deployments/text_generator/serve
 
 
 @pytest.fixture(scope="module")
-def started(cluster) -> Iterator[Start]:
-    on = Cluster(int(cluster.url.rpartition(":")[2]))
+def started(on) -> Iterator[Start]:
     with on.running(load_app(str(CONFIG)), {"artifact": None}) as start:
         yield start
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import HANG_S, App, Cluster, wait_until
+from conftest import HANG_S, Cluster, wait_until
 from integration.test_node import PERIOD_S, options
 from serve_warm.builder.app import load_app
 from serve_warm.builder.build import build
@@ -42,10 +42,9 @@ class Run:
 
     def __init__(self, cluster: Cluster, store: str, stack: contextlib.ExitStack) -> None:
         self._cluster = cluster
-        settings = {"artifact": store, "on_missing": "fail"}
-        self._settings = {"warmup": settings}
+        settings = {"warmup": {"artifact": store, "on_missing": "fail"}}
         self._killed: set[int] = set()
-        self.app = self.deploy()
+        self.app = cluster.configure("stress.witnessed_app:app", "Witnessed", settings)
         asked = options(cluster, self.app.name, "Witnessed")
         self.server = stack.enter_context(NodeServer(*asked))
         strict = stack.enter_context(NodeServer(*asked, "--no-latch"))
@@ -59,13 +58,6 @@ class Run:
         watch = Witness(cluster.state_dir, self.app.name, inputs=2, ask=ask, pause_s=0.02)
         self.witness = stack.enter_context(watch)
 
-    def deploy(self, *, name: str = "", replicas: int = 1, what: str = "app") -> App:
-        target = (f"stress.witnessed_app:{what}", "Witnessed", self._settings)
-        return self._cluster.configure(*target, name=name, num_replicas=replicas)
-
-    def again(self, *, replicas: int = 1, what: str = "app") -> None:
-        self.deploy(name=self.app.name, replicas=replicas, what=what)
-
     def warm(self, count: int) -> list[int]:
         """Wait until `count` replicas are warm and all sources say so. Return their process ids."""
         wait_until(f"{count} are warm", lambda: len(self.witness.warm()) == count)
@@ -75,16 +67,8 @@ class Run:
         wait_until("Serve says so", lambda: self.app.status()[0] == "RUNNING")
         return [life.pid for life in self.witness.warm()]
 
-    def living(self, count: int) -> None:
-        wait_until(f"there are {count}", lambda: len(self.witness.living()) == count)
-
     def gone(self, pid: int) -> None:
         wait_until(f"{pid} ends", lambda: pid not in [o.pid for o in self.witness.living()])
-
-    def kill(self, pid: int) -> None:
-        os.kill(pid, signal.SIGKILL)
-        self._killed.add(pid)
-        self.gone(pid)
 
     def kill_at(self, stage: str) -> str:
         """Kill the next replica as soon as it reports the stage. Return its report."""

@@ -44,5 +44,3 @@ class Padded(Witnessed.func_or_class):
 
 app = Witnessed.bind()
 padded = Padded.bind()
-app_again = Witnessed.bind()
-"""The same deployment under another import path, which is another version for Serve."""
