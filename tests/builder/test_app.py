@@ -338,8 +338,8 @@ HERE = Fingerprint(machine={"cpu_isa": "avx2"}, app={"threads": "1"})
 class Ready:
     """Replicas that are ready: one, or the ranks of a gang."""
 
-    def __init__(self, cache: Path, report: dict[str, Any], ranks: int = 1) -> None:
-        self._cache, self._report, self._ranks = cache, report, ranks
+    def __init__(self, cache: Path, report: dict[str, Any], ranks: int, facts: Any) -> None:
+        self._cache, self._report, self._ranks, self._facts = cache, report, ranks, facts
 
     def ask(self, method: str, *, timeout_s: float) -> list[dict[str, Any]]:
         assert method == "warmup_report"
@@ -352,26 +352,29 @@ class Ready:
             for rank in range(self._ranks)
         ]
         return [
-            {"fingerprint": each.to_json(), "parts": parts, "facts": {}, "report": self._report}
+            {"fingerprint": each.to_json(), "parts": parts, "report": self._report}
+            | {"facts": dict(self._facts)}
             for each in fingerprints
         ]
 
 
 class Starts:
-    """A cluster of this machine whose replicas compile nothing; notes how each was started."""
+    """A cluster of this machine whose replicas compile nothing; notes the store of each start."""
 
     place = "here"
 
-    def __init__(self, cache: Path, *, ranks: int = 1) -> None:
+    def __init__(self, cache: Path, *, ranks: int = 1, facts: Any = None) -> None:
         cache.mkdir(exist_ok=True)
-        self._cache, self._ranks = cache, ranks
+        self._cache, self._ranks, self._facts = cache, ranks, facts or {}
         self._reports = [round_trip(), round_trip()]
+        self.stores: list[Any] = []
 
     @contextlib.contextmanager
     def running(
         self, app: Any, settings: Any, *, progress: Any, look: Any = None
     ) -> Iterator[Ready]:
-        yield Ready(self._cache, self._reports.pop(0), self._ranks)
+        self.stores.append(settings["artifact"])
+        yield Ready(self._cache, self._reports.pop(0), self._ranks, self._facts)
 
     @contextlib.contextmanager
     def starting(self, app: Any, settings: Any) -> Iterator[Any]:
@@ -384,8 +387,7 @@ class Starts:
 
 def build_on(starts: Starts, store: Destination, **signing: Any) -> Any:
     key = new_key()
-    app = dataclasses.replace(load_app(APP), trust=trusting(key))
-    return build(app, store, on=cast("Any", starts), signing=Signing(key=key, **signing))
+    return build_with(trusting(key), key, store, starts, **signing)
 
 
 # Gangs: a real one is built in integration/test_gang.py ---------------------------------------
@@ -413,29 +415,20 @@ def test_what_a_gang_has_published_in_part_is_not_kept(tmp_path: Path):
     assert kept.published == "kept"
 
 
-def build_with(trust: Any, key: Any, store: Path, starts: Any = None, **signing: Any) -> Any:
+def build_with(
+    trust: Any, key: Any, store: Path | Destination, starts: Any = None, **signing: Any
+) -> Any:
     app = dataclasses.replace(load_app(APP), trust=trust)
     signed = Signing(key=key, **signing)
-    return build(app, to(store), on=cast("Any", starts or NeverStarts()), signing=signed)
-
-
-class Noted(Starts):
-    """Notes from which store each replica was to start."""
-
-    def __init__(self, cache: Path) -> None:
-        super().__init__(cache)
-        self.stores: list[Any] = []
-
-    def running(self, app: Any, settings: Any, **others: Any) -> Any:
-        self.stores.append(settings["artifact"])
-        return super().running(app, settings, **others)
+    where = store if isinstance(store, Destination) else to(store)
+    return build(app, where, on=cast("Any", starts or NeverStarts()), signing=signed)
 
 
 def test_a_build_for_a_key_of_one_store_proves_within_it(tmp_path: Path):
     """A copy elsewhere would be out of the key's scope; nothing is left of it."""
     key, store = new_key(), tmp_path / "store"
     scoped = signed_by(public_pem(key), stores=[f"file://{store}*"])
-    starts = Noted(tmp_path / "none")
+    starts = Starts(tmp_path / "none")
     built = build_with(scoped, key, store, starts)
     assert starts.stores[0] is None
     assert starts.stores[1].startswith(f"{store}/.staging-")
@@ -466,26 +459,11 @@ def test_a_build_that_says_less_than_is_required_compiles_nothing(tmp_path: Path
         build_with(trust, key, tmp_path, provenance={"builder": "https://ci/acme"})
 
 
-class Boasting(Ready):
-    """A replica whose model code says where it comes from."""
-
-    def pack(self, *, timeout_s: float, progress: Any) -> list[dict[str, Any]]:
-        packed = super().pack(timeout_s=timeout_s, progress=progress)
-        for each in packed:
-            each["facts"] = {"provenance": {"builder": "https://ci/trusted"}, "passes": 2}
-        return packed
-
-
-class BoastingStarts(Starts):
-    @contextlib.contextmanager
-    def running(self, app: Any, settings: Any, **_: Any) -> Iterator[Ready]:
-        yield Boasting(self._cache, self._reports.pop(0))
-
-
 @pytest.mark.parametrize("said", [{}, {"source": "4f2c"}])
 def test_the_origin_is_what_the_builder_says_and_not_the_model(tmp_path: Path, said: Any):
     """Facts of this name from the model's code are dropped."""
-    starts = BoastingStarts(tmp_path / "none")
+    boasts = {"provenance": {"builder": "https://ci/trusted"}, "passes": 2}
+    starts = Starts(tmp_path / "none", facts=boasts)
     built = build_on(starts, to(tmp_path / "store"), provenance=said)
     payload = Envelope.parse((tmp_path / "store" / built.statement).read_bytes()).payload
     manifest = Manifest.from_statement(payload)
@@ -516,10 +494,8 @@ def test_an_unsigned_artifact_is_for_a_folder(
 ):
     """A store of replicas is refused, before anything is compiled."""
     monkeypatch.chdir(tmp_path)
-    app = dataclasses.replace(load_app(APP), trust=trusting(KEY))
-    how: Any = {"on": NeverStarts(), "signing": Signing(key=KEY, when="later")}
     with pytest.raises(ConfigError, match=problem):
-        build(app, to(store, if_published), **how)
+        build_with(trusting(KEY), KEY, to(store, if_published), when="later")
 
 
 GITHUB = {

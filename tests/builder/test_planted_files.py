@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from processes import search_path
+from processes import run_to_end, search_path
 from serve_warm._private_folders import process_folder
 from serve_warm.builder.cluster import build_name
 from serve_warm.config import WarmupConfig
@@ -86,8 +85,7 @@ def run(kind: str, folder: Path) -> dict[str, Any]:
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     command = [sys.executable, "-c", JOB, kind, MARK]
-    how = {"capture_output": True, "text": True, "timeout": 500, "env": env}
-    ended = subprocess.run(command, check=False, **how)
+    ended = run_to_end(command, timeout=500, env=env)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return json.loads(ended.stdout.splitlines()[-1])
 

@@ -130,20 +130,25 @@ def test_nothing_there_is_a_no(run, source, described, command, options):
     assert "has no artifacts" in ended.err
 
 
-@pytest.mark.parametrize("command", ["verify", "diff"])
+@pytest.mark.parametrize("command", ["inspect", "verify", "diff"])
 @pytest.mark.parametrize("key", [KEY, STRANGER], ids=["trusted", "untrusted"])
 def test_answers_cannot_write_to_the_terminal(run, source, described, *, command, key):
     """Names and values of factors, whoever chose them, are shown escaped."""
     built_for = fingerprint(python=f"{ESCAPES} [red]")
     built_for.machine[f"gpu{ESCAPES}"] = f"4\n  fits{ESCAPES}"
+    built_for.app["threads"] = f"4\n  trusted, signed by ci{ESCAPES}"
     publish(source, key, built_for=built_for, facts={"fact": ESCAPES})
     against = ["--against", described(fingerprint().to_json())] if command == "diff" else []
     for options in ([], ["--json"]):
         ended = run(command, source.root, *against, *options)
-        assert ended.code == 3
+        assert ended.code == (0 if command == "inspect" else 3)
         assert escaped(ended.out)
         assert escaped(ended.err)
         assert "\n  fits" not in ended.out
+        assert "4\n  trusted" not in ended.out
+        if command == "inspect":
+            shown = 5 if options else 4  # facts are shown only as JSON
+            assert ended.out.count("\\u001b" if options else "\\x1b") == shown
         if command == "diff" and key is KEY and not options:
             assert "\\x1b[2K\\r\\x9b31m\\u202e\\u2028trusted [red]'" in ended.out
 

@@ -114,20 +114,6 @@ def test_a_mistyped_deployment_is_asked_for(run, source, command):
     assert others in far.err
 
 
-@pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
-def test_a_statement_cannot_write_to_the_terminal(run, source, options):
-    """Control characters in names and values of factors, whoever chose them, are shown escaped."""
-    built_for = fingerprint(python=ESCAPES)
-    built_for.machine[f"gpu{ESCAPES}"] = "none"
-    built_for.app["threads"] = f"4\n  trusted, signed by ci{ESCAPES}"
-    publish(source, STRANGER, built_for=built_for)
-    shown = run("inspect", source.root, *options)
-    assert shown.code == 0
-    assert shown.out.count("\\x1b" if not options else "\\u001b") == 3
-    assert escaped(shown.out)
-    assert "\n  trusted" not in shown.out
-
-
 def test_inspect_imports_neither_torch_nor_ray(run_process, source):
     """Looking at artifacts costs no second of imports, and works where neither is installed."""
     publish(source, STRANGER)
@@ -306,7 +292,6 @@ def opened_for_writing(fifo: Path) -> int | None:
 
 
 def test_every_command_has_help_and_json(run):
-    """The commands that help lists all explain themselves, and all can print JSON."""
     listed = run("--help")
     names = [
         line.split()[0]

@@ -62,15 +62,6 @@ def test_keygen_names_a_key_after_its_file(run, tmp_path):
     assert (told["private"], told["public"]) == (private, f"{private}.pub")
 
 
-def test_keygen_overwrites_nothing(run, key_file):
-    """A key that is lost cannot be had back: a second keygen fails and changes nothing."""
-    before = key_file.read_bytes()
-    ended = run("keygen", key_file)
-    assert (ended.code, ended.out) == (1, "")
-    assert "already exists" in ended.err
-    assert key_file.read_bytes() == before
-
-
 @pytest.mark.parametrize("name", ["", "a\nb", "\x1b[2K"])
 def test_a_key_has_a_name_that_can_be_shown(run, tmp_path, name):
     """The name appears in the output of inspect and verify. Exit code 2, and no key is made."""

@@ -103,6 +103,8 @@ def test_what_a_warm_up_does_on_a_gpu_is_counted_as_the_warm_ups():
     assert found.capture_s > 0
     assert found.tuning_s > 0
     assert report.after_ready == Counts()
+    # A pass before the capture, the one that captures, a quiet one, and the proof.
+    assert (found.eager_runs, report.passes) == (1, 4)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import inspect
 import io
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +22,7 @@ import pytest
 
 from artifacts import MemoryStore
 from components import require_folder
-from processes import answer_of
+from processes import answer_of, run_to_end, search_path
 from serve_warm.artifact.archive import pack_directory
 from serve_warm.compiler import triton_kernels
 from serve_warm.compiler.watch import watch_process
@@ -231,38 +230,33 @@ def test_a_choice_between_configurations_is_stored(tmp_path: Path, stores_itself
     assert stored == ([] if stores_itself else [(256, "abc")])
 
 
-def sizes_after_loading(tuner: type[Measured], *blocks: int, **options: Any) -> tuple[Any, Any]:
-    """Return a loaded kernel, and the sizes of the configurations that are left of it."""
-    loaded = tuner(*blocks, **options)
+DESCENDED = Block(256, descended=True)
+BEST = {"XBLOCK": 256, "num_warps": 4, "num_stages": 1, "configs_hash": "of others"}
+
+
+@pytest.mark.parametrize(
+    ("found", "best", "descends", "blocks", "left"),
+    [
+        # Version 2.11 of torch forgets the result of a descent in these three cases.
+        *((DESCENDED, None, True, blocks, [256]) for blocks in ((256,), (128, 256), (128,))),
+        # A descent may still find something better than the best of some configurations.
+        (Block(256), None, True, (128, 256), [128, 256]),
+        (None, None, False, (128, 256), [128, 256]),
+        # The best one may have been made after the graph was saved: 2.11 measures once more.
+        *((None, BEST, False, blocks, [256]) for blocks in ((256,), (128, 256), (512,))),
+    ],
+)
+def test_what_was_measured_to_the_end_is_not_measured_again(
+    found: Block | None, best: Any, descends: bool, blocks: tuple[int, ...], left: list[int]
+):
+    tuner, _ = hooked(*([found] if found else []), best=best)
+    loaded = tuner(*blocks, descends=descends)
     loaded.recheck_autotune_cache(reload_kernel_from_src=lambda: None)
-    return loaded, [each.config.size for each in loaded.compile_results]
-
-
-@pytest.mark.parametrize("blocks", [(256,), (128, 256), (128,)])
-def test_what_a_descent_found_is_not_looked_for_again(blocks: tuple[int, ...]):
-    """Version 2.11 of torch forgets the result of a descent in these three cases."""
-    tuner, _ = hooked(Block(256, descended=True))
-    loaded, sizes = sizes_after_loading(tuner, *blocks, descends=True)
-    assert sizes == [256]
-    assert loaded.compile_results[0].config.found_by_coordesc is True
-
-
-@pytest.mark.parametrize("found", [(Block(256),), ()], ids=["no descent", "never measured"])
-def test_what_was_not_measured_to_the_end_is_left_to_torch(found: tuple[Block, ...]):
-    """A descent may still find something better than the best of some configurations."""
-    tuner, _ = hooked(*found)
-    _, sizes = sizes_after_loading(tuner, 128, 256, descends=bool(found))
-    assert sizes == [128, 256]
-
-
-@pytest.mark.parametrize("blocks", [(256,), (128, 256), (512,)])
-def test_what_was_measured_is_not_measured_again(blocks: tuple[int, ...]):
-    """The best one may have been made after the graph was saved: torch 2.11 measures once more."""
-    best = {"XBLOCK": 256, "num_warps": 4, "num_stages": 1, "configs_hash": "of others"}
-    tuner, _ = hooked(best=best)
-    loaded, sizes = sizes_after_loading(tuner, *blocks)
-    assert sizes == [256]
-    assert loaded.inductor_meta["dynamic_scale_rblock"] is False
+    assert [each.config.size for each in loaded.compile_results] == left
+    if found is DESCENDED:
+        assert loaded.compile_results[0].config.found_by_coordesc is True
+    if best is not None:
+        assert loaded.inductor_meta["dynamic_scale_rblock"] is False
 
 
 def test_templates_measured_in_another_process_are_a_tuning():
@@ -402,12 +396,7 @@ def test_c_that_triton_compiles_counts_as_a_compiler_run(tmp_path: Path):
     triton = require_folder("triton", TRITON)
     source = tmp_path / "launcher.c"
     source.write_text("int launch(void) { return 0; }")
-    ended = subprocess.run(
-        [sys.executable, "-c", COUNT_OF_TRITON, str(source), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([triton, str(Path(__file__).parents[2])])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", COUNT_OF_TRITON, source, tmp_path]
+    ended = run_to_end(command, env={**os.environ, "PYTHONPATH": search_path(triton)})
 
     assert ended.stdout == "1\n", ended.stderr

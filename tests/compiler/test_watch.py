@@ -28,6 +28,7 @@ from torch._inductor import config
 
 import serve_warm
 from compiled import compiled, double, fresh, stance
+from processes import run_to_end
 from serve_warm import _private_folders
 from serve_warm import compile as serve_warm_compile
 from serve_warm.compiler import evidence
@@ -445,7 +446,6 @@ def test_compile_arguments_are_named_by_attribute():
 
 @pytest.mark.parametrize("compile_", [torch.compile, serve_warm_compile], ids=["torch", "ours"])
 def test_a_compiled_method_that_stands_in_its_module_is_seen(compile_):
-    """A compiled step in the place of a method has its arguments seen, as a whole module has."""
     model = nn.Linear(2, 2)
     model.forward = compile_(model.forward, mode="reduce-overhead")
     assert "triton.cudagraphs=True" in compile_arguments(SimpleNamespace(model=model))["model"]
@@ -547,54 +547,6 @@ def test_headers_that_others_could_have_made_are_not_used(headers, caplog):
     assert str(headers.parent) in caplog.text
 
 
-def python(program: str, *words: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", program, *words]
-    env["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # no probes: they take five seconds a run
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=500, env=env
-    )
-
-
-SOFTMAX = """
-import sys
-if "private" in sys.argv:
-    from serve_warm.compiler.caches import keep_headers_private
-    if "late" in sys.argv:
-        import torch._inductor.codecache
-    keep_headers_private()
-    assert "late" in sys.argv or "torch._inductor" not in sys.modules
-import torch
-print(torch.compile(torch.nn.Softmax(-1), dynamic=False)(torch.zeros(2, 4)).sum().item())
-"""
-
-
-@pytest.mark.long
-@pytest.mark.skipif(torch.cuda.is_available(), reason="headers are for kernels of the CPU")
-def test_a_poisoned_header_is_not_compiled_in(tmp_path: Path):
-    """A file in torch's known folder reaches torch's kernels, but not serve_warm's."""
-    runs = iter(range(9))
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        environ = {k: v for k, v in os.environ.items() if not k.startswith("TORCH")}
-        caches = str(tmp_path / f"caches{next(runs)}")
-        return python(
-            SOFTMAX,
-            *words,
-            env={**environ, "TMPDIR": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": caches},
-        )
-
-    assert run().stdout == "2.0\n"
-    [folder] = tmp_path.glob("torchinductor_*/precompiled_headers")
-    for header in folder.rglob("*.h"):
-        header.with_name(header.name + ".gch").unlink()
-        header.write_text('#error "poisoned"\n')
-
-    stock, private, late = run(), run("private"), run("private", "late")
-
-    assert "poisoned" in stock.stderr
-    assert private.stdout == late.stdout == "2.0\n"
-
-
 # --- a portable CPU -----------------------------------------------------------------------
 
 PINNED = """
@@ -634,7 +586,8 @@ def has_portable_isa() -> bool:
 
 def pinned(order: str) -> subprocess.CompletedProcess[str]:
     target = {"ATEN_CPU_CAPABILITY": "avx512", "TORCHINDUCTOR_CPP_MARCH": "native"}
-    return python(PINNED, order, env={**os.environ, **target})
+    target["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # no probes: they take five seconds a run
+    return run_to_end([sys.executable, "-c", PINNED, order], env={**os.environ, **target})
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ import pickle
 import shutil
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,37 +104,29 @@ def check_is_cold(report: Report, stand_in: StandIn, caplog: Any, *says: str) ->
 
 
 # --- at a call -------------------------------------------------------------------------------
-@pytest.mark.slow
-def test_an_entry_that_raises_where_eager_does_not_is_refused_once(
-    broken: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    """The start compiles, is proven, and says which artifact raised what."""
-    stand_in = replica(SIZES)
-    begun = start(stand_in, broken, tmp_path)
-    Failing.now = True
-    report = asyncio.run(begun.run())
-    check_is_cold(report, stand_in, caplog, "raised ValueError", "the kernel of the build")
-    assert report.warmup.compiles == 3
-
-
 class OfItsOwn(BaseException):
     """An exception class that neither error handlers nor Python know."""
 
 
-RAISED = [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError, OfItsOwn]
+RAISED = [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit]
+RAISED += [asyncio.CancelledError, OfItsOwn]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", RAISED)
-def test_an_entry_that_raises_no_error_is_refused_once_as_well(
+def test_an_entry_that_raises_where_eager_does_not_is_refused_once(
     kind: type[BaseException], broken: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """Exceptions with which Python ends a process, a task or a generator do not end the start."""
+    """The start compiles, is proven, and says which artifact raised what.
+
+    Exceptions with which Python ends a process, a task or a generator do not end the start.
+    """
     stand_in = replica(SIZES)
     begun = start(stand_in, broken, tmp_path)
     Failing.now, Failing.error = True, kind("from the artifact")
     report = asyncio.run(begun.run())
-    check_is_cold(report, stand_in, caplog, kind.__name__)
+    says = ("raised ValueError", "from the artifact") if kind is ValueError else (kind.__name__,)
+    check_is_cold(report, stand_in, caplog, *says)
     assert report.warmup.compiles == 3
 
 
@@ -171,25 +164,14 @@ def test_an_input_that_eager_raises_for_is_no_fault_of_the_artifact(good: Path, 
 
 
 # --- while it is loaded ----------------------------------------------------------------------
-class DividesByZero:
-    """A pickle of it raises what torch never raises."""
+class Raising:
+    """A pickle of it calls a function."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self.call = function, args
 
     def __reduce__(self) -> Any:
-        return divmod, (1, 0)
-
-
-class EndsTheProcess:
-    """A pickle of it raises what no handler of errors expects."""
-
-    def __reduce__(self) -> Any:
-        return sys.exit, (3,)
-
-
-class Interrupts:
-    """A pickle that raises what a signal handler raises."""
-
-    def __reduce__(self) -> Any:
-        return _interrupt, ()
+        return self.call
 
 
 def _interrupt() -> None:
@@ -209,19 +191,20 @@ def with_code(good: Path, folder: Path, data: bytes) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("pickled", "said"),
     [
-        (DividesByZero, "loading an entry raised ZeroDivisionError"),
-        (EndsTheProcess, "loading an entry raised SystemExit"),
-        (Interrupts, "loading an entry raised KeyboardInterrupt"),
+        (Raising(divmod, 1, 0), "loading an entry raised ZeroDivisionError"),
+        (Raising(sys.exit, 3), "loading an entry raised SystemExit"),
+        (Raising(_interrupt), "loading an entry raised KeyboardInterrupt"),
     ],
+    ids=["no error of torch", "the end of the process", "as a signal handler"],
 )
 def test_a_pickle_that_raises_anything_is_refused(
-    good: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: type, said: str
+    good: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, pickled: Raising, said: str
 ):
     """An entry whose code raises while it is loaded costs the artifact, and no replica."""
     stand_in = replica(SIZES)
-    entries = with_code(good, tmp_path / "bad", pickle.dumps(kind()))
+    entries = with_code(good, tmp_path / "bad", pickle.dumps(pickled))
     begun = start(stand_in, entries, tmp_path)
     report = asyncio.run(begun.run())
     check_is_cold(report, stand_in, caplog, said)
@@ -238,13 +221,10 @@ def test_a_pickle_that_is_none_costs_its_level(good: Path, tmp_path: Path):
 
 
 class Slow:
-    """Loading it takes until it is let go, whatever deadline has passed."""
+    """Loading a pickle that waits for it takes until it is let go, whatever deadline has passed."""
 
     go_on = threading.Event()
     ended = threading.Event()
-
-    def __reduce__(self) -> Any:
-        return _wait, ()
 
 
 def _wait() -> None:
@@ -258,7 +238,7 @@ def test_loading_has_a_deadline(good: Path, tmp_path: Path, caplog: pytest.LogCa
     """An artifact that is not loaded in time is missed, and nothing of it is used later."""
     gc.collect()  # a call waits only if its own callable is the first that the load reaches
     stand_in = replica(SIZES)
-    entries = with_code(good, tmp_path / "slow", pickle.dumps(Slow()))
+    entries = with_code(good, tmp_path / "slow", pickle.dumps(Raising(_wait)))
     begun = start(stand_in, entries, tmp_path, pull_deadline_s=2.0)
     others = {*threading.enumerate()}
 

@@ -109,8 +109,15 @@ def test_the_control_runs_the_compiler(cold: Started):
     assert cold.said["parts"] == ["cache"]
 
 
+def test_compiler_runs_of_a_cold_start_are_all_counted(cold: Started):
+    """The report's count equals the count on the PATH."""
+    assert cold.report["warmup"]["compiler_processes"] == cold.objects
+
+
 def test_a_warm_start_runs_no_compiler(warm: Started):
+    """Nor torch's probe of the CPU: the builder's answers came with the artifact."""
     report = warm.report
+    assert warm.isa_probes == 0
     assert (report["verdict"], warm.said["verdict_when_ready"]) == ("full_hit", "full_hit")
     assert warm.objects == report["warmup"]["compiler_processes"] == 0
     assert warm.outputs == 0
@@ -119,11 +126,6 @@ def test_a_warm_start_runs_no_compiler(warm: Started):
     assert report["warmup"]["compiles"] == 2
     assert report["covered"] == {"expected": 2, "proven": 2}
     assert report["degraded"] == []
-
-
-def test_a_warm_start_asks_no_isa_probe(warm: Started):
-    """The builder's answers came with the artifact: no process is started to ask again."""
-    assert warm.isa_probes == 0
 
 
 @pytest.mark.long
@@ -143,13 +145,6 @@ def test_what_is_not_in_the_artifact_compiles_in_traffic(unanswered: Started):
     assert after_ready["compiler_processes"] == unanswered.objects > 0
 
 
-@pytest.mark.parametrize("name", ["cold", "warm"])
-def test_compiler_runs_are_all_counted(name: str, request: pytest.FixtureRequest):
-    """The report's count equals the count on the PATH, for every kind of start."""
-    started = request.getfixturevalue(name)
-    assert started.report["warmup"]["compiler_processes"] == started.objects
-
-
 @pytest.mark.long
 def test_what_a_build_has_tuned_is_not_tuned_at_a_start(tuned: Started, by_tuned: Started):
     """The counter of torch also adds the build's autotuning when it loads a cached graph."""
@@ -158,11 +153,7 @@ def test_what_a_build_has_tuned_is_not_tuned_at_a_start(tuned: Started, by_tuned
     assert cold["compile_s"] > cold["tuning_s"] > 0
     assert (warm["tunings"], warm["tuning_s"], warm["compiles"]) == (0, 0, 1)
     assert (warm["fx_hits"], warm["fx_misses"], by_tuned.report["verdict"]) == (1, 0, "full_hit")
-
-
-@pytest.mark.long
-def test_what_no_build_has_tuned_is_tuned_in_traffic(by_tuned: Started):
-    """This shows that the counts of the test above can be above zero."""
+    # The counts of this start can be above zero: no build has tuned the batch in its traffic.
     assert by_tuned.report["after_ready"]["tunings"] == TUNED
 
 

@@ -164,6 +164,8 @@ def test_inputs_that_are_late_stop_running():
     report = asyncio.run(start())
 
     assert (report["stage"], report["verdict"]) == ("READY", "late")
+    assert report["covered"]["expected"] == 0
+    assert report["degraded"][0].startswith("late: warmup_inputs()")
     assert ended == [True]
 
 
@@ -218,19 +220,14 @@ def exports_fixture(in_replica: InReplica, monkeypatch: pytest.MonkeyPatch) -> E
 
 
 @pytest.mark.usefixtures("exports")
-def test_an_artifact_is_pulled_while_init_runs(tmp_path: Path):
-    """The pull begins when Serve instantiates the class."""
-    instance = warmup(Model, artifact=str(tmp_path))()
+@pytest.mark.parametrize("enabled", [True, False])
+def test_an_artifact_is_pulled_while_init_runs(tmp_path: Path, enabled: bool):
+    """The pull begins when Serve instantiates the class, unless it is switched off."""
+    instance = warmup(Model, artifact=str(tmp_path), enabled=enabled)()
     prefetch = instance.__dict__[ATTRIBUTE]._prefetch
-    assert prefetch is not None
-    prefetch.drop()
-
-
-@pytest.mark.usefixtures("exports")
-def test_nothing_is_pulled_if_switched_off(tmp_path: Path):
-    instance = warmup(Model, artifact=str(tmp_path), enabled=False)()
-
-    assert instance.__dict__[ATTRIBUTE]._prefetch is None
+    assert (prefetch is not None) is enabled
+    if enabled:
+        prefetch.drop()
 
 
 def test_nothing_is_prefetched_outside_of_serve(tmp_path: Path):

@@ -9,7 +9,6 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -120,14 +119,6 @@ def test_credentials_that_are_refused_are_not_tried_again(
     fault_proxy.seen.clear()
     started(uri, caplog)
     assert len(fault_proxy.seen) == 1
-
-
-def test_no_store_is_asked_when_the_kill_switch_is_on(uri: str, fault_proxy: FaultProxy):
-    """`artifact: null` makes no request."""
-    fault_proxy.seen.clear()
-    start: Any = warm_up(StandIn(), artifact=None)
-    assert start.report().verdict is Verdict.OFF
-    assert fault_proxy.seen == []
 
 
 # --- what is wrong on one machine --------------------------------------------------------------

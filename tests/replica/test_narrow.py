@@ -276,21 +276,6 @@ def test_a_tensor_that_masks_nothing_gets_padding(kind: torch.dtype):
     assert "mask, always a mask of ones" in {each.axes for each in by_position}
 
 
-def test_lengths_that_are_always_equal_are_varied_apart():
-    """With dynamic=True, torch takes equal sizes for one size."""
-    inputs = [Input(target="a", kwargs={"x": "q" * size, "y": "d" * size}) for size in (9, 4)]
-    [found] = [each for each in vary(inputs)[0] if "equal" in each.axes]
-    assert found.axes == "x[0] and y[0], always equal"
-    assert [*map(len, found.item.kwargs.values())] == [8, 9]
-
-
-def test_optional_arguments_that_cannot_be_varied_are_said():
-    """Nobody knows which texts a handler takes for an argument that no input passes."""
-    said = [f"{name} of 'scored', always its default" for name in ("user", "top", "sharp")]
-    assert vary([Input(target=scored, args=([1],))])[1] == said
-    assert vary([Input(target=scored, args=([1],), fixed=True)])[1] == []
-
-
 def test_varied_inputs_differ_by_one():
     """Sizes of 1 and 2 grow, because torch compiles other code for a size of 1."""
     item = Input(target="POST /a", json={"text": "some words here", "rows": [[1, 2, 3], [4, 5, 6]]})
@@ -314,14 +299,6 @@ def test_one_fixed_name_that_is_no_tuple_is_refused():
     with pytest.raises(InputError, match="fixed='ids'") as refused:
         one(fixed="ids")
     assert 'fixed=("ids",)' in refused.value.hint
-
-
-def test_bytes_cannot_be_varied():
-    """It is said, and changes no verdict."""
-    varied, opaque = vary([Input(target="POST /image", body=b"jpeg")])
-    assert (varied, opaque) == ([], ["the body of 'POST /image'"])
-    assert vary([Input(target="decode", args=(b"jpeg",))])[1] == ["args0 of 'decode'"]
-    assert vary([Input(target="decode", args=(b"jpeg",), fixed=True)])[1] == []
 
 
 class Second(WarmupMixin):
@@ -437,14 +414,6 @@ def test_compiled_globals_and_attributes_of_a_class_are_named():
     assert "self.of_class is compiled, and no input calls it" in report["narrow"]
 
 
-def test_a_method_that_uses_the_model_and_that_no_input_calls_is_named():
-    """Nobody knows whether it compiles, so the verdict stays.
-
-    `score` calls `rank`, and `score_texts` only prepares the arguments of `score`.
-    """
-    assert warm(kind=Several)["unvaried"] == ["a method that no input calls: explain()"]
-
-
 class Rounding(Embedder):
     """Pads lengths to a multiple of 16, so that one item less makes no difference."""
 
@@ -467,16 +436,25 @@ class Rounding(Embedder):
 
 
 @pytest.mark.parametrize(
-    ("target", "argument", "expected"),
+    ("target", "argument", "expected", "dynamic"),
     [
-        ("embed_list", [1] * 4, "tokens[0], always 4"),
-        ("embed_rounded", [1] * 12, "tokens[0], always 12"),  # one item less would be no other
-        ("draw", 8, "side, always 8"),
+        ("embed_list", [1] * 4, "tokens[0], always 4", False),
+        # One item less would be no other.
+        ("embed_rounded", [1] * 12, "tokens[0], always 12", False),
+        ("draw", 8, "side, always 8", False),
+        # With `padding=True`, the first text of another length compiles.
+        ("embed_texts", ["a b c d e"] * 3, "texts[1], always 9", False),
+        ("embed_texts", ["a b c d e"] * 3, "texts[1], always 9", None),
+        # Half a batch of two is one item, for which torch compiles separate code.
+        ("see_any", torch.ones(2, 8), "x[0], never 1", True),
     ],
-    ids=["list", "rounded up", "number that decides a size"],
+    ids=["list", "rounded up", "number that decides a size", "texts", "automatic", "pair"],
 )
-def test_a_single_argument_is_narrow(target: str, argument: Any, expected: str):
-    report = warm(Input(target=target, args=(argument,)), kind=Rounding)
+def test_a_single_argument_is_narrow(
+    target: str, argument: Any, expected: str, dynamic: bool | None
+):
+    kind = next(each for each in (Rounding, Padding, Sizes) if hasattr(each, target))
+    report = warm(Input(target=target, args=(argument,)), kind=kind, options={"dynamic": dynamic})
     assert report["narrow"] == [expected]
 
 
@@ -498,13 +476,6 @@ def test_a_trial_that_does_not_end_is_the_last_one(
     why = r"because the call with another value \(stride, always 8\) did not end"
     assert re.fullmatch(rf"\d+ of \d+ variations, {why}", line)
     assert f"no more inputs are varied: {line.partition('because ')[2]}" in caplog.text
-
-
-def test_zero_is_never_tried():
-    """A loop whose step it is would never end."""
-    inputs = of_values("a", {"stride": 1}, {"stride": 2})
-    tried = [each.item.kwargs["stride"] for one in (inputs, inputs[:1]) for each in vary(one)[0]]
-    assert 0 not in tried
 
 
 class Numbered(Embedder):
@@ -547,6 +518,8 @@ def test_a_number_that_no_input_has_is_tried(target, numbers, options, expected)
         ((5, 6), [7, 4, 1]),
         ((5, 9, None), [7, 13, 1]),
         ((2, 5), [3, 8, 1]),
+        ((1, 2), [3]),  # and never 0: a loop whose step it is would never end
+        ((1,), [2]),
         ((10**400, 10**401), []),
         ((math.nan, math.inf), []),
     ],
@@ -564,7 +537,6 @@ def test_numbers_of_one_address_belong_together():
     expected = {"n, only 7 or 9", "t, always -0.5", "t, never a whole number"}
     assert {each.axes.removeprefix("query.") for each in varied} == expected
     assert unvaried == []
-    assert vary([Input(target="GET /square/7")])[1] == ["the path of 'GET /square/7'"]
 
 
 @pytest.mark.parametrize(
@@ -595,20 +567,6 @@ class Padding(Embedder):
         rows = [[1] * len(each) + [0] * (longest - len(each)) for each in words]
         ids = torch.tensor([*rows, *[[0] * longest] * (4 - len(rows))])
         return await self.embed(ids, (ids > 0).long())
-
-
-@pytest.mark.parametrize("dynamic", [False, None])
-def test_texts_of_one_length_are_narrow(dynamic: bool | None):
-    """With `padding=True`, the first text of another length compiles."""
-    declared = Input(target="embed_texts", args=(["a b c d e"] * 3,))
-    report = warm(declared, kind=Padding, options={"dynamic": dynamic})
-    assert report["narrow"] == ["texts[1], always 9"]
-
-
-def test_what_has_no_sizes_is_named():
-    """Nobody knows how to vary it, so the report says so."""
-    item = a(x={"y": OrderedDict(a=1)}, z=UserDict(a=1), n=None)
-    assert vary([item])[1] == ["x.y of 'a'", "z of 'a'", "n of 'a', always None"]
 
 
 class Mode(enum.Enum):
@@ -675,18 +633,23 @@ def test_what_is_left_alone_is_named(item: Input, line: str):
             "messages.content.text[2], always 5",
             {"messages": [{"content": [{"text": "word"}]}]},
         ),
+        (  # with dynamic=True, torch takes equal sizes for one size
+            of_values("a", *({"x": "q" * size, "y": "d" * size} for size in (9, 4))),
+            "x[0] and y[0], always equal",
+            {"x": "q" * 8, "y": "d" * 9},
+        ),
+        (  # torch compiles separate code for the size 1, also with dynamic=True
+            of_values("a", *({"x": [1.0] * size} for size in (4, 3, 2))),
+            "x, never of length 1",
+            {"x": [1.0]},
+        ),
     ],
-    ids=["tasks", "sizes", "arguments", "fixed", "pairs", "deep", "messages"],
+    ids=["tasks", "sizes", "arguments", "fixed", "pairs", "deep", "messages", "equal", "one item"],
 )
 def test_kinds_of_inputs_are_varied(items: list[Input], wanted: str, kwargs: dict[str, Any]):
     """Each kind of one target by itself, and what is declared, but not together."""
     tried = next(each.item for each in vary(items)[0] if each.axes == wanted)
     assert tried.kwargs == kwargs
-
-
-def test_kinds_of_inputs_that_are_not_varied_are_counted():
-    kinds = [{f"text{number}": "ab"} for number in range(6)]
-    assert "all but 4 of 6 kinds of inputs of 'a'" in vary(of_values("a", *kinds))[1]
 
 
 def test_identifiers_of_several_lengths_stay_as_they_are():
@@ -734,14 +697,6 @@ class Odd(Several):
         return [Input(target=self.explain, args=(X,), fixed=True)]
 
 
-def test_methods_that_run_without_an_input_are_not_named():
-    """`__init__` calls `load`. No attribute of objects of other classes is read."""
-    assert sorted(warm(kind=Odd)["unvaried"]) == [
-        f"a method that no input calls: {name}()"
-        for name in ("again", "rank", "score", "score_texts")
-    ]
-
-
 class Choosing(Several):
     """Finds its methods by name."""
 
@@ -752,9 +707,23 @@ class Choosing(Several):
         return [Input(target="__call__", args=("rank", X), fixed=True)]
 
 
-def test_nothing_is_said_if_methods_are_found_by_name():
-    """Nobody knows which of them an input reached."""
-    assert warm(kind=Choosing)["unvaried"] == []
+@pytest.mark.parametrize(
+    ("kind", "uncalled"),
+    [
+        # `score` calls `rank`, and `score_texts` only prepares the arguments of `score`.
+        (Several, ["explain"]),
+        # `__init__` calls `load`. No attribute of objects of other classes is read.
+        (Odd, ["again", "rank", "score", "score_texts"]),
+        # Nobody knows which of them an input reached.
+        (Choosing, []),
+    ],
+)
+def test_a_method_that_uses_the_model_and_that_no_input_calls_is_named(
+    kind: type[Several], uncalled: list[str]
+):
+    """Nobody knows whether it compiles, so the verdict stays."""
+    found = sorted(warm(kind=kind)["unvaried"])
+    assert found == [f"a method that no input calls: {name}()" for name in uncalled]
 
 
 class Waiting(Embedder):
@@ -773,23 +742,68 @@ def test_variations_that_took_too_long_are_counted():
     assert re.fullmatch(r"\d+ of \d+ variations, to save time", line)
 
 
+IDENTIFIERS = ("user_id", "userId", "userid", "orderID", "apiKey", "randomSeed", "user-id", "pk")
+
+
+def removed(row_id: int) -> None: ...
+
+
 @pytest.mark.parametrize(
-    "name",
-    ["user_id", "userId", "userid", "orderID", "apiKey", "randomSeed", "user-id", "pk", "uuid"],
+    ("inputs", "named"),
+    [
+        *(([a(**{name: 7})], [f"{name} of 'a', always 7"]) for name in (*IDENTIFIERS, "uuid")),
+        (of_values("a", {"user_id": 7}, {"user_id": 8}), ["user_id of 'a', only 7 or 8"]),
+        (
+            [Input(target="delete", kwargs={"row_id": 42, "dry": True})],
+            ["row_id of 'delete', always 42", "dry of 'delete', always True"],
+        ),
+        ([Input(target=removed, args=(42,))], ["row_id of 'removed', always 42"]),
+        (
+            [Input(target="PUT /rows?side=64", json={"text": "some words"})],
+            ["all arguments of 'PUT /rows'"],
+        ),
+        ([Input(target="POST /image", body=b"jpeg")], ["the body of 'POST /image'"]),
+        ([Input(target="decode", args=(b"jpeg",))], ["args0 of 'decode'"]),
+        ([Input(target="decode", args=(b"jpeg",), fixed=True)], []),
+        ([Input(target="GET /square/7")], ["the path of 'GET /square/7'"]),
+        ([Input(target="a", model_id="en")], ["other model ids of 'a'"]),
+        ([Input(target=scored, args=([1],), fixed=True)], []),
+        (
+            [a(x={"y": OrderedDict(a=1)}, z=UserDict(a=1), n=None)],
+            ["x.y of 'a'", "z of 'a'", "n of 'a', always None"],
+        ),
+    ],
 )
-def test_a_name_of_an_identifier_is_known(name: str):
-    assert vary([a(**{name: 7})]) == ([], [f"{name} of 'a', always 7"])
+def test_what_stays_as_declared_is_named(inputs: list[Input], named: list[str]):
+    """What names something, could change something, or nobody knows how to vary."""
+    assert vary(inputs) == ([], named)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "named"),
+    [
+        (
+            [Input(target=scored, args=([1],))],
+            [f"{name} of 'scored', always its default" for name in ("user", "top", "sharp")],
+        ),
+        (
+            of_values("a", *({f"text{number}": "ab"} for number in range(6))),
+            ["all but 4 of 6 kinds of inputs of 'a'"],
+        ),
+        (
+            [a(row={f"f{number}": 1.5 for number in range(100)})],
+            ["all but the first 128 variations, to save time"],
+        ),
+    ],
+    ids=["optional arguments", "kinds", "variations"],
+)
+def test_what_is_varied_in_part_is_named(inputs: list[Input], named: list[str]):
+    assert vary(inputs)[1] == named
 
 
 @pytest.mark.parametrize("name", ["grid", "width", "steps", "turkey", "valid"])
 def test_a_name_of_a_number_is_no_identifier(name: str):
     assert [each.axes for each in vary([a(**{name: 1})])[0]] == [f"{name}, always 1"]
-
-
-def test_an_identifier_is_never_another_one():
-    """It is named instead, with the values of the inputs."""
-    inputs = of_values("a", {"user_id": 7}, {"user_id": 8})
-    assert vary(inputs) == ([], ["user_id of 'a', only 7 or 8"])
 
 
 class Branching(WarmupMixin):
@@ -940,37 +954,6 @@ def test_a_varied_call_that_waits_forever_ends_no_start(caplog: pytest.LogCaptur
     assert report["degraded"] == []
 
 
-def test_nothing_is_called_that_could_change_something():
-    """Numbers that name something, flags, and requests that change something stay as declared."""
-    inputs = [
-        Input(target="delete", kwargs={"row_id": 42, "dry": True}),
-        Input(target=removed, args=(42,)),
-        Input(target="PUT /rows?side=64", json={"text": "some words"}),
-    ]
-    varied, opaque = vary(inputs)
-    assert varied == []
-    assert opaque == [
-        "row_id of 'delete', always 42",
-        "dry of 'delete', always True",
-        "row_id of 'removed', always 42",
-        "all arguments of 'PUT /rows'",
-    ]
-
-
-def removed(row_id: int) -> None: ...
-
-
-def test_a_list_of_one_item_is_tried():
-    """Torch compiles separate code for the size 1, also with dynamic=True."""
-    inputs = [Input(target="a", args=([1.0] * size,)) for size in (4, 3, 2)]
-    found = {each.axes: each.item.args for each in vary(inputs)[0]}
-    assert found["args0, never of length 1"] == ([1.0],)
-
-
-def test_model_ids_that_no_input_names_are_said():
-    assert vary([Input(target="a", model_id="en")])[1] == ["other model ids of 'a'"]
-
-
 class Sizes(Embedder):
     """Refuses some sizes."""
 
@@ -1010,19 +993,7 @@ def test_other_sizes_are_tried(items: list[Input], options: dict[str, Any], expe
     assert expected in warm(*items, kind=Sizes, options=options)["narrow"]
 
 
-def test_half_a_batch_of_two_is_no_batch_of_one():
-    """Torch compiles separate code for one item, which has a line of its own."""
-    pair = Input(target="see_any", args=(torch.ones(2, 8),))
-    assert warm(pair, kind=Sizes, options={"dynamic": True})["narrow"] == ["x[0], never 1"]
-
-
 def test_a_large_tensor_is_not_made_larger():
     pixels = torch.zeros(1, (1 << 24) + 2, dtype=torch.uint8)
     varied, _ = vary([Input(target="a", args=(pixels,))])
     assert max(each.item.args[0].numel() for each in varied if "[1]" in each.axes) < pixels.numel()
-
-
-def test_variations_beyond_the_limit_are_named():
-    many = {f"f{number}": 1.5 for number in range(100)}
-    _, opaque = vary([Input(target="score", kwargs={"row": many})])
-    assert "all but the first 128 variations, to save time" in opaque

@@ -300,19 +300,6 @@ def test_one_call_in_so_many_is_checked(right: Path, tmp_path: Path):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_without_the_setting_calls_run_the_entry_itself(right: Path, tmp_path: Path):
-    """A checked entry costs nothing more after READY."""
-    stand_in = replica([2])
-    begun = start(stand_in, right, tmp_path)
-    asyncio.run(begun.run())
-    calls(stand_in, 2, 5)
-    dispatcher = stand_in.owner.model.__dict__["_serve_warm"]
-    ((*_, fn, _),) = next(iter(dispatcher.binder.binding.hits.values()))
-    report = begun.report().parity
-    assert report.results["same"] == 1
-    assert not isinstance(fn, entry_checks._Checked)
-
-
 def test_a_wrong_entry_in_traffic_marks_the_replica(right: Path, wrong: Path, tmp_path: Path):
     """The call that finds it gets the right answer, as do all after it."""
     stand_in = replica([2])
@@ -425,6 +412,7 @@ def test_the_other_entries_are_checked_while_the_replica_is_idle(right: Path, tm
     for size in SIZES:
         calls(stand_in, size, 2)
     assert (before.checked, checked) == (1, 3)
+    assert begun.report().parity.results["same"] == 3  # without `eager_sample`, nothing more
     assert entry_checks._Checked not in code_of(stand_in)
 
 

@@ -79,20 +79,33 @@ def failure(kind: type[Exception], warmup: Replay) -> Any:
 
 # --- until quiet ---------------------------------------------------------------------------
 def test_a_pass_that_compiles_is_followed_by_a_quiet_one_and_the_proof():
+    """Each input is told of, and has its seconds, first and last, and its compiles."""
     model = compiled(double)
     calls: list[str] = []
+    told: list[tuple[int, int]] = []
 
     async def call(item: Input) -> None:
         calls.append(item.name)
         model(*item.args)
 
-    progress = run(replay([shape(4), shape(3), shape(2)], call))
+    def changed() -> None:
+        told.append((warmup.progress.passes, warmup.progress.done))
 
+    warmup = replay([shape(4), shape(3), shape(2)], call, changed=changed)
+    progress = run(warmup)
+    results = progress.results()
+
+    names = ["size 4", "size 3", "size 2"]
+    assert calls == names * 3
+    assert told == [(number, done) for number in (1, 2, 3) for done in (1, 2, 3)]
     assert progress.passes == 3
-    assert calls == ["size 4", "size 3", "size 2"] * 3
-    assert progress.proven == {"size 4", "size 3", "size 2"}
+    assert progress.proven == {*names}
     assert progress.unproven == {}
-    assert progress.compiles == {"size 4": 1, "size 3": 1, "size 2": 1}
+    assert [(r.name, r.proven, r.compiles, r.note) for r in results] == [
+        (name, True, 1, "") for name in names
+    ]
+    assert all(r.first_s > 0 and r.steady_s > 0 for r in results)
+    assert Progress(inputs=[shape(9)]).results()[0].note == "not reached"
     assert stance() == "default"
 
 
@@ -156,29 +169,6 @@ def test_a_model_that_never_gets_quiet_is_not_proven(monkeypatch: pytest.MonkeyP
     assert "expected 3, actual 4" in error.hint
     assert error.stage == "REPLAYING"
     assert size == 4
-
-
-def test_results_are_seconds_and_compiles_of_each_input():
-    """The first and the last replay are separate, and unreached inputs say so."""
-    progress = run(replay([shape(3), shape(2)], calling(compiled(double))))
-    results = progress.results()
-    assert [(r.name, r.proven, r.compiles, r.note) for r in results] == [
-        ("size 3", True, 1, ""),
-        ("size 2", True, 1, ""),
-    ]
-    assert all(r.first_s > 0 and r.steady_s > 0 for r in results)
-    assert Progress(inputs=[shape(9)]).results()[0].note == "not reached"
-
-
-def test_progress_is_told_after_each_input():
-    told: list[tuple[int, int]] = []
-    warmup = replay(
-        [shape(2), shape(3)],
-        calling(compiled(double)),
-        changed=lambda: told.append((warmup.progress.passes, warmup.progress.done)),
-    )
-    run(warmup)
-    assert told == [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]
 
 
 # --- the proof -----------------------------------------------------------------------------
@@ -270,18 +260,6 @@ def test_eager_parts_are_found_beside_parts_that_compile():
 
     assert all(count >= 1 for count in progress.compiles.values())
     assert progress.proven == {f"size {size}" for size in range(1, RECOMPILE_LIMIT + 1)}
-
-
-def test_the_threads_of_the_proof_are_recorded():
-    model = compiled(double)
-    with ThreadPoolExecutor(1) as threads:
-        native_id = threads.submit(threading.get_native_id).result()
-
-        async def call(item: Input) -> None:
-            await asyncio.get_running_loop().run_in_executor(threads, model, *item.args)
-
-        progress = run(replay([shape(2)], call))
-    assert progress.threads == {native_id}
 
 
 # --- compiled calls of an input ------------------------------------------------------------
@@ -418,23 +396,6 @@ def test_calls_in_a_thread_pool_are_those_of_the_input():
     assert "makes no compiled call" in progress.unproven["size 1"]
 
 
-def test_calls_in_a_thread_pool_cost_no_pass_beyond_the_proof():
-    """The last pass and the proof are enough, so the start needs no further pass."""
-    model, calls = compiled(double), 0
-
-    with ThreadPoolExecutor(1) as threads:
-
-        async def call(item: Input) -> None:
-            nonlocal calls
-            calls += 1
-            await asyncio.get_running_loop().run_in_executor(threads, model, *item.args)
-
-        progress = run(replay([shape(2)], call))
-
-    assert progress.proven == {"size 2"}
-    assert calls == progress.passes
-
-
 def test_calls_of_a_task_that_a_first_replay_began_cost_no_pass_beyond_the_proof():
     """Like the task of `@serve.batch` in a warm start: one pass, and the proof."""
     model, calls = compiled(double), 0
@@ -518,8 +479,9 @@ def test_a_pool_that_still_compiles_is_not_proven():
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_calls_of_any_task_and_copied_context_are_the_inputs(concurrency: int):
-    """Tasks, `to_thread` and whatever copies the context need no second look: three passes."""
+@pytest.mark.parametrize("copies_context", [True, False])
+def test_calls_elsewhere_cost_no_pass_beyond_the_proof(copies_context: bool, concurrency: int):
+    """Of tasks and `to_thread`, which copy the context, and of a pool, which does not."""
     model = compiled(double)
     replays = 0
 
@@ -531,14 +493,18 @@ def test_calls_of_any_task_and_copied_context_are_the_inputs(concurrency: int):
 
         async def one() -> None:
             async with lock:
-                await asyncio.create_task(asyncio.to_thread(model, *item.args))
+                if copies_context:
+                    await asyncio.create_task(asyncio.to_thread(model, *item.args))
+                else:
+                    await asyncio.get_running_loop().run_in_executor(None, model, *item.args)
 
         await asyncio.gather(*(one() for _ in range(concurrency)))
 
     progress = run(replay([shape(2)], call))
 
     assert progress.proven == {"size 2"}
-    assert (replays, progress.passes) == (3, 3)
+    assert replays == progress.passes
+    assert progress.passes == 3 or not copies_context
 
 
 def test_a_call_on_another_rank_is_a_call_of_the_input():

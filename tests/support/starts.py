@@ -209,12 +209,9 @@ CAPTURE = CompileEvent(
 class Capturing(StandIn):
     """A replica whose inputs, for the watch, run eagerly once and are then captured once.
 
-    The watch receives the same events as from a GPU, but nothing is captured.
+    The watch receives the same events as from a GPU, but nothing is captured. Each call has a new
+    thread, as for a request to a sync handler.
     """
-
-    def __init__(self, *, own_threads: bool) -> None:
-        super().__init__(2)
-        self._own_threads = own_threads
 
     async def call(self, item: Input) -> None:
         times = self.calls.count(item.name)
@@ -222,10 +219,6 @@ class Capturing(StandIn):
             watch_process().note_eager_run()
         if times == 1:
             watch_process().note(CAPTURE)
-        if self._own_threads:
-            self.calls.append(item.name)
-            # A new thread for each call, as for a request to a sync handler.
-            with ThreadPoolExecutor(1) as pool:
-                await asyncio.get_running_loop().run_in_executor(pool, self.owner.model, *item.args)
-        else:
-            await super().call(item)
+        self.calls.append(item.name)
+        with ThreadPoolExecutor(1) as pool:
+            await asyncio.get_running_loop().run_in_executor(pool, self.owner.model, *item.args)

@@ -362,7 +362,6 @@ def test_a_node_server_that_hangs_does_not_wait_for_the_grace_of_its_pod() -> No
 
 
 def test_the_probe_asks_the_ports_of_this_cluster() -> None:
-    """The ports in the values are the ports that node.py asks."""
     found = rendered("everything")
     cpu, gpu = (g["template"] for g in cluster_of(found)["workerGroupSpecs"])
 

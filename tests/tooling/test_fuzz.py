@@ -36,29 +36,20 @@ def read_of(place: str = "attribute", value: str = "int", get: int = 0, **parts:
     return Read(root=path[0], steps=path[1:], value=value, gets=gets, **parts)
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_value_can_be_read_from_each_place(place: str):
-    """No place has a text that raises, and each expression of a place reads the same value."""
-    reads = [read_of(place, get=get) for get in range(len(PLACES[place].get))]
-
-    assert [read for read in reads if not programs.is_valid(read)] == []
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_each_form_makes_the_read(form: str):
-    assert programs.is_valid(read_of(form=form))
+READS = {
+    **{
+        f"from {name}": [read_of(name, get=n) for n in range(len(PLACES[name].get))]
+        for name in PLACES
+    },
+    **{f"by {form}": [read_of(form=form)] for form in FORMS},
+    **{f"in {state}": [Read(state=state)] for state in STATES},
+    **{f"of {name}": [read_of(value=name, op=op) for op in VALUES[name].ops] for name in VALUES},
+}
 
 
-@pytest.mark.parametrize("state", STATES)
-def test_each_state_can_be_read(state: str):
-    assert programs.is_valid(Read(state=state))
-
-
-@pytest.mark.parametrize("value", VALUES)
-def test_each_operation_of_a_value_is_right_in_eager(value: str):
-    """An operation that raises in eager execution would never be tried."""
-    reads = [read_of(value=value, op=op) for op in VALUES[value].ops]
-
+@pytest.mark.parametrize("reads", READS.values(), ids=READS)
+def test_each_read_is_right_in_eager(reads: list[Read]):
+    """One that raises there would never be tried; each expression of a place reads one value."""
     assert [read.kind for read in reads if not programs.is_valid(read)] == []
 
 

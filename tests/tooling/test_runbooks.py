@@ -26,16 +26,11 @@ def blocks(language: str) -> list[str]:
 
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
-    """Each anchor leads to a section, and each section belongs to an existing alert."""
-    sections = re.findall(r"^## (ServeWarm\w+)$", TEXT, re.MULTILINE)
-
-    assert sections == ALERTS
-    for rule in rules.ALERTS:
-        assert rule["annotations"]["runbook_url"].endswith(f"#{rule['alert'].lower()}")
+    """test_rules has the anchors of the alerts."""
+    assert re.findall(r"^## (ServeWarm\w+)$", TEXT, re.MULTILINE) == ALERTS
 
 
 def test_the_table_has_the_severity_and_a_metric_of_each_alert() -> None:
-    """A row has the alert's severity, and a metric that its rules read."""
     rows = re.findall(r"^\| \[(\w+)\]\(#\w+\) \| (\w+) \| `(\w+)` \|$", TEXT, re.MULTILINE)
     recorded = {rule["record"]: rule["expr"] for rule in rules.RECORDS}
 
