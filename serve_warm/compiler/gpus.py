@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
+
+from serve_warm.config import environment
 
 
 def is_gpu_in_use() -> bool:
@@ -17,7 +18,7 @@ def is_gpu_in_use() -> bool:
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return False
-    if "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ:  # then torch does not count its memory
+    if "PYTORCH_NO_CUDA_MEMORY_CACHING" in environment():  # then torch does not count its memory
         return True
     return any(map(torch.cuda.memory_reserved, range(torch.cuda.device_count())))
 
