@@ -476,6 +476,7 @@ def test_a_trial_that_does_not_end_is_the_last_one(
     why = r"because the call with another value \(stride, always 8\) did not end"
     assert re.fullmatch(rf"\d+ of \d+ variations, {why}", line)
     assert f"no more inputs are varied: {line.partition('because ')[2]}" in caplog.text
+    assert (report["stage"], report["degraded"]) == ("READY", [])
 
 
 class Numbered(Embedder):
@@ -938,20 +939,6 @@ def test_no_variation_has_the_declared_sizes():
     given = torch.ones(2, 8)[:, :4]
     for each in vary([Input(target="a", args=(given,))])[0]:
         assert each.item.args[0].shape != given.shape
-
-
-def test_a_varied_call_that_waits_forever_ends_no_start(caplog: pytest.LogCaptureFixture):
-    class Waiting(Embedder):
-        declared = (Input(target="embed_some", args=([1, 2, 3],)),)
-
-        async def embed_some(self, tokens: list[int]) -> Any:
-            if not tokens:
-                await asyncio.Event().wait()
-            return await self.embed_list(tokens)
-
-    report = warm(kind=Waiting, options={"dynamic": True})
-    assert (report["stage"], report["verdict"]) == ("READY", "off")
-    assert report["degraded"] == []
 
 
 class Sizes(Embedder):

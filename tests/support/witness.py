@@ -260,8 +260,6 @@ class Witness:
         self._stop = threading.Event()
         self.sources = tuple(ask)
         self.answers: list[Answer] = []
-        self.silences = 0
-        """Number of questions without an answer, because a server had been killed."""
         self._threads = [threading.Thread(target=self._watch)]
         self._threads += [
             threading.Thread(target=self._ask, args=(source, each, pause_s))
@@ -351,9 +349,7 @@ class Witness:
         while not self._stop.is_set():
             sent_s = now_s()
             answer = ask()
-            if answer is None:
-                self.silences += 1
-            else:
+            if answer is not None:  # else the server has been killed
                 ready, text = answer
                 given = Answer(
                     source=source, sent_s=sent_s, received_s=now_s(), ready=ready, text=text

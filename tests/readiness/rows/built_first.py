@@ -4,6 +4,7 @@
 
 import torch
 from _row import Scorer, row
+from ray import serve
 from torch import nn
 
 import serve_warm
@@ -123,3 +124,24 @@ class EmbedAndRank(WarmupMixin):
     async def rank(self, value: float) -> float:
         with torch.inference_mode():
             return self.rank_net(torch.full((8,), value)).item()
+
+
+@row(
+    "built_for_full_batches",
+    [("score", [[1.0] * 6])],
+    kind="narrow",
+    says="batches of requests to score, always 4 of at most 4",
+)
+class Batched(WarmupMixin):
+    """The artifact was built for batches of four requests, and a request comes alone."""
+
+    def __init__(self):
+        self.model = serve_warm.compile(nn.Linear(6, 2).eval(), dynamic=False)
+
+    def warmup_inputs(self):
+        return [Input(target="score", args=([0.0] * 6,), concurrency=4)]
+
+    @serve.batch(max_batch_size=4, batch_wait_timeout_s=0.05)
+    async def score(self, rows: list[list[float]]) -> list[list[float]]:
+        with torch.inference_mode():
+            return self.model(torch.tensor(rows)).tolist()
