@@ -173,7 +173,6 @@ gpu: $(READY)
 	$(BIN)/python tests/gpu/models_gpu.py --models half_precision --work build/half_precision --limit-s 7200 \
 	  --json $(RESULTS)/half_precision_gpu.json
 	$(BIN)/python tests/benchmarks/yardstick.py --device cuda --minutes 120 --json $(RESULTS)/yardstick.json
-	$(BIN)/python tests/gpu/two_compiles.py
 	$(BIN)/python tests/benchmarks/figures.py
 
 stress: $(READY)

@@ -529,6 +529,7 @@ SLICES = {
         "tuple(map(str, facts.get(UNVARIED) or ()))[:MOST_LINES]",
     },
     "replica.narrow": {  # records
+        "_group(items, owner)[:MOST_GROUPS]",
         "axes[:AXES_SHOWN]",
         "found[:MOST_GROUPS]",
         "sorted(pairs)[:MOST_PAIRS]",
