@@ -280,6 +280,7 @@ class _Target:
         self._kinds = _kinds(like, owner)
         self._names = _positional(like, owner)
         self._values = [dict(_walk(_arguments(item), DEPTH)) for item in items]
+        self._like_values = self._values[items.index(like)]
         self._is_repeated = _is_repeated(like)
 
     def opaque(self) -> Iterator[str]:
@@ -410,8 +411,7 @@ class _Target:
         A handler that wants a multiple of 16 refuses a size that is one smaller, or pads it. Torch
         compiles separate code for one item, but only batches have one: other axes would broadcast.
         """
-        arguments = _arguments(self._like)
-        tensors: list[Any] = [arguments.get(_argument(axis)) for axis in axes]
+        tensors = [*map(self._value_of, axes)]
         is_large = any(is_tensor(each) and each.numel() > LARGEST_TENSOR for each in tensors)
         for resize in (_halve,) if is_large else (_double, _halve):
             if resize(size) != size:
@@ -421,7 +421,7 @@ class _Target:
             yield dataclasses.replace(trial, only_if=shown)
 
     def _alone(self, axes: Sequence[str], *, only_if: str = "") -> Iterator[Varied]:
-        names = {_argument(axis) for axis in axes}
+        names = {axis.partition("[")[0] for axis in axes}
         # The model would broadcast a tensor of another size, although nobody sends such tensors.
         # Two axes of one tensor, such as those of a square image, can differ.
         if any(map(self._has_tensor, axes)) and len(names) > 1:
@@ -454,8 +454,12 @@ class _Target:
     def _never_one(self, axes: Sequence[str]) -> str:
         return f"{self._join(axes)}, never 1"
 
+    def _value_of(self, axis: str) -> Any:
+        """Return the value of an axis in the cheapest input, also inside mappings."""
+        return self._like_values.get(axis.partition("[")[0])
+
     def _has_tensor(self, axis: str) -> bool:
-        value = _arguments(self._like).get(_argument(axis))
+        value = self._value_of(axis)
         return is_tensor(value) or (isinstance(value, (list, tuple)) and any(map(is_tensor, value)))
 
     def _unvaried(self) -> dict[tuple[int | str, float], list[str]]:

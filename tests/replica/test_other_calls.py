@@ -122,6 +122,14 @@ def test_nothing_more_is_tried_once_a_declared_input_is_refused():
     assert "variations, because a declared input was refused after another value" in line
 
 
+def test_tensors_of_one_mapping_are_varied_together():
+    """A batch of one is tried, but not a mask of another length than its text."""
+    batch = {name: torch.ones(2, 8) for name in ("ids", "mask")}
+    found = {each.axes for each in vary([Input(target="score", kwargs={"x": batch})])[0]}
+    assert "x.ids[0] and x.mask[0], never 1" in found
+    assert not any("always equal" in axes for axes in found)
+
+
 def test_tensors_of_several_kinds_in_one_argument_are_named():
     pair = Input(target="score", kwargs={"x": (torch.ones(2, 8), torch.ones(3))})
     assert vary([pair])[1] == ["x of 'score'"]
