@@ -136,7 +136,7 @@ def vary(inputs: Sequence[Input], owner: Any = None) -> tuple[list[Varied], list
         by_target.setdefault(_path_of(item), []).append(item)
     trials: list[Varied] = []
     opaque: list[str] = []
-    try:
+    with _errors_in(opaque):
         targets = [_Target(items, owner) for items in by_target.values()]
         opaque.extend(itertools.chain(*(each.opaque() for each in targets)))
         groups = []
@@ -155,30 +155,46 @@ def vary(inputs: Sequence[Input], owner: Any = None) -> tuple[list[Varied], list
         trials.extend(itertools.islice(every, MOST_TRIALS))
         if next(every, None) is not None:
             opaque.append(f"all but the first {MOST_TRIALS} variations, to save time")
+    return trials, opaque
+
+
+@contextlib.contextmanager
+def _errors_in(opaque: list[str]) -> Iterator[None]:
+    """Log an error of the block, and append a line about it."""
+    try:
+        yield
     except Exception as error:
         # Arguments are objects of the application, and a trial must not end a start.
         logger.exception("not all inputs are varied", exc_info=loggable(error))
         opaque.append(f"some arguments: {describe_error(error)}")
-    return trials, opaque
 
 
-def vary_batches(inputs: Sequence[Input], owner: Any = None, *, largest: int) -> list[Varied]:
+def vary_batches(
+    inputs: Sequence[Input], owner: Any = None, *, largest: int
+) -> tuple[list[Varied], list[str]]:
     """Return an input for each undeclared number of concurrent requests, up to `largest`.
 
-    Kinds of inputs are varied apart, those first that are declared with several requests.
+    Kinds of inputs are varied apart, those first that are declared with several requests. Also
+    returns a line if an argument cannot be read.
 
     >>> declared = [Input(target="embed", concurrency=size) for size in (4, 2, 1)]
-    >>> [found] = vary_batches(declared, largest=4)
+    >>> [found], _ = vary_batches(declared, largest=4)
     >>> found.axes, found.item.concurrency
     ('batches of requests to embed, always 1, 2 or 4 of at most 4', 3)
     """
     by_target: dict[str, list[Input]] = {}
+    groups: list[list[Input]] = []
+    trials: list[Varied] = []
+    opaque: list[str] = []
+    if largest == 1:
+        return trials, opaque
     for item in inputs:
         if item.target_name != HEALTH_CHECK and item.fixed is not True and _is_repeated(item):
             by_target.setdefault(item.target_name, []).append(item)
-    groups = [group for items in by_target.values() for group in _group(items, owner)[:MOST_GROUPS]]
+    with _errors_in(opaque):
+        for items in by_target.values():
+            groups += _group(items, owner)[:MOST_GROUPS]
     groups.sort(key=lambda items: all(item.concurrency == 1 for item in items))
-    trials = []
     for items in groups:
         cheapest = min(items, key=lambda item: item.size / item.concurrency)
         declared = sorted({item.concurrency for item in items})
@@ -198,7 +214,7 @@ def vary_batches(inputs: Sequence[Input], owner: Any = None, *, largest: int) ->
             for size in (1, *range(largest, 1, -1))
             if size not in declared
         ]
-    return trials
+    return trials, opaque
 
 
 def leave_out_larger(varied: Sequence[Varied], inputs: Sequence[Input]) -> tuple[list[Varied], int]:

@@ -188,9 +188,9 @@ class Replay:
         """Return the inputs that would compile, although the handler accepts them.
 
         Also returns lines about what was not found out; `what` names the inputs. To save time, this
-        stops after the time of `passes` passes, or of so many seconds. It also stops after a call
-        that does not end, because a thread may go on with that call. The handler accepts an input
-        if an eager call raises no error.
+        stops after `passes` passes or `passes` seconds, whichever is longer. It also stops after a
+        call that does not end, because a thread may go on with that call, and once the handler
+        refuses a declared input. The handler accepts an input if an eager call raises no error.
 
         Raises:
             WarmupTimeout: a deadline passed.
@@ -210,30 +210,40 @@ class Replay:
                     continue
                 if each.only_if and each.only_if not in accepted:
                     continue
-                would_compile, error = await self._try_varied(each.item)
-                if error is not None and await self._refuses_declared(each.item):
-                    why = f"a declared input was refused after another value ({each.axes})"
+                would_compile, error, why = await self._try_varied(each)
+                if why:
+                    logger.warning("no more inputs are varied: %s", why)
                     return found, [f"{left}, because {why}"]
-                if would_compile and error is not None:
-                    error = await self._try_eagerly(each.item)
-                _require_gpu(each)
                 if would_compile and error is None and not each.is_probe:
                     found.append(each)
                 if error is None and not (would_compile and each.is_probe):
                     accepted.add(each.axes)
                 (refused if error is not None else taken).update(each.texts)
-                if isinstance(error, GivenUp):
-                    why = f"the call with another value ({each.axes}) did not end"
-                    logger.warning("no more inputs are varied: %s; it may still run", why)
-                    return found, [f"{left}, because {why}"]
         opaque = sorted(refused - taken)
         return found, [f"{name}, because every variation was refused" for name in opaque]
 
-    async def _try_varied(self, item: Input) -> tuple[bool, BaseException | None]:
-        """Return whether a call would compile, and its error, or that of an eager call then."""
+    async def _try_varied(self, varied: Varied) -> tuple[bool, BaseException | None, str]:
+        """Return whether a call would compile, its error, and why no other call may follow.
+
+        If the call would compile, the error is that of an eager call.
+
+        Raises:
+            WarmupFailed: the call ended the work of this process on a GPU.
+        """
+        item, why = varied.item, ""
         with evidence.note_calls() as calls, self._calls.forbidding():
             would_compile, error = await self._would_compile(item, calls)
-        return would_compile, await self._try_eagerly(item) if would_compile else error
+        if would_compile:
+            error = await self._try_eagerly(item)
+        _require_gpu(varied)  # before a declared input fails for it
+        if error is not None and not isinstance(error, GivenUp):
+            if await self._refuses_declared(item):
+                why = f"a declared input was refused after another value ({varied.axes})"
+            elif would_compile:
+                error = await self._try_eagerly(item)
+        if isinstance(error, GivenUp):
+            why = f"the call with another value ({varied.axes}) did not end"
+        return would_compile, error, why
 
     async def _try_eagerly(self, item: Input) -> BaseException | None:
         with run_eagerly():

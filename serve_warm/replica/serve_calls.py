@@ -16,7 +16,7 @@ import dataclasses
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from types import FunctionType
 from typing import Any, cast
 
@@ -39,7 +39,6 @@ from serve_warm.report import CompileEvent
 KEPT_BYTES = 1 << 16
 """Maximum number of bytes to keep of an HTTP error response. Fewer bytes are shown, but all kept
 bytes are redacted before the text is cut for display."""
-
 
 GETTER = "_get_max_batch_size"
 """The attribute that Serve's decorator gives a batched function."""
@@ -228,27 +227,35 @@ class ServeCalls:
 
     def largest_batch(self) -> int:
         """Return the largest number of requests in one batch; 1 without `@serve.batch`."""
-        kind = type(self.owner)
-        attributes = vars(self.owner).values() if hasattr(self.owner, "__dict__") else ()
+        owner, kind = self.owner, type(self.owner)
+        kinds = {kind, *map(type, vars(owner).values() if hasattr(owner, "__dict__") else ())}
+        functions = [*vars(sys.modules.get(kind.__module__, sys)).values()]
+        for each in kinds:
+            functions += _members_of(each)
         # Ray runs batches only in Serve, which limits the requests.
         most = max_ongoing_requests() or 1
-        sizes = _batch_sizes(kind, *dict.fromkeys(map(type, attributes)))
+        sizes = _batch_sizes(functions)
         return max((most if size is None else min(size, most) for size in sizes), default=1)
 
 
 def max_batch_size(kind: type) -> int:
     """Return the largest `max_batch_size` of a class's `@serve.batch` methods; 1 if it has none."""
-    return max((size for size in _batch_sizes(kind) if size is not None), default=1)
+    sizes = _batch_sizes(_members_of(kind))
+    return max((size for size in sizes if size is not None), default=1)
 
 
-def _batch_sizes(*kinds: type) -> Iterator[int | None]:
-    """Yield the size of each batched method of classes, and function of the first one's module.
+def _members_of(kind: type) -> list[Any]:
+    """Return what a class defines or inherits, without asking it."""
+    members = {name: each for base in reversed(kind.__mro__) for name, each in vars(base).items()}
+    return [*members.values()]
+
+
+def _batch_sizes(functions: Iterable[Any]) -> Iterator[int | None]:
+    """Yield the size of each batched function.
 
     The size is `None` if the user measures a batch in other units than requests.
     """
-    module = sys.modules.get(kinds[0].__module__)
-    found = [inspect.getattr_static(kind, name, None) for kind in kinds for name in dir(kind)]
-    for function in (*found, *vars(module).values()) if module else found:
+    for function in functions:
         # Only this getter marks functions that Serve batches (2.53 to 2.60). Objects of other types
         # could run code if they were asked for it.
         get = vars(function).get(GETTER) if isinstance(function, FunctionType) else None

@@ -645,9 +645,9 @@ class Proof(Step):
     def look_at_build(self, inputs: Sequence[Input]) -> None:
         """Say that the lines so far are about another application or other inputs, if so."""
         journal = self._journal
-        if journal.varied not in ("", self.digest_of(inputs)):
-            lines = (*journal.unvaried, OTHER_BUILD)
-            journal.unvaried = tuple(dict.fromkeys(lines))
+        is_other = journal.varied not in ("", self.digest_of(inputs))
+        lines = [line for line in journal.unvaried if line != OTHER_BUILD]
+        journal.unvaried = (*lines, *[OTHER_BUILD] * is_other)
 
     def digest_of(self, inputs: Sequence[Input]) -> str:
         """Return the digest of what decides which other calls compile."""
@@ -663,12 +663,12 @@ class Proof(Step):
         if not progress.has_compiled or self.ranks.size > 1:
             return
         replica = self._replica
-        batches = vary_batches(inputs, replica.owner, largest=replica.largest_batch())
+        batches, odd = vary_batches(inputs, replica.owner, largest=replica.largest_batch())
         varied, opaque = self._vary(inputs)
         found, unknown = await self._replays[-1].find_narrow(batches, "sizes of batches", passes=1)
         more, not_tried = await self._replays[-1].find_narrow(varied, "variations", passes=2)
         self._journal.narrow = tuple(dict.fromkeys(each.axes for each in [*found, *more]))
-        self._journal.unvaried = (*opaque, *unknown, *not_tried)
+        self._journal.unvaried = tuple(dict.fromkeys([*opaque, *odd, *unknown, *not_tried]))
         self._journal.varied = self.digest_of(inputs)
         for each in self._journal.narrow:
             logger.warning("the inputs are narrow: %s: %s", each, advise_on_narrow(each))

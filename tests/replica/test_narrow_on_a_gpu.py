@@ -115,3 +115,23 @@ def test_a_varied_call_that_ends_the_gpu_names_itself(gpu: dict[str, str]):
     assert "a call with another value (ids[0], only 3 lengths) ended all work" in text
     assert "device-side assert triggered" in text
     assert "let the handler refuse such values" in text
+
+
+class Ruined(Tokens):
+    """Refuses every call once a varied call has ended the work on the GPU."""
+
+    is_ruined = False
+
+    async def embed(self, ids: list[int]) -> Any:
+        self.is_ruined |= len(ids) not in (1, 4, 6)
+        if self.is_ruined:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return await super().embed(ids)
+
+
+@pytest.mark.usefixtures("_is_build")
+def test_a_ruined_gpu_is_no_refused_input(gpu: dict[str, str]):
+    """The declared inputs fail too, but the varied call is what to name."""
+    gpu["error"] = "CUDA error: device-side assert triggered"
+    with pytest.raises(WarmupFailed, match="ended all work of this process on the GPU"):
+        asyncio.run(Ruined().warm_up())

@@ -164,11 +164,16 @@ def test_each_target_and_kind_of_input_forms_batches():
         Input(target="DELETE /drop"),
         Input(target="fixed", fixed=True),
     ]
-    found = vary_batches(declared, largest=2)
+    found, _ = vary_batches(declared, largest=2)
     assert [(each.item.target, dict(each.item.kwargs)) for each in found] == [
         ("embed", {"task": "b"}),
         ("rank", {}),
     ]
+
+
+def test_an_application_without_batches_gets_none():
+    """Its inputs may still declare several requests at once."""
+    assert vary_batches([Input(target="embed", concurrency=4)], largest=1) == ([], [])
 
 
 class Batching:
