@@ -118,8 +118,6 @@ def test_a_varied_call_that_ends_the_gpu_names_itself(gpu: dict[str, str]):
 
 
 class Ruined(Tokens):
-    """Refuses every call once a varied call has ended the work on the GPU."""
-
     is_ruined = False
 
     async def embed(self, ids: list[int]) -> Any:

@@ -113,11 +113,8 @@ def test_what_compiles_is_narrow(kind: type[Model], declared: list[Input], narro
     assert bool(narrow) == bool(found)
 
 
-def test_a_handler_that_refuses_the_next_call_is_asked_again():
+def test_a_handler_that_refuses_calls_after_an_error_is_asked_again_once():
     assert "x[1], always 5" in report_of(Breaking, rows(5, 3))["narrow"]
-
-
-def test_nothing_more_is_tried_once_a_declared_input_is_refused():
     [line] = report_of(BreakingTwice, rows(5, 3))["unvaried"]
     assert "variations, because a declared input was refused after another value" in line
 
@@ -196,7 +193,6 @@ class Counting:
         pytest.param(SimpleNamespace(helper=Batching()), 8, 6, id="a method of a helper"),
         pytest.param(Counting(), 8, 8, id="a size that counts no requests"),
         pytest.param(Batching(), None, 1, id="outside Serve, where Ray runs no batch"),
-        pytest.param(SimpleNamespace(), 8, 1, id="no batches"),
     ],
 )
 def test_the_largest_batch_is_found(

@@ -314,7 +314,6 @@ def test_an_undeclared_batch_that_breaks_the_application_costs_the_proof():
 
 
 def test_a_start_with_an_artifact_tries_no_undeclared_batch(store: LocalStore):
-    """Its build has tried them."""
     replica = Tripping(4, 2, 1, pads=False)
     offer(store, replica)
     report = warm_up(replica, artifact=store.uri).report()
