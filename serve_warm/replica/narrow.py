@@ -296,7 +296,10 @@ class _Target:
         self._kinds = _kinds(like, owner)
         self._names = _positional(like, owner)
         self._values = [dict(_walk(_arguments(item), DEPTH)) for item in items]
-        self._like_values = self._values[items.index(like)]
+        # Not by equality, which calls that of the arguments: tensors of unlike sizes raise.
+        self._like_values = next(
+            values for item, values in zip(items, self._values, strict=True) if item is like
+        )
         self._is_repeated = _is_repeated(like)
 
     def opaque(self) -> Iterator[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import itertools
 import math
 import re
 import sysconfig
@@ -922,6 +923,17 @@ def test_odd_arguments_end_no_start(item: Input):
     varied, _ = vary([item])
     assert len(varied) <= 128
     assert all(len(each.axes) < 1000 for each in varied)
+
+
+@pytest.mark.parametrize("numbers", list(itertools.permutations((2, 3, 8))), ids=str)
+def test_inputs_may_be_declared_in_any_order(numbers: tuple[int, ...]):
+    """Inputs are not compared: equality of tensors of unlike sizes raises."""
+    inputs = [
+        Input(target="embed", args=(torch.ones(number, 4),), size=number) for number in numbers
+    ]
+    varied, opaque = vary(inputs)
+    assert varied
+    assert not any("some arguments" in line for line in opaque)
 
 
 def test_varied_tensors_are_of_the_same_kind():
