@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from serve_warm.generation.compiled import compile_generation
     from serve_warm.inputs import Buckets, Field, Input, shape_grid
     from serve_warm.precompile.compiled import compile, compile_regions  # noqa: A004 - torch's name for it
-    from serve_warm.replica.deployment import WarmupMixin, warmup
+    from serve_warm.replica.serve.deployment import WarmupMixin, warmup
     from serve_warm.report import Report
     from serve_warm.trust import pinned, signed_by, unsigned_ok
 
@@ -58,7 +58,7 @@ _HOMES = {
     "Report": "serve_warm.report",
     "Seats": "serve_warm.config",
     "WarmupConfig": "serve_warm.config",
-    "WarmupMixin": "serve_warm.replica.deployment",
+    "WarmupMixin": "serve_warm.replica.serve.deployment",
     "compile": "serve_warm.precompile.compiled",
     "compile_generation": "serve_warm.generation.compiled",
     "compile_regions": "serve_warm.precompile.compiled",
@@ -67,7 +67,7 @@ _HOMES = {
     "shape_grid": "serve_warm.inputs",
     "signed_by": "serve_warm.trust.policy",
     "unsigned_ok": "serve_warm.trust.policy",
-    "warmup": "serve_warm.replica.deployment",
+    "warmup": "serve_warm.replica.serve.deployment",
 }
 
 

@@ -24,7 +24,7 @@ ServeWarmError
     └── NotProven               the pass that forbids compiling needed a compile
 
 With `after_ready: forbid`, a request that needs a compile raises `CompileForbidden`. That class is
-defined in `serve_warm.replica.serve_calls`, because it is also a Ray Serve exception (HTTP 503).
+defined in `serve_warm.replica.serve.calls`, because it is also a Ray Serve exception (HTTP 503).
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ from typing import Any, Literal
 
 from serve_warm._records import record
 from serve_warm._redaction import loggable, redact
-from serve_warm._seats import MISSES
 from serve_warm.errors import REFUSAL_REASONS
 from serve_warm.report import DeviceMemory, ParityResult, Report, Stage, Verdict
+from serve_warm.seats.records import MISSES
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,8 @@ from serve_warm import node
 from serve_warm._after_import import AfterImport
 from serve_warm._records import record
 from serve_warm._redaction import excerpt
-from serve_warm._seats import (
+from serve_warm.errors import ServeWarmError
+from serve_warm.seats.records import (
     Seat,
     SeatFolder,
     State,
@@ -46,7 +47,6 @@ from serve_warm._seats import (
     restore_priority,
     start_ticks,
 )
-from serve_warm.errors import ServeWarmError
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The records of one start: frozen dataclasses that can be written as JSON or text.
 
-The records hold only facts. `replica.warmup` makes all decisions and writes the records. Logs,
+The records hold only facts. `replica.start.stages` makes all decisions and writes the records. Logs,
 metrics and the command line only read the records. A report can be read on any machine, because
 this module imports only the standard library and modules that need only the standard library.
 """
@@ -22,8 +22,8 @@ from typing import Any, Literal
 from serve_warm._package import public
 from serve_warm._records import record
 from serve_warm._redaction import SHOWN, excerpt, shorten
-from serve_warm._seats import SeatUse
 from serve_warm._spans import Span, describe, seconds_by_owner
+from serve_warm.seats.records import SeatUse
 
 LINES_OF_LEVEL_1 = 20
 

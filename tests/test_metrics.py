@@ -14,11 +14,11 @@ import pytest
 from boards import BOARD, drawn, names, substituted
 from helm.observability import rules
 from reports import FULL
-from serve_warm._seats import MISSES, SeatUse
 from serve_warm.errors import REFUSAL_REASONS
 from serve_warm.metrics import METRICS, Metric, Samples, as_data
 from serve_warm.node_server.table import NODE_METRICS
 from serve_warm.report import LEVELS, ArtifactUse, ParityResult, Report, Stage, Verdict
+from serve_warm.seats.records import MISSES, SeatUse
 
 ROOT = Path(__file__).parents[1]
 REPORTS = [pytest.param(Report(), id="default"), pytest.param(FULL, id="full")]

@@ -17,7 +17,7 @@ import pytest
 
 from processes import answer_of
 
-IMPORTS = ("torch", "serve_warm.precompile.compiled", "serve_warm.replica.warmup")
+IMPORTS = ("torch", "serve_warm.precompile.compiled", "serve_warm.replica.start.stages")
 """What a seat of a replica at level 3 imports, but for Ray's own modules."""
 
 

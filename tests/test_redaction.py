@@ -35,7 +35,7 @@ from serve_warm.errors import REFUSAL_REASONS, ArtifactRefused, InputError, Stor
 from serve_warm.inputs import Input
 from serve_warm.precompile.aot_load import describe_failure
 from serve_warm.precompile.facts import _short, take
-from serve_warm.replica.serve_calls import Exchange
+from serve_warm.replica.serve.calls import Exchange
 from serve_warm.stores.hub_client import explain_failure
 from serve_warm.stores.object_store import boil_down
 
@@ -520,22 +520,22 @@ SLICES = {
     "precompile.aoti_assigned": {"short[:SHOWN]"},  # names of changed objects
     "precompile.entries": {"hashlib.sha256(data).hexdigest()[:32]"},
     "precompile.settling": {"[*dict.items(value)][:ITEMS_READ]", "items[:ITEMS_READ]"},  # items
-    "replica.call_evidence": {  # whole texts
+    "replica.replay.call_evidence": {  # whole texts
         "[f'{function}: {why}' for function, why in given_up.items()][:MOST_NAMED]"
     },
-    "replica.load": {
+    "replica.start.load": {
         "sorted(trace, key=lambda considered: not considered.accepted)[:TRACE_LINES]",  # records
         "tuple(map(str, facts.get(NARROW) or ()))[:MOST_LINES]",  # whole lines
         "tuple(map(str, facts.get(UNVARIED) or ()))[:MOST_LINES]",
     },
-    "replica.narrow": {  # records
+    "replica.replay.narrow": {  # records
         "_group(items, owner)[:MOST_GROUPS]",
         "axes[:AXES_SHOWN]",
         "found[:MOST_GROUPS]",
         "sorted(pairs)[:MOST_PAIRS]",
     },
-    "replica.serve_calls": {"(self._answer + message.get('body', b''))[:KEPT_BYTES]"},  # long
-    "replica.warmup": {  # whole paths and names
+    "replica.serve.calls": {"(self._answer + message.get('body', b''))[:KEPT_BYTES]"},  # long
+    "replica.start.stages": {  # whole paths and names
         "uncalled[:MOST_UNCALLED]",
         "methods[:MOST_UNCALLED]",
     },

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from helm.observability.rules import NO_BUILD
-from serve_warm._seats import MISSES
+from serve_warm.seats.records import MISSES
 
 SINKS = {"node server": "serve_warm", "Ray's export": "ray_serve_warm"}
 

@@ -149,7 +149,7 @@ class Application:
     @property
     def warming(self) -> dict[str, Any]:
         """The classes with WarmupMixin, by deployment name."""
-        from serve_warm.replica.deployment import WarmupMixin
+        from serve_warm.replica.serve.deployment import WarmupMixin
 
         classes = {name: each.func_or_class for name, each in sorted(self.deployments.items())}
         return {

@@ -36,7 +36,7 @@ from serve_warm.stores import Store, open_store
 from serve_warm.trust.files import trust_lines
 
 if TYPE_CHECKING:
-    from serve_warm.replica.pack import PackedReplica
+    from serve_warm.replica.start.pack import PackedReplica
 
 PACK_LIMIT_S = 3600.0
 """Maximum wall-clock seconds for a replica to make and pack its entries and libraries."""

@@ -27,7 +27,7 @@ from serve_warm.builder.check_inputs import check_inputs
 from serve_warm.builder.problems import Checked, Problem
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import ConfigError, StoreError, did_you_mean, nearest
-from serve_warm.replica.serve_watchdog import MOST_FAILED
+from serve_warm.replica.serve.loop_blocks import MOST_FAILED
 from serve_warm.stores import find_missing_folder, open_store
 
 STORE_LIMIT_S = 10.0

@@ -18,9 +18,9 @@ from serve_warm.builder.app import Application
 from serve_warm.builder.problems import Checked, Problem
 from serve_warm.errors import InputError, did_you_mean
 from serve_warm.inputs import HTTP_TARGET, Buckets, Field, Input, shape_grid
-from serve_warm.replica.routes import find_routes
-from serve_warm.replica.serve_calls import max_batch_size, suggest_target
-from serve_warm.replica.serve_watchdog import MOST_FAILED, longest_block_s
+from serve_warm.replica.replay.routes import find_routes
+from serve_warm.replica.serve.calls import max_batch_size, suggest_target
+from serve_warm.replica.serve.loop_blocks import MOST_FAILED, longest_block_s
 
 
 def check_inputs(application: Application, name: str, *, longest_s: float = 0.0) -> Checked:
@@ -28,7 +28,7 @@ def check_inputs(application: Application, name: str, *, longest_s: float = 0.0)
 
     `longest_s` is how long one call may take in a start.
     """
-    from serve_warm.replica.deployment import WarmupMixin
+    from serve_warm.replica.serve.deployment import WarmupMixin
 
     cls = application.warming[name]
     if cls.warmup_inputs is WarmupMixin.warmup_inputs:

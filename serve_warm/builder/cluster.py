@@ -24,7 +24,7 @@ from serve_warm.builder.app import App
 from serve_warm.errors import BuildFailed, ConfigError
 
 if TYPE_CHECKING:
-    from serve_warm.replica.pack import PackedReplica
+    from serve_warm.replica.start.pack import PackedReplica
 
 logger = logging.getLogger(__name__)
 

@@ -14,13 +14,13 @@ import click
 
 from serve_warm import node
 from serve_warm._records import record
-from serve_warm._seats import SeatUse
 from serve_warm._spans import Span, describe
 from serve_warm.cli import screen
 from serve_warm.cli.observed import list_of, text_of
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import MissingPackage, StoreError
 from serve_warm.report import LEVELS
+from serve_warm.seats.records import SeatUse
 
 
 @record(frozen=True, kw_only=True)

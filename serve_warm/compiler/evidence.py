@@ -10,8 +10,9 @@ torch.compile returned is no compiled call if torch runs the function eagerly.
 A replay marks its context (`contextvars`). Tasks, `asyncio.to_thread`, AnyIO's threads and the
 model thread copy the context, so their calls carry the mark. Thread pools, threads that read a
 queue and the task of `@serve.batch` do not copy the context. Calls without the mark are recorded
-separately, because they can also come from unrelated threads. `serve_warm.replica.call_evidence`
-then distinguishes calls that belong to the replay from calls of unrelated threads.
+separately, because they can also come from unrelated threads. Then
+`serve_warm.replica.replay.call_evidence` distinguishes calls that belong to the replay from calls
+of unrelated threads.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ LIMIT_S = 0.06
 
 BEFORE = ("torch", "ray.serve._private.replica")
 START = (
-    *("serve_warm.replica.deployment", "serve_warm.precompile.compiled", "serve_warm.inputs"),
+    *("serve_warm.replica.serve.deployment", "serve_warm.precompile.compiled", "serve_warm.inputs"),
     *("serve_warm.precompile.entry_checks", "serve_warm.stores.local"),
 )
 """Importing these modules loads all modules of a level-3 start. tests/integration/test_libraries.py

@@ -24,7 +24,8 @@ from serve_warm import _records
 if sys.argv[1] == "dataclass":
     _records.record = dataclasses.dataclass
 began = time.process_time()
-import serve_warm.replica.in_serve, serve_warm.replica.warmup, serve_warm.precompile.compiled
+import serve_warm.replica.serve.hook, serve_warm.replica.start.stages
+import serve_warm.precompile.compiled
 import serve_warm.precompile.entries, serve_warm.precompile.entry_checks
 print(time.process_time() - began)
 """

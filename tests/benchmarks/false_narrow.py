@@ -36,7 +36,7 @@ TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(TESTS.parent), str(TESTS)]
 
 from serve_warm import Input, WarmupMixin  # noqa: E402 - found through the line above
-from serve_warm.replica.narrow import vary  # noqa: E402
+from serve_warm.replica.replay.narrow import vary  # noqa: E402
 from served_models.rows import DYNAMIC, Row  # noqa: E402
 from served_models.table import ROWS  # noqa: E402
 

@@ -99,7 +99,7 @@ def _digest(about: dict[str, Any]) -> str:
     """Return a digest of a row's file and of the parts of the package that decide its result."""
     of = hashlib.sha256((ROWS / f"{about['module']}.py").read_bytes())
     package = ROOT / "serve_warm"
-    for name in ("inputs.py", "compiler/*.py", "precompile/*.py", "replica/*.py"):
+    for name in ("inputs.py", "compiler/*.py", "precompile/**/*.py", "replica/**/*.py"):
         for source in sorted(package.glob(name)):
             of.update(source.read_bytes())
     return of.hexdigest()[:16]

@@ -19,7 +19,7 @@ preload.import_now(
     *(
         "torch",
         "ray.serve._private.replica",
-        "serve_warm.replica.warmup",
+        "serve_warm.replica.start.stages",
         "serve_warm.precompile.compiled",
     ),
     *("serve_warm.precompile.aoti_library", "serve_warm.artifact.pull", "serve_warm.stores.local"),

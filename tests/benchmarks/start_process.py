@@ -190,7 +190,7 @@ class Floor(Eager):
 
     def __init__(self, options: Options, workload: Workload) -> None:
         super().__init__(options, workload)
-        importlib.import_module("serve_warm.replica.warmup")
+        importlib.import_module("serve_warm.replica.start.stages")
 
     def import_compiler(self) -> None:
         if (self.options.level or 0) < WITHOUT_COMPILER:
@@ -349,7 +349,7 @@ class ServeWarm(Eager):
     def __init__(self, options: Options, workload: Workload) -> None:
         super().__init__(options, workload)
         # A replica imports this before its start, as it imports Ray, which no system here imports.
-        importlib.import_module("serve_warm.replica.warmup")
+        importlib.import_module("serve_warm.replica.start.stages")
 
     def unavailable(self) -> str:
         level = self.options.level
@@ -358,8 +358,8 @@ class ServeWarm(Eager):
     def begin(self) -> None:
         from serve_warm.compiler.caches import keep_headers_private
         from serve_warm.config import WarmupConfig
-        from serve_warm.replica.prefetch import Prefetch
-        from serve_warm.replica.start import CompileCaches
+        from serve_warm.replica.start.context import CompileCaches
+        from serve_warm.replica.start.prefetch import Prefetch
 
         pulls = self.options.role == "start"
         self._config = WarmupConfig.model_validate(
@@ -385,7 +385,7 @@ class ServeWarm(Eager):
     def start(self, module: Any, inputs: Sequence[Example], clock: Clock) -> Proven:
         import torch
 
-        from serve_warm.replica.warmup import Warmup
+        from serve_warm.replica.start.stages import Warmup
 
         if not self._without_compiler:
             import_compiler()
@@ -596,8 +596,8 @@ def import_compiler() -> None:
 def until_proven(call: Call, inputs: Sequence[Example], clock: Clock, workload: Workload) -> Proven:
     """Call with all inputs until a pass compiles nothing, then once with compiling forbidden.
 
-    As in `serve_warm.replica.replay`, one pass is enough if it compiles nothing. CUDA graphs need
-    at least three passes: one before the capture, one that captures, and one that launches the
+    As in `serve_warm.replica.replay.passes`, one pass is enough if it compiles nothing. CUDA graphs
+    need at least three passes: one before the capture, one that captures, and one that launches the
     graph.
     """
     import torch

@@ -33,7 +33,7 @@ from serve_warm.builder.signing import Signing
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import AlreadyPublished, BuildFailed, ConfigError
 from serve_warm.fingerprint import Fingerprint, rank_factor
-from serve_warm.replica.prepare import makes_artifact
+from serve_warm.replica.start.prepare import makes_artifact
 from serve_warm.stores import open_store
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.envelope import Envelope

@@ -24,7 +24,7 @@ from serve_warm.builder import check as checking
 from serve_warm.builder.app import load_application
 from serve_warm.builder.check import check, compare_stores
 from serve_warm.builder.problems import Checked
-from serve_warm.replica.serve_watchdog import MOST_FAILED
+from serve_warm.replica.serve.loop_blocks import MOST_FAILED
 
 SCORER = """
 import torch

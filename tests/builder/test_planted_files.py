@@ -19,8 +19,8 @@ from serve_warm._private_folders import process_folder
 from serve_warm.builder.cluster import build_name
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import ArtifactRefused, ConfigError
-from serve_warm.replica.start import CompileCaches
-from serve_warm.replica.warmup import Warmup
+from serve_warm.replica.start.context import CompileCaches
+from serve_warm.replica.start.stages import Warmup
 from starts import StandIn, process  # noqa: F401 - `process` is a fixture
 
 MARK = "planted_by_an_earlier_job"
@@ -50,8 +50,8 @@ sys.addaudithook(audit)
 import serve_warm
 from serve_warm.compiler.caches import keep_headers_private
 from serve_warm.precompile.session import SESSION
-from serve_warm.replica.pack import pack_parts
-from serve_warm.replica.start import CompileCaches
+from serve_warm.replica.start.pack import pack_parts
+from serve_warm.replica.start.context import CompileCaches
 
 caches = CompileCaches()
 if own:

@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from serve_warm import cli
-from serve_warm._seats import SeatUse
 from serve_warm._state_file import StateFile
 from serve_warm.cli import reporting
 from serve_warm.errors import StoreError
+from serve_warm.seats.records import SeatUse
 
 SPANS = [
     ["process", 100.0, 1.5, False],

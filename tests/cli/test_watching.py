@@ -28,10 +28,10 @@ from command_line import (  # noqa: F401 - fixtures
 )
 from conftest import wait_until
 from reports import FULL
-from serve_warm._seats import SeatUse
 from serve_warm.cli import observed, watching
 from serve_warm.cli.observed import Look, Observed
 from serve_warm.report import ArtifactUse, Counts, Report, Stage, Verdict
+from serve_warm.seats.records import SeatUse
 from state_files import WARM, directory_fixture, replica_fixture  # noqa: F401 - fixtures
 
 WARM_MISS = Report(stage=Stage.READY, verdict=Verdict.MISS)

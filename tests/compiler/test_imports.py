@@ -150,7 +150,7 @@ with contextlib.suppress(serve_warm.errors.WarmupFailed):
 @pytest.mark.slow
 def test_a_start_imports_the_compiler_itself_after_init():
     """On the thread of the start. From a thread of a pool, the line would be one of that pool."""
-    assert output_of(STARTS).split() == ["False", "True", "serve_warm.replica.prepare"]
+    assert output_of(STARTS).split() == ["False", "True", "serve_warm.replica.start.prepare"]
 
 
 def test_who_only_looks_for_a_module_is_no_import(when_imported, module, told):

@@ -19,7 +19,7 @@ from serve_warm.compiler.watch import unwatched_compiles, watch_process
 from serve_warm.config import WarmupConfig
 from serve_warm.inputs import Input
 from serve_warm.metrics import METRICS
-from serve_warm.replica.warmup import Warmup
+from serve_warm.replica.start.stages import Warmup
 from serve_warm.report import Report, Stage
 
 pytestmark = ON_A_GPU

@@ -23,7 +23,7 @@ from serve_warm.builder.publishing import Destination
 from serve_warm.builder.signing import Signing
 from serve_warm.errors import ConfigError
 from serve_warm.fingerprint import Fingerprint
-from serve_warm.replica.deployment import ATTRIBUTE
+from serve_warm.replica.serve.deployment import ATTRIBUTE
 from serve_warm.stores import open_store
 from serve_warm.stores.local import LocalStore
 

@@ -21,7 +21,7 @@ import pytest
 
 from conftest import HANG_S, wait_until
 from processes import run_to_end, search_path
-from serve_warm._seats import is_named_idle
+from serve_warm.seats.records import is_named_idle
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 

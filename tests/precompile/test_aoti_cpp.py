@@ -22,7 +22,7 @@ from serve_warm.precompile import aoti_cpp
 from serve_warm.precompile.entries import EntryTable
 from serve_warm.precompile.entry_builder import ATTEMPTS
 from serve_warm.precompile.session import SESSION
-from serve_warm.replica.pack import _Steps
+from serve_warm.replica.start.pack import _Steps
 
 pytestmark = pytest.mark.slow
 

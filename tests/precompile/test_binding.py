@@ -24,7 +24,7 @@ from serve_warm import report
 from serve_warm.compiler.proof import forbid
 from serve_warm.precompile.binding import _Pause
 from serve_warm.precompile.entries import describe_model_change
-from serve_warm.replica.journal import _build_again
+from serve_warm.replica.record.journal import _build_again
 from serve_warm.report import ArtifactUse
 
 CHANGE = "the model changed since the build: "

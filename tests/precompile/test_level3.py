@@ -35,7 +35,7 @@ from serve_warm.precompile.compiled import LightModule
 from serve_warm.precompile.entries import EntryTable
 from serve_warm.precompile.facts import NoEntry
 from serve_warm.precompile.session import SESSION
-from serve_warm.replica.prepare import only_libraries
+from serve_warm.replica.start.prepare import only_libraries
 
 
 class Net(nn.Module):

@@ -27,8 +27,8 @@ from serve_warm import Input, WarmupMixin, metrics, node, pinned, warmup
 from serve_warm.compiler.imports import import_compiler
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import ConfigError, InputError
-from serve_warm.replica.deployment import ATTRIBUTE, replica_of
-from serve_warm.replica.serve_calls import CompileForbidden, ServeCalls
+from serve_warm.replica.serve.calls import CompileForbidden, ServeCalls
+from serve_warm.replica.serve.deployment import ATTRIBUTE, replica_of
 from serve_warm.report import CompileEvent
 from serve_warm.trust.policy import Trust
 

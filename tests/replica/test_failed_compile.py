@@ -21,7 +21,7 @@ from torch.nn import functional
 from compiled import compiled
 from processes import answer_of
 from serve_warm.errors import ReplayFailed, WarmupTimeout
-from serve_warm.replica.failed_compile import find_reason
+from serve_warm.replica.record.failed_compile import find_reason
 from starts import StandIn, failed, process  # noqa: F401 - a fixture
 
 NOEXEC = (

@@ -26,9 +26,9 @@ from serve_warm.config import WarmupConfig
 from serve_warm.errors import ConfigError, ReplayFailed, ServeWarmError
 from serve_warm.inputs import Input, InputSignature
 from serve_warm.precompile.names import describe_tensor
-from serve_warm.replica import traffic_log
-from serve_warm.replica.journal import LOG_PREFIX
-from serve_warm.replica.warmup import Warmup
+from serve_warm.replica.record import traffic_log
+from serve_warm.replica.record.journal import LOG_PREFIX
+from serve_warm.replica.start.stages import Warmup
 from serve_warm.report import CompileEvent, Counts, Report, Stage, Verdict
 from serve_warm.stores.local import LocalStore
 from starts import (  # noqa: F401 - fixtures

@@ -27,10 +27,10 @@ from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import ConfigError, WarmupFailed
 from serve_warm.fingerprint import RULES
-from serve_warm.replica import placement
-from serve_warm.replica.narrow import digest_of
-from serve_warm.replica.start import CompileCaches
-from serve_warm.replica.warmup import Warmup
+from serve_warm.replica.replay.narrow import digest_of
+from serve_warm.replica.start import install as placement
+from serve_warm.replica.start.context import CompileCaches
+from serve_warm.replica.start.stages import Warmup
 from serve_warm.report import Report, Stage, Verdict
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.policy import Trust
@@ -158,7 +158,7 @@ def test_where_every_place_is_open_to_others_nothing_is_loaded(
     publish(store, here(replica), raw={part: packed_cache(tmp_path / "built")})
     open_temporary_folder.chmod(0o777)
     blobs = tmp_path / "blobs"
-    monkeypatch.setattr("serve_warm.replica.prefetch.default_root", lambda: blobs)
+    monkeypatch.setattr("serve_warm.replica.start.prefetch.default_root", lambda: blobs)
     start = warm_up(replica, artifact=store.uri)
     report = start.report()
     assert (report.stage, report.verdict) == (Stage.READY, Verdict.REFUSED)

@@ -23,7 +23,7 @@ from compiled import compiled
 from serve_warm import Buckets, Field, Input, WarmupMixin, shape_grid
 from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import InputError
-from serve_warm.replica.narrow import vary
+from serve_warm.replica.replay.narrow import vary
 from starts import process  # noqa: F401 - a fixture
 
 X = torch.ones(1, 4)
@@ -470,7 +470,7 @@ def test_a_trial_that_does_not_end_is_the_last_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """A thread may go on with it, so it is named, and nothing more is tried."""
-    monkeypatch.setattr("serve_warm.replica.replay.TRIAL_S", 0.2)
+    monkeypatch.setattr("serve_warm.replica.replay.passes.TRIAL_S", 0.2)
     item = Input(target="embed_forever", args=([1] * 4, 8), fixed=("tokens",))
     report = warm(item, kind=Rounding)
     [line] = [each for each in report["unvaried"] if "did not end" in each]

@@ -17,7 +17,8 @@ from compiled import compiled
 from serve_warm import Input, WarmupMixin
 from serve_warm.compiler import gpus
 from serve_warm.errors import WarmupFailed
-from serve_warm.replica import replay, warmup
+from serve_warm.replica.replay import passes as replay
+from serve_warm.replica.start import stages as warmup
 from starts import process  # noqa: F401 - a fixture
 
 

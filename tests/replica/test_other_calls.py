@@ -19,11 +19,11 @@ from starlette.routing import BaseRoute
 from compiled import compiled, double
 from serve_warm import Input, WarmupMixin
 from serve_warm.compiler.compiled_objects import find_compiled
-from serve_warm.replica import serve_calls
-from serve_warm.replica.narrow import vary, vary_batches
-from serve_warm.replica.other_values import list_other_values, other_number
-from serve_warm.replica.routes import Routes
-from serve_warm.replica.serve_calls import ServeCalls
+from serve_warm.replica.replay.narrow import vary, vary_batches
+from serve_warm.replica.replay.other_values import list_other_values, other_number
+from serve_warm.replica.replay.routes import Routes
+from serve_warm.replica.serve import calls as serve_calls
+from serve_warm.replica.serve.calls import ServeCalls
 from starts import process  # noqa: F401 - a fixture
 
 

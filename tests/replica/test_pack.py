@@ -14,7 +14,7 @@ import torch
 
 import serve_warm
 from levels import forget_callables
-from serve_warm.replica.pack import build_facts, pack
+from serve_warm.replica.start.pack import build_facts, pack
 from starts import StandIn, process, warm_up  # noqa: F401 - fixtures
 
 

@@ -28,7 +28,7 @@ from serve_warm.errors import ConfigError, WarmupFailed
 from serve_warm.precompile import entry_checks, kept_calls
 from serve_warm.precompile.entries import INDEX, EntryTable, file_name
 from serve_warm.precompile.session import SESSION
-from serve_warm.replica.warmup import Warmup
+from serve_warm.replica.start.stages import Warmup
 from serve_warm.report import Stage, Verdict
 
 
@@ -104,7 +104,7 @@ def test_the_smallest_input_is_checked_in_a_stage_of_its_own(right: Path, tmp_pa
 def test_all_entries_that_the_replay_used_are_checked_if_time_allows(
     right: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("serve_warm.replica.warmup.COMPARED_SHARE", float("inf"))
+    monkeypatch.setattr("serve_warm.replica.start.stages.COMPARED_SHARE", float("inf"))
     report = asyncio.run(start(replica(SIZES), right, tmp_path).run())
     assert (report.parity.checked, report.parity.waiting) == (3, 0)
     assert report.parity.results["same"] == 3

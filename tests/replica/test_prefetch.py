@@ -35,8 +35,8 @@ from serve_warm.artifact.node_cache import default_root
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import InputError
 from serve_warm.precompile.entries import EntryTable
-from serve_warm.replica.prefetch import Prefetch, Taken
-from serve_warm.replica.warmup import Warmup
+from serve_warm.replica.start.prefetch import Prefetch, Taken
+from serve_warm.replica.start.stages import Warmup
 from serve_warm.report import Report, Stage, Verdict
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.files import trust_lines
@@ -391,7 +391,7 @@ import sys, threading, time, torch
 from pathlib import Path
 from serve_warm.config import WarmupConfig
 from serve_warm.replica import prefetch
-from serve_warm.replica.prefetch import Prefetch
+from serve_warm.replica.start.prefetch import Prefetch
 from serve_warm.trust.policy import unsigned_ok
 
 uri, driver, then = sys.argv[1:]
@@ -434,7 +434,7 @@ def test_devices_are_asked_for_after_user_code_has_chosen_them(
 DYING = """
 import sys, torch
 from serve_warm.config import WarmupConfig
-from serve_warm.replica.prefetch import Prefetch
+from serve_warm.replica.start.prefetch import Prefetch
 
 Prefetch(WarmupConfig(artifact="s3://bucket/artifacts"), deployment="Embedder", trust=None).begin()
 sys.stdin.read(1)

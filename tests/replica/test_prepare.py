@@ -17,7 +17,7 @@ from compiled import double
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import CompilerMissing, InputError, WarmupFailed, WarmupTimeout
 from serve_warm.inputs import Input
-from serve_warm.replica.warmup import Warmup
+from serve_warm.replica.start.stages import Warmup
 from serve_warm.report import Stage, Verdict
 from starts import Capturing, StandIn, failed, process, warm_up  # noqa: F401 - fixtures
 

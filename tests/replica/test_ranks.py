@@ -22,7 +22,7 @@ from torch.distributed import HashStore
 from rank_groups import HANG_S, Group, compiled_anything, reports
 from serve_warm.errors import RankFailed, WarmupFailed
 from serve_warm.fingerprint import Fingerprint
-from serve_warm.replica.ranks import Ranks, join
+from serve_warm.replica.replay.ranks import Ranks, join
 
 TOLERANCE = 1e-5
 
@@ -88,7 +88,7 @@ def test_a_rank_that_says_nothing_is_named():
 
 def test_a_rank_without_a_pulse_is_gone(monkeypatch: pytest.MonkeyPatch):
     """The other ranks do not wait until the deadline for a rank that stopped after a pulse."""
-    monkeypatch.setattr("serve_warm.replica.ranks.SILENT_S", 0.2)
+    monkeypatch.setattr("serve_warm.replica.replay.ranks.SILENT_S", 0.2)
     first, second = group(2)
     ended = threading.Event()
     ended.set()

@@ -27,11 +27,11 @@ from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import NotProven, ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
 from serve_warm.precompile.session import SESSION
-from serve_warm.replica.ranks import Ranks
-from serve_warm.replica.replay import PROOF_ATTEMPTS, Replay
-from serve_warm.replica.timed_calls import Deadline, Limits, Progress
-from serve_warm.replica.timeline import Timeline
-from serve_warm.replica.waits import Waits
+from serve_warm.replica.record.timeline import Timeline
+from serve_warm.replica.replay.passes import PROOF_ATTEMPTS, Replay
+from serve_warm.replica.replay.ranks import Ranks
+from serve_warm.replica.replay.timed_calls import Deadline, Limits, Progress
+from serve_warm.replica.replay.waits import Waits
 
 RECOMPILE_LIMIT = 8
 
@@ -160,7 +160,7 @@ def test_a_model_that_never_gets_quiet_is_not_proven(monkeypatch: pytest.MonkeyP
         size += 1
         model(torch.ones(size))
 
-    monkeypatch.setattr("serve_warm.replica.replay.MAX_PASSES", 3)
+    monkeypatch.setattr("serve_warm.replica.replay.passes.MAX_PASSES", 3)
 
     error = failure(NotProven, replay([shape(1)], call))
 

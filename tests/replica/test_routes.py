@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from ray import serve
 
 from serve_warm import Input
-from serve_warm.replica.narrow import vary
+from serve_warm.replica.replay.narrow import vary
 
 
 class Search(BaseModel):

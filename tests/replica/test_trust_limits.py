@@ -54,7 +54,7 @@ class Site:
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     node = tmp_path / "node"
     node.mkdir(mode=0o700)
-    monkeypatch.setattr("serve_warm.replica.prefetch.default_root", lambda: node / "blobs")
+    monkeypatch.setattr("serve_warm.replica.start.prefetch.default_root", lambda: node / "blobs")
     return Site(LocalStore(root=tmp_path / "store"), node)
 
 

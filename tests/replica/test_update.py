@@ -27,7 +27,7 @@ from serve_warm import Input, WarmupMixin, warmup
 from serve_warm.compiler import evidence
 from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import NotProven, ReplayFailed
-from serve_warm.replica.deployment import replica_of
+from serve_warm.replica.serve.deployment import replica_of
 from serve_warm.report import Stage
 
 

@@ -25,7 +25,7 @@ from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import NotProven, WarmupTimeout
 from serve_warm.inputs import Input
-from serve_warm.replica.warmup import Warmup
+from serve_warm.replica.start.stages import Warmup
 from serve_warm.report import Counts, Report, Stage, Verdict, advise_on_narrow
 from serve_warm.stores.local import LocalStore
 from starts import (  # noqa: F401 - fixtures
@@ -129,7 +129,7 @@ def test_an_input_that_is_never_quiet_costs_its_proof_and_no_replica(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """Under on_unproven: serve the others are proven, and the replica is marked as degraded."""
-    monkeypatch.setattr("serve_warm.replica.replay.MAX_PASSES", 2)
+    monkeypatch.setattr("serve_warm.replica.replay.passes.MAX_PASSES", 2)
     report = warm_up(Restless(2, 3, 9)).report()
     error, _, _ = failed(NotProven, Restless(2, 9), on_unproven="fail")
     assert "still compiles" in error.message

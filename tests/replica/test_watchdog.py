@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from serve_warm.errors import WarmupTimeout
-from serve_warm.replica.watchdog import GRACE_S, POLL_S, Watchdog
+from serve_warm.replica.replay.watchdog import GRACE_S, POLL_S, Watchdog
 
 
 class Told:

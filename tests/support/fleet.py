@@ -15,10 +15,10 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from serve_warm._seats import MISSES
 from serve_warm.metrics import METRICS
 from serve_warm.node_server.table import OUTCOMES
 from serve_warm.report import Stage, Verdict
+from serve_warm.seats.records import MISSES
 
 DAY_S = 86_400.0
 TABLE = {metric.name.removeprefix("serve_warm_"): metric for metric in METRICS}

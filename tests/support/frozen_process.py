@@ -26,7 +26,7 @@ import torch  # noqa: E402, F401
 from outside_serve import OutsideServe  # noqa: E402
 from serve_warm.config import WarmupConfig  # noqa: E402
 from serve_warm.inputs import Input  # noqa: E402
-from serve_warm.replica.warmup import Warmup  # noqa: E402
+from serve_warm.replica.start.stages import Warmup  # noqa: E402
 
 if QUESTION["imports_first"]:
     gc.freeze()

@@ -19,7 +19,7 @@ from replicas import publish, replica
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import WarmupFailed
 from serve_warm.fingerprint import NOT_NEEDED
-from serve_warm.replica.warmup import Warmup
+from serve_warm.replica.start.stages import Warmup
 from serve_warm.stores.local import LocalStore
 
 COMPILER = ("torch._dynamo", "torch._inductor")

@@ -18,7 +18,7 @@ from serve_warm.compiler.cpu_target import isa_checks
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig
 from serve_warm.precompile.session import SESSION
-from serve_warm.replica.warmup import Warmup
+from serve_warm.replica.start.stages import Warmup
 from serve_warm.stores.local import LocalStore
 from starts import use_private_caches
 
@@ -31,7 +31,7 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     use_private_caches(tmp_path, monkeypatch)
     # Compare no more entries before READY than a start must. How many more there is time for
     # differs from run to run.
-    monkeypatch.setattr("serve_warm.replica.warmup.COMPARED_SHARE", 0.0)
+    monkeypatch.setattr("serve_warm.replica.start.stages.COMPARED_SHARE", 0.0)
     yield
     SESSION.unload()
     torch._dynamo.reset()

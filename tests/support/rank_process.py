@@ -38,8 +38,9 @@ from compiled import compiled, double
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import ServeWarmError
 from serve_warm.inputs import Input
-from serve_warm.replica import ranks, replay
-from serve_warm.replica.warmup import Warmup
+from serve_warm.replica.replay import passes as replay
+from serve_warm.replica.replay import ranks
+from serve_warm.replica.start.stages import Warmup
 from serve_warm.stores.local import LocalStore
 from warm_process import Replica as Alone
 from warm_process import publish

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from serve_warm._seats import SeatUse
 from serve_warm._spans import Span
 from serve_warm.report import (
     ArtifactUse,
@@ -20,6 +19,7 @@ from serve_warm.report import (
     StageTime,
     Verdict,
 )
+from serve_warm.seats.records import SeatUse
 
 FULL = Report(
     application="app",

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from serve_warm import preload
-from serve_warm._seats import SeatFolder, Wanted, is_taken
 from serve_warm.errors import WarmupFailed
-from serve_warm.replica import seat_use
+from serve_warm.seats import use as seat_use
+from serve_warm.seats.records import SeatFolder, Wanted, is_taken
 
 DEVICES = ("cpu", "cuda")
 
@@ -134,7 +134,7 @@ def drop_the_right_to_raise(question: dict[str, Any]) -> None:
 
 def start_after_an_edit(module: str) -> str:
     """Edit the file of an imported module. Return why no replica can begin then, or ""."""
-    from serve_warm.replica.seats import ReplicaSeats  # imports Ray
+    from serve_warm.seats.keeper import ReplicaSeats  # imports Ray
 
     path = Path(sys.modules[module].__file__ or "")
     path.write_text(path.read_text() + "# edited\n")

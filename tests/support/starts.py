@@ -26,8 +26,8 @@ from serve_warm.config import WarmupConfig, environment
 from serve_warm.errors import InputError
 from serve_warm.fingerprint import Fingerprint, read_app, read_machine
 from serve_warm.inputs import Input
-from serve_warm.replica.start import Replica
-from serve_warm.replica.warmup import Warmup
+from serve_warm.replica.start.context import Replica
+from serve_warm.replica.start.stages import Warmup
 from serve_warm.report import CompileEvent, Report
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.policy import Trust

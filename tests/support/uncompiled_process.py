@@ -19,8 +19,8 @@ from outside_serve import OutsideServe
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import WarmupFailed
 from serve_warm.inputs import Input
-from serve_warm.replica.prefetch import Prefetch
-from serve_warm.replica.warmup import Warmup
+from serve_warm.replica.start.prefetch import Prefetch
+from serve_warm.replica.start.stages import Warmup
 
 
 class Router:

@@ -31,8 +31,8 @@ from serve_warm.builder.cluster import build_name
 from serve_warm.compiler.watch import unwatched_compiles
 from serve_warm.config import WarmupConfig
 from serve_warm.inputs import Buckets, Field, Input, shape_grid
-from serve_warm.replica.pack import ISA_FACT
-from serve_warm.replica.warmup import Warmup
+from serve_warm.replica.start.pack import ISA_FACT
+from serve_warm.replica.start.stages import Warmup
 from serve_warm.stores.local import LocalStore
 from serve_warm.trust.keys import TrustedKey
 from serve_warm.trust.policy import Trust

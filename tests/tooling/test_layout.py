@@ -24,13 +24,14 @@ from processes import run_to_end
 PACKAGE = Path(serve_warm.__file__).parent
 
 # Modules directly under `serve_warm`, from the bottom up. Each may import only itself and earlier
-# rows, and every package may import all of them.
+# rows, and every package may import all of them. A row may name a module of a package: it is below
+# the rest of the package.
 ROOT = (
     ("_package", "_redaction", "_after_import", "_daemon_threads", "_records", "node"),
     ("_spans", "errors"),
     ("_private_folders", "_store_address"),
     ("_state_file",),
-    ("_seats",),
+    ("seats.records",),
     ("preload", "report"),
     ("fingerprint", "inputs", "config"),
     ("metrics",),
@@ -45,7 +46,8 @@ PACKAGES = {
     "compiler": (),
     "precompile": ("compiler",),
     "generation": ("precompile",),
-    "replica": ("precompile", "compiler", "artifact", "trust", "stores"),
+    "seats": (),
+    "replica": ("seats", "precompile", "compiler", "artifact", "trust", "stores"),
     "builder": ("replica", "artifact", "trust", "stores"),
     "cli": ("builder", "artifact", "trust", "stores"),
     "testing": ("stores",),
@@ -53,7 +55,7 @@ PACKAGES = {
 
 # Packages that only these modules may import, at the top or in a function.
 OWNED = {
-    "ray": {"replica", "metrics", "builder"},
+    "ray": {"replica", "seats", "metrics", "builder"},
     "huggingface_hub": {"stores.hub", "stores.hub_client"},
     "obstore": {"stores.object_store"},
     "prometheus_client": {"node_server"},
@@ -71,7 +73,7 @@ LIGHT = {
         "report",
         "_private_folders",
         "_state_file",
-        "_seats",
+        "seats.records",
         "preload",
         "fingerprint",
         "inputs",
@@ -89,15 +91,15 @@ ENVIRONMENT_READERS = {"config", "node", "_redaction", "preload"}
 BROAD_HANDLERS = {
     "preload": "an error in an import of the app must not end a worker",
     "compiler.watch": "a torch that names guards in another way must not break a request",
-    "replica.journal": "an observer must not break a warm-up",
+    "replica.record.journal": "an observer must not break a warm-up",
     "precompile.entry_checks": "a check must not break a request",
     "precompile.full_precision": "a call without a full-precision run is compared in another way",
     "precompile.distance_check": "a model may reject a generated input with any error",
     "precompile.facts": "a property of a model must not break a request that does not read it",
     "precompile.entries": "an entry that cannot be loaded must not break a request",
-    "replica.narrow": "an odd argument must not end a start, because trials only advise",
+    "replica.replay.narrow": "an odd argument must not end a start, because trials only advise",
     "generation.slots": "a request that chooses its own tokens must not break others",
-    "replica.placement": "an artifact must not break a start",
+    "replica.start.install": "an artifact must not break a start",
     "stores": "a store of another package must not break a start, or show its address in an error",
 }
 
@@ -106,8 +108,10 @@ VAGUE_NAMES |= {"service", "services", "shared", "tools", "util", "utils"}
 
 
 def unit_of(module: str) -> str:
-    """Return the entry of the layer table that a dotted name inside the package belongs to."""
-    return module.partition(".")[0]
+    """Return the entry of the layer tables that a dotted name inside the package belongs to."""
+    parts = module.split(".")
+    both = ".".join(parts[:2])
+    return both if any(both in row for row in ROOT) else parts[0]
 
 
 def known(unit: str) -> bool:

@@ -42,14 +42,14 @@ from serve_warm.errors import (
 )
 from serve_warm.fingerprint import Fingerprint
 from serve_warm.precompile.session import SESSION
-from serve_warm.replica import prefetch
-from serve_warm.replica.journal import Journal
-from serve_warm.replica.pack import NARROW, UNVARIED, VARIED
-from serve_warm.replica.placement import put_in_place
-from serve_warm.replica.prepare import CompilesWith, Prepared, prepare_compiler
-from serve_warm.replica.ranks import Ranks
-from serve_warm.replica.start import Step
-from serve_warm.replica.timed_calls import Deadline
+from serve_warm.replica.record.journal import Journal
+from serve_warm.replica.replay.ranks import Ranks
+from serve_warm.replica.replay.timed_calls import Deadline
+from serve_warm.replica.start import prefetch
+from serve_warm.replica.start.context import Step
+from serve_warm.replica.start.install import put_in_place
+from serve_warm.replica.start.pack import NARROW, UNVARIED, VARIED
+from serve_warm.replica.start.prepare import CompilesWith, Prepared, prepare_compiler
 from serve_warm.report import ArtifactUse, Stage, Verdict
 from serve_warm.stores import kind_of, open_store
 from serve_warm.trust.verify import describe_end

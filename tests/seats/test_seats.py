@@ -18,20 +18,9 @@ from typing import Any
 import grpc
 import pytest
 
-from serve_warm._seats import (
-    TICKET_S,
-    Seat,
-    SeatFolder,
-    SeatUse,
-    Wanted,
-    free_memory_bytes,
-    is_named_idle,
-    is_one_starting,
-    start_ticks,
-)
 from serve_warm.config import Seats
-from serve_warm.replica import seats
-from serve_warm.replica.seats import (
+from serve_warm.seats import keeper as seats
+from serve_warm.seats.keeper import (
     LIMIT_OF_LOSSES,
     PAUSE_S,
     RECORD_S,
@@ -45,6 +34,17 @@ from serve_warm.replica.seats import (
     SeatsDelayed,
     SeatsUnavailable,
     imports_of_seat,
+)
+from serve_warm.seats.records import (
+    TICKET_S,
+    Seat,
+    SeatFolder,
+    SeatUse,
+    Wanted,
+    free_memory_bytes,
+    is_named_idle,
+    is_one_starting,
+    start_ticks,
 )
 from state_files import Clock, clock_fixture  # noqa: F401 - a fixture
 

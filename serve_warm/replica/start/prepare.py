@@ -30,12 +30,12 @@ from serve_warm.fingerprint import (
 )
 from serve_warm.inputs import Input, sort_by_size
 from serve_warm.precompile.session import SESSION
-from serve_warm.replica.start import Start, Step
-from serve_warm.replica.timed_calls import Deadline
+from serve_warm.replica.replay.timed_calls import Deadline
+from serve_warm.replica.start.context import Start, Step
 from serve_warm.report import Stage
 
 if TYPE_CHECKING:
-    from serve_warm.replica.ranks import Ranks
+    from serve_warm.replica.replay.ranks import Ranks
 
 REMOTE_CACHES = (
     "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE",

@@ -20,8 +20,8 @@ from serve_warm.compiler.proof import falls_counted, forbid
 from serve_warm.compiler.watch import Watch
 from serve_warm.errors import ReplayFailed
 from serve_warm.inputs import Input
-from serve_warm.replica.ranks import Ranks
-from serve_warm.replica.timed_calls import TimedCalls
+from serve_warm.replica.replay.ranks import Ranks
+from serve_warm.replica.replay.timed_calls import TimedCalls
 from serve_warm.report import Counts, Stage
 
 logger = logging.getLogger(__name__)

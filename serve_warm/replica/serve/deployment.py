@@ -19,7 +19,7 @@ from serve_warm.compiler.imports import IMPORTER
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import ConfigError, InputError
 from serve_warm.inputs import Input
-from serve_warm.replica.in_serve import ReconfigureHook, ServeReplica
+from serve_warm.replica.serve.hook import ReconfigureHook, ServeReplica
 from serve_warm.trust import Trust
 
 Result = TypeVar("Result")

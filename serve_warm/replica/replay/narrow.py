@@ -34,8 +34,9 @@ from typing import Any
 from serve_warm._records import record
 from serve_warm._redaction import describe_error, excerpt, loggable
 from serve_warm.inputs import Input
-from serve_warm.replica.call_evidence import HEALTH_CHECK
-from serve_warm.replica.other_values import (
+from serve_warm.replica.record.raised_at import is_users
+from serve_warm.replica.replay.call_evidence import HEALTH_CHECK
+from serve_warm.replica.replay.other_values import (
     MASKS_NOTHING,
     MASKS_SOMETHING,
     SMALL,
@@ -46,8 +47,7 @@ from serve_warm.replica.other_values import (
     other_size,
     say_numbers,
 )
-from serve_warm.replica.raised_at import is_users
-from serve_warm.replica.routes import find_routes
+from serve_warm.replica.replay.routes import find_routes
 from serve_warm.report import BATCHES
 
 logger = logging.getLogger(__name__)

@@ -46,29 +46,30 @@ from serve_warm.inputs import Input
 from serve_warm.node import boot_s
 from serve_warm.precompile.session import SESSION
 from serve_warm.preload import early_imports
-from serve_warm.replica import prefetch, ranks
-from serve_warm.replica.call_evidence import HEALTH_CHECK
-from serve_warm.replica.journal import Journal, Observer, cpu_seconds
-from serve_warm.replica.load import Loaded, Loading
-from serve_warm.replica.narrow import (
+from serve_warm.replica.record.journal import Journal, Observer, cpu_seconds
+from serve_warm.replica.record.raised_at import is_users
+from serve_warm.replica.record.timeline import Timeline
+from serve_warm.replica.record.traffic_log import KEEP_ON_ONE_THREAD
+from serve_warm.replica.replay import ranks
+from serve_warm.replica.replay.call_evidence import HEALTH_CHECK
+from serve_warm.replica.replay.narrow import (
     Varied,
     digest_of,
     leave_out_larger,
     vary,
     vary_batches,
 )
-from serve_warm.replica.pack import VARIED, pack
-from serve_warm.replica.placement import refuse_broken
-from serve_warm.replica.prepare import Preparation, Prepared, makes_artifact
-from serve_warm.replica.raised_at import is_users
-from serve_warm.replica.replay import PROOF_ATTEMPTS, Replay
-from serve_warm.replica.routes import find_routes
-from serve_warm.replica.start import CompileCaches, Replica, Start, Step
-from serve_warm.replica.timed_calls import Deadline, Limits, Progress
-from serve_warm.replica.timeline import Timeline
-from serve_warm.replica.traffic_log import KEEP_ON_ONE_THREAD
-from serve_warm.replica.waits import Waits
-from serve_warm.replica.watchdog import Watchdog
+from serve_warm.replica.replay.passes import PROOF_ATTEMPTS, Replay
+from serve_warm.replica.replay.routes import find_routes
+from serve_warm.replica.replay.timed_calls import Deadline, Limits, Progress
+from serve_warm.replica.replay.waits import Waits
+from serve_warm.replica.replay.watchdog import Watchdog
+from serve_warm.replica.start import prefetch
+from serve_warm.replica.start.context import CompileCaches, Replica, Start, Step
+from serve_warm.replica.start.install import refuse_broken
+from serve_warm.replica.start.load import Loaded, Loading
+from serve_warm.replica.start.pack import VARIED, pack
+from serve_warm.replica.start.prepare import Preparation, Prepared, makes_artifact
 from serve_warm.report import (
     BRANCH,
     UNCALLED,

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from serve_warm import node
-from serve_warm._seats import SeatUse, file_digest
 from serve_warm.preload import (
     HOOK,
     HOOK_VARIABLE,
@@ -34,6 +33,7 @@ from serve_warm.preload import (
     torch_modes,
     torch_threads,
 )
+from serve_warm.seats.records import SeatUse, file_digest
 
 SET_BY_RAY = frozenset({OMP, "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"})
 """Variables that Ray sets when a worker becomes a replica (Ray 2.60, `set_omp_num_threads_if_unset`

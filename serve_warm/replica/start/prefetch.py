@@ -42,7 +42,7 @@ from serve_warm.compiler.caches import private_directory
 from serve_warm.config import WarmupConfig, environment
 from serve_warm.errors import ArtifactRefused, ConfigError, ServeWarmError, StoreError
 from serve_warm.fingerprint import NVIDIA, Fingerprint, rank_factor, read_app, read_machine
-from serve_warm.replica.timeline import Timeline
+from serve_warm.replica.record.timeline import Timeline
 from serve_warm.stores import Store, open_store
 from serve_warm.trust import Trust
 from serve_warm.trust.files import load_trust

@@ -26,11 +26,11 @@ from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import ArtifactRefused, ServeWarmError, StoreError
 from serve_warm.fingerprint import NOT_NEEDED
 from serve_warm.precompile.session import SESSION
-from serve_warm.replica import prefetch
-from serve_warm.replica.pack import ISA_FACT
+from serve_warm.replica.start import prefetch
+from serve_warm.replica.start.pack import ISA_FACT
 
 if TYPE_CHECKING:
-    from serve_warm.replica.start import CompileCaches
+    from serve_warm.replica.start.context import CompileCaches
 
 logger = logging.getLogger(__name__)
 

@@ -41,30 +41,30 @@ from serve_warm.compiler.cpu_target import pin_portable_cpu
 from serve_warm.compiler.watch import unwatched_compiles
 from serve_warm.config import WarmupConfig, environment, resolve
 from serve_warm.errors import ConfigError, WarmupFailed
-from serve_warm.replica.journal import torch_version
-from serve_warm.replica.model_thread import ModelThread
-from serve_warm.replica.pack import PackedReplica
-from serve_warm.replica.prefetch import Prefetch
-from serve_warm.replica.prepare import makes_artifact
-from serve_warm.replica.raised_at import find_line
-from serve_warm.replica.seats import ReplicaSeats
-from serve_warm.replica.serve_calls import (
+from serve_warm.replica.record.journal import torch_version
+from serve_warm.replica.record.raised_at import find_line
+from serve_warm.replica.record.timeline import Timeline, spans_before
+from serve_warm.replica.serve.calls import (
     CompileForbidden,
     ServeCalls,
     call_like_serve,
     is_request,
     replica_context,
 )
-from serve_warm.replica.serve_watchdog import LoopBlocks
-from serve_warm.replica.start import CompileCaches
-from serve_warm.replica.timeline import Timeline, spans_before
-from serve_warm.replica.warmup import Warmup
+from serve_warm.replica.serve.loop_blocks import LoopBlocks
+from serve_warm.replica.serve.model_thread import ModelThread
+from serve_warm.replica.start.context import CompileCaches
+from serve_warm.replica.start.pack import PackedReplica
+from serve_warm.replica.start.prefetch import Prefetch
+from serve_warm.replica.start.prepare import makes_artifact
+from serve_warm.replica.start.stages import Warmup
 from serve_warm.report import CompileEvent, Report, Stage, Verdict
+from serve_warm.seats.keeper import ReplicaSeats
 
 if TYPE_CHECKING:
-    from serve_warm._seats import SeatUse
     from serve_warm.inputs import Input
     from serve_warm.precompile.entry_checks import Checks
+    from serve_warm.seats.records import SeatUse
     from serve_warm.trust import Trust
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ autotuning run, capture or fallback to eager. Then one more pass runs with compi
 Ranks that compute together make the same passes. The passes continue until one pass is quiet on all
 ranks. An input counts as proven only if all ranks have proven it.
 
-`call_evidence` checks that each input reached compiled code, and `input_calls` replays a single
+`call_evidence` checks that each input reached compiled code, and `ranked_calls` replays a single
 input.
 """
 
@@ -29,12 +29,12 @@ from serve_warm.compiler.watch import Watch
 from serve_warm.errors import NotProven, ReplayFailed, WarmupFailed
 from serve_warm.inputs import Input
 from serve_warm.precompile.session import SESSION
-from serve_warm.replica.call_evidence import CallEvidence
-from serve_warm.replica.input_calls import InputCalls, describe_counts, describe_last
-from serve_warm.replica.narrow import Varied
-from serve_warm.replica.ranks import Ranks
-from serve_warm.replica.timed_calls import Call, GivenUp, Limits, Progress, TimedCalls
-from serve_warm.replica.waits import Waits
+from serve_warm.replica.replay.call_evidence import CallEvidence
+from serve_warm.replica.replay.narrow import Varied
+from serve_warm.replica.replay.ranked_calls import InputCalls, describe_counts, describe_last
+from serve_warm.replica.replay.ranks import Ranks
+from serve_warm.replica.replay.timed_calls import Call, GivenUp, Limits, Progress, TimedCalls
+from serve_warm.replica.replay.waits import Waits
 from serve_warm.report import Stage
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@
 Ray has no public API to ask for workers. All private Ray names used here are in `Raylet`, each with
 the file and version in which the name was seen. If a name is missing, no seats are kept, and each
 start works as it does without seats. A worker must not import Ray's modules before it knows that it
-is a seat, so the Ray names that a worker needs are in `_seats` and `preload`.
+is a seat, so the Ray names that a worker needs are in `records` and `preload`.
 
 `PrestartWorkers` always starts new workers, however many workers already exist
 (HandlePrestartWorkers in src/ray/raylet/node_manager.cc). Ray gives a replica a worker that has the
@@ -31,7 +31,11 @@ from typing import Any, Protocol
 import ray
 
 from serve_warm import preload
-from serve_warm._seats import (
+from serve_warm.config import Seats
+from serve_warm.errors import ServeWarmError, WarmupFailed
+from serve_warm.node import boot_s
+from serve_warm.seats import use as seat_use
+from serve_warm.seats.records import (
     TICKET_S,
     KeeperLock,
     Seat,
@@ -43,10 +47,6 @@ from serve_warm._seats import (
     is_taken,
     lives,
 )
-from serve_warm.config import Seats
-from serve_warm.errors import ServeWarmError, WarmupFailed
-from serve_warm.node import boot_s
-from serve_warm.replica import seat_use
 
 logger = logging.getLogger(__name__)
 

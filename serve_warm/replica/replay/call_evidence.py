@@ -17,7 +17,7 @@ from serve_warm.compiler import evidence
 from serve_warm.compiler.evidence import Replayed
 from serve_warm.compiler.switches import find_switch
 from serve_warm.inputs import Input
-from serve_warm.replica.input_calls import InputCalls
+from serve_warm.replica.replay.ranked_calls import InputCalls
 
 IDLE_S = (0.25, 5.0)
 """Minimum and maximum idle time, in seconds. Between these limits, the idle time is the duration of

@@ -16,8 +16,8 @@ from serve_warm.inputs import Input
 from serve_warm.report import CompileEvent
 
 if TYPE_CHECKING:
-    from serve_warm.replica.journal import Journal
-    from serve_warm.replica.prefetch import Prefetch
+    from serve_warm.replica.record.journal import Journal
+    from serve_warm.replica.start.prefetch import Prefetch
     from serve_warm.trust import Trust
 
 

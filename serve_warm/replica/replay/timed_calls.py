@@ -22,9 +22,9 @@ from serve_warm._redaction import describe_error
 from serve_warm.compiler.watch import Watch
 from serve_warm.errors import ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
-from serve_warm.replica.failed_compile import find_reason
-from serve_warm.replica.raised_at import find_line
-from serve_warm.replica.waits import LOOK_S, Waits
+from serve_warm.replica.record.failed_compile import find_reason
+from serve_warm.replica.record.raised_at import find_line
+from serve_warm.replica.replay.waits import LOOK_S, Waits
 from serve_warm.report import InputResult, Stage
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from serve_warm._spans import WAITING
 from serve_warm.node import boot_s
-from serve_warm.replica.timeline import Timeline
+from serve_warm.replica.record.timeline import Timeline
 
 LOOK_S = 0.05
 """Seconds between two checks of whether a running replay is waiting."""
