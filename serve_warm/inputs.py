@@ -587,7 +587,7 @@ def _key(key: Any) -> str:
 
 def _layout(tensor: Any) -> str:
     try:
-        # The same notation as for calls of entries (`precompile.names`).
+        # The same notation as for calls of entries (`precompile.facts.names`).
         shape = ", ".join(str(size) for size in tensor.shape) or "scalar"
         check = getattr(tensor, "is_contiguous", None)
         contiguous = check() if callable(check) else True

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The records of one start: frozen dataclasses that can be written as JSON or text.
 
-The records hold only facts. `replica.start.stages` makes all decisions and writes the records. Logs,
-metrics and the command line only read the records. A report can be read on any machine, because
+The records hold only facts. `replica.start.stages` makes all decisions and writes the records.
+Logs, metrics and the command line only read them. A report can be read on any machine, because
 this module imports only the standard library and modules that need only the standard library.
 """
 

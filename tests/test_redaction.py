@@ -33,8 +33,8 @@ from serve_warm._redaction import (
 from serve_warm.compiler.cuda_graphs import first_words
 from serve_warm.errors import REFUSAL_REASONS, ArtifactRefused, InputError, StoreError
 from serve_warm.inputs import Input
-from serve_warm.precompile.aot_load import describe_failure
-from serve_warm.precompile.facts import _short, take
+from serve_warm.precompile.entries.pickles import describe_failure
+from serve_warm.precompile.facts.table import _short, take
 from serve_warm.replica.serve.calls import Exchange
 from serve_warm.stores.hub_client import explain_failure
 from serve_warm.stores.object_store import boil_down
@@ -517,9 +517,12 @@ SLICES = {
     "artifact.statements": {"name[:100]"},  # of an object, which the name makes
     "builder.portable": {"found[:SHOWN]"},  # instructions
     "node_server.ledger": {"dead[:max(0, len(dead) - REMEMBERED)]"},  # records
-    "precompile.aoti_assigned": {"short[:SHOWN]"},  # names of changed objects
-    "precompile.entries": {"hashlib.sha256(data).hexdigest()[:32]"},
-    "precompile.settling": {"[*dict.items(value)][:ITEMS_READ]", "items[:ITEMS_READ]"},  # items
+    "precompile.builders.assigned": {"short[:SHOWN]"},  # names of changed objects
+    "precompile.entries.table": {"hashlib.sha256(data).hexdigest()[:32]"},
+    "precompile.builders.first_state": {  # items
+        "[*dict.items(value)][:ITEMS_READ]",
+        "items[:ITEMS_READ]",
+    },
     "replica.replay.call_evidence": {  # whole texts
         "[f'{function}: {why}' for function, why in given_up.items()][:MOST_NAMED]"
     },
@@ -544,7 +547,7 @@ SLICES = {
 SHORTENED = {
     # Types, lengths and numbers of a call, and what torch says of it without its texts.
     "inputs": 2,
-    "precompile.call_signature": 1,
+    "precompile.calls.signature": 1,
     "report": 1,
 }
 FEW = 30

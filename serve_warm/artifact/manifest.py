@@ -10,7 +10,7 @@ parts, so parts of two artifacts cannot be mixed.
 
     part           raw bytes
     cache          a tar of the cache directory: torch's entries and the built kernels
-    precompiled    a tar of entries made ahead of time and their index (`precompile.entries`)
+    precompiled    a tar of entries made ahead of time and their index (`precompile.entries.table`)
     exported       a tar of libraries made ahead of time, which need no compiler, and their index
 
 The parser is strict and limits sizes: it refuses malformed input and never repairs it. This module

@@ -5,7 +5,7 @@
 Graphs cannot be cached, so every process captures its own graphs. Inductor's graph trees need two
 calls to a function: the first runs eagerly in the memory pool of the graphs, and the second is
 captured. The eager run compiles nothing. But serve_warm counts this run, because later calls
-launch a graph instead. Libraries (level 3) do not use graph trees: `aoti_graphs` captures
+launch a graph instead. Libraries (level 3) do not use graph trees: `libraries.cuda_graphs` captures
 their graphs.
 
 A capture fails if it runs out of memory or meets an operation that cannot be captured. Without

@@ -26,11 +26,11 @@ from serve_warm._package import public
 from serve_warm.compiler.switches import NULL_COMPILE, find_off_switch
 from serve_warm.config import environment
 from serve_warm.errors import ConfigError
-from serve_warm.precompile.dispatcher import Dispatcher, Shared, is_dynamo_compiling
-from serve_warm.precompile.entries import PREFIXES
-from serve_warm.precompile.names import STANDS_FOR
-from serve_warm.precompile.same_code import SAME_CODE
-from serve_warm.precompile.session import LIBRARY_LEVEL
+from serve_warm.precompile.dispatch.dispatcher import Dispatcher, Shared, is_dynamo_compiling
+from serve_warm.precompile.dispatch.same_code import SAME_CODE
+from serve_warm.precompile.dispatch.session import LIBRARY_LEVEL
+from serve_warm.precompile.entries.table import PREFIXES
+from serve_warm.precompile.facts.names import STANDS_FOR
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ def _warn_once(text: str) -> None:
 
 
 def _captures(arguments: Mapping[str, Any]) -> bool:
-    from serve_warm.precompile import aot_compile  # no other start needs it
+    from serve_warm.precompile.trace import capture as aot_compile
 
     return aot_compile.captures(arguments)
 

@@ -41,7 +41,7 @@ from torch._inductor.output_code import CompiledFxGraph
 import serve_warm
 from benchmarks import workloads
 from serve_warm.compiler.watch import watch_process
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.dispatch.session import SESSION
 
 LIMIT = 0.6
 """Highest allowed ratio of a serve_warm.compile call to a torch.compile call."""

@@ -37,7 +37,7 @@ from torch import nn
 import serve_warm
 from benchmarks.bench_call import load_entries
 from serve_warm.compiler.watch import watch_process
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.dispatch.session import SESSION
 
 LAYERS, WIDTH = 24, 4
 SHAPES = 300

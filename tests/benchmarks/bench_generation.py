@@ -40,9 +40,9 @@ import torch
 import generators
 from serve_warm.compiler.proof import forbid
 from serve_warm.compiler.watch import watch_process
-from serve_warm.precompile import entry_function
-from serve_warm.precompile.aoti_library import Followed, Function
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile.entries import function as entry_function
+from serve_warm.precompile.libraries.run import Followed, Function
 
 RESULTS = Path(__file__).parent / "results" / "generation.json"
 MODELS = (

@@ -36,7 +36,7 @@ LIMIT_S = 0.06
 BEFORE = ("torch", "ray.serve._private.replica")
 START = (
     *("serve_warm.replica.serve.deployment", "serve_warm.precompile.compiled", "serve_warm.inputs"),
-    *("serve_warm.precompile.entry_checks", "serve_warm.stores.local"),
+    *("serve_warm.precompile.parity.checks", "serve_warm.stores.local"),
 )
 """Importing these modules loads all modules of a level-3 start. tests/integration/test_libraries.py
 compares the loaded modules with those of a replica."""
@@ -45,7 +45,7 @@ NOT_IN_A_START = frozenset(
     {
         *(f"serve_warm.precompile.{name}" for name in ("aot_compile", "aoti_build", "aoti_cpp")),
         *(f"serve_warm.precompile.{name}" for name in ("entry_builder", "guard_facts")),
-        *("serve_warm.precompile.trace_notes", "serve_warm.artifact.push"),
+        *("serve_warm.precompile.trace.dynamo_hooks", "serve_warm.artifact.push"),
         *("serve_warm.artifact.catalog", "serve_warm.stores.hub", "serve_warm.stores.object_store"),
         *("cryptography.hazmat.primitives.serialization", "serve_warm.builder", "serve_warm.cli"),
     }

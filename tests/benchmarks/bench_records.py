@@ -26,7 +26,7 @@ if sys.argv[1] == "dataclass":
 began = time.process_time()
 import serve_warm.replica.serve.hook, serve_warm.replica.start.stages
 import serve_warm.precompile.compiled
-import serve_warm.precompile.entries, serve_warm.precompile.entry_checks
+import serve_warm.precompile.entries.table, serve_warm.precompile.parity.checks
 print(time.process_time() - began)
 """
 

@@ -22,6 +22,6 @@ preload.import_now(
         "serve_warm.replica.start.stages",
         "serve_warm.precompile.compiled",
     ),
-    *("serve_warm.precompile.aoti_library", "serve_warm.artifact.pull", "serve_warm.stores.local"),
+    *("serve_warm.precompile.libraries.run", "serve_warm.artifact.pull", "serve_warm.stores.local"),
 )
 (Path(os.environ["SEATS_OF_NODE"]) / str(os.getpid())).touch()

@@ -49,7 +49,7 @@ def audit(event, args):
 sys.addaudithook(audit)
 import serve_warm
 from serve_warm.compiler.caches import keep_headers_private
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.replica.start.pack import pack_parts
 from serve_warm.replica.start.context import CompileCaches
 

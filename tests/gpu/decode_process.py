@@ -38,7 +38,7 @@ import serve_warm  # noqa: E402
 from benchmarks import bench_generation  # noqa: E402
 from serve_warm.compiler.proof import forbid  # noqa: E402
 from serve_warm.compiler.watch import watch_process  # noqa: E402
-from serve_warm.precompile.session import SESSION  # noqa: E402
+from serve_warm.precompile.dispatch.session import SESSION  # noqa: E402
 
 SLOTS = 8
 STEPS = 10_000

@@ -14,7 +14,7 @@ from gpus import ON_A_GPU
 from levels import build, started
 from serve_warm import compile as serve_warm_compile
 from serve_warm.compiler.watch import watch_process
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.dispatch.session import SESSION
 
 pytestmark = ON_A_GPU
 

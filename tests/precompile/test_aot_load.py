@@ -21,10 +21,10 @@ import serve_warm
 from levels import build, eager_below, refusal, served, started
 from levels import ramp as x
 from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
-from serve_warm.precompile.aot_compile import RESTARTS, capture
-from serve_warm.precompile.aot_load import as_reasons
-from serve_warm.precompile.facts import NoEntry
-from serve_warm.precompile.trace_notes import callable_once, path_of
+from serve_warm.precompile.entries.pickles import as_reasons
+from serve_warm.precompile.facts.table import NoEntry
+from serve_warm.precompile.trace.capture import RESTARTS, capture
+from serve_warm.precompile.trace.dynamo_hooks import callable_once, path_of
 
 
 def on_tensor(given: torch.Tensor) -> torch.Tensor:

@@ -20,8 +20,12 @@ import pytest
 import torch
 from packaging.version import Version
 
-from serve_warm.precompile import aot_compile, aoti_build, aoti_cpp, aoti_library, call_signature
-from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.builders import cpp as aoti_cpp
+from serve_warm.precompile.builders import library as aoti_build
+from serve_warm.precompile.calls import signature as call_signature
+from serve_warm.precompile.facts.table import NoEntry
+from serve_warm.precompile.libraries import run as aoti_library
+from serve_warm.precompile.trace import capture as aot_compile
 
 
 class Perceptron(torch.nn.Module):

@@ -18,10 +18,10 @@ from torch import nn
 
 import serve_warm
 from levels import ramp as x
-from serve_warm.precompile import aoti_cpp
-from serve_warm.precompile.entries import EntryTable
-from serve_warm.precompile.entry_builder import ATTEMPTS
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.builders import cpp as aoti_cpp
+from serve_warm.precompile.builders.builder import ATTEMPTS
+from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile.entries.table import EntryTable
 from serve_warm.replica.start.pack import _Steps
 
 pytestmark = pytest.mark.slow

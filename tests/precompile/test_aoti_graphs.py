@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from serve_warm.compiler.watch import watch_process
-from serve_warm.precompile import aoti_graphs
+from serve_warm.precompile.libraries import cuda_graphs as aoti_graphs
 
 
 class Graph:

@@ -14,8 +14,8 @@ import torch
 
 import serve_warm
 from levels import build, eager_below, served, started
-from serve_warm.precompile.call_forms import Parameters, form_of, in_form, parameters_of
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.calls.forms import Parameters, form_of, in_form, parameters_of
+from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.report import ParityResult
 
 pytestmark = pytest.mark.slow

@@ -13,10 +13,10 @@ import torch
 
 from components import require_module
 from serve_warm._redaction import SHOWN
-from serve_warm.precompile import call_signature
-from serve_warm.precompile.call_checks import tensor_check
-from serve_warm.precompile.call_signature import describe, key_of, list_known_values
-from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.calls import signature as call_signature
+from serve_warm.precompile.calls.signature import describe, key_of, list_known_values
+from serve_warm.precompile.calls.torch_state import tensor_check
+from serve_warm.precompile.facts.table import NoEntry
 
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024 - the kind that applications have
 

@@ -40,7 +40,7 @@ from models import (  # noqa: F401 - fixtures
 from serve_warm.compiler.proof import forbid
 from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import ConfigError
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.dispatch.session import SESSION
 
 # --- several modules --------------------------------------------------------------------------
 

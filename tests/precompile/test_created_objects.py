@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from serve_warm.precompile.names import identity, name_of_class
+from serve_warm.precompile.facts.names import identity, name_of_class
 
 
 class Plain:
@@ -155,7 +155,7 @@ def test_another_default_of_a_known_class_is_seen():
 PROGRAM = """
 import dataclasses, sys
 from torch import nn
-from serve_warm.precompile.names import identity
+from serve_warm.precompile.facts.names import identity
 from transformers.models.llama import configuration_llama, modeling_llama
 for module in (nn, configuration_llama, modeling_llama, dataclasses):
     for kind in vars(module).values():

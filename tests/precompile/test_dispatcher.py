@@ -27,7 +27,7 @@ from levels import build, eager_below, served, started
 from models import Block, Cache, Scaled, close, one_watch, scaled_fixture, x  # noqa: F401 - fixtures
 from serve_warm.compiler.proof import forbid
 from serve_warm.compiler.watch import watch_process
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.report import Report
 
 

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from serve_warm.precompile.distance import RMSE_LIMIT, Results, Verdict, judge
-from serve_warm.precompile.distance_check import Comparison, compare, vary_tensors
-from serve_warm.precompile.eager_check import NEVER_REFUSED, PIECE, spacing, tolerance
-from serve_warm.precompile.entries import Distance
-from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.entries.table import Distance
+from serve_warm.precompile.facts.table import NoEntry
+from serve_warm.precompile.parity.distance import RMSE_LIMIT, Results, Verdict, judge
+from serve_warm.precompile.parity.distance_check import Comparison, compare, vary_tensors
+from serve_warm.precompile.parity.eager import NEVER_REFUSED, PIECE, spacing, tolerance
 
 HALF = [torch.bfloat16, torch.float16]
 half = pytest.mark.parametrize("dtype", HALF, ids=["bfloat16", "float16"])

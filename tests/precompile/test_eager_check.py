@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from serve_warm.precompile.distance_check import compare_in_build
-from serve_warm.precompile.eager_check import TOLERANCE, NotComparable, why_not_twice
-from serve_warm.precompile.entry_checks import compare_in_service
-from serve_warm.precompile.facts import NoEntry
+from serve_warm.precompile.facts.table import NoEntry
+from serve_warm.precompile.parity.checks import compare_in_service
+from serve_warm.precompile.parity.distance_check import compare_in_build
+from serve_warm.precompile.parity.eager import TOLERANCE, NotComparable, why_not_twice
 
 Named = namedtuple("Named", "a b")  # noqa: PYI024
 

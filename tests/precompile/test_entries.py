@@ -16,12 +16,12 @@ import torch
 import serve_warm
 from levels import build, eager_below, served
 from serve_warm.errors import StoreError
-from serve_warm.precompile.entries import FORMAT, INDEX, EntryTable, tree
-from serve_warm.precompile.facts import NoEntry
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile.entries.table import FORMAT, INDEX, EntryTable, tree
+from serve_warm.precompile.facts.table import NoEntry
 
 X = torch.ones(2, 4)
-SOURCE = "serve_warm.precompile.call_signature"
+SOURCE = "serve_warm.precompile.calls.signature"
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ import serve_warm
 from levels import build, eager_below, entries_of, rebuilt, refusal, served, started
 from models import Block, close, in_inference_mode, one_watch, x  # noqa: F401 - fixtures
 from serve_warm.compiler.proof import forbid
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.dispatch.session import SESSION
 
 
 class Looked(nn.Module):

@@ -14,9 +14,9 @@ import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from serve_warm.precompile.distance_check import compare
-from serve_warm.precompile.eager_check import Kept
-from serve_warm.precompile.full_precision import (
+from serve_warm.precompile.parity.distance_check import compare
+from serve_warm.precompile.parity.eager import Kept
+from serve_warm.precompile.parity.full_precision import (
     TO_DOUBLE,
     FullPrecision,
     FullRun,

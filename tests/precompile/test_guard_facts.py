@@ -18,9 +18,9 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
-from serve_warm.precompile.facts import Facts, NoEntry, decode_key, encode_key
-from serve_warm.precompile.guard_facts import CHECKED_ELSEWHERE, Guard, collect
-from serve_warm.precompile.names import literal, locate, name_of_class
+from serve_warm.precompile.facts.names import literal, locate, name_of_class
+from serve_warm.precompile.facts.table import Facts, NoEntry, decode_key, encode_key
+from serve_warm.precompile.trace.guard_facts import CHECKED_ELSEWHERE, Guard, collect
 
 
 class Colour(enum.Enum):

@@ -30,11 +30,11 @@ from levels import ramp as x
 from serve_warm.builder.round_trips import accept, plan
 from serve_warm.compiler.compiled_objects import compile_arguments
 from serve_warm.errors import BuildFailed, ConfigError
-from serve_warm.precompile import aot_compile
 from serve_warm.precompile.compiled import LightModule
-from serve_warm.precompile.entries import EntryTable
-from serve_warm.precompile.facts import NoEntry
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile.entries.table import EntryTable
+from serve_warm.precompile.facts.table import NoEntry
+from serve_warm.precompile.trace import capture as aot_compile
 from serve_warm.replica.start.prepare import only_libraries
 
 
@@ -363,7 +363,7 @@ def test_both_parts_are_loaded_together(stand_in, tmp_path, monkeypatch):
     light, model = serve_warm.compile(Net().eval(), level=3), serve_warm.compile(Net().eval())
     build(tmp_path / "exported", lambda: light(x()), level=3, make_library=stand_in.make)
     build(tmp_path / "precompiled", lambda: model(x()))
-    monkeypatch.setattr("serve_warm.precompile.aoti_library.load", stand_in.load)
+    monkeypatch.setattr("serve_warm.precompile.libraries.run.load", stand_in.load)
     why = SESSION.load(tmp_path / "precompiled", tmp_path / "exported")
     with torch.inference_mode():
         levels = [level_of(called, x()) for called in (light, model)]

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from serve_warm.precompile.aoti_library import Followed, Function
-from serve_warm.precompile.facts import CALLEE, Facts, NoEntry
-from serve_warm.precompile.library_inputs import Input, Inputs
-from serve_warm.precompile.module_changes import FactWatch
+from serve_warm.precompile.changes.fact_watch import FactWatch
+from serve_warm.precompile.facts.table import CALLEE, Facts, NoEntry
+from serve_warm.precompile.libraries.inputs import Input, Inputs
+from serve_warm.precompile.libraries.run import Followed, Function
 
 
 class Net(nn.Module):

@@ -22,10 +22,10 @@ import torch
 from torch import nn
 
 from components import require_module
-from serve_warm.precompile import change_checks
-from serve_warm.precompile.facts import take
-from serve_warm.precompile.guard_facts import Guard, collect
-from serve_warm.precompile.module_changes import FactWatch
+from serve_warm.precompile.changes import unchanged as change_checks
+from serve_warm.precompile.changes.fact_watch import FactWatch
+from serve_warm.precompile.facts.table import take
+from serve_warm.precompile.trace.guard_facts import Guard, collect
 
 SCALE = 2
 

@@ -21,12 +21,13 @@ from calls_counted import calls_of
 from levels import build, eager_below, entries_of, served, started
 from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
 from serve_warm._redaction import redact
-from serve_warm.precompile import call_signature, names
-from serve_warm.precompile.binding import OBJECTS_WITHOUT_SHARING
-from serve_warm.precompile.facts import Facts
-from serve_warm.precompile.module_changes import FactWatch
-from serve_warm.precompile.same_code import CALLABLES_WITHOUT_SHARING
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.calls import signature as call_signature
+from serve_warm.precompile.changes.fact_watch import FactWatch
+from serve_warm.precompile.dispatch.binding import OBJECTS_WITHOUT_SHARING
+from serve_warm.precompile.dispatch.same_code import CALLABLES_WITHOUT_SHARING
+from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile.facts import names
+from serve_warm.precompile.facts.table import Facts
 
 OFFSET = 1.0
 """A global that the methods read."""

@@ -17,10 +17,10 @@ from torch import nn
 
 import serve_warm
 from levels import build, served, started
-from serve_warm.precompile.distance_check import compare_in_build
-from serve_warm.precompile.eager_check import why_not_twice
-from serve_warm.precompile.facts import NoEntry
-from serve_warm.precompile.plain_state import PlainState
+from serve_warm.precompile.calls.plain_state import PlainState
+from serve_warm.precompile.facts.table import NoEntry
+from serve_warm.precompile.parity.distance_check import compare_in_build
+from serve_warm.precompile.parity.eager import why_not_twice
 
 ROWS = 4
 """Rows of a cache. A build that counts each of its runs writes past the end."""

@@ -16,7 +16,7 @@ from torch import nn
 import serve_warm
 from levels import build, eager_below, entries_of, rebuilt, refusal, served, started
 from models import close, in_inference_mode, one_watch, x  # noqa: F401 - fixtures
-from serve_warm.precompile.python_random import drawing
+from serve_warm.precompile.calls.python_random import drawing
 
 
 class Base(nn.Module):

@@ -19,7 +19,7 @@ import torch
 import serve_warm
 from integration.changing_app import BATCHES, CHANGES, PLAIN, Changing, x
 from levels import build, eager_below, started
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.dispatch.session import SESSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,7 +15,7 @@ from torch import nn
 import serve_warm
 from levels import build, eager_below, rebuilt, refusal, served, started
 from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
-from serve_warm.precompile.trace_notes import STEPS
+from serve_warm.precompile.trace.dynamo_hooks import STEPS
 
 
 class Recurrent(nn.Module):

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from serve_warm.precompile.eager_check import NotComparable, TooFar
-from serve_warm.precompile.entry_checks import compare_in_service
+from serve_warm.precompile.parity.checks import compare_in_service
+from serve_warm.precompile.parity.eager import NotComparable, TooFar
 
 pytestmark = pytest.mark.slow
 

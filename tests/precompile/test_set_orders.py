@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import flex_attention
 import serve_warm
 from levels import eager_below, rebuilt, refusal, served, started
 from models import close, in_inference_mode, one_watch, x  # noqa: F401 - fixtures
-from serve_warm.precompile.set_orders import arrangements
+from serve_warm.precompile.trace.set_orders import arrangements
 
 NAMES = ("one", "two", "three")
 

@@ -27,8 +27,8 @@ from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
 from searched_environment import Searched
 from serve_warm.compiler.proof import forbid
 from serve_warm.compiler.watch import watch_process
-from serve_warm.precompile import change_checks
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.changes import unchanged as change_checks
+from serve_warm.precompile.dispatch.session import SESSION
 
 SWITCHES = 1000
 WAIT_S = 60.0

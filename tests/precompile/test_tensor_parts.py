@@ -23,8 +23,8 @@ import serve_warm
 from levels import build, eager_below, entries_of, forget_callables, refusal, served, started
 from levels import ramp as x
 from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
-from serve_warm.precompile.session import SESSION
-from serve_warm.precompile.tensor_parts import describe_parts, steady
+from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile.facts.tensor_parts import describe_parts, steady
 
 aten: Any = torch.ops.aten
 

@@ -15,9 +15,9 @@ from torch import nn
 import serve_warm
 from levels import build, eager_below, entries_of
 from models import flat
-from serve_warm.precompile import torch_functions
-from serve_warm.precompile.names import resolve
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile.facts.names import resolve
+from serve_warm.precompile.trace import torch_functions
 
 pytestmark = pytest.mark.slow
 

@@ -23,8 +23,8 @@ from levels import build
 from parity_starts import SIZES, made, process, start  # noqa: F401 - `process` is a fixture
 from replicas import Scaled, StandIn, replica, x
 from serve_warm.errors import ReplayFailed, WarmupFailed
-from serve_warm.precompile.entries import INDEX, file_name
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile.entries.table import INDEX, file_name
 from serve_warm.report import Report, Stage, Verdict
 
 

@@ -25,7 +25,7 @@ from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import ConfigError, ReplayFailed, ServeWarmError
 from serve_warm.inputs import Input, InputSignature
-from serve_warm.precompile.names import describe_tensor
+from serve_warm.precompile.facts.names import describe_tensor
 from serve_warm.replica.record import traffic_log
 from serve_warm.replica.record.journal import LOG_PREFIX
 from serve_warm.replica.start.stages import Warmup

@@ -25,9 +25,10 @@ from processes import answer_of
 from replicas import Scaled, StandIn, replica, x
 from serve_warm.config import WarmupConfig, resolve
 from serve_warm.errors import ConfigError, WarmupFailed
-from serve_warm.precompile import entry_checks, kept_calls
-from serve_warm.precompile.entries import INDEX, EntryTable, file_name
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile.entries.table import INDEX, EntryTable, file_name
+from serve_warm.precompile.parity import checks as entry_checks
+from serve_warm.precompile.parity import kept_calls
 from serve_warm.replica.start.stages import Warmup
 from serve_warm.report import Stage, Verdict
 

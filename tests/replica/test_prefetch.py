@@ -34,7 +34,7 @@ from serve_warm.artifact.archive import pack_directory
 from serve_warm.artifact.node_cache import default_root
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import InputError
-from serve_warm.precompile.entries import EntryTable
+from serve_warm.precompile.entries.table import EntryTable
 from serve_warm.replica.start.prefetch import Prefetch, Taken
 from serve_warm.replica.start.stages import Warmup
 from serve_warm.report import Report, Stage, Verdict

@@ -26,7 +26,7 @@ from levels import build, started
 from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import NotProven, ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.replica.record.timeline import Timeline
 from serve_warm.replica.replay.passes import PROOF_ATTEMPTS, Replay
 from serve_warm.replica.replay.ranks import Ranks

@@ -29,7 +29,7 @@ import torch
 
 import serve_warm
 from serve_warm.compiler.watch import watch_process
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.dispatch.session import SESSION
 from served_models.rows import DYNAMIC, Row
 from served_models.table import ROWS, SECOND
 

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 import serve_warm
-from serve_warm.precompile.change_checks import RELOOK_S
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.changes.unchanged import RELOOK_S
+from serve_warm.precompile.dispatch.session import SESSION
 from soundness.rows import READY, START, Group, Row
 
 LEVELS = (2, 3)

@@ -19,8 +19,8 @@ import torch
 from torch._dynamo import symbolic_convert
 
 import serve_warm
-from serve_warm.precompile import change_checks
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.changes import unchanged as change_checks
+from serve_warm.precompile.dispatch.session import SESSION
 from soundness import grammar, judge
 from soundness.grammar import FORMS, Change, Read
 from soundness.judge import Answer, Verdict

@@ -133,7 +133,7 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 import torch
 import serve_warm
 from serve_warm.precompile import change_checks
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.dispatch.session import SESSION
 
 LEVEL, MOMENT, SLOW, BEFORE = {level}, {moment!r}, {slow}, {before}
 TEXT = {text}

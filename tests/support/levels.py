@@ -17,9 +17,11 @@ import torch
 import serve_warm
 from processes import answer_of
 from serve_warm.compiler.watch import watch_process
-from serve_warm.precompile import aoti_build, aoti_library, change_checks
-from serve_warm.precompile.entries import Entry, EntryTable
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.builders import library as aoti_build
+from serve_warm.precompile.changes import unchanged as change_checks
+from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile.entries.table import Entry, EntryTable
+from serve_warm.precompile.libraries import run as aoti_library
 
 
 def ramp(rows: int = 3) -> torch.Tensor:

@@ -16,7 +16,7 @@ from torch import nn
 import serve_warm
 from levels import build
 from serve_warm.compiler.watch import watch_process
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.dispatch.session import SESSION
 
 SCALE = 2.0
 """A global variable whose value is part of a graph."""

@@ -17,7 +17,7 @@ from replicas import Scaled, StandIn, publish, x
 from serve_warm.compiler.cpu_target import isa_checks
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import WarmupConfig
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.replica.start.stages import Warmup
 from serve_warm.stores.local import LocalStore
 from starts import use_private_caches

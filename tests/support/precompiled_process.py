@@ -23,7 +23,7 @@ import torch
 from serve_warm.compiler.imports import is_imported
 from serve_warm.compiler.proof import forbid
 from serve_warm.compiler.watch import watch_process
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.dispatch.session import SESSION
 
 
 def main(do: str, folder: str, path: str, level: int = 2) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from serve_warm import compile as serve_warm_compile
 from serve_warm.compiler import triton_kernels
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import point_torch_caches_at
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.dispatch.session import SESSION
 
 CALLS = 4
 """Number of calls until a graph is launched, plus one."""

@@ -28,7 +28,7 @@ from serve_warm.compiler.watch import EVENTS_KEPT, watch_process
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import ServeWarmError
 from serve_warm.node import boot_s
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.replica.record.timeline import Timeline
 from serve_warm.replica.record.traffic_log import TrafficLog
 from serve_warm.replica.replay.timed_calls import Progress
@@ -47,7 +47,7 @@ from serve_warm.report import (
 if TYPE_CHECKING:
     from serve_warm.fingerprint import Fingerprint
     from serve_warm.inputs import Input
-    from serve_warm.precompile.entry_checks import Checks
+    from serve_warm.precompile.parity.checks import Checks
 
 logger = logging.getLogger(__name__)
 
@@ -572,7 +572,8 @@ def _build_again(artifact: ArtifactUse, counts: Counts) -> str:
 
 
 SINCE_BUILD = "changed since the build"
-"""If a reason from `precompile.entries` contains this text, the model changed since the build."""
+"""A reason from `precompile.entries.table` with this text says that the model changed since the
+build."""
 
 
 def _torch_versions() -> dict[str, str]:

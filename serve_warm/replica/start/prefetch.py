@@ -48,7 +48,7 @@ from serve_warm.trust import Trust
 from serve_warm.trust.files import load_trust
 
 if TYPE_CHECKING:
-    from serve_warm.precompile.entries import EntryTable
+    from serve_warm.precompile.entries.table import EntryTable
 
 logger = logging.getLogger(__name__)
 
@@ -123,8 +123,8 @@ class EntryFiles:
 
     def read(self) -> None:
         """Read the entries of each folder, if possible. This executes no code of the artifact."""
-        from serve_warm.precompile.entries import EntryTable
-        from serve_warm.precompile.facts import NoEntry
+        from serve_warm.precompile.entries.table import EntryTable
+        from serve_warm.precompile.facts.table import NoEntry
 
         for folder in self.folders.values():
             with contextlib.suppress(NoEntry):  # loading the folder will report the reason
@@ -308,7 +308,7 @@ class Prefetch:
                 unpack(pulled.raw[CACHE], new, check_wanted=self._check_wanted)
                 directory = new
             entries = unpack_entries(pulled.raw, check_wanted=self._check_wanted)
-            if "serve_warm.precompile.entries" in sys.modules:
+            if "serve_warm.precompile.entries.table" in sys.modules:
                 # As on a seat. Here, an import could deadlock with imports of user code.
                 entries.read()
         except ServeWarmError as error:

@@ -44,7 +44,7 @@ from serve_warm.errors import (
 )
 from serve_warm.inputs import Input
 from serve_warm.node import boot_s
-from serve_warm.precompile.session import SESSION
+from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.preload import early_imports
 from serve_warm.replica.record.journal import Journal, Observer, cpu_seconds
 from serve_warm.replica.record.raised_at import is_users
@@ -81,7 +81,7 @@ from serve_warm.report import (
 )
 
 if TYPE_CHECKING:
-    from serve_warm.precompile.entry_checks import Checks
+    from serve_warm.precompile.parity.checks import Checks
 
 logger = logging.getLogger(__name__)
 

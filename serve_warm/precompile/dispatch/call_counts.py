@@ -1,0 +1,75 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Counts of calls by kind, which the report lists.
+
+An application may make an object with a compiled method for each request. So the counts belong to
+the method and the class, and outlive the objects.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from serve_warm._redaction import excerpt
+from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.report import EntryUse
+
+logger = logging.getLogger(__name__)
+
+CALLS_KEPT = 256
+"""Number of different calls that are recorded. Later calls are still counted."""
+
+Use = tuple[str, int, str]
+"""Call, level and reason."""
+
+
+class CallCounts:
+    """The number of calls of each kind to a callable, or to one method of all instances."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.by_use: dict[Use, int] = {}
+        self._redacted: dict[str, str] = {}
+        """Reasons without secrets, by reason. Removing secrets from a text takes 0.1 ms."""
+        self._logged: set[str] = set()
+        """Reasons that apply to all calls of the callable, and that were already logged once."""
+
+    def count(self, call: str, level: int, reason: str, *, of_all: bool = False) -> Use:
+        """Count a call, and return the key of its count. Log the reason the first time.
+
+        `of_all` says that the reason applies to all calls of the callable.
+        """
+        use = (call, level, self._redact(reason) if reason else "")
+        if use not in self.by_use and len(self.by_use) >= CALLS_KEPT:
+            use = ("other calls", level, "")
+        elif reason and not self.by_use.get(use) and not SESSION.is_probing:
+            if not of_all:
+                logger.warning("level %d for %s%s: %s", level, self.name, call, use[2])
+            elif use[2] not in self._logged:
+                self._logged.add(use[2])
+                logger.warning("level %d for all calls of %s: %s", level, self.name, use[2])
+        self.by_use[use] = self.by_use.get(use, 0) + 1
+        return use
+
+    def _redact(self, reason: str) -> str:
+        redacted = self._redacted.get(reason)
+        if redacted is None:
+            if len(self._redacted) >= CALLS_KEPT:
+                self._redacted.clear()
+            redacted = self._redacted[reason] = excerpt(reason)
+        return redacted
+
+    def uses(self) -> list[EntryUse]:
+        """Return a record for each kind of call so far."""
+        return [
+            EntryUse(callable=self.name, call=call, level=level, reason=reason, calls=calls)
+            for (call, level, reason), calls in self.by_use.copy().items()
+            if calls
+        ]
+
+    def restore(self, before: Mapping[Use, int]) -> None:
+        """Restore earlier counts. Kinds of calls that are not in `before` are logged again."""
+        # New kinds keep a count of zero, because a thread may be about to count a call.
+        for use in list(self.by_use):
+            self.by_use[use] = before.get(use, 0)

@@ -1,0 +1,222 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Process-wide state of levels 2 and 3: compiled callables, loaded entries and a running build.
+
+This module and its imports need only the standard library, so that a replica can look for compiled
+callables without importing torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from serve_warm.report import EntryUse
+
+if TYPE_CHECKING:
+    from serve_warm.precompile.builders.running import RunningBuild
+    from serve_warm.precompile.dispatch.call_counts import CallCounts
+    from serve_warm.precompile.dispatch.dispatcher import Dispatcher
+    from serve_warm.precompile.entries.table import Entry, EntryTable
+    from serve_warm.precompile.parity.checks import Checks
+
+LIBRARY_LEVEL = 3
+"""The level that stores its code in libraries. A replica at this level does not import Dynamo when
+it starts."""
+
+
+T = TypeVar("T")
+
+
+class LiveObjects(Generic[T]):
+    """Objects that are still in use. Any thread can add objects while other threads iterate.
+
+    Does not keep the objects alive. A `WeakSet` does not work here: iterating over it raises
+    `RuntimeError` if another thread adds an object.
+    """
+
+    def __init__(self) -> None:
+        self._references: dict[int, weakref.KeyedRef[int, T]] = {}
+
+    def add(self, each: T) -> None:
+        """Add an object, until nothing else refers to it."""
+        key = id(each)
+        self._references[key] = weakref.KeyedRef(each, self._forget, key)
+
+    def _forget(self, reference: weakref.KeyedRef[int, T]) -> None:
+        # No lock, because garbage collection can call this in the middle of any other method. The
+        # object's memory is still allocated, so no other object has its id.
+        self._references.pop(reference.key, None)
+
+    def clear(self) -> None:
+        """Remove all objects."""
+        self._references.clear()
+
+    def __iter__(self) -> Iterator[T]:
+        # `copy` runs no Python code, so no other thread can change the dict in the meantime.
+        for reference in self._references.copy().values():
+            each = reference()
+            if each is not None:
+                yield each
+
+    def __len__(self) -> int:
+        return len(self._references)
+
+
+class Session:
+    """State that the callables of one process share: see `SESSION`."""
+
+    def __init__(self) -> None:
+        self.dispatchers: LiveObjects[Dispatcher] = LiveObjects()
+        """One dispatcher for each callable of `serve_warm.compile` that is still in use."""
+        self.counts: LiveObjects[CallCounts] = LiveObjects()
+        """Counts of the calls to these callables."""
+        self.loaded: EntryTable | None = None
+        """Entries of the artifact."""
+        self.being_built: RunningBuild | None = None
+        self.active: EntryTable | None = None
+        """Entries of the running build, if any, else the loaded entries. Every call reads this
+        attribute."""
+        self.checks: Checks | None = None
+        """Checks of the loaded entries against eager execution; None if no entries are loaded."""
+        self.settling_calls = 0
+        """Number of settling calls: calls that ran eagerly, to create state that entries need."""
+        self.is_probing = False
+        """Whether calls are only trials. Trial calls are not counted, and are not logged as new
+        kinds of calls."""
+        self.build_lock = threading.RLock()
+        """Lock for making an entry, because making an entry changes and restores buffers and random
+        states."""
+
+    def has_callables(self) -> bool:
+        """Return whether anything in this process was compiled with `serve_warm.compile`."""
+        return len(self.dispatchers) > 0
+
+    def has_libraries_only(self) -> bool:
+        """Return whether all code from `serve_warm.compile` uses level 3."""
+        return self.has_callables() and all(
+            each.level == LIBRARY_LEVEL for each in self.dispatchers
+        )
+
+    def load(
+        self,
+        *folders: Path,
+        already: Mapping[Path, EntryTable] = MappingProxyType({}),
+        check_wanted: Callable[[], None] = lambda: None,
+    ) -> str:
+        """Load the entries of an artifact, one folder per part, for every callable of the process.
+
+        Executes code from the folders, which must have been verified. Folders with libraries must
+        exist until the process ends. Returns, as text, the reasons why entries were not loaded. The
+        text leaves out entries that do not match, because the report lists the calls of such
+        entries. `already` has the tables of folders that were already read. Reading and loading
+        can take long. After that, `check_wanted` raises if the entries are not wanted any more, and
+        no call uses them.
+        """
+        from serve_warm.precompile.entries.table import read_parts
+
+        table, problems = read_parts(folders, already=already)
+        if table is not None:
+            for dispatcher in self.dispatchers:
+                dispatcher.binder.load(table)
+        check_wanted()
+        self.loaded = table
+        self._choose_active()
+        for dispatcher in self.dispatchers:
+            dispatcher.bind()
+        return "; ".join(problems)
+
+    def _choose_active(self) -> None:
+        self.active = self.loaded if self.being_built is None else self.being_built.table
+
+    def unload(self) -> None:
+        """Forget all entries: every call goes to torch.compile."""
+        self.loaded = None
+        self._choose_active()
+        self.checks = None
+
+    def begin_checks(
+        self, *, one_in: int, can_compile: Callable[[], bool], on_failure: Callable[[str], None]
+    ) -> Checks | None:
+        """Return checks of all loaded entries; None if no entries are loaded.
+
+        After READY, every `one_in`-th call of an entry is checked; 0 means no checks.
+        """
+        if self.loaded is None or not self.loaded.has_any:
+            self.checks = None
+            return None
+        from serve_warm.precompile.parity.checks import Checks
+
+        self.checks = Checks(
+            one_in=one_in,
+            withdraw=lambda entry, why: self.withdraw(entry, why, eagerly=not can_compile()),
+            on_failure=on_failure,
+        )
+        return self.checks
+
+    def withdraw(self, entry: Entry, why: str, *, eagerly: bool) -> None:
+        """Make all callables stop running an entry.
+
+        The entry's calls go to torch.compile, with `why` as the reason.
+
+        Without a C++ compiler, torch.compile would fail; pass `eagerly` to run the calls eagerly
+        instead.
+        """
+        if self.loaded is not None:
+            self.loaded.disable(entry, why, eagerly=eagerly)
+        for dispatcher in self.dispatchers:
+            dispatcher.bind_anew()
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[RunningBuild]:
+        """Make an entry for each call in the block, where possible, and yield the build.
+
+        The new entries run the calls. Each compile uses Inductor's caches, so code that was
+        compiled at level 1 is not compiled again.
+        """
+        from serve_warm.precompile.builders.running import RunningBuild
+
+        build = self.being_built = RunningBuild()
+        self._choose_active()
+        try:
+            yield build
+            for dispatcher in self.dispatchers:
+                dispatcher.withdraw_changed(build.table)
+        finally:
+            self.being_built = None
+            self._choose_active()
+
+    @contextlib.contextmanager
+    def probing(self) -> Iterator[None]:
+        """In the block, do not count calls, and do not log new kinds of calls."""
+        before = {counts: counts.by_use.copy() for counts in self.counts}
+        self.is_probing = True
+        try:
+            yield
+        finally:
+            self.is_probing = False
+            for dispatcher in self.dispatchers:
+                dispatcher.forget_calls()
+            for counts in self.counts:
+                counts.restore(before.get(counts, {}))
+
+    def uses(self) -> tuple[EntryUse, ...]:
+        """Return each kind of call so far, with its level and count, for all callables."""
+        total: dict[tuple[str, str, int, str], int] = {}
+        for counts in self.counts:
+            for use in counts.uses():
+                key = (use.callable, use.call, use.level, use.reason)
+                total[key] = total.get(key, 0) + use.calls
+        return tuple(
+            EntryUse(callable=name, call=call, level=level, reason=reason, calls=calls)
+            for (name, call, level, reason), calls in sorted(total.items())
+        )
+
+
+SESSION = Session()
+"""The session of this process."""

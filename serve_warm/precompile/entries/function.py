@@ -1,0 +1,332 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""An entry's function: its graph, with checks of the tensors that guards do not cover."""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypedDict
+
+import torch
+
+from serve_warm.precompile.calls.python_random import Draw
+from serve_warm.precompile.calls.torch_state import refuse_unusual, tensor_check
+from serve_warm.precompile.facts.names import describe_tensor
+from serve_warm.precompile.facts.table import NoEntry
+from serve_warm.precompile.facts.tensor_parts import Whole, has_parts, plain_parts
+
+
+class Plan(TypedDict, total=False):
+    """Data on how to load and call an entry's code. The plan is stored with the code."""
+
+    once: str
+    """Reason why the entry's calls may not run twice; empty if they may."""
+    settles: bool
+    """Whether the code depends on state that the callable creates on its first calls."""
+    settings: dict[str, Any]
+    """At level 2: Inductor settings for loading the entry, if any."""
+    copies: list[int]
+    """Numbers of the graph's outputs that a call copies, because they share memory only in compiled
+    code; missing if there are none."""
+    tensors: list[str]
+    """At level 2: the tensors and tensor parts that the graph received in the build, in its order
+    (`names.describe_tensor`, `tensor_parts.describe_parts`)."""
+    numbers: dict[str, list[Draw]]
+    """Numbers that a call draws from Python's `random` module, if any, by the name of the global
+    that draws the numbers."""
+    inputs: list[dict[str, Any]]
+    """Where each input comes from, and its properties at the build (`libraries.run.Input`). This
+    key and all keys below exist only at level 3."""
+    outputs: int
+    existing: list[list[list[Any]]]
+    """The steps to each existing object that the result or an assigned attribute contains
+    (`facts.Facts.chain`)."""
+    result: list[Any]
+    """How the result is built from the outputs."""
+    writes: bool
+    """Whether the library writes into its inputs."""
+    draws: bool
+    """Whether the library uses random numbers."""
+    device: str
+    """The device of the library; this key is missing if the device is the CPU."""
+    captures: str
+    """Reason why no CUDA graph is captured. Empty if a graph is captured; missing if the user did
+    not request CUDA graphs."""
+
+
+FindCopies = Callable[[Sequence[Any], Sequence[Any]], Sequence[int]]
+"""Takes the arguments and outputs of a graph's first run, and returns the outputs to copy."""
+
+
+class _Graph:
+    """The compiled graph of an entry.
+
+    The graph runs only on tensors that are like the tensors of the build.
+
+    The dispatcher checks the arguments at each call, but it checks weights only when it binds the
+    callable. Later changes to weights, such as `.data =` or `torch.func.functional_call`, can go
+    unnoticed, and compiled code does not check its inputs. So, like Dynamo's guards, this class
+    checks all tensors at each call.
+    """
+
+    def __init__(
+        self,
+        compiled: Callable[..., Any],
+        plan: Plan,
+        *,
+        writes: bool,
+        captures: bool,
+        find_copies: FindCopies | None = None,
+    ) -> None:
+        self._compiled = compiled
+        self._plan = plan
+        self._copies: Sequence[int] = plan.get("copies", ())
+        self._find_copies = find_copies
+        self._generations: Any = None
+        if captures:
+            from torch._dynamo.mutation_guard import GenerationTracker
+
+            self._generations = GenerationTracker
+        self.writes = writes
+        """Whether the graph writes into its inputs. If so, no two inputs may overlap."""
+        self.input_ids: frozenset[int] = frozenset()
+        """Ids of the tensors in the last run that created a new check. Read these ids directly
+        after that run."""
+        self._checks: tuple[Callable[..., bool], ...] = ()
+        self._apart = ApartInMemory()
+
+    def __call__(self, *args: Any) -> Any:
+        if not any(same(*args) for same in self._checks):
+            self._learn(args)
+        if self.writes:
+            self._apart.check(args)
+        if self._generations is not None:
+            # torch.compile does this at each call, to invalidate the outputs of the previous call.
+            # Without it, each call would count as a continuation of the previous one, and would be
+            # captured.
+            self._generations.generation += 1
+        outputs = self._compiled(*args)
+        if self._find_copies is not None:
+            find, self._find_copies = self._find_copies, None
+            self._copies = find(args, outputs)
+        return copy_outputs(outputs, self._copies) if self._copies else outputs
+
+    def _learn(self, args: Sequence[Any]) -> None:
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        dynamic = len(tensors) < len(args)  # sizes are among the inputs
+        self._apart.has_fixed_sizes = not dynamic
+        for tensor in tensors:
+            if not has_parts(tensor):
+                refuse_unusual(tensor)
+        if len({id(tensor) for tensor in tensors}) < len(tensors):
+            raise NoEntry("two tensors of its graph are now the same tensor")
+        every = [(range(t.dim()), range(t.dim())) if dynamic else ((), ()) for t in tensors]
+        whole = Whole(tensors)
+        if dynamic and whole.parts:
+            raise NoEntry(
+                "its sizes are dynamic, and an input of its graph is composed of other tensors"
+            )
+        for part in whole.parts:
+            refuse_unusual(part)
+        if len({id(part) for part in whole.parts}) < len(whole.parts):
+            raise NoEntry("two tensors of its graph contain the same inner tensor")
+        texts = (describe_tensor(t, free=free) for t, free in zip(tensors, every, strict=True))
+        try:
+            said = [*texts, *whole.describe(tensors)]
+        except TypeError as error:
+            raise NoEntry(f"a tensor of its graph cannot be described: {error}") from error
+        known = self._plan.setdefault("tensors", said)
+        if said != known:
+            pairs = zip(said, known)  # noqa: B905 - lengths differ if a tensor is gone
+            now, was = next((pair for pair in pairs if pair[0] != pair[1]), (said, known))
+            raise NoEntry(f"a tensor that its graph reads is {now}, but was {was} in the build")
+        self.input_ids = frozenset(map(id, tensors))
+        # The check distinguishes inference tensors from others, but the code treats both the same.
+        self._checks = (
+            _of_tensors(
+                tensor_check(
+                    [*tensors, *whole.parts], free=dict(enumerate(every)) if dynamic else None
+                ),
+                dynamic=dynamic,
+                whole=whole,
+            ),
+            *self._checks[:3],
+        )
+
+
+def copy_outputs(outputs: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
+    """Return a graph's outputs, with copies of some of them."""
+    found = list(outputs)
+    for number in numbers:
+        found[number] = found[number].clone()
+    return found
+
+
+def _graph_of(fn: Callable[..., Any]) -> _Graph | None:
+    found = getattr(fn, "__globals__", {}).values()
+    return next((value for value in found if isinstance(value, _Graph)), None)
+
+
+def inputs_of(fn: Callable[..., Any]) -> frozenset[int]:
+    """Return the ids of the tensors that a function's graph received in its first run.
+
+    Call this right after that run, while the tensors still exist.
+    """
+    found: frozenset[int] = getattr(_graph_of(fn) or fn, "input_ids", frozenset())
+    return found
+
+
+def may_run_again(fn: Callable[..., Any], error: BaseException) -> bool:
+    """Return whether other code may run a call after the entry for this call raised an error.
+
+    Before a graph runs, the bytecode around it looks up modules and attributes. If one of these no
+    longer exists, other code can run the call. An error in the graph itself is the call's result.
+    If a graph writes into its inputs, other code must not run the call, because the graph might
+    have written before the error.
+    """
+    if writes(fn):
+        return False
+    frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
+    return _Graph.__call__.__code__ not in frames
+
+
+def writes(fn: Callable[..., Any]) -> bool:
+    """Return whether an entry writes into its inputs or buffers; true if unknown."""
+    graph = _graph_of(fn)
+    return graph is None or graph.writes
+
+
+def _of_tensors(check: Callable[..., bool], *, dynamic: bool, whole: Whole) -> Callable[..., bool]:
+    if whole.parts:
+
+        def check_parts(*args: Any) -> bool:
+            parts = whole.read_same(args)
+            return parts is not None and check(*args, *parts)
+
+        return check_parts
+    if not dynamic:
+        return check
+    return lambda *args: check(*(arg for arg in args if isinstance(arg, torch.Tensor)))
+
+
+MOST_ADDRESSES = 64
+"""Maximum number of address sets that one graph remembers. Modules that share a graph have
+different addresses."""
+
+Addresses = tuple[int, ...]
+"""The address of the first element of each tensor, in the order of the tensors."""
+
+_address_of = torch.Tensor.data_ptr
+
+
+def addresses_of(tensors: Iterable[Any]) -> Addresses:
+    """Return the addresses of tensors; takes 70 ns per tensor."""
+    return tuple(map(_address_of, tensors))
+
+
+class ApartInMemory:
+    """Refuses a graph's tensors if they overlap in memory; otherwise remembers their addresses.
+
+    Overlap depends on addresses, sizes and strides. Other checks of a graph cover sizes and
+    strides. So if the sizes are fixed, only the addresses matter. Reading the addresses takes a
+    tenth of the time that `refuse_overlap` takes, which matters for models with hundreds of
+    weights.
+    """
+
+    def __init__(self) -> None:
+        self.has_fixed_sizes = True
+        self._found: set[Addresses] = set()
+        self._latest: Addresses = ()
+        """The latest addresses without overlap. Most calls have the same addresses, and comparing
+        addresses takes less time than hashing them."""
+
+    def check(self, args: Sequence[Any]) -> Addresses | None:
+        """Raise `NoEntry` if two tensors share memory; return the addresses if they were read."""
+        if not self.has_fixed_sizes:
+            refuse_overlap(args)
+            return None
+        addresses = addresses_of(args)
+        if addresses == self._latest:
+            return addresses
+        if addresses not in self._found:
+            refuse_overlap(args)
+            if len(self._found) >= MOST_ADDRESSES:
+                self._found.clear()
+            self._found.add(addresses)
+        self._latest = addresses
+        return addresses
+
+
+def refuse_overlap(args: Sequence[Any]) -> None:
+    """Raise `NoEntry` if two tensors share memory. Takes a few µs if no memory is shared."""
+    plain = [each for arg in args if isinstance(arg, torch.Tensor) for each in plain_parts(arg)]
+    tensors = [each for each in plain if each.numel()]
+    spans = []
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        start = storage.data_ptr()
+        spans.append((start, start + storage.nbytes()))
+    if not _meet(spans):
+        return
+    # Parts of one storage, as in caches: compare from the first element to the last.
+    spans = []
+    for tensor in tensors:
+        last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+        start = tensor.data_ptr()
+        spans.append((start, start + (last + 1) * tensor.element_size()))
+    if _meet(spans):
+        raise NoEntry("it writes to a tensor that overlaps another tensor in memory")
+
+
+def _meet(spans: list[tuple[int, int]]) -> bool:
+    end = 0
+    for start, stop in sorted(spans):
+        if start < end:
+            return True
+        end = stop
+    return False
+
+
+def with_checks(
+    entry: Any, plan: Plan, find_copies: FindCopies | None = None
+) -> Callable[..., Any]:
+    """Return an entry's function, which runs the checks of `_Graph` before the graph.
+
+    In a build, the first run calls `find_copies` with the graph's arguments and outputs, to find
+    the outputs that each run copies.
+    """
+    name = entry._artifacts.backend_id
+    compiled = entry.fn.__globals__[name]
+    inputs = compiled.compiled_fn.serialize().runtime_metadata.input_info
+    writes = any(info.mutates_data or info.mutates_metadata for info in inputs)
+    captures = bool(plan.get("settings"))
+    entry.fn.__globals__[name] = _Graph(
+        compiled, plan, writes=writes, captures=captures, find_copies=find_copies
+    )
+    fn: Callable[..., Any] = entry.fn
+    return _Undrawing(fn) if plan.get("numbers") else fn
+
+
+class _Undrawing:
+    """An entry's code, which leaves Python's generator unchanged if the entry refuses a call.
+
+    The code around a graph draws numbers before the graph checks its tensors. If a check fails,
+    other code runs the call and draws the numbers again.
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.__globals__ = getattr(fn, "__globals__", {})
+        """The globals of the entry's function, in which other code looks for the graph."""
+        self._fn = fn
+
+    def __call__(self, callee: Any, /, *tensors: Any) -> Any:
+        """Run the entry."""
+        before = random.getstate()
+        try:
+            return self._fn(callee, *tensors)
+        except (NoEntry, LookupError, AttributeError) as error:
+            if isinstance(error, NoEntry) or may_run_again(self._fn, error):
+                random.setstate(before)
+            raise

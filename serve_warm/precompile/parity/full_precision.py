@@ -1,0 +1,441 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Full-precision runs of a call, which show how far eager execution itself is from exact results.
+
+Nothing is copied or changed up front: the callable may be a module, a function or a closure, two
+copies of a model may not fit into memory, and other threads may use the model. Instead, a mode
+casts the tensors of each operator. Parameters are cast where they are used, and the copy is
+dropped. Python code sees the dtypes that it sees in eager execution, so it takes the same branches.
+
+Uses private names of torch 2.11 to 2.15, such as weak references to storages:
+https://github.com/pytorch/pytorch/blob/v2.13.0/torch/multiprocessing/reductions.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from serve_warm._records import record
+from serve_warm._redaction import describe_error
+from serve_warm.precompile.dispatch.settling_calls import eagerly
+from serve_warm.precompile.facts.tensor_parts import READ_FAILURES, OperatorMode, has_parts
+from serve_warm.precompile.parity.eager import Kept, Outcome
+from serve_warm.precompile.parity.eager_dtypes import (
+    ShowEagerDtypes,
+    asked_dtype,
+    eager_dtype,
+    map_tensors,
+    promote,
+    set_eager_dtype,
+    tensors_in,
+)
+
+HALF = (torch.bfloat16, torch.float16)
+TO_FLOAT = {
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+    torch.complex32: torch.complex64,
+}
+TO_DOUBLE = {
+    torch.bfloat16: torch.float64,
+    torch.float16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+}
+"""The dtypes that are cast, and the full-precision dtype of each."""
+
+SMALL_BYTES = 1 << 18
+"""Full-precision copies up to this size are kept for the whole run. Loops use them often."""
+
+OF_TORCH = frozenset(["aten", "prims", "prim"])
+"""Namespaces of operators that may run in full precision. Others may hide a kernel for one
+dtype."""
+
+REINTERPRETS = frozenset(["aten::view.dtype"])
+"""Operators that read the bits of a tensor."""
+
+CASTS_HALF = frozenset(["aten::_softmax", "aten::_log_softmax"])
+"""Operators whose third argument says that a half-precision argument gives a float32 result."""
+
+REPLACES_STORAGE = frozenset(["aten::set_", "aten::resize_", "aten::resize_as_"])
+
+PROBABILITIES = ("dropout_p", "dropout", "p")
+"""Arguments of operators that draw random numbers only if the argument is not zero."""
+
+REDUCED = ("tf32", "bf16")
+"""Settings that let a float32 product round its factors."""
+
+
+class NoFullPrecision(Exception):
+    """A call cannot run in full precision. The text gives the reason for a report."""
+
+
+@record(frozen=True, kw_only=True)
+class Precision:
+    """What a full-precision run casts, and to which dtypes."""
+
+    up: Mapping[torch.dtype, torch.dtype]
+    """The dtypes that are cast, and the full-precision dtype of each."""
+    is_conv_double: bool = False
+    """Whether convolutions and recurrent layers run in float64, because cuDNN would use TF32."""
+
+
+def choose_precision(*, half: bool, device_types: Iterable[str]) -> Precision:
+    """Return the precision of the reference for a call: float32 for half precision, else float64.
+
+    If float32 products are rounded on a device of the call, for example to TF32, the reference uses
+    float64. That needs no change of a global setting, which would affect other threads.
+    """
+    if not half:
+        return Precision(up=TO_DOUBLE)
+    backends: Any = torch.backends
+    kinds = set(device_types)
+    matmul, conv = [], []
+    if "cuda" in kinds:
+        matmul.append(backends.cuda.matmul)
+        conv += [backends.cudnn.conv, backends.cudnn.rnn]
+    if "cpu" in kinds:
+        matmul.append(backends.mkldnn.matmul)
+        conv += [backends.mkldnn.conv, backends.mkldnn.rnn]
+    if any(part.fp32_precision in REDUCED for part in matmul):
+        return Precision(up=TO_DOUBLE)
+    reduced = any(part.fp32_precision in REDUCED for part in conv)
+    return Precision(up=TO_FLOAT, is_conv_double=reduced)
+
+
+@record(frozen=True, kw_only=True)
+class FullRun(Outcome):
+    """The result of one run in full precision."""
+
+    eager_operators: Sequence[str]
+    """Names of operators that ran in their eager dtypes, because they accept no others."""
+
+
+NOTHING = contextlib.nullcontext()
+
+
+def run_in_full_precision(
+    kept: Kept,
+    function: Callable[..., Any],
+    tensors: Sequence[Any],
+    precision: Precision,
+    *,
+    inside: contextlib.AbstractContextManager[Any] = NOTHING,
+) -> FullRun:
+    """Run a call in full precision, on copies of its tensors, then restore everything.
+
+    Random numbers are those of the eager run: they are drawn in the dtypes of the eager run. The
+    result has full-precision tensors where eager has tensors of half precision. `inside` is a
+    context of the run that sees each operator in full precision.
+
+    Raises:
+        NoFullPrecision: the call cannot run in full precision. `kept` is restored.
+    """
+    mode = FullPrecision(precision)
+
+    def run(callee: Any, *copies: Any) -> Any:
+        # Compiled callables inside run eagerly: their entries are for the eager dtypes.
+        with torch.no_grad(), eagerly(), inside, mode.active():
+            return function(callee, *copies)
+
+    try:
+        with kept.attributes_restored():
+            outcome = kept.run(run, tensors, read=mode.read)
+    except Exception as error:
+        # Any error may come from a kernel or from code that expects another dtype.
+        cause = describe_error(error)
+        raise NoFullPrecision(f"it cannot run in full precision: {cause}") from error
+    return FullRun(**vars(outcome), eager_operators=tuple(sorted(mode.eager_operators)))
+
+
+class FullPrecision(OperatorMode):  # type: ignore[no-untyped-call]
+    """Runs each operator in full precision.
+
+    A tensor from outside the run, such as a parameter, keeps its values. The run uses a cast copy
+    of its storage, so that views of the tensor and writes into it affect each other as in eager
+    execution. Writes into tensors that are not cast, such as integer buffers, are real writes: the
+    caller restores these tensors, as `Kept` does.
+    """
+
+    def __init__(self, precision: Precision) -> None:
+        super().__init__()
+        self.eager_operators: set[str] = set()
+        """Names of operators that ran in their eager dtypes."""
+        self._precision = precision
+        self._up = precision.up
+        self._shadows: dict[tuple[int, int, int], _Shadow] = {}
+        self._by_shadow: dict[int, _Shadow] = {}
+        self._desugared: Any = None
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Return a context in which operators run in full precision, and without autocast."""
+        cached = torch.is_autocast_cache_enabled()
+        with contextlib.ExitStack() as stack:
+            for kind in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, enabled=False))
+            # The code may enable autocast itself. Its cache would keep weights that are not cast.
+            torch.set_autocast_cache_enabled(False)
+            stack.callback(torch.set_autocast_cache_enabled, cached)
+            stack.enter_context(self)
+            stack.enter_context(ShowEagerDtypes(self._up, self.read))
+            yield
+
+    def read(self, tensor: Any) -> Any:
+        """Return a tensor's values after the run, in full precision."""
+        return tensor if has_parts(tensor) else self.cast(tensor)
+
+    def cast(self, tensor: Any, *, is_written: bool = False) -> Any:
+        """Return a tensor in full precision; the same values as `tensor`, if it is a view."""
+        full = self._up.get(tensor.dtype)
+        if full is None:
+            if is_written and tensor.layout is torch.strided:
+                shadow = self._by_shadow.get(tensor.untyped_storage()._cdata)
+                if shadow is not None:
+                    shadow.keep()
+            return tensor
+        # This mode is active in a torch function. A view of a tensor that is no inference tensor is
+        # none either.
+        with torch._C._DisableTorchDispatch(), torch.inference_mode(tensor.is_inference()):
+            if tensor.layout is not torch.strided:
+                return tensor.to(full)
+            shadow = self._shadow_of(tensor, full)
+            if is_written and shadow.is_part:
+                raise NoFullPrecision("it writes into a parameter that shares its memory")
+            return shadow.view(tensor, is_written=is_written)
+
+    def _shadow_of(self, tensor: Any, full: torch.dtype) -> _Shadow:
+        storage = tensor.untyped_storage()
+        size = tensor.element_size()
+        start, stop = 0, storage.nbytes() // size
+        own = tensor.storage_offset(), tensor.storage_offset() + _extent(tensor)
+        # A file may be mapped as one storage. The rest of it is not cast for one parameter.
+        if isinstance(tensor, torch.nn.Parameter) and stop > 2 * (own[1] - own[0]):
+            start, stop = own
+        key = storage._cdata, start, stop
+        shadow = self._shadows.get(key)
+        if shadow is None:
+            shadow = _Shadow(tensor, start, stop, full, self._by_shadow)
+            self._shadows[key] = shadow
+        elif shadow.dtype != tensor.dtype:
+            raise NoFullPrecision("it reads the same memory as two dtypes")
+        return shadow
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator in full precision."""
+        given = list(tensors_in((args, kwargs)))
+        if any(has_parts(each) for each in given):
+            return self._run_on_parts(func, args, kwargs)
+        with torch._C.DisableTorchFunction():  # the dtypes here are the real ones
+            return self._run(func, args, kwargs, given)
+
+    def _run(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Any]
+    ) -> Any:
+        name = func._schema.name
+        if func.namespace not in OF_TORCH:
+            key = torch._C.DispatchKey.CompositeImplicitAutograd
+            if func.has_kernel_for_dispatch_key(key):
+                with self:
+                    return func.decompose(*args, **kwargs)
+            return self._run_in_eager_dtypes(func, args, kwargs)
+        if name in REPLACES_STORAGE or torch.Tag.inplace_view in func.tags:
+            if any(each.dtype in self._up for each in given):
+                raise NoFullPrecision(f"{name} changes the shape of a tensor from outside the run")
+            return func(*args, **kwargs)
+        if _draws(func, args, kwargs):
+            return self._run_in_eager_dtypes(func, args, kwargs, is_named=False)
+        if f"{name}.{func._overloadname}" in REINTERPRETS:
+            return self._run_in_eager_dtypes(func, args, kwargs)
+        return self._run_in_full(func, args, kwargs, given)
+
+    def _run_in_full(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Any]
+    ) -> Any:
+        asked = asked_dtype(args, kwargs)
+        double = self._precision.is_conv_double and _is_conv(func._schema.name)
+
+        def up(value: Any, *, is_written: bool) -> Any:
+            if isinstance(value, torch.dtype):
+                return self._up.get(value, value)
+            full = self.cast(value, is_written=is_written)
+            return full.double() if double and full.dtype is torch.float32 else full
+
+        full_args, full_kwargs = _map_arguments(func, args, kwargs, up)
+        if func._schema.name in CASTS_HALF and full_args[2:] == [True]:
+            full_args[2], asked = False, torch.float32  # the argument is no longer half precision
+        try:
+            out = func(*full_args, **full_kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            # The operator may support only the eager dtypes, as products of quantized weights do.
+            return self._run_in_eager_dtypes(func, args, kwargs)
+        if double:
+            out = map_tensors(lambda t: t.float() if t.dtype is torch.float64 else t, out)
+        return self._label(func, out, given, asked)
+
+    def _run_in_eager_dtypes(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_named: bool = True
+    ) -> Any:
+        writes: list[tuple[Any, Any]] = []
+
+        def down(value: Any, *, is_written: bool) -> Any:
+            if isinstance(value, torch.dtype) or has_parts(value):
+                return value
+            full = self.cast(value, is_written=is_written)
+            dtype = eager_dtype(value)
+            if full.dtype == dtype:
+                return full
+            lower = full.to(dtype)
+            if is_written:
+                writes.append((full, lower))
+            return lower
+
+        lower_args, lower_kwargs = _map_arguments(func, args, kwargs, down)
+        out = func(*lower_args, **lower_kwargs)
+        if is_named:
+            self.eager_operators.add(str(func._schema.name))
+        for full, lower in writes:
+            full.copy_(lower)
+        given = {id(lower): full for full, lower in writes}
+
+        def up(value: Any) -> Any:
+            return value if has_parts(value) else self._raise(given.get(id(value), value))
+
+        return map_tensors(up, out)
+
+    def _raise(self, value: Any) -> Any:
+        """Return a result in full precision, with its dtype in eager execution."""
+        full = self._up.get(value.dtype)
+        return value if full is None else set_eager_dtype(value.to(full), value.dtype)
+
+    def _run_on_parts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Let a tensor that contains other tensors run an operator, in full precision if it can."""
+        if self._desugared is func:
+            self._desugared = None
+            return NotImplemented  # so the tensor's own class runs it, while this mode is active
+        try:
+            self._desugared = func
+            with self:
+                return func(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except (*READ_FAILURES, AssertionError):  # its code may expect its own dtype
+            return self._run_in_eager_dtypes(func, args, kwargs)
+        finally:
+            self._desugared = None
+
+    def _label(self, func: Any, out: Any, given: Sequence[Any], asked: torch.dtype | None) -> Any:
+        """Cast results up, and note which dtypes they would have in eager execution."""
+        if not given and asked is None and not isinstance(out, torch.Tensor):
+            return out
+        would_be = asked or promote(func._schema.name, given)
+
+        def note(value: Any) -> Any:
+            if has_parts(value) or any(value is each for each in given):
+                return value
+            if value.dtype in self._up:
+                return self._raise(value)
+            if would_be is not None and self._up.get(would_be) == value.dtype:
+                set_eager_dtype(value, would_be)
+            return value
+
+        return map_tensors(note, out)
+
+
+class _Shadow:
+    """The full-precision copy of a part of a storage, dropped when nothing uses it."""
+
+    def __init__(
+        self, tensor: Any, start: int, stop: int, full: torch.dtype, by_shadow: dict[int, _Shadow]
+    ) -> None:
+        self.dtype = tensor.dtype
+        self._tensor, self._full = tensor.detach(), full
+        self._start, self._stop = start, stop
+        self.is_part = (stop - start) * tensor.element_size() < tensor.untyped_storage().nbytes()
+        """Whether tensors that share memory with this one may have another copy."""
+        self._by_shadow = by_shadow
+        self._weak: Any = None
+        self._kept: Any = None
+        self._last = 0
+
+    def keep(self) -> None:
+        """Keep the copy for the rest of the run, because it was written into."""
+        self._kept = self._storage()
+
+    def view(self, tensor: Any, *, is_written: bool) -> Any:
+        """Return the view of the copy that corresponds to a view of the storage."""
+        storage = self._storage()
+        if is_written or storage.nbytes() <= SMALL_BYTES:
+            self._kept = storage
+        empty = torch.empty(0, dtype=self._full, device=tensor.device)
+        offset = tensor.storage_offset() - self._start
+        view = empty.set_(storage, offset, tensor.shape, tensor.stride())
+        return set_eager_dtype(view, tensor.dtype)
+
+    def _storage(self) -> Any:
+        if self._kept is not None:
+            return self._kept
+        if self._weak is not None:
+            alive: Any = torch.UntypedStorage._new_with_weak_ptr(self._weak.cdata)
+            if alive is not None:
+                return alive
+            self._by_shadow.pop(self._last, None)
+        flat = self._tensor.as_strided((self._stop - self._start,), (1,), self._start)
+        storage = flat.to(self._full).untyped_storage()
+        self._weak, self._last = StorageWeakRef(storage), storage._cdata  # type: ignore[no-untyped-call]
+        self._by_shadow[self._last] = self
+        return storage
+
+
+def _extent(tensor: Any) -> int:
+    if not tensor.numel():
+        return 0
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum(int(size - 1) * int(stride) for size, stride in sizes)
+
+
+def _map_arguments(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], function: Callable[..., Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Apply a function to an operator's tensors and dtypes; it is told which tensors change."""
+    arguments = func._schema.arguments
+    written = {
+        each.name for each in arguments if each.alias_info is not None and each.alias_info.is_write
+    }
+
+    def change(name: str, value: Any) -> Any:
+        if isinstance(value, torch.dtype):
+            return function(value, is_written=False)
+        return map_tensors(lambda tensor: function(tensor, is_written=name in written), value)
+
+    names = [each.name for each in arguments]
+    return (
+        [change(name, value) for name, value in zip(names, args, strict=False)],
+        {name: change(name, value) for name, value in kwargs.items()},
+    )
+
+
+def _draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether an operator draws random numbers."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    arguments = func._schema.arguments
+    values = {each.name: each.default_value for each in arguments if each.has_default_value()}
+    values.update(zip([each.name for each in arguments], args, strict=False))
+    values.update(kwargs)
+    if values.get("train", values.get("training")) is False:
+        return False
+    return all(values.get(name) != 0 for name in PROBABILITIES)
+
+
+def _is_conv(name: str) -> bool:
+    return any(part in name for part in ("conv", "lstm", "gru", "rnn"))

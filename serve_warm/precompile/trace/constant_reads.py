@@ -1,0 +1,81 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Attributes that torch reads while it traces, and keeps as constants without a guard.
+
+Torch 2.11 does this for plain values of classes (`Config.scale`), for the names of classes and
+functions, and for constant defaults of functions. Later versions guard most of them. The hooks use
+private torch code (seen in 2.11 to 2.15).
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from serve_warm.precompile.facts.names import is_own, literal
+from serve_warm.precompile.facts.table import UNREADABLE
+from serve_warm.precompile.trace.failed_lookups import READS, kinds_of_variables
+
+if TYPE_CHECKING:
+    from serve_warm.precompile.trace.guard_facts import Guard
+
+
+def noting_constants(
+    guards: list[Guard], guard_at: Callable[..., Guard]
+) -> Iterator[tuple[Any, str, Any]]:
+    """Record a guard for each attribute that becomes a constant of the trace without a guard.
+
+    `guard_at(source, **fields)` returns a guard on a Dynamo source.
+    """
+    from torch._dynamo.source import AttrSource
+    from torch._dynamo.variables import builtin
+
+    def note(variable: Any, tx: Any, name: str, found: Any) -> Any:
+        if _is_unguarded(variable, tx, name, found):
+            source = AttrSource(variable.source, name)
+            value = getattr(_object_of(variable), name)
+            guards.append(guard_at(source, kind="CONSTANT_MATCH", value=value))
+        return found
+
+    def noting(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda self, tx, name: note(self, tx, name, original(self, tx, name))
+
+    for kind in kinds_of_variables():
+        for name in READS:
+            if name in vars(kind):
+                yield kind, name, noting(vars(kind)[name])
+    of_builtins: Any = builtin.BuiltinVariable
+    read: Any = getattr(of_builtins, "call_getattr", None)  # up to 2.12
+
+    def call_getattr(self: Any, tx: Any, owner: Any, name: Any, *default: Any) -> Any:
+        found = read(self, tx, owner, name, *default)
+        return note(owner, tx, name.as_python_constant(), found) if found is not None else None
+
+    if read is not None:
+        yield of_builtins, "call_getattr", call_getattr
+
+
+def _object_of(variable: Any) -> Any:
+    """Return the object that one of Dynamo's models stands for, or the model if it does not say."""
+    return vars(variable).get("value", vars(variable).get("fn", variable))
+
+
+def _is_unguarded(variable: Any, tx: Any, name: str, found: Any) -> bool:
+    """Return whether a read gave the plain value of an object's attribute, and no source for it."""
+    if found.source is not None or variable.source is None or not found.is_python_constant():
+        return False
+    owner = _object_of(variable)
+    is_covered = isinstance(owner, (type, types.FunctionType)) and is_own(owner)
+    if owner is variable or isinstance(owner, torch.Tensor) or is_covered:
+        return False
+    if tx.output.side_effects.has_pending_mutation_of_attr(variable, name):
+        return False
+    try:
+        value, constant = getattr(owner, name), found.as_python_constant()
+    except UNREADABLE:
+        return False
+    text = None if callable(value) else literal(value)
+    return text is not None and text == literal(constant)

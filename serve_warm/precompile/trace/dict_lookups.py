@@ -1,0 +1,308 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Dicts in which a trace only looks up keys.
+
+Facts about such a dict contain the keys, not the index of each key in the dict.
+
+If some keys of a dict are not plain constants, or the dict is an instance of a dict subclass,
+Dynamo guards the number and order of all keys. A registry, such as the one in transformers, grows
+with each class that a process uses, in any order. But if a trace only looked up keys, the trace
+depends only on the values under these keys.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from serve_warm._records import record
+from serve_warm.precompile.facts.table import UNREADABLE, NoEntry, decode_key, encode_key
+
+if TYPE_CHECKING:
+    from serve_warm.precompile.trace.guard_facts import Guard
+
+
+@dataclass
+class Lookups:
+    """What a trace read from one dict."""
+
+    keys: list[Any] = field(default_factory=list)
+    """Keys that were looked up, found or not."""
+    is_read_otherwise: bool = False
+    """Whether the trace also read something else: the number of keys, the order of keys, or a key
+    that is not a constant."""
+
+
+LOOKS_UP = (
+    "__contains__",
+    "getitem_const_raise_exception_if_absent",
+    "getitem_const",
+    "maybe_getitem_const",
+)
+"""Methods of Dynamo's dicts that look up one key. The only parameters of these methods are Dynamo's
+translator and the key (2.13)."""
+
+FINDS_NUMBER = "realize_key_vt"
+"""Method that guards one key found by `__contains__`. This method needs the index of the key
+(2.13)."""
+
+MISSING = object()
+
+Replacements = Iterator[tuple[Any, str, Any]]
+"""A class of Dynamo, the name of an attribute, and the attribute's replacement during a trace."""
+
+
+def noting_lookups(
+    found: dict[str, Lookups], path_of: Callable[[Any, list[Any]], str]
+) -> Replacements:
+    """Yield replacements that record, in `found`, what a trace reads from each dict.
+
+    `found` maps a dict's path to what was read from the dict. A read of a dict's items by methods
+    other than `LOOKS_UP` counts as a read of the whole dict. Bytecode that gets an item by the
+    index of the item's key also counts as a read of the whole dict. `path_of` returns the path of a
+    Dynamo source. If a key on this path has no usable repr, `path_of` adds the key to its second
+    argument.
+    """
+    from torch._dynamo import source as sources
+    from torch._dynamo.variables import dicts
+
+    def note(source: Any) -> Lookups:
+        if source is None:  # the trace has made this dict
+            return Lookups()
+        keys: list[Any] = []
+        lookups = found.setdefault(path_of(source, keys), Lookups())
+        lookups.is_read_otherwise |= bool(keys)  # other dicts can have the same path
+        return lookups
+
+    of_numbers: Any = sources.ConstDictKeySource
+    write_code = of_numbers.reconstruct
+
+    def reconstruct(source: Any, codegen: Any) -> None:
+        note(source.base).is_read_otherwise = True
+        write_code(source, codegen)
+
+    of_dicts: Any = dicts.ConstDictVariable
+    methods = {n: vars(of_dicts)[n] for n in (*LOOKS_UP, FINDS_NUMBER) if n in vars(of_dicts)}
+    yield of_numbers, "reconstruct", reconstruct
+    yield from _guarding_unions()
+    yield from _guarding_new_keys()
+    yield of_dicts, "items", _noting_reads({each.__code__ for each in methods.values()}, note)
+    for name in LOOKS_UP:
+        if name in methods:
+            yield of_dicts, name, _noting_key(methods[name], note)
+
+
+def _noting_reads(allowed: Collection[Any], note: Callable[[Any], Lookups]) -> property:
+    """Return a replacement for the attribute `items` of Dynamo's dicts.
+
+    The replacement records reads by code that is not in `allowed`, and makes Dynamo guard the
+    dict's keys for such reads.
+    """
+
+    def read(variable: Any) -> Any:
+        own, frame = vars(variable), sys._getframe(1)
+        if frame.f_code not in allowed:
+            source = own.get("source")
+            note(source).is_read_otherwise = True
+            if source is not None and not _is_bookkeeping(frame):
+                # Dynamo guards the keys in some of these methods only (2.11 to 2.15).
+                variable.install_dict_keys_match_guard()
+        try:
+            return own["items"]
+        except KeyError:
+            raise AttributeError("items") from None
+
+    def write(variable: Any, value: Any) -> None:
+        vars(variable)["items"] = value
+
+    return property(read, write)
+
+
+def _guarding_unions() -> Replacements:
+    """Make Dynamo guard the keys of dicts that it unites (2.11 does not)."""
+    from torch._dynamo.variables import dicts
+
+    of_dicts: Any = dicts.ConstDictVariable
+    call = of_dicts.call_method
+
+    def call_method(self: Any, tx: Any, name: str, args: Sequence[Any], kwargs: Any) -> Any:
+        for each in (self, *args) if name in UNIONS else ():
+            found = each.realize()
+            if isinstance(found, of_dicts) and found.source is not None:
+                found.install_dict_keys_match_guard()
+        return call(self, tx, name, args, kwargs)
+
+    yield of_dicts, "call_method", call_method
+
+
+UNIONS = ("__or__", "__ror__", "__ior__")
+"""Methods that unite two dicts."""
+
+
+def _guarding_new_keys() -> Replacements:
+    """Make Dynamo guard objects that a trace uses as keys of its own dicts and sets.
+
+    Dynamo takes the hash of such an object without a guard on the object. The keys of existing
+    dicts and sets are left out, because facts about these containers cover them.
+    """
+    from torch._dynamo.variables.lazy import LazyVariableTracker
+
+    of_keys: Any
+    try:
+        from torch._dynamo.variables.hashable import HashableTracker as of_keys  # noqa: N813
+    except ImportError:  # 2.11
+        from torch._dynamo.variables import dicts
+
+        of_dicts: Any = dicts.ConstDictVariable
+        of_keys = of_dicts._HashableTracker
+    make = of_keys.__init__
+
+    def make_key(self: Any, vt: Any) -> None:
+        is_new = isinstance(vt, LazyVariableTracker) and not vt.is_realized()
+        if is_new and type(vt.source).__name__ not in KEYS_OF_CONTAINERS:
+            vt = vt.realize()
+        make(self, vt)
+
+    yield of_keys, "__init__", make_key
+
+
+KEYS_OF_CONTAINERS = ("ConstDictKeySource", "NonSerializableSetGetItemSource", "SetGetItemSource")
+"""Dynamo's sources of the keys of existing dicts and sets."""
+
+BOOKKEEPING = (
+    *("__init__", "clone", "debug_repr", "has_new_items", "is_new_item", "visit"),
+    *("reconstruct", "reconstruct_kvs_into_new_dict", "call_method", "is_hashable"),
+    *("install_dict_contains_guard", "__contains__", "is_python_constant"),
+    *("setitem", "delitem", "getitem", "contains", "getitem_or_default"),
+)
+"""Methods of Dynamo's dicts whose reads do not affect the graph. `call_method` guards the keys
+itself, except in methods that look up one key (2.13)."""
+
+DYNAMO = "torch._dynamo."
+
+WRITES_CODE = (f"{DYNAMO}side_effects", f"{DYNAMO}codegen", f"{DYNAMO}output_graph")
+"""Modules that read dicts to write code, and to keep track of changes."""
+
+
+def _is_bookkeeping(frame: Any) -> bool:
+    """Return whether a frame reads a dict without an effect on the graph."""
+    module = str(frame.f_globals.get("__name__"))
+    if module in (f"{DYNAMO}variables.dicts", f"{DYNAMO}variables.base"):
+        return frame.f_code.co_name in BOOKKEEPING
+    return module in WRITES_CODE or not module.startswith(DYNAMO)
+
+
+def _noting_key(original: Callable[..., Any], note: Callable[[Any], Lookups]) -> Callable[..., Any]:
+    """Return a lookup method that calls `original` and records the last argument, the key."""
+
+    def look_up(self: Any, *args: Any) -> Any:
+        key = args[-1]
+        try:
+            value = key.as_python_constant() if key.is_python_constant() else MISSING
+        except (AttributeError, NotImplementedError):
+            value = MISSING  # the facts about this dict then cover all its keys
+        note(self.source).keys.append(value)
+        return original(self, *args)
+
+    return look_up
+
+
+@record(frozen=True, kw_only=True)
+class LookedUp:
+    """A dict in which a trace only looked up keys."""
+
+    value: Mapping[Any, Any]
+    keys: Sequence[Any]
+    """All keys that were looked up, in the form of `encode_key`."""
+
+    def key(self, number: int) -> Any:
+        """Return the encoded key (`encode_key`) that had this index during the build."""
+        return encode_key(list(dict.keys(self.value))[number])  # type: ignore[arg-type]
+
+
+def only_looked_up(guards: Sequence[Guard], found: Mapping[str, Lookups]) -> dict[str, LookedUp]:
+    """Return, by path, the dicts whose facts should contain keys instead of indexes of keys.
+
+    The result leaves out a dict if a key can be recognized only by identity, or if a guard reads a
+    part of a key, such as an attribute.
+    """
+    values = {
+        guard.path: guard.value
+        for guard in guards
+        if guard.path in found and isinstance(guard.value, dict)
+    }
+    read = {id(value) for path, value in values.items() if found[path].is_read_otherwise}
+    paths = {guard.path for guard in guards}
+    text = "\n".join(paths)
+    return {
+        path: LookedUp(value=value, keys=list(map(encode_key, found[path].keys)))
+        for path, value in values.items()
+        if (type(value) not in PLAIN or f"dict.keys({path})" in text)
+        and id(value) not in read
+        and ast.unparse(ast.parse(path, mode="eval")) == path  # paths are compared as text
+        and all(map(_is_named, [*found[path].keys, *dict.keys(value)]))
+        and not any(_reads_key(each, path) for each in paths)
+    }
+
+
+def _is_named(key: Any) -> bool:
+    """Return whether every process can decode a key's stored form to the same key."""
+    if key is MISSING:
+        return False
+    try:
+        again = decode_key(encode_key(key))
+    except (NoEntry, ImportError, *UNREADABLE):
+        return False
+    return again is key or (type(again) is type(key) and bool(again == key))
+
+
+def _reads_key(path: str, of: str) -> bool:
+    """Return whether a path uses `dict.keys` for more than getting a key or the item of a key."""
+    if f"dict.keys({of})" not in path or is_number(path, of):
+        return False
+    dict_, number = re.escape(of), number_of(of)
+    item = rf"{dict_}\[{number}\]|dict\.__getitem__\({dict_}, {number}\)"
+    return f"dict.keys({of})" in re.sub(item, "", path)
+
+
+def number_of(of: str) -> str:
+    """Return a regular expression that matches expressions such as `list(dict.keys(d))[3]`.
+
+    Such an expression gets a key of the dict by the key's index.
+    """
+    return re.escape(f"list(dict.keys({of}))[") + r"\d+\]"
+
+
+def is_number(path: str, of: str) -> bool:
+    """Return whether the whole path gets a key of this dict by the key's index."""
+    return re.fullmatch(number_of(of), path) is not None
+
+
+PLAIN = (dict, OrderedDict, defaultdict)
+"""Classes of dicts whose length Dynamo guards only if the trace reads the length (2.13)."""
+
+
+def is_implied(guard: Guard, looked_up: Mapping[str, LookedUp]) -> bool:
+    """Return whether the facts about looked-up keys already cover a guard."""
+    if guard.kind == "SEQUENCE_LENGTH":
+        return guard.path in looked_up and type(guard.value) not in PLAIN
+    return any(is_number(guard.path, of) for of in looked_up)
+
+
+def with_key(guard: Guard, looked_up: Mapping[str, LookedUp]) -> Guard:
+    """Return an equivalent guard that names a key itself, if `guard` gives the key's index.
+
+    Other guards are returned unchanged.
+    """
+    if guard.kind in ("SAME_OBJECT", "DUPLICATE_INPUT"):
+        for of, found in looked_up.items():
+            if is_number(str(guard.argument), of):
+                number = re.findall(r"\d+", str(guard.argument))[-1]
+                key: Any = list(dict.keys(found.value))[int(number)]  # type: ignore[arg-type]
+                return replace(guard, kind="EQUALS_MATCH", value=key, argument=None)
+    return guard

@@ -1,0 +1,142 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Python code that torch runs below Dynamo to compile the operators of a graph.
+
+Dynamo puts a custom operator into the graph as a whole. Its kernels in Python, its decompositions,
+its rules for fake tensors and `vmap`, lowerings and passes of Inductor run later, and Dynamo
+neither reports nor guards their code. This module adds that code to the record of `subclass_hooks`.
+The names of torch are private (seen in 2.11 to 2.15).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from serve_warm.precompile.facts.names import is_own, is_own_module
+from serve_warm.precompile.trace.subclass_hooks import Dispatched, is_of_torch, recording
+
+BUILT_IN = ("aten", "prim", "prims", "quantized", "inductor", "higher_order")
+"""Namespaces of torch's own operators."""
+
+
+def noting_kernels(found: Dispatched) -> Iterator[tuple[Any, str, Any]]:
+    """Record the code that runs for the custom operators of a graph, and the code registered."""
+    from torch._dynamo import utils
+
+    of_nodes: Any = utils
+    run = of_nodes.run_node
+
+    def run_node(tracer: Any, node: Any, *args: Any) -> Any:
+        if node.op != "call_function" or not _is_custom(node.target):
+            return run(tracer, node, *args)
+        for function in _registered_for(node.target):
+            add_code(function, found)
+        with recording(found):
+            return run(tracer, node, *args)
+
+    yield of_nodes, "run_node", run_node
+
+
+def add_code_of_inductor(found: Dispatched) -> None:
+    """Add the code of the application's decompositions, lowerings and passes."""
+    from torch._inductor import config, decomposition, lowering
+    from torch._inductor.fx_passes import joint_graph, post_grad
+
+    settings: Any = config
+    registered: list[Any] = [*decomposition.decompositions.values()]
+    registered += lowering.lowerings.values()
+    names = [name for name in settings._config if "pass" in name or "custom" in name]
+    for value in (getattr(settings, name, None) for name in names):
+        registered += value.values() if isinstance(value, dict) else [value]
+    for passes in (*post_grad.pass_patterns, *joint_graph.pass_patterns):
+        for entries in getattr(passes, "patterns", {}).values():
+            registered += [getattr(entry, "handler", None) for entry in entries]
+    for function in registered:
+        add_code(function, found)
+
+
+def _is_custom(target: Any) -> bool:
+    if not isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return False
+    name = getattr(target, "_qualified_op_name", "") or str(getattr(target, "_name", ""))
+    return name.partition("::")[0] not in BUILT_IN
+
+
+def _registered_for(target: Any) -> Iterator[Any]:
+    """Yield the Python functions that are registered for an operator."""
+    from torch._library import custom_ops, simple_registry
+
+    packet = target if isinstance(target, torch._ops.OpOverloadPacket) else target.overloadpacket
+    for overload in (getattr(packet, name) for name in packet.overloads()):
+        yield from overload.py_kernels.values()
+        entry: Any = simple_registry.singleton.find(overload._name)
+        for holder in vars(entry).values():
+            for value in getattr(holder, "__dict__", {}).values():
+                yield from value.values() if isinstance(value, dict) else ()
+                for kernel in value if isinstance(value, list) else (value,):
+                    yield getattr(kernel, "func", kernel)
+    definition: Any = custom_ops.OPDEFS.get(packet._qualified_op_name)
+    for name, value in vars(definition).items() if definition is not None else ():
+        # Kernels that run in each call are left out, because the current ones always run.
+        if name not in ("_init_fn", "_backend_fns"):
+            yield value
+
+
+def add_code(found: Any, into: Dispatched) -> None:
+    """Add the code of a function of the application, and of the functions that it names."""
+    queue = [found]
+    seen: set[int] = set()
+    while queue:
+        value = queue.pop()
+        if id(value) in seen or value is None:
+            continue
+        seen.add(id(value))
+        if isinstance(value, functools.partial):
+            queue.append(value.func)
+        elif isinstance(value, types.MethodType):
+            queue.append(value.__func__)
+        elif isinstance(value, types.FunctionType):
+            queue += _names_in(value, into)
+        elif isinstance(value, type):
+            if not is_own(value) and not is_of_torch(value.__module__):
+                queue += [f for f in vars(value).values() if isinstance(f, types.FunctionType)]
+        elif not isinstance(value, types.ModuleType) and callable(value):
+            queue.append(type(value))
+
+
+def _names_in(function: types.FunctionType, into: Dispatched) -> list[Any]:
+    """Return what a function wraps, closes over and names, and add its code."""
+    more: list[Any] = [getattr(function, "__wrapped__", None)]
+    for cell in function.__closure__ or ():
+        try:
+            value = cell.cell_contents
+        except ValueError:  # an empty cell
+            continue
+        if isinstance(value, (types.FunctionType, functools.partial, types.MethodType)):
+            more.append(value)
+    space = function.__globals__
+    module = str(space.get("__name__"))
+    if is_own_module(module) or is_of_torch(module):
+        return more
+    into.codes.setdefault(function.__code__, space)
+    for name in _all_names(function.__code__):
+        value = space.get(name)
+        if isinstance(value, (types.FunctionType, type, functools.partial)):
+            more.append(value)
+        elif isinstance(value, types.ModuleType) and not is_own_module(value.__name__):
+            members = (vars(value).get(each) for each in _all_names(function.__code__))
+            more += [each for each in members if inspect.isfunction(each) or inspect.isclass(each)]
+    return more
+
+
+def _all_names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for value in code.co_consts:
+        if isinstance(value, types.CodeType):
+            yield from _all_names(value)

@@ -1,0 +1,76 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Texts that torch takes from real objects while it traces, as in `str(self.config)`.
+
+For many objects, Dynamo calls the object's own method, and neither traces the method nor guards
+what it reads. The hooks use private torch code (seen in 2.11 to 2.15).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from serve_warm.precompile.trace.guard_facts import Guard
+
+ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
+"""The address of an object in its text."""
+
+TEXTS = ("repr_impl", "tp_repr_impl", "str_impl", "tp_str_impl")
+"""Methods that return an object's text: in 2.13, and from 2.15 on. 2.11 has none."""
+
+OF_BUILTINS = ("call_str", "call_repr")
+"""Methods that return the text of an object that `str` or `repr` gets: in 2.11."""
+
+HAS_ADDRESS = "it takes the text of an object, which contains the object's address"
+
+
+def noting_texts(
+    guards: list[Guard], refusals: list[str], guard_at: Callable[..., Guard]
+) -> Iterator[tuple[Any, str, Any]]:
+    """Record a guard for each text of an object that Dynamo does not trace.
+
+    `guard_at(source, **fields)` returns a guard on a Dynamo source. A text that differs in each
+    process is added to `refusals`.
+    """
+    from torch._dynamo.variables import builtin, functions, nn_module, user_defined
+
+    def note(variable: Any, text: Any) -> Any:
+        value = vars(variable).get("value")
+        kind: Any = type(value)
+        if kind.__str__ is not object.__str__ or text is None or not text.is_python_constant():
+            return text
+        if ADDRESS.search(str(text.as_python_constant())):
+            refusals.append(HAS_ADDRESS)
+        elif variable.source is not None:
+            guards.append(guard_at(variable.source, kind="TEXT", value=value))
+        return text
+
+    def noting(original: Callable[..., Any]) -> Callable[..., Any]:
+        def text_of(self: Any, tx: Any, *args: Any) -> Any:
+            owner = args[0] if args else self
+            _guard_items(owner)
+            return note(owner, original(self, tx, *args))
+
+        return text_of
+
+    of_user, of_modules = user_defined.UserDefinedObjectVariable, nn_module.NNModuleVariable
+    kinds = (of_user, functions.UserFunctionVariable, of_modules)
+    of_builtins: Any = builtin.BuiltinVariable
+    places = (*itertools.product(kinds, TEXTS), *itertools.product((of_builtins,), OF_BUILTINS))
+    for kind, name in places:
+        if name in vars(kind):
+            yield kind, name, noting(vars(kind)[name])
+
+
+def _guard_items(variable: Any) -> None:
+    """Make Dynamo guard all items of a dict, whose text it takes without guards."""
+    from torch._dynamo.variables import dicts
+    from torch._dynamo.variables.lazy import LazyVariableTracker
+
+    if isinstance(variable, dicts.ConstDictVariable) and variable.source is not None:
+        variable.install_dict_keys_match_guard()
+        LazyVariableTracker.realize_all(variable)
