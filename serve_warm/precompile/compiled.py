@@ -28,9 +28,9 @@ from serve_warm.config import environment
 from serve_warm.errors import ConfigError
 from serve_warm.precompile.dispatch.dispatcher import Dispatcher, Shared, is_dynamo_compiling
 from serve_warm.precompile.dispatch.same_code import SAME_CODE
-from serve_warm.precompile.dispatch.session import LIBRARY_LEVEL
 from serve_warm.precompile.entries.table import PREFIXES
 from serve_warm.precompile.facts.names import STANDS_FOR
+from serve_warm.precompile.facts.plan import LIBRARY_LEVEL
 
 logger = logging.getLogger(__name__)
 
@@ -155,9 +155,9 @@ def _warn_once(text: str) -> None:
 
 
 def _captures(arguments: Mapping[str, Any]) -> bool:
-    from serve_warm.precompile.trace import capture as aot_compile
+    from serve_warm.precompile.trace.captured import captures
 
-    return aot_compile.captures(arguments)
+    return captures(arguments)
 
 
 def _find_repeated(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -21,10 +21,11 @@ import serve_warm
 from levels import build, eager_below, refusal, served, started
 from levels import ramp as x
 from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
-from serve_warm.precompile.entries.pickles import as_reasons
-from serve_warm.precompile.facts.table import NoEntry
+from serve_warm.precompile.facts.failures import as_reasons
+from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.trace.capture import RESTARTS, capture
-from serve_warm.precompile.trace.dynamo_hooks import callable_once, path_of
+from serve_warm.precompile.trace.guards import path_of
+from serve_warm.precompile.trace.side_effects import callable_once
 
 
 def on_tensor(given: torch.Tensor) -> torch.Tensor:

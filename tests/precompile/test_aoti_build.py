@@ -23,9 +23,9 @@ from packaging.version import Version
 from serve_warm.precompile.builders import cpp as aoti_cpp
 from serve_warm.precompile.builders import library as aoti_build
 from serve_warm.precompile.calls import signature as call_signature
-from serve_warm.precompile.facts.table import NoEntry
+from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.libraries import run as aoti_library
-from serve_warm.precompile.trace import capture as aot_compile
+from serve_warm.precompile.trace.captured import CAPTURES, Made
 
 
 class Perceptron(torch.nn.Module):
@@ -65,7 +65,7 @@ class Case(NamedTuple):
 
     model: torch.nn.Module
     x: torch.Tensor
-    made: aot_compile.Made
+    made: Made
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def library(perceptron: Case, tmp_path: Path) -> Path:
     return written(perceptron.made, tmp_path)
 
 
-def written(made: aot_compile.Made, folder: Path) -> Path:
+def written(made: Made, folder: Path) -> Path:
     path = folder / "library.so"
     path.write_bytes(made.data)
     return path
@@ -488,7 +488,7 @@ UNSHARED = "shares no memory with an input or an earlier output"
 
 def graph_of(eager: Any) -> Any:
     """Return a graph that ran eagerly, for a call that nothing captures."""
-    graph = aoti_build._Graph({aot_compile.CAPTURES: False}, None, {})
+    graph = aoti_build._Graph({CAPTURES: False}, None, {})
     graph._graph = eager
     graph._run_eagerly(torch.ones(2, 3))
     return graph
@@ -696,7 +696,7 @@ def test_what_is_on_the_cpu_in_part_is_not_captured(device: str, reason: str):
         node.meta["example_value"] = torch.empty(2, device="meta")
     last = [node for node in graph.graph.nodes if node.op == "call_function"][-1]
     last.meta["example_value"] = torch.empty(2, device=device), 3
-    call = aoti_build._Graph({aot_compile.CAPTURES: True}, None, {})
+    call = aoti_build._Graph({CAPTURES: True}, None, {})
     call._graph = graph
     assert call._why_not_captured([]) == reason
 
@@ -818,7 +818,7 @@ def test_a_failure_says_whether_the_call_may_be_made_again(lookup, tmp_path, sai
 @pytest.mark.parametrize(("compute", "draws"), [(torch.relu, False), (torch.rand_like, True)])
 def test_a_plan_says_whether_random_numbers_are_drawn(compute: Any, draws: bool):
     """The build sees it in the generator, whose numbers it gives back."""
-    graph = aoti_build._Graph({aot_compile.CAPTURES: False}, None, {})
+    graph = aoti_build._Graph({CAPTURES: False}, None, {})
     graph._graph = lambda x: [compute(x)]
     before = torch.get_rng_state()
     graph._run_eagerly(torch.ones(3))

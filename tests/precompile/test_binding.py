@@ -22,8 +22,8 @@ from levels import build, eager_below, forget_callables, rebuilt, served, starte
 from models import Block, Indexed, Scaled, Stack, close, fresh_fixture, one_watch, scaled_fixture, x  # noqa: F401
 from serve_warm import report
 from serve_warm.compiler.proof import forbid
-from serve_warm.precompile.dispatch.binding import _Pause
-from serve_warm.precompile.entries.table import describe_model_change
+from serve_warm.precompile.changes.gc_pause import _Pause
+from serve_warm.precompile.entries.model_tree import describe_model_change
 from serve_warm.replica.record.journal import _build_again
 from serve_warm.report import ArtifactUse
 

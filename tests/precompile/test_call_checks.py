@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 
-from serve_warm.precompile.calls.torch_state import DictChanges, count_changes, number_of_changes
 from serve_warm.precompile.changes import unchanged as change_checks
+from serve_warm.precompile.changes.dict_versions import (
+    DictChanges,
+    count_changes,
+    number_of_changes,
+)
 from serve_warm.precompile.changes.unchanged import STEADY, _same_dicts
 
 
@@ -74,5 +78,5 @@ def test_an_empty_dict_that_is_filled_from_another_has_changed(asked, number, mo
 def test_a_torch_that_numbers_otherwise_is_not_relied_on(monkeypatch: pytest.MonkeyPatch):
     """A new dict's number would not show the changes of others."""
     numbers = iter(range(1000))
-    monkeypatch.setattr("serve_warm.precompile.calls.torch_state.WATCHES_DICTS", True)
+    monkeypatch.setattr("serve_warm.precompile.changes.dict_versions.WATCHES_DICTS", True)
     assert count_changes(lambda _: next(numbers)) is None

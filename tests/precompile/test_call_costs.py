@@ -24,10 +24,10 @@ from calls_counted import calls_of
 from levels import build, eager_below, started
 from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
 from serve_warm.compiler.watch import watch_process
+from serve_warm.precompile.calls.apart import refuse_overlap
 from serve_warm.precompile.changes.fact_watch import FactWatch
 from serve_warm.precompile.changes.unchanged import ChangeChecks
 from serve_warm.precompile.dispatch.dispatcher import Dispatcher
-from serve_warm.precompile.entries.function import refuse_overlap
 
 LAYERS = 3
 

@@ -30,11 +30,12 @@ from levels import ramp as x
 from serve_warm.builder.round_trips import accept, plan
 from serve_warm.compiler.compiled_objects import compile_arguments
 from serve_warm.errors import BuildFailed, ConfigError
+from serve_warm.precompile.builders.pickle import make
 from serve_warm.precompile.compiled import LightModule
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.entries.table import EntryTable
-from serve_warm.precompile.facts.table import NoEntry
-from serve_warm.precompile.trace import capture as aot_compile
+from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.trace.captured import Made
 from serve_warm.replica.start.prepare import only_libraries
 
 
@@ -68,8 +69,8 @@ class EagerLibraries:
     def __init__(self) -> None:
         self.opened: list[Path] = []
 
-    def make(self, function: Any, callee: Any, tensors: Any, arguments: Any) -> aot_compile.Made:
-        made = aot_compile.make(function, callee, tensors, arguments)
+    def make(self, function: Any, callee: Any, tensors: Any, arguments: Any) -> Made:
+        made = make(function, callee, tensors, arguments)
         data = b"library of " + str(tensors[0].shape).encode()
         plan = self.plan(callee)
         return dataclasses.replace(made, fn=function, data=data, plan=plan, references={})

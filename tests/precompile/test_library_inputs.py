@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from serve_warm.precompile.changes.fact_watch import FactWatch
-from serve_warm.precompile.facts.table import CALLEE, Facts, NoEntry
+from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.table import CALLEE, Facts
 from serve_warm.precompile.libraries.inputs import Input, Inputs
 from serve_warm.precompile.libraries.run import Followed, Function
 

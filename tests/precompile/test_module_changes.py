@@ -25,7 +25,8 @@ from components import require_module
 from serve_warm.precompile.changes import unchanged as change_checks
 from serve_warm.precompile.changes.fact_watch import FactWatch
 from serve_warm.precompile.facts.table import take
-from serve_warm.precompile.trace.guard_facts import Guard, collect
+from serve_warm.precompile.trace.guard_facts import collect
+from serve_warm.precompile.trace.guards import Guard
 
 SCALE = 2
 

@@ -16,8 +16,9 @@ from torch import nn
 import serve_warm
 from levels import build, eager_below, entries_of, in_a_process, rebuilt, served, started
 from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
-from serve_warm.precompile.builders.first_state import CALLS, SETTLES, state_of
+from serve_warm.precompile.changes.model_state import state_of
 from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile.facts.plan import CALLS, SETTLES
 
 
 def x(seed: int = 1) -> torch.Tensor:

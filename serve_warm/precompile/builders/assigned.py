@@ -17,10 +17,7 @@ from typing import Any
 
 import torch
 
-from serve_warm.precompile.facts.table import NoEntry
-
-ASSIGNING = "assigning"
-"""Kind of result for calls that also assign attributes."""
+from serve_warm.precompile.facts.reasons import NoEntry
 
 Path = Callable[[str], list[list[Any]]]
 """Function that turns Dynamo's expression for a module into the steps from the callee to the

@@ -23,15 +23,17 @@ import torch._inductor.config
 from serve_warm._records import record
 from serve_warm.precompile.builders import library as aoti_build
 from serve_warm.precompile.builders.assigned import describe_changes
-from serve_warm.precompile.builders.first_state import SETTLES, ChangedByCall, settle, state_of
+from serve_warm.precompile.builders.first_state import ChangedByCall, settle
+from serve_warm.precompile.builders.pickle import make
 from serve_warm.precompile.builders.running import PendingEntry, RunningBuild
 from serve_warm.precompile.calls import signature as call_signature
+from serve_warm.precompile.calls.eagerly import eagerly
 from serve_warm.precompile.calls.signature import Dynamic, Signature, describe, module_of
+from serve_warm.precompile.changes.model_state import state_of
 from serve_warm.precompile.compiled import has_work
-from serve_warm.precompile.dispatch.session import LIBRARY_LEVEL
-from serve_warm.precompile.dispatch.settling_calls import FirstCalls, eagerly
+from serve_warm.precompile.dispatch.settling_calls import FirstCalls
 from serve_warm.precompile.entries.function import inputs_of, writes
-from serve_warm.precompile.entries.pickles import FAILURES, as_reasons
+from serve_warm.precompile.entries.model_tree import plain_values
 from serve_warm.precompile.entries.table import (
     PREFIXES,
     Distance,
@@ -40,17 +42,18 @@ from serve_warm.precompile.entries.table import (
     NotYet,
     Unit,
     file_name,
-    plain_values,
 )
-from serve_warm.precompile.facts.table import OF_PARTS, NoEntry
+from serve_warm.precompile.facts.failures import FAILURES, as_reasons
+from serve_warm.precompile.facts.plan import LIBRARY_LEVEL, ONCE, SETTLES
+from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.table import OF_PARTS
 from serve_warm.precompile.libraries.run import assigns
-from serve_warm.precompile.parity import checks as entry_checks
 from serve_warm.precompile.parity.distance import Verdict
 from serve_warm.precompile.parity.distance_check import CAUSE, compare_in_build
 from serve_warm.precompile.parity.eager import run_on_copies, why_not_twice
-from serve_warm.precompile.trace import capture as aot_compile
 from serve_warm.precompile.trace.capture import capture
-from serve_warm.precompile.trace.dynamo_hooks import callable_once, side_effects
+from serve_warm.precompile.trace.captured import Made
+from serve_warm.precompile.trace.side_effects import callable_once, side_effects
 
 Attempt = TypeVar("Attempt")
 
@@ -192,7 +195,7 @@ class EntryBuilder:
 
     def _library(
         self, call: NewCall, pending: PendingEntry | None, arguments: Mapping[str, Any]
-    ) -> aot_compile.Made:
+    ) -> Made:
         """Return the library for a call, or start to build the library and raise `NotYet`."""
         build = call.build
         if pending is not None:
@@ -218,9 +221,7 @@ class EntryBuilder:
         build.pending.append(PendingEntry(unit=call.unit, entry=entry, library=library))
         raise NotYet
 
-    def _compile(
-        self, call: NewCall, pending: PendingEntry | None
-    ) -> tuple[aot_compile.Made, Entry]:
+    def _compile(self, call: NewCall, pending: PendingEntry | None) -> tuple[Made, Entry]:
         """Return the code and the entry for a call, at the highest requested level that works."""
         # Shapes are static by default: torch's own default, None, is neither static nor dynamic.
         arguments = {"dynamic": False, **self._arguments}
@@ -266,7 +267,7 @@ class EntryBuilder:
                 fixed=verdict.fixed,
                 eager_operators=verdict.eager_operators,
             ),
-            plan={**made.plan, entry_checks.ONCE: once},
+            plan={**made.plan, ONCE: once},
         )
 
     def _settled(self, call: NewCall, attempt: Callable[[], Attempt]) -> Attempt:
@@ -281,7 +282,7 @@ class EntryBuilder:
 
     def _try_library(
         self, call: NewCall, pending: PendingEntry | None, arguments: Mapping[str, Any]
-    ) -> tuple[aot_compile.Made, Verdict]:
+    ) -> tuple[Made, Verdict]:
         """Return the library for a call, and how it compares with eager."""
         made = self._library(call, pending, arguments)
         verdict = self._compare(call.function, made, call.tensors)
@@ -293,15 +294,13 @@ class EntryBuilder:
 
     def _try_pickle(
         self, call: NewCall, arguments: Mapping[str, Any]
-    ) -> tuple[aot_compile.Made, Verdict, Mapping[str, Sequence[str]]]:
+    ) -> tuple[Made, Verdict, Mapping[str, Sequence[str]]]:
         """Return a call's pickle, how it compares with eager, and the call's changes."""
         with side_effects() as changes:
-            made = aot_compile.make(call.function, self._callee, call.tensors, arguments)
+            made = make(call.function, self._callee, call.tensors, arguments)
         return made, self._compare(call.function, made, call.tensors), changes
 
-    def _compare(
-        self, function: Callable[..., Any], made: aot_compile.Made, tensors: Sequence[Any]
-    ) -> Verdict:
+    def _compare(self, function: Callable[..., Any], made: Made, tensors: Sequence[Any]) -> Verdict:
         """Compare code with eager execution; raise `NoEntry` if the code is wrong.
 
         Also raises `NoEntry` if the call changes Python values on which its graph depends, such as

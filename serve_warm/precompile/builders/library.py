@@ -32,24 +32,26 @@ import torch
 from serve_warm import _private_folders
 from serve_warm._records import record
 from serve_warm.precompile.builders import cpp as aoti_cpp
-from serve_warm.precompile.builders.assigned import ASSIGNING, Assigned
+from serve_warm.precompile.builders.assigned import Assigned
 from serve_warm.precompile.calls import python_random
+from serve_warm.precompile.calls.copies import copy_tensors
 from serve_warm.precompile.calls.plain_state import putting_back
 from serve_warm.precompile.calls.signature import module_of
-from serve_warm.precompile.entries.function import Plan
-from serve_warm.precompile.entries.pickles import as_reasons
 from serve_warm.precompile.facts import table as facts
+from serve_warm.precompile.facts.failures import as_reasons
 from serve_warm.precompile.facts.names import locate, name_of_class
-from serve_warm.precompile.facts.table import NoEntry
+from serve_warm.precompile.facts.plan import ASSIGNING, Plan
+from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.facts.tensor_parts import plain_parts
 from serve_warm.precompile.libraries import cuda_graphs as aoti_graphs
 from serve_warm.precompile.libraries import run as aoti_library
 from serve_warm.precompile.libraries.inputs import Input
-from serve_warm.precompile.parity.eager import copy_tensors
 from serve_warm.precompile.trace import capture as aot_compile
 from serve_warm.precompile.trace import output_aliases
-from serve_warm.precompile.trace.dynamo_hooks import callable_once, side_effects, source_of
+from serve_warm.precompile.trace.captured import CAPTURES, Captured, Made, options_of
 from serve_warm.precompile.trace.graph_inputs import fake_of, inputs_of, read_sizes, take_parts
+from serve_warm.precompile.trace.guards import source_of
+from serve_warm.precompile.trace.side_effects import callable_once, side_effects
 
 SMALL = {"aot_inductor.enable_line_tables": False, "aot_inductor.enable_frame_pointer": False}
 """Settings that keep a library small: 0.3 MB without tables for profilers, 1.5 MB with them.
@@ -64,7 +66,7 @@ ON_A_GPU = {"aot_inductor.embed_kernel_binary": True}
 
 def make(
     function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
-) -> aot_compile.Made:
+) -> Made:
     """Compile `function(callee, *tensors)` into a library, with torch.compile's `arguments`.
 
     Raises:
@@ -98,11 +100,11 @@ class LibraryBuild:
             self._library.graph.forget_run()
 
     @property
-    def captured(self) -> aot_compile.Captured:
+    def captured(self) -> Captured:
         """Dynamo's result for the call that started the library's build."""
         return self._library.captured
 
-    def finish(self, callee: Any, tensors: Sequence[Any]) -> aot_compile.Made:
+    def finish(self, callee: Any, tensors: Sequence[Any]) -> Made:
         """Wait for the C++ compiler, then do the remaining work of `make` for this call.
 
         Raises:
@@ -160,7 +162,7 @@ class _Library:
         self.graph.refuse_other_inputs(plan, callee, given)
         return _Run(given=given, returned=returned, plan=plan)
 
-    def finish(self, run: _Run) -> aot_compile.Made:
+    def finish(self, run: _Run) -> Made:
         """Open the library, compare the memory of its outputs with the run, and return it."""
         data, plan = self.graph.compile()(), run.plan
         # In a private folder, so that no other user can replace the file before it is opened.
@@ -171,7 +173,7 @@ class _Library:
         fn.copies = self.graph.outputs_to_copy(fn.native)
         if fn.copies:
             plan = {**plan, "copies": fn.copies}
-        return aot_compile.Made(
+        return Made(
             fn=fn,
             data=data,
             plan=plan,
@@ -191,10 +193,8 @@ def _settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
     known: Any = config
     small = {name: value for name, value in SMALL.items() if name in known._config}
-    given = {
-        name.replace("-", "_"): value for name, value in aot_compile.options_of(arguments).items()
-    }
-    return {aot_compile.CAPTURES: config.triton.cudagraphs, **small, **given}
+    given = {name.replace("-", "_"): value for name, value in options_of(arguments).items()}
+    return {CAPTURES: config.triton.cudagraphs, **small, **given}
 
 
 # The graph ------------------------------------------------------------------------------------
@@ -212,8 +212,8 @@ class _Graph:
         compiler: aoti_cpp.Compiler = "now",
     ) -> None:
         # AOTInductor has no CUDA graphs: `libraries.cuda_graphs` captures its libraries.
-        self._settings = {**settings, aot_compile.CAPTURES: False}
-        self._captures = bool(settings[aot_compile.CAPTURES])
+        self._settings = {**settings, CAPTURES: False}
+        self._captures = bool(settings[CAPTURES])
         self._callee = callee
         self.assigned = Assigned(changes, callee)
         self._compiler = compiler

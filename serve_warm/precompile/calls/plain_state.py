@@ -193,7 +193,7 @@ def _version(tensor: Any) -> int | None:
 
 
 def _is_as_before(tensor: Any, before: Sequence[Any]) -> bool:
-    from serve_warm.precompile.parity.eager import is_same
+    from serve_warm.precompile.calls.copies import is_same
 
     return all(map(is_same, plain_parts(tensor), before))
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from serve_warm.precompile.calls.torch_state import dict_version, dict_versions
+from serve_warm.precompile.changes.dict_versions import dict_version, dict_versions
 from serve_warm.precompile.facts.names import (
     describe_tensor,
     functions_of,

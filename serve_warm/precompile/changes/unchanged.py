@@ -18,13 +18,12 @@ from dataclasses import field
 from typing import Any
 
 from serve_warm._records import record
-from serve_warm.precompile.calls.torch_state import (
-    backend_flags,
+from serve_warm.precompile.calls.torch_state import backend_flags, tensor_check
+from serve_warm.precompile.changes.dict_versions import (
     dict_versions,
     dicts_check,
     empty_ones,
     number_of_changes,
-    tensor_check,
 )
 from serve_warm.precompile.changes.sources import ABSENT, Source, Sources, class_dicts, is_ordered
 from serve_warm.precompile.facts.table import ANY_ERROR

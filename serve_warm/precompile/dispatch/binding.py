@@ -7,9 +7,7 @@ A binding is valid until the callable changes or different entries are loaded.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import threading
 import types
 import weakref
@@ -21,12 +19,15 @@ from serve_warm._records import record
 from serve_warm.precompile.calls import signature as call_signature
 from serve_warm.precompile.calls.signature import Signature
 from serve_warm.precompile.changes.fact_watch import FactWatch
+from serve_warm.precompile.changes.gc_pause import _NO_COLLECTIONS
 from serve_warm.precompile.changes.object_facts import Fitting, ObjectFacts
 from serve_warm.precompile.changes.unchanged import never
 from serve_warm.precompile.dispatch.call_counts import Use
 from serve_warm.precompile.dispatch.session import SESSION
-from serve_warm.precompile.entries.table import Entry, EntryTable, Unit, tree
-from serve_warm.precompile.facts.table import Facts, Merged, NoEntry, Why
+from serve_warm.precompile.entries.model_tree import tree
+from serve_warm.precompile.entries.table import Entry, EntryTable, Unit
+from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.table import Facts, Merged, Why
 
 if TYPE_CHECKING:
     from serve_warm.precompile.parity.checks import Checks
@@ -441,38 +442,6 @@ class Binder:
             for tables in self.binding.states.values():
                 for table in tables:
                     table.clear()
-
-
-class _Pause(contextlib.AbstractContextManager[None]):
-    """In the block, no thread collects garbage automatically.
-
-    Several threads can be in the block at the same time.
-
-    A watch on a large model creates about ten objects per fact, and almost no garbage.
-    Garbage collection took 15 % of the time to create a watch (ResNet-152, 8,600 facts). This class
-    does not call `gc.disable()`, because a `gc.disable()` call by the app would then go unnoticed.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._blocks = 0
-        self._thresholds = gc.get_threshold()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._blocks == 0:
-                self._thresholds = gc.get_threshold()
-                gc.set_threshold(0)
-            self._blocks += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._blocks -= 1
-            if self._blocks == 0 and gc.get_threshold()[0] == 0:  # an app may have set its own
-                gc.set_threshold(*self._thresholds)
-
-
-_NO_COLLECTIONS = _Pause()
 
 
 def _has_all(binding: Binding) -> bool:

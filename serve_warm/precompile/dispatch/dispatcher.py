@@ -29,21 +29,18 @@ from serve_warm.compiler import evidence
 from serve_warm.compiler.compiled_objects import HandedOver
 from serve_warm.compiler.imports import is_imported
 from serve_warm.precompile.calls import signature as call_signature
+from serve_warm.precompile.calls.eagerly import is_eager
 from serve_warm.precompile.calls.forms import Reordered, find_form, order_of
 from serve_warm.precompile.calls.signature import Signature, key_of
 from serve_warm.precompile.calls.torch_state import is_intercepted, state_check, tensor_check
 from serve_warm.precompile.dispatch.binding import Binder, Binding, OfClass
 from serve_warm.precompile.dispatch.call_counts import CallCounts, Use
-from serve_warm.precompile.dispatch.session import LIBRARY_LEVEL, SESSION
-from serve_warm.precompile.dispatch.settling_calls import (
-    FirstCalls,
-    SettlingCallDue,
-    SettlingCalls,
-    is_eager,
-)
+from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile.dispatch.settling_calls import FirstCalls, SettlingCallDue, SettlingCalls
 from serve_warm.precompile.entries.function import may_run_again
 from serve_warm.precompile.entries.table import Entry, EntryTable, NotYet
-from serve_warm.precompile.facts.table import NoEntry
+from serve_warm.precompile.facts.plan import LIBRARY_LEVEL
+from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.libraries.run import LibraryFailedCleanly, for_known_calls
 from serve_warm.report import EntryUse
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from serve_warm.precompile.facts.plan import LIBRARY_LEVEL
 from serve_warm.report import EntryUse
 
 if TYPE_CHECKING:
@@ -24,11 +25,6 @@ if TYPE_CHECKING:
     from serve_warm.precompile.dispatch.dispatcher import Dispatcher
     from serve_warm.precompile.entries.table import Entry, EntryTable
     from serve_warm.precompile.parity.checks import Checks
-
-LIBRARY_LEVEL = 3
-"""The level that stores its code in libraries. A replica at this level does not import Dynamo when
-it starts."""
-
 
 T = TypeVar("T")
 

@@ -10,49 +10,26 @@ The build marks the entries that need settling calls (`builders.first_state`).
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from serve_warm.precompile.builders.first_state import CALLS, SETTLES, state_of
+from serve_warm.precompile.calls.eagerly import eagerly
 from serve_warm.precompile.calls.forms import find_form
 from serve_warm.precompile.calls.signature import Signature
+from serve_warm.precompile.changes.model_state import state_of
 from serve_warm.precompile.dispatch.binding import Binding
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.entries.table import Entry, EntryTable
-from serve_warm.precompile.facts.table import NoEntry
+from serve_warm.precompile.facts.plan import CALLS, SETTLES
+from serve_warm.precompile.facts.reasons import NoEntry
 
 logger = logging.getLogger(__name__)
 
 
 class SettlingCallDue(Exception):
     """No entry matches this call yet: run the call eagerly."""
-
-
-class _OfThread(threading.local):
-    is_eager = False
-    """Whether this thread is in a block of `eagerly`."""
-
-
-_of_thread = _OfThread()
-
-
-def is_eager() -> bool:
-    """Return whether compiled callables run new kinds of calls eagerly in this thread."""
-    return _of_thread.is_eager
-
-
-@contextlib.contextmanager
-def eagerly() -> Iterator[None]:
-    """Run new kinds of calls eagerly in the block and in this thread, for all callables."""
-    before, _of_thread.is_eager = _of_thread.is_eager, True
-    try:
-        yield
-    finally:
-        _of_thread.is_eager = before
 
 
 class FirstCalls:

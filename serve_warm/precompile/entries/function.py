@@ -6,55 +6,18 @@ from __future__ import annotations
 
 import random
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypedDict
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from serve_warm.precompile.calls.python_random import Draw
+from serve_warm.precompile.calls.apart import ApartInMemory
+from serve_warm.precompile.calls.copies import copy_outputs
 from serve_warm.precompile.calls.torch_state import refuse_unusual, tensor_check
 from serve_warm.precompile.facts.names import describe_tensor
-from serve_warm.precompile.facts.table import NoEntry
-from serve_warm.precompile.facts.tensor_parts import Whole, has_parts, plain_parts
-
-
-class Plan(TypedDict, total=False):
-    """Data on how to load and call an entry's code. The plan is stored with the code."""
-
-    once: str
-    """Reason why the entry's calls may not run twice; empty if they may."""
-    settles: bool
-    """Whether the code depends on state that the callable creates on its first calls."""
-    settings: dict[str, Any]
-    """At level 2: Inductor settings for loading the entry, if any."""
-    copies: list[int]
-    """Numbers of the graph's outputs that a call copies, because they share memory only in compiled
-    code; missing if there are none."""
-    tensors: list[str]
-    """At level 2: the tensors and tensor parts that the graph received in the build, in its order
-    (`names.describe_tensor`, `tensor_parts.describe_parts`)."""
-    numbers: dict[str, list[Draw]]
-    """Numbers that a call draws from Python's `random` module, if any, by the name of the global
-    that draws the numbers."""
-    inputs: list[dict[str, Any]]
-    """Where each input comes from, and its properties at the build (`libraries.run.Input`). This
-    key and all keys below exist only at level 3."""
-    outputs: int
-    existing: list[list[list[Any]]]
-    """The steps to each existing object that the result or an assigned attribute contains
-    (`facts.Facts.chain`)."""
-    result: list[Any]
-    """How the result is built from the outputs."""
-    writes: bool
-    """Whether the library writes into its inputs."""
-    draws: bool
-    """Whether the library uses random numbers."""
-    device: str
-    """The device of the library; this key is missing if the device is the CPU."""
-    captures: str
-    """Reason why no CUDA graph is captured. Empty if a graph is captured; missing if the user did
-    not request CUDA graphs."""
-
+from serve_warm.precompile.facts.plan import Plan
+from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.tensor_parts import Whole, has_parts
 
 FindCopies = Callable[[Sequence[Any], Sequence[Any]], Sequence[int]]
 """Takes the arguments and outputs of a graph's first run, and returns the outputs to copy."""
@@ -156,14 +119,6 @@ class _Graph:
         )
 
 
-def copy_outputs(outputs: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
-    """Return a graph's outputs, with copies of some of them."""
-    found = list(outputs)
-    for number in numbers:
-        found[number] = found[number].clone()
-    return found
-
-
 def _graph_of(fn: Callable[..., Any]) -> _Graph | None:
     found = getattr(fn, "__globals__", {}).values()
     return next((value for value in found if isinstance(value, _Graph)), None)
@@ -209,84 +164,6 @@ def _of_tensors(check: Callable[..., bool], *, dynamic: bool, whole: Whole) -> C
     if not dynamic:
         return check
     return lambda *args: check(*(arg for arg in args if isinstance(arg, torch.Tensor)))
-
-
-MOST_ADDRESSES = 64
-"""Maximum number of address sets that one graph remembers. Modules that share a graph have
-different addresses."""
-
-Addresses = tuple[int, ...]
-"""The address of the first element of each tensor, in the order of the tensors."""
-
-_address_of = torch.Tensor.data_ptr
-
-
-def addresses_of(tensors: Iterable[Any]) -> Addresses:
-    """Return the addresses of tensors; takes 70 ns per tensor."""
-    return tuple(map(_address_of, tensors))
-
-
-class ApartInMemory:
-    """Refuses a graph's tensors if they overlap in memory; otherwise remembers their addresses.
-
-    Overlap depends on addresses, sizes and strides. Other checks of a graph cover sizes and
-    strides. So if the sizes are fixed, only the addresses matter. Reading the addresses takes a
-    tenth of the time that `refuse_overlap` takes, which matters for models with hundreds of
-    weights.
-    """
-
-    def __init__(self) -> None:
-        self.has_fixed_sizes = True
-        self._found: set[Addresses] = set()
-        self._latest: Addresses = ()
-        """The latest addresses without overlap. Most calls have the same addresses, and comparing
-        addresses takes less time than hashing them."""
-
-    def check(self, args: Sequence[Any]) -> Addresses | None:
-        """Raise `NoEntry` if two tensors share memory; return the addresses if they were read."""
-        if not self.has_fixed_sizes:
-            refuse_overlap(args)
-            return None
-        addresses = addresses_of(args)
-        if addresses == self._latest:
-            return addresses
-        if addresses not in self._found:
-            refuse_overlap(args)
-            if len(self._found) >= MOST_ADDRESSES:
-                self._found.clear()
-            self._found.add(addresses)
-        self._latest = addresses
-        return addresses
-
-
-def refuse_overlap(args: Sequence[Any]) -> None:
-    """Raise `NoEntry` if two tensors share memory. Takes a few µs if no memory is shared."""
-    plain = [each for arg in args if isinstance(arg, torch.Tensor) for each in plain_parts(arg)]
-    tensors = [each for each in plain if each.numel()]
-    spans = []
-    for tensor in tensors:
-        storage = tensor.untyped_storage()
-        start = storage.data_ptr()
-        spans.append((start, start + storage.nbytes()))
-    if not _meet(spans):
-        return
-    # Parts of one storage, as in caches: compare from the first element to the last.
-    spans = []
-    for tensor in tensors:
-        last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-        start = tensor.data_ptr()
-        spans.append((start, start + (last + 1) * tensor.element_size()))
-    if _meet(spans):
-        raise NoEntry("it writes to a tensor that overlaps another tensor in memory")
-
-
-def _meet(spans: list[tuple[int, int]]) -> bool:
-    end = 0
-    for start, stop in sorted(spans):
-        if start < end:
-            return True
-        end = stop
-    return False
 
 
 def with_checks(

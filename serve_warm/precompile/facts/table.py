@@ -39,6 +39,7 @@ from serve_warm.precompile.facts.names import (
     name_of_class,
     torch_object,
 )
+from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.facts.tensor_parts import describe_parts, plain_parts
 
 CALLEE = "callee"
@@ -57,10 +58,6 @@ Expected = tuple[str, Any]
 Why = Callable[[], str]
 """Says why a fact does not hold. The text is made only when it is needed: removing secrets from it
 takes 0.1 ms."""
-
-
-class NoEntry(Exception):
-    """A call has no entry, or cannot have one. The text gives the reason for a report."""
 
 
 @record(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ import torch
 from serve_warm._records import record
 from serve_warm.compiler import cuda_graphs
 from serve_warm.inputs import InputSignature
-from serve_warm.precompile.entries.function import Addresses, addresses_of
+from serve_warm.precompile.calls.apart import Addresses, addresses_of
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 """Native code that takes the input tensors and returns the output tensors."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from serve_warm._records import record
-from serve_warm.precompile.facts.table import NoEntry
+from serve_warm.precompile.facts.reasons import NoEntry
 
 
 def _item(base: Any, key: Any) -> Any:

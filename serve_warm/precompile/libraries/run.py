@@ -28,13 +28,14 @@ import torch
 
 from serve_warm._redaction import first_line
 from serve_warm.compiler import cuda_graphs
-from serve_warm.precompile.builders.assigned import ASSIGNING
+from serve_warm.precompile.calls.apart import ApartInMemory
+from serve_warm.precompile.calls.copies import copy_outputs
 from serve_warm.precompile.calls.python_random import drawing
 from serve_warm.precompile.calls.torch_state import refuse_unusual, tensor_check
-from serve_warm.precompile.entries.function import ApartInMemory, Plan, copy_outputs
 from serve_warm.precompile.facts import table as facts
 from serve_warm.precompile.facts.names import describe_tensor, name_of_class, resolve
-from serve_warm.precompile.facts.table import NoEntry
+from serve_warm.precompile.facts.plan import ASSIGNING, Plan
+from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.libraries.cuda_graphs import Graphed, Run
 from serve_warm.precompile.libraries.inputs import GONE, Input, Inputs, Read, Watched, follow
 

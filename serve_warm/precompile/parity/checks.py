@@ -16,32 +16,27 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from serve_warm._records import record
 from serve_warm._redaction import loggable
+from serve_warm.precompile.calls.copies import Different, OtherStructure, copy_tensors, is_same
 from serve_warm.precompile.entries.table import Entry
-from serve_warm.precompile.facts.table import NoEntry
+from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.parity.check import Check, Passed, Phase, Tally
 from serve_warm.precompile.parity.eager import (
     NEVER_REFUSED,
-    Different,
     Kept,
     NotComparable,
-    OtherStructure,
     Outcome,
     TooFar,
     are_alike,
     check_same_kind,
     check_structure,
-    copy_tensors,
     find_difference,
-    is_same,
 )
-from serve_warm.precompile.parity.kept_calls import KeptCall, KeptCalls
+from serve_warm.precompile.parity.kept_calls import KeptCalls
 from serve_warm.report import Parity, ParityResult
 
 if TYPE_CHECKING:
@@ -49,85 +44,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ONCE: Final = "once"
-"""Key in an entry's plan. The value is the reason why the entry's calls may not run twice, or an
-empty string if they may."""
-
-FAILURES_KEPT = 20
-"""Maximum number of withdrawn entries that a report lists."""
-
 
 class Counted(Protocol):
     """A dispatcher, or what stands for all dispatchers of one method or code."""
 
     def forget_calls(self) -> None:
         """Force a new lookup of the code at the next call of each kind."""
-
-
-class Phase(Enum):
-    """Which calls are checked."""
-
-    WARMING = "warming"
-    """No calls are checked: the replica replays inputs until it is proven warm."""
-    CHECKING = "checking"
-    """The first call of an entry is checked if its callable has no checked entry. Until a deadline,
-    the first call of every other entry is checked too."""
-    SERVING = "serving"
-    """A call from a request is checked if `is_sampled` selects the call."""
-
-
-@dataclass
-class Check:
-    """The state of the checks for one entry of one callable."""
-
-    entry: Entry
-    result: ParityResult | None = None
-    """Result of the last check; None before the first."""
-    calls: int = 0
-    """Number of calls from requests, counted to decide which calls to sample."""
-    kept: KeptCall | None = None
-
-    @property
-    def may_repeat(self) -> bool:
-        """Whether the entry's calls are safe to run twice, because a second run changes nothing."""
-        return self.entry.plan.get(ONCE) == ""
-
-    @property
-    def call(self) -> str:
-        """The call's tensors as text.
-
-        Other arguments are left out, because they are request values.
-        """
-        return f"({', '.join(self.entry.signature.tensors)})"
-
-
-@dataclass
-class Tally:
-    """The results of the checks so far. Access them only under the lock of `Checks`."""
-
-    counts: dict[ParityResult, int] = field(default_factory=lambda: dict.fromkeys(ParityResult, 0))
-    failures: list[str] = field(default_factory=list)
-    """The first `FAILURES_KEPT` withdrawn entries, each with the reason."""
-    failed: int = 0
-    """Number of withdrawn entries."""
-    worst_error: float | None = None
-    """None before the first comparison."""
-
-    near_ties: int = 0
-    by_fixed_limit: int = 0
-    """Number of comparisons that had no run in full precision."""
-
-    def note(self, passed: Passed) -> None:
-        """Record a comparison that found no wrong result."""
-        self.worst_error = max(self.worst_error or 0.0, passed.difference)
-        self.near_ties += passed.near_ties
-        self.by_fixed_limit += bool(passed.fixed)
-
-    def note_failure(self, text: str) -> None:
-        """Record a withdrawn entry."""
-        self.failed += 1
-        if len(self.failures) < FAILURES_KEPT:
-            self.failures.append(text)
 
 
 class _OfThread(threading.local):
@@ -462,18 +384,6 @@ class _Checked:
 
 
 # One comparison -----------------------------------------------------------------------------------
-
-
-@record(frozen=True, kw_only=True)
-class Passed:
-    """A comparison in service that found no wrong result."""
-
-    difference: float
-    """Largest difference from eager, relative to the largest value."""
-    near_ties: int = 0
-    """Count of integers and bools that differ, because two candidates were almost equal."""
-    fixed: str = ""
-    """Why the fixed limit decided; empty if it did not."""
 
 
 def compare_in_service(

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from serve_warm._records import record
+from serve_warm.precompile.calls.copies import Different
 from serve_warm.precompile.facts.tensor_parts import OperatorMode
-from serve_warm.precompile.parity.eager import Different, spacing
+from serve_warm.precompile.parity.eager import spacing
 
 MULTIPLE = 6.0
 """Largest distance of two candidates in a near-tie, in units of eager's RMSE there. Two candidates

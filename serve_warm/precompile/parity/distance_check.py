@@ -19,13 +19,13 @@ from typing import Any
 import torch
 
 from serve_warm._records import record
+from serve_warm.precompile.calls.copies import Different, copy_tensors
 from serve_warm.precompile.calls.signature import module_of
 from serve_warm.precompile.facts.tensor_parts import plain_parts
 from serve_warm.precompile.parity.deciding import RecordChoices, count_close_choices
 from serve_warm.precompile.parity.distance import ENOUGH, Results, Verdict, is_exact, judge
 from serve_warm.precompile.parity.eager import (
     NEVER_REFUSED,
-    Different,
     Kept,
     Outcome,
     TooFar,
@@ -33,7 +33,6 @@ from serve_warm.precompile.parity.eager import (
     are_alike,
     check_same_kind,
     check_structure,
-    copy_tensors,
     find_difference,
 )
 from serve_warm.precompile.parity.full_precision import (

@@ -14,11 +14,17 @@ import torch
 
 from serve_warm._records import record
 from serve_warm._redaction import excerpt
+from serve_warm.precompile.calls.copies import (
+    Different,
+    OtherStructure,
+    copy_tensors,
+    describe_result,
+    is_same,
+)
 from serve_warm.precompile.calls.plain_state import OF_MODULES, PlainState, write
 from serve_warm.precompile.calls.signature import module_of
-from serve_warm.precompile.facts.names import describe_tensor, literal
-from serve_warm.precompile.facts.table import NoEntry
-from serve_warm.precompile.facts.tensor_parts import describe_parts, has_parts, plain_parts
+from serve_warm.precompile.facts.names import describe_tensor
+from serve_warm.precompile.facts.tensor_parts import plain_parts
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 4e-2}
 """The fixed limit: the largest difference from eager, relative to the largest value, for calls that
@@ -282,25 +288,6 @@ class _RandomStates:
             torch.cuda.set_rng_state_all(list(self.gpus))
 
 
-def is_same(left: Any, right: Any) -> bool:
-    """Return whether two tensors contain the same bytes. A NaN equals itself here."""
-    if (left.shape, left.dtype) != (right.shape, right.dtype):
-        return False
-    try:
-        plain = [each.contiguous().reshape(-1).view(torch.uint8) for each in (left, right)]
-        return torch.equal(plain[0], plain[1])
-    except RuntimeError:  # not plain memory, for example sparse
-        return False
-
-
-class Different(NoEntry):
-    """Compiled code has another result than eager execution."""
-
-
-class OtherStructure(Different):
-    """The results differ in something other than tensors. The error text quotes request values."""
-
-
 class TooFar(Different):
     """The results differ by more than rounding."""
 
@@ -320,32 +307,6 @@ def are_alike(one: Outcome, other: Outcome) -> bool:
         return all(map(_is_alike, one.tensors, other.tensors))
     except Different:
         return False
-
-
-def describe_result(value: Any, tensors: list[Any]) -> str:
-    """Return an output as text, without its tensors, and add the tensors to `tensors`."""
-    kind = type(value)
-    if isinstance(value, torch.Tensor):
-        tensors.extend(plain_parts(value))
-        try:
-            return str(describe_parts(value)) if has_parts(value) else "tensor"
-        except TypeError as error:
-            raise OtherStructure(f"it returns a {kind.__qualname__}: {error}") from error
-    text = literal(value)
-    if text is not None:
-        return text
-    if isinstance(value, Mapping):
-        parts = [f"{key!r}: {describe_result(item, tensors)}" for key, item in value.items()]
-    elif isinstance(value, (tuple, list)):
-        parts = [describe_result(item, tensors) for item in value]
-    elif hasattr(value, "__dict__"):
-        parts = [
-            f"{name}={describe_result(item, tensors)}" for name, item in sorted(vars(value).items())
-        ]
-    else:
-        text = f"it returns a {kind.__qualname__}, which cannot be compared with the eager result"
-        raise OtherStructure(text)
-    return f"{kind.__qualname__}({', '.join(parts)})"
 
 
 def check_same_kind(eager: Any, ours: Any) -> None:
@@ -421,23 +382,3 @@ def tolerance(tensor: Any) -> float:
         if any(part.fp32_precision == "tf32" for part in parts):
             return TF32_TOLERANCE
     return TOLERANCE.get(tensor.dtype, max(TOLERANCE.values()))
-
-
-def copy_tensors(tensors: Sequence[Any], *, inference: bool | None = None) -> list[Any]:
-    """Return copies of tensors, with the same strides and the same overlaps in memory.
-
-    If `inference` is given, it decides whether all copies are inference tensors. By default, each
-    copy is like its original.
-    """
-    storages: dict[int, Any] = {}
-    copies = []
-    for tensor in tensors:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in storages:
-            storages[storage.data_ptr()] = storage.clone()
-        # Compiled code treats inference tensors differently.
-        with torch.inference_mode(tensor.is_inference() if inference is None else inference):
-            copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-            own = storages[storage.data_ptr()]
-            copies.append(copy.set_(own, tensor.storage_offset(), tensor.shape, tensor.stride()))
-    return copies

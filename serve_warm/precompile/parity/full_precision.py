@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from serve_warm._records import record
 from serve_warm._redaction import describe_error
-from serve_warm.precompile.dispatch.settling_calls import eagerly
+from serve_warm.precompile.calls.eagerly import eagerly
 from serve_warm.precompile.facts.tensor_parts import READ_FAILURES, OperatorMode, has_parts
 from serve_warm.precompile.parity.eager import Kept, Outcome
 from serve_warm.precompile.parity.eager_dtypes import (

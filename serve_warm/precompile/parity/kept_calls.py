@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from serve_warm._records import record
 from serve_warm.precompile.calls import signature as call_signature
-from serve_warm.precompile.facts.table import NoEntry
-from serve_warm.precompile.parity.eager import copy_tensors
+from serve_warm.precompile.calls.copies import copy_tensors
+from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.parity.check import KeptCall
 
 if TYPE_CHECKING:
     from serve_warm.precompile.dispatch.dispatcher import Dispatcher
-    from serve_warm.precompile.parity.checks import Check, Checks
+    from serve_warm.precompile.parity.check import Check
+    from serve_warm.precompile.parity.checks import Checks
 
 KEPT_BYTES = 64 << 20
 """Limit in bytes for copies of inputs that wait until the replica is idle. If the copies for a call
@@ -34,18 +35,6 @@ IDLE_S = 1.0
 BUSY_S = 60.0
 """Kept calls that wait longer than this many seconds are dropped. Their entries are then checked in
 later requests."""
-
-
-@record(frozen=True, kw_only=True)
-class KeptCall:
-    """Inputs of a call, copied for a later check."""
-
-    dispatcher: weakref.ref[Dispatcher]
-    fn: Callable[..., Any]
-    tensors: Sequence[Any]
-    size_bytes: int
-    thread: int
-    """Native id of the thread that made the call. torch keeps some state per thread."""
 
 
 class KeptCalls:

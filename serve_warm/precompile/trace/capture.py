@@ -15,102 +15,28 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from serve_warm._records import record
 from serve_warm.precompile.calls.python_random import read_draws, unchanged
-from serve_warm.precompile.entries.function import Plan, with_checks
-from serve_warm.precompile.entries.pickles import (
-    FAILURES,
-    as_reasons,
-    enable_aot_compile,
-    file_digest,
-)
-from serve_warm.precompile.facts import table as facts
+from serve_warm.precompile.facts.failures import FAILURES, enable_aot_compile
 from serve_warm.precompile.facts.names import locate, source_file
-from serve_warm.precompile.facts.table import NoEntry
+from serve_warm.precompile.facts.plan import Plan
+from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.source_files import file_digest
 from serve_warm.precompile.facts.tensor_parts import classes_of
 from serve_warm.precompile.trace import guard_facts, set_orders
-from serve_warm.precompile.trace.dynamo_hooks import all_guarded, guard_from, mark_of
-from serve_warm.precompile.trace.guard_facts import Guard
+from serve_warm.precompile.trace.captured import CAPTURES, Captured, captures, options_of
+from serve_warm.precompile.trace.dynamo_hooks import all_guarded, mark_of
+from serve_warm.precompile.trace.guards import Guard, guard_from
 from serve_warm.precompile.trace.kernel_code import add_code_of_inductor
-from serve_warm.precompile.trace.output_aliases import find_outputs_to_copy, noting_graphs
 from serve_warm.precompile.trace.subclass_hooks import has_own_hooks
 
 OWN_SOURCES = ("torch", "builtins", "serve_warm")
 """Packages whose code is not hashed: the fingerprint already contains their versions and builds.
 serve_warm's own code is not part of a graph."""
-
-
-@record(frozen=True, kw_only=True)
-class Made:
-    """Code for one call: the bytes for an artifact, and the function to call now."""
-
-    fn: Callable[..., Any]
-    """Function that takes the callee, then the tensors. The function first checks all tensors that
-    the graph reads, including weights. If a tensor has different properties than in the first run,
-    the function raises `NoEntry` and computes nothing."""
-    data: bytes
-    """A torch pickle, or at level 3 a shared library. Both are code, so load them only after
-    verification. Neither contains weights."""
-    references: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """The objects that `load` needs in addition to a pickle. Maps the name of a global in compiled
-    code to the module and qualified name of the global's value."""
-    plan: Plan = field(default_factory=Plan)
-    """Settings that are needed to load the library or the pickle. Can be stored as JSON."""
-    facts: facts.Facts
-    conditions: Sequence[str]
-    """Conditions on the sizes of dynamic dimensions, as Python expressions. `L` maps names to
-    tensors."""
-    sources: Mapping[str, str]
-    """SHA-256 of the file of each Python module whose code is in the graph, by module name."""
-
-
-def make(
-    function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
-) -> Made:
-    """Compile `function(callee, *tensors)` ahead of time, with torch.compile's `arguments`.
-
-    Raises:
-        NoEntry: the graph breaks, or a part of it cannot be written to a file.
-    """
-    with as_reasons():
-        with noting_graphs() as graphs:
-            captured = capture(function, callee, tensors, arguments)
-        entry, plan = captured.entry, captured.plan
-
-        def find_copies(args: Sequence[Any], outputs: Sequence[Any]) -> list[int]:
-            copies = find_outputs_to_copy(graphs[-1], args, outputs)
-            if copies:
-                plan["copies"] = copies
-            return copies
-
-        return Made(
-            fn=with_checks(entry, plan, find_copies),
-            data=type(entry).serialize(entry, {}).serialized_data,
-            references=_references(entry, plan.get("numbers", {})),
-            facts=captured.facts,
-            conditions=captured.conditions,
-            sources=captured.sources,
-            plan=plan,
-        )
-
-
-@record(frozen=True, kw_only=True)
-class Captured:
-    """Dynamo's result for one function: a graph compiled by a backend, and the code around it."""
-
-    entry: Any
-    """torch's own object. Its `fn` is the bytecode around the graph, without any checks."""
-    facts: facts.Facts
-    conditions: Sequence[str]
-    sources: Mapping[str, str]
-    plan: Plan
-    """Settings that `load` needs."""
 
 
 def capture(
@@ -243,27 +169,6 @@ def _aliases(entry: Any) -> dict[str, tuple[str, str]]:
     return found
 
 
-def captures(arguments: Mapping[str, Any]) -> bool:
-    """Return whether torch.compile's arguments or the global setting turn on CUDA graphs."""
-    from torch._inductor import config
-
-    return bool(options_of(arguments).get(CAPTURES, config.triton.cudagraphs))
-
-
-def options_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Inductor options that torch.compile's arguments imply."""
-    mode = arguments.get("mode")
-    if mode in (None, "default"):
-        return dict(arguments.get("options") or {})
-    from torch._inductor import list_mode_options
-
-    return dict(list_mode_options(mode, arguments.get("dynamic")))
-
-
-CAPTURES = "triton.cudagraphs"
-"""The setting that turns on CUDA graphs."""
-
-
 def _settings_at_load(arguments: Mapping[str, Any]) -> Plan:
     """Return the CUDA-graph setting if it is on; an entry itself does not store this setting.
 
@@ -294,24 +199,6 @@ def _numbers(entry: Any) -> Plan:
     found = {name: read_draws(entry.fn.__globals__.get(name)) for name in sorted(names)}
     numbers = {name: draws for name, draws in found.items() if draws is not None}
     return {"numbers": numbers} if numbers else {}
-
-
-def _references(entry: Any, made: Collection[str]) -> dict[str, tuple[str, str]]:
-    """Return the module and qualified name of each global that torch expects from the loader.
-
-    `made` names globals that the loader makes, so these globals are left out.
-    """
-    environment = entry._artifacts.runtime_env
-    known = {*environment.import_sources, *environment.used_globals, *made}
-    known.add(entry._artifacts.backend_id)
-    found = {}
-    for name in sorted(set(environment.external_refs) - known):
-        where = locate(entry.fn.__globals__[name])
-        if where is None:
-            value = entry.fn.__globals__[name]
-            raise NoEntry(f"its code needs a {type(value).__name__} that has no import path")
-        found[name] = where
-    return found
 
 
 def _sources(entry: Any, more: Collection[str]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from serve_warm.precompile.facts.table import UNREADABLE
 from serve_warm.precompile.trace.failed_lookups import READS, kinds_of_variables
 
 if TYPE_CHECKING:
-    from serve_warm.precompile.trace.guard_facts import Guard
+    from serve_warm.precompile.trace.guards import Guard
 
 
 def noting_constants(

@@ -21,10 +21,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from serve_warm._records import record
-from serve_warm.precompile.facts.table import UNREADABLE, NoEntry, decode_key, encode_key
+from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.table import UNREADABLE, decode_key, encode_key
 
 if TYPE_CHECKING:
-    from serve_warm.precompile.trace.guard_facts import Guard
+    from serve_warm.precompile.trace.guards import Guard
 
 
 @dataclass

@@ -15,19 +15,15 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from serve_warm.precompile.entries.pickles import OF_TORCH
 from serve_warm.precompile.facts.names import is_own
-from serve_warm.precompile.facts.table import NoEntry
 from serve_warm.precompile.trace.constant_reads import noting_constants
 from serve_warm.precompile.trace.dict_lookups import Lookups, noting_lookups
 from serve_warm.precompile.trace.failed_lookups import noting_failed_lookups
-from serve_warm.precompile.trace.guard_facts import Guard
+from serve_warm.precompile.trace.guards import Guard, _expression, path_of
 from serve_warm.precompile.trace.kernel_code import noting_kernels
 from serve_warm.precompile.trace.object_texts import noting_texts
 from serve_warm.precompile.trace.subclass_hooks import Dispatched, noting_dispatch
@@ -516,192 +512,6 @@ def mark_of(value: Any) -> str:
     if id(value) in trace_rules._nonstrict_trace_callable_ids():
         return "nonstrict_trace"
     return "allow_in_graph" if id(value) in trace_rules._allowed_callable_ids() else ""
-
-
-@contextlib.contextmanager
-def side_effects() -> Iterator[Mapping[str, Sequence[str]]]:
-    """Yield the names of existing objects that are changed by the code captured in the block.
-
-    Each object's name is mapped to the names of the attributes that the code assigns. If there are
-    no attribute names, the code changes the object in another way.
-
-    The mapping grows during the capture, and is complete once the backend is called. Changes to the
-    contents of tensors are left out, because the graph makes these changes. Seen in 2.11 to 2.13.
-    """
-    from torch._dynamo.side_effects import SideEffects
-    from torch._dynamo.variables.base import AttributeMutationNew
-
-    kind: Any = SideEffects
-    write = kind.codegen_update_mutated
-    changes: dict[str, Sequence[str]] = {}
-
-    def noting(effects: Any, *args: Any, **kwargs: Any) -> Any:
-        for variable in effects._get_modified_vars():
-            is_new = isinstance(variable.mutation_type, AttributeMutationNew)
-            if not is_new and not _ends_as_it_was(effects, variable):
-                name = path_of(variable.source) or type(variable).__name__
-                changes[name] = _assigned_names(effects, variable)
-        return write(effects, *args, **kwargs)
-
-    kind.codegen_update_mutated = noting
-    try:
-        yield changes
-    finally:
-        kind.codegen_update_mutated = write
-
-
-def _assigned_names(effects: Any, variable: Any) -> Sequence[str]:
-    from torch._dynamo.variables import UserDefinedObjectVariable
-
-    if not isinstance(variable, UserDefinedObjectVariable) or _holds_others(effects, variable):
-        return ()
-    return list(map(str, effects.store_attr_mutations.get(variable, {})))
-
-
-def _ends_as_it_was(effects: Any, variable: Any) -> bool:
-    """Return whether an object has its original attributes again at the end, as after a reset.
-
-    transformers sets and resets attributes around each forward (`CompileableContextVar`, 5.23).
-    """
-    from torch._dynamo.variables import UserDefinedObjectVariable
-
-    if type(variable) is not UserDefinedObjectVariable or _holds_others(effects, variable):
-        return False
-    now = effects.store_attr_mutations.get(variable, {})
-    # Dynamo changes no object while it traces, so these are the original values.
-    before = getattr(variable.value, "__dict__", {})
-    return all(
-        name in before and value.is_python_constant() and _same(value, before[name])
-        for name, value in now.items()
-    )
-
-
-def _holds_others(effects: Any, variable: Any) -> bool:
-    """Return whether something besides the attributes of an object changed, such as list items.
-
-    Up to 2.14, Dynamo's variable has a method for this check, with different names in 2.11 and
-    2.13. In 2.15, the variable has a flag.
-    """
-    for name in ("is_base_vt_modified", "is_underlying_vt_modified"):
-        modified = getattr(variable, name, None)
-        if modified is not None:
-            return bool(modified(effects))
-    return bool(getattr(variable.mutation_type, "is_modified", False))
-
-
-def _same(variable: Any, value: object) -> bool:
-    """Return whether a constant equals `value`; always False except for None, bool, int and str."""
-    constant = variable.as_python_constant()
-    plain = type(value) in (type(None), bool, int, str) and type(constant) is type(value)
-    return plain and constant == value
-
-
-def guard_from(entry: Any) -> Guard:
-    """Return a Dynamo guard as a `Guard`, from which facts are made."""
-    of_attribute = _of_attribute(entry)
-    if of_attribute is not None:
-        return of_attribute
-    keywords: Mapping[str, Any] = getattr(entry.orig_guard.create_fn, "keywords", {})
-    keys: list[Any] = []
-    source = entry.orig_guard.originating_source
-    # A guard on the state of the process has no path.
-    path = _expression(source, keys) if entry.name else ""
-    about = keywords.get("attr", keywords.get("key", None))
-    if "source_b" in keywords:
-        about = _expression(keywords["source_b"], keys)
-    return Guard(
-        path=path,
-        kind=entry.guard_type,
-        value=entry.value if entry.has_value else None,
-        argument=about,
-        keys=keys,
-        where=_line_of(entry.orig_guard.user_stack or ()),
-    )
-
-
-def _line_of(stack: Sequence[Any]) -> str:
-    """Return the innermost file and line of user code in a stack, or an empty string."""
-    of_user = [each for each in stack if not each.filename.startswith("<")]
-    others = [each for each in of_user if OF_TORCH not in each.filename]
-    last = (others or of_user)[-1:]
-    return "".join(f"{Path(each.filename).name}:{each.lineno}" for each in last)
-
-
-def _of_attribute(entry: Any) -> Guard | None:
-    """Convert a torch 2.11 guard on an attribute's presence to a 2.13 guard on the owner.
-
-    The guard cannot be on the attribute itself, because the attribute might be absent. Returns
-    `None` for any other guard.
-    """
-    source = entry.orig_guard.originating_source
-    named = "attr" in getattr(entry.orig_guard.create_fn, "keywords", {})
-    if entry.guard_type != "HASATTR" or named:
-        return None
-    while not hasattr(source, "member"):  # skip wrappers, such as a module's
-        source = source.base
-    owner = SimpleNamespace(**({source.member: None} if entry.has_value else {}))
-    keys: list[Any] = []
-    path = _expression(source.base, keys)
-    return Guard(path=path, kind="HASATTR", value=owner, argument=source.member, keys=keys)
-
-
-def _expression(source: Any, keys: list[Any]) -> str:
-    """Return a source as a Python expression; keys without a usable repr are put in `keys`.
-
-    Sources form a chain: each source has a `base`, and its name contains the base's name.
-    """
-    name = str(path_of(source))
-    base = getattr(source, "base", None)
-    if base is None:
-        return name
-    inner = str(path_of(base))
-    written = _expression(base, keys)
-    index = getattr(source, "index", None)
-    if index is None or type(index) in (str, int) or hasattr(index, "guard_source"):
-        return name.replace(inner, written) if inner != written else name
-    if getattr(source, "index_is_slice", False):
-        return name.replace(inner, written)
-    keys.append(index)
-    return f"dict.__getitem__({written}, KEYS[{len(keys) - 1}])"
-
-
-def path_of(source: Any) -> str | None:
-    """Return the Python expression of a Dynamo source, if it has one."""
-    if source is None:
-        return None
-    try:
-        name = source.name  # a method up to 2.11
-        return str(name() if callable(name) else name)
-    except NotImplementedError:  # a bare `Source`, of an object that the trace has created
-        return None
-
-
-def source_of(node: Any) -> str:
-    """Return the origin of a graph's input, as a Python expression over the arguments `L`.
-
-    Dynamo stores the expression on each input of the graph that a backend gets (2.11, 2.13, 2.15):
-    https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/output_graph.py
-    """
-    return str(path_of(node._dynamo_source))
-
-
-def callable_once(run: Callable[..., Any]) -> Any:
-    """Wrap `run` in the kind of object that a backend must return. It is never saved."""
-    from torch._dynamo.aot_compile_types import SerializableCallable
-
-    class Once(SerializableCallable):
-        def __call__(self, *inputs: Any) -> Any:
-            return run(*inputs)
-
-        @classmethod
-        def serialize_compile_artifacts(cls, fn: Any) -> bytes:
-            raise NoEntry(f"torch tried to save a graph that was only traced: {fn!r}")
-
-        @classmethod
-        def deserialize_compile_artifacts(cls, data: bytes) -> Any:
-            raise NoEntry(f"torch tried to load a graph that was only traced: {len(data)} bytes")
-
-    return Once()
 
 
 # Names of classes ---------------------------------------------------------------------------------

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from serve_warm.precompile.facts.names import is_own, is_own_module, locate, name_of
-from serve_warm.precompile.facts.table import UNREADABLE, NoEntry
+from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.table import UNREADABLE
 
 if TYPE_CHECKING:
-    from serve_warm.precompile.trace.guard_facts import Guard
+    from serve_warm.precompile.trace.guards import Guard
 
 Replacements = Iterator[tuple[Any, str, Any]]
 

@@ -25,12 +25,12 @@ from serve_warm._package import PACKAGE
 from serve_warm._records import record
 from serve_warm._redaction import excerpt
 from serve_warm.precompile.facts.names import identity, literal, name_of, resolve
+from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.facts.table import (
     CALLEE,
     UNREADABLE,
     Facts,
     Missing,
-    NoEntry,
     Step,
     decode_key,
     encode_key,
@@ -43,6 +43,7 @@ from serve_warm.precompile.trace.dict_lookups import (
     only_looked_up,
     with_key,
 )
+from serve_warm.precompile.trace.guards import Guard
 from serve_warm.precompile.trace.same_objects import (
     INSTEAD,
     find_on_paths,
@@ -53,24 +54,6 @@ from serve_warm.precompile.trace.same_objects import (
     show_line,
 )
 from serve_warm.precompile.trace.torch_functions import TorchFunctions
-
-
-@record(frozen=True, kw_only=True)
-class Guard:
-    """One Dynamo guard, whose objects still exist."""
-
-    path: str
-    """Python expression over `callee`, tensors (`t0`, `t1`), globals (`G`) and `keys` (`KEYS`)."""
-    kind: str
-    """Dynamo's name for this kind, for example CONSTANT_MATCH."""
-    value: Any
-    argument: Any = None
-    """The second parameter of the guard: the name of an attribute, or a key."""
-    keys: Sequence[Any] = ()
-    """Dict keys on the path that are neither strings nor integers."""
-    where: str = ""
-    """File and line of the user's code that needs the guard; empty if unknown."""
-
 
 PROCESS = ""
 """Path of guards that are about a thread or the process, not about an object."""

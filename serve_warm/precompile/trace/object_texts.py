@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from serve_warm.precompile.trace.guard_facts import Guard
+    from serve_warm.precompile.trace.guards import Guard
 
 ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
 """The address of an object in its text."""

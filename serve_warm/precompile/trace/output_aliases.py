@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from serve_warm.precompile.facts.table import NoEntry
+from serve_warm.precompile.calls.copies import copy_tensors
+from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.facts.tensor_parts import has_parts, plain_parts
-from serve_warm.precompile.parity.eager import copy_tensors
 
 
 def find_aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[str]:

@@ -22,18 +22,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from serve_warm._records import record
-from serve_warm.precompile.facts.table import Merged, NoEntry
-from serve_warm.precompile.parity.eager import copy_tensors, describe_result
-from serve_warm.precompile.trace.dynamo_hooks import (
-    DEPENDS_ON_ORDER,
-    callable_once,
-    side_effects,
-    source_of,
-)
+from serve_warm.precompile.calls.copies import copy_tensors, describe_result
+from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.table import Merged
+from serve_warm.precompile.trace.dynamo_hooks import DEPENDS_ON_ORDER
 from serve_warm.precompile.trace.graph_inputs import inputs_of
+from serve_warm.precompile.trace.guards import source_of
+from serve_warm.precompile.trace.side_effects import callable_once, side_effects
 
 if TYPE_CHECKING:
-    from serve_warm.precompile.trace.capture import Captured
+    from serve_warm.precompile.trace.captured import Captured
 
 Arrange = Callable[[Sequence[Any], int], Sequence[Any]]
 """Returns the items of a set in a new order. The number identifies the set within the call."""

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from serve_warm.precompile.facts.names import literal, locate
-from serve_warm.precompile.facts.table import NoEntry, encode_key
+from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.table import encode_key
 
 Place = tuple[str, str]
 """A module, and the qualified name of an object in it."""

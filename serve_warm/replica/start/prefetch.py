@@ -124,7 +124,7 @@ class EntryFiles:
     def read(self) -> None:
         """Read the entries of each folder, if possible. This executes no code of the artifact."""
         from serve_warm.precompile.entries.table import EntryTable
-        from serve_warm.precompile.facts.table import NoEntry
+        from serve_warm.precompile.facts.reasons import NoEntry
 
         for folder in self.folders.values():
             with contextlib.suppress(NoEntry):  # loading the folder will report the reason

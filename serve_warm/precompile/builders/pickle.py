@@ -1,0 +1,64 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Makes an entry for level 2: the pickled code, and its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from serve_warm.precompile.entries.function import with_checks
+from serve_warm.precompile.facts.failures import as_reasons
+from serve_warm.precompile.facts.names import locate
+from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.trace.capture import capture
+from serve_warm.precompile.trace.captured import Made
+from serve_warm.precompile.trace.output_aliases import find_outputs_to_copy, noting_graphs
+
+
+def make(
+    function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
+) -> Made:
+    """Compile `function(callee, *tensors)` ahead of time, with torch.compile's `arguments`.
+
+    Raises:
+        NoEntry: the graph breaks, or a part of it cannot be written to a file.
+    """
+    with as_reasons():
+        with noting_graphs() as graphs:
+            captured = capture(function, callee, tensors, arguments)
+        entry, plan = captured.entry, captured.plan
+
+        def find_copies(args: Sequence[Any], outputs: Sequence[Any]) -> list[int]:
+            copies = find_outputs_to_copy(graphs[-1], args, outputs)
+            if copies:
+                plan["copies"] = copies
+            return copies
+
+        return Made(
+            fn=with_checks(entry, plan, find_copies),
+            data=type(entry).serialize(entry, {}).serialized_data,
+            references=_references(entry, plan.get("numbers", {})),
+            facts=captured.facts,
+            conditions=captured.conditions,
+            sources=captured.sources,
+            plan=plan,
+        )
+
+
+def _references(entry: Any, made: Collection[str]) -> dict[str, tuple[str, str]]:
+    """Return the module and qualified name of each global that torch expects from the loader.
+
+    `made` names globals that the loader makes, so these globals are left out.
+    """
+    environment = entry._artifacts.runtime_env
+    known = {*environment.import_sources, *environment.used_globals, *made}
+    known.add(entry._artifacts.backend_id)
+    found = {}
+    for name in sorted(set(environment.external_refs) - known):
+        where = locate(entry.fn.__globals__[name])
+        if where is None:
+            value = entry.fn.__globals__[name]
+            raise NoEntry(f"its code needs a {type(value).__name__} that has no import path")
+        found[name] = where
+    return found

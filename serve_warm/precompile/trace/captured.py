@@ -1,0 +1,71 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a trace returns, and the compile options that it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from typing import Any
+
+from serve_warm._records import record
+from serve_warm.precompile.facts import table as facts
+from serve_warm.precompile.facts.plan import Plan
+
+
+@record(frozen=True, kw_only=True)
+class Made:
+    """Code for one call: the bytes for an artifact, and the function to call now."""
+
+    fn: Callable[..., Any]
+    """Function that takes the callee, then the tensors. The function first checks all tensors that
+    the graph reads, including weights. If a tensor has different properties than in the first run,
+    the function raises `NoEntry` and computes nothing."""
+    data: bytes
+    """A torch pickle, or at level 3 a shared library. Both are code, so load them only after
+    verification. Neither contains weights."""
+    references: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """The objects that `load` needs in addition to a pickle. Maps the name of a global in compiled
+    code to the module and qualified name of the global's value."""
+    plan: Plan = field(default_factory=Plan)
+    """Settings that are needed to load the library or the pickle. Can be stored as JSON."""
+    facts: facts.Facts
+    conditions: Sequence[str]
+    """Conditions on the sizes of dynamic dimensions, as Python expressions. `L` maps names to
+    tensors."""
+    sources: Mapping[str, str]
+    """SHA-256 of the file of each Python module whose code is in the graph, by module name."""
+
+
+@record(frozen=True, kw_only=True)
+class Captured:
+    """Dynamo's result for one function: a graph compiled by a backend, and the code around it."""
+
+    entry: Any
+    """torch's own object. Its `fn` is the bytecode around the graph, without any checks."""
+    facts: facts.Facts
+    conditions: Sequence[str]
+    sources: Mapping[str, str]
+    plan: Plan
+    """Settings that `load` needs."""
+
+
+def captures(arguments: Mapping[str, Any]) -> bool:
+    """Return whether torch.compile's arguments or the global setting turn on CUDA graphs."""
+    from torch._inductor import config
+
+    return bool(options_of(arguments).get(CAPTURES, config.triton.cudagraphs))
+
+
+def options_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the Inductor options that torch.compile's arguments imply."""
+    mode = arguments.get("mode")
+    if mode in (None, "default"):
+        return dict(arguments.get("options") or {})
+    from torch._inductor import list_mode_options
+
+    return dict(list_mode_options(mode, arguments.get("dynamic")))
+
+
+CAPTURES = "triton.cudagraphs"
+"""The setting that turns on CUDA graphs."""

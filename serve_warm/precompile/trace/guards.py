@@ -1,0 +1,119 @@
+# SPDX-FileCopyrightText: 2026 the serve_warm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Guards of Dynamo, as records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from serve_warm._records import record
+from serve_warm.precompile.facts.failures import OF_TORCH
+
+
+@record(frozen=True, kw_only=True)
+class Guard:
+    """One Dynamo guard, whose objects still exist."""
+
+    path: str
+    """Python expression over `callee`, tensors (`t0`, `t1`), globals (`G`) and `keys` (`KEYS`)."""
+    kind: str
+    """Dynamo's name for this kind, for example CONSTANT_MATCH."""
+    value: Any
+    argument: Any = None
+    """The second parameter of the guard: the name of an attribute, or a key."""
+    keys: Sequence[Any] = ()
+    """Dict keys on the path that are neither strings nor integers."""
+    where: str = ""
+    """File and line of the user's code that needs the guard; empty if unknown."""
+
+
+def guard_from(entry: Any) -> Guard:
+    """Return a Dynamo guard as a `Guard`, from which facts are made."""
+    of_attribute = _of_attribute(entry)
+    if of_attribute is not None:
+        return of_attribute
+    keywords: Mapping[str, Any] = getattr(entry.orig_guard.create_fn, "keywords", {})
+    keys: list[Any] = []
+    source = entry.orig_guard.originating_source
+    # A guard on the state of the process has no path.
+    path = _expression(source, keys) if entry.name else ""
+    about = keywords.get("attr", keywords.get("key", None))
+    if "source_b" in keywords:
+        about = _expression(keywords["source_b"], keys)
+    return Guard(
+        path=path,
+        kind=entry.guard_type,
+        value=entry.value if entry.has_value else None,
+        argument=about,
+        keys=keys,
+        where=_line_of(entry.orig_guard.user_stack or ()),
+    )
+
+
+def _line_of(stack: Sequence[Any]) -> str:
+    """Return the innermost file and line of user code in a stack, or an empty string."""
+    of_user = [each for each in stack if not each.filename.startswith("<")]
+    others = [each for each in of_user if OF_TORCH not in each.filename]
+    last = (others or of_user)[-1:]
+    return "".join(f"{Path(each.filename).name}:{each.lineno}" for each in last)
+
+
+def _of_attribute(entry: Any) -> Guard | None:
+    """Convert a torch 2.11 guard on an attribute's presence to a 2.13 guard on the owner.
+
+    The guard cannot be on the attribute itself, because the attribute might be absent. Returns
+    `None` for any other guard.
+    """
+    source = entry.orig_guard.originating_source
+    named = "attr" in getattr(entry.orig_guard.create_fn, "keywords", {})
+    if entry.guard_type != "HASATTR" or named:
+        return None
+    while not hasattr(source, "member"):  # skip wrappers, such as a module's
+        source = source.base
+    owner = SimpleNamespace(**({source.member: None} if entry.has_value else {}))
+    keys: list[Any] = []
+    path = _expression(source.base, keys)
+    return Guard(path=path, kind="HASATTR", value=owner, argument=source.member, keys=keys)
+
+
+def _expression(source: Any, keys: list[Any]) -> str:
+    """Return a source as a Python expression; keys without a usable repr are put in `keys`.
+
+    Sources form a chain: each source has a `base`, and its name contains the base's name.
+    """
+    name = str(path_of(source))
+    base = getattr(source, "base", None)
+    if base is None:
+        return name
+    inner = str(path_of(base))
+    written = _expression(base, keys)
+    index = getattr(source, "index", None)
+    if index is None or type(index) in (str, int) or hasattr(index, "guard_source"):
+        return name.replace(inner, written) if inner != written else name
+    if getattr(source, "index_is_slice", False):
+        return name.replace(inner, written)
+    keys.append(index)
+    return f"dict.__getitem__({written}, KEYS[{len(keys) - 1}])"
+
+
+def path_of(source: Any) -> str | None:
+    """Return the Python expression of a Dynamo source, if it has one."""
+    if source is None:
+        return None
+    try:
+        name = source.name  # a method up to 2.11
+        return str(name() if callable(name) else name)
+    except NotImplementedError:  # a bare `Source`, of an object that the trace has created
+        return None
+
+
+def source_of(node: Any) -> str:
+    """Return the origin of a graph's input, as a Python expression over the arguments `L`.
+
+    Dynamo stores the expression on each input of the graph that a backend gets (2.11, 2.13, 2.15):
+    https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/output_graph.py
+    """
+    return str(path_of(node._dynamo_source))
