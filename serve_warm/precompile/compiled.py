@@ -28,6 +28,7 @@ from serve_warm.config import environment
 from serve_warm.errors import ConfigError
 from serve_warm.precompile.dispatch.dispatcher import Dispatcher, Shared, is_dynamo_compiling
 from serve_warm.precompile.dispatch.same_code import SAME_CODE
+from serve_warm.precompile.entries.model_tree import has_work
 from serve_warm.precompile.entries.table import PREFIXES
 from serve_warm.precompile.facts.names import STANDS_FOR
 from serve_warm.precompile.facts.plan import LIBRARY_LEVEL
@@ -155,7 +156,7 @@ def _warn_once(text: str) -> None:
 
 
 def _captures(arguments: Mapping[str, Any]) -> bool:
-    from serve_warm.precompile.trace.captured import captures
+    from serve_warm.precompile.calls.compile_options import captures
 
     return captures(arguments)
 
@@ -181,11 +182,6 @@ def _find_repeated(model: torch.nn.Module) -> list[torch.nn.Module]:
             "['DecoderLayer']), or compile the whole model with serve_warm.compile",
         )
     return found
-
-
-def has_work(module: torch.nn.Module) -> bool:
-    """Return whether compiling a module by itself pays off, unlike for a single Linear layer."""
-    return len(list(module.children())) > 0 or len(list(module.parameters(recurse=False))) > 2
 
 
 def _find_named(model: torch.nn.Module, names: Sequence[str]) -> list[torch.nn.Module]:

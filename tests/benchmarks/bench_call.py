@@ -41,6 +41,7 @@ from torch._inductor.output_code import CompiledFxGraph
 import serve_warm
 from benchmarks import workloads
 from serve_warm.compiler.watch import watch_process
+from serve_warm.precompile import building
 from serve_warm.precompile.dispatch.session import SESSION
 
 LIMIT = 0.6
@@ -63,10 +64,10 @@ def us_per_call(call: Call, calls: int) -> float:
 
 def load_entries(declared: Call, folder: Path) -> None:
     """Make entries for the calls of `declared`, write them, and load them."""
-    with SESSION.building() as building:
+    with building() as build:
         declared()
     folder.mkdir(parents=True)
-    for name, data in building.table.to_files().items():
+    for name, data in build.table.to_files().items():
         (folder / name).write_bytes(data)
     why = SESSION.load(folder)
     if why:

@@ -40,6 +40,7 @@ import torch
 import generators
 from serve_warm.compiler.proof import forbid
 from serve_warm.compiler.watch import watch_process
+from serve_warm.precompile import building
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.entries import function as entry_function
 from serve_warm.precompile.libraries.run import Followed, Function
@@ -65,9 +66,9 @@ def replay(model: Any, name: str) -> list[list[list[int]]]:
 def build(name: str, level: int, folder: Path) -> dict[str, Any]:
     began = time.perf_counter()
     model = generators.load_compiled(name, level=level)
-    with torch.compiler.set_stance("force_eager"), SESSION.building() as building:
+    with torch.compiler.set_stance("force_eager"), building() as build:
         replay(model, name)
-    table = building.table
+    table = build.table
     entries = [entry for unit in table.units.values() for entry in unit.entries]
     for file, data in table.to_files(level).items():
         (folder / file).write_bytes(data)

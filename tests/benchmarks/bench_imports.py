@@ -43,8 +43,8 @@ compares the loaded modules with those of a replica."""
 
 NOT_IN_A_START = frozenset(
     {
-        *(f"serve_warm.precompile.{name}" for name in ("aot_compile", "aoti_build", "aoti_cpp")),
-        *(f"serve_warm.precompile.{name}" for name in ("entry_builder", "guard_facts")),
+        *(f"serve_warm.precompile.trace.{name}" for name in ("capture", "guard_facts")),
+        *(f"serve_warm.precompile.builders.{name}" for name in ("builder", "cpp", "library")),
         *("serve_warm.precompile.trace.dynamo_hooks", "serve_warm.artifact.push"),
         *("serve_warm.artifact.catalog", "serve_warm.stores.hub", "serve_warm.stores.object_store"),
         *("cryptography.hazmat.primitives.serialization", "serve_warm.builder", "serve_warm.cli"),

@@ -49,6 +49,7 @@ def audit(event, args):
 sys.addaudithook(audit)
 import serve_warm
 from serve_warm.compiler.caches import keep_headers_private
+from serve_warm.precompile import building
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.replica.start.pack import pack_parts
 from serve_warm.replica.start.context import CompileCaches
@@ -58,12 +59,12 @@ if own:
     caches.begin()
     keep_headers_private("own")
 model = serve_warm.compile(torch.nn.Softmax(-1), level=3, dynamic=False)
-with torch.inference_mode(), SESSION.building() as building:
+with torch.inference_mode(), building() as build:
     answers = [model(torch.zeros(size, 4)).sum().item() for size in (2, 3)]
 plain = torch.compile(torch.nn.LogSoftmax(-1), dynamic=False)
 plain(torch.zeros(2, 4))
 made = CompileCaches().directory if not own else caches.directory
-parts = pack_parts(made, {"exported": building.table.to_files(3)}) if own else {}
+parts = pack_parts(made, {"exported": build.table.to_files(3)}) if own else {}
 print(json.dumps({
     "answers": answers,
     "own": str(made.parent),

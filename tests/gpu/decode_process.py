@@ -38,6 +38,7 @@ import serve_warm  # noqa: E402
 from benchmarks import bench_generation  # noqa: E402
 from serve_warm.compiler.proof import forbid  # noqa: E402
 from serve_warm.compiler.watch import watch_process  # noqa: E402
+from serve_warm.precompile import building  # noqa: E402
 from serve_warm.precompile.dispatch.session import SESSION  # noqa: E402
 
 SLOTS = 8
@@ -156,9 +157,9 @@ CASES = {
 def build(case: Case, level: int, folder: Path) -> dict[str, Any]:
     began = time.perf_counter()
     model = case.compiled(case.load(), level)
-    with torch.compiler.set_stance("force_eager"), SESSION.building() as building:
+    with torch.compiler.set_stance("force_eager"), building() as build:
         case.replay(model)
-    table = building.table
+    table = build.table
     for file, data in table.to_files(level).items():
         (folder / file).write_bytes(data)
     return {

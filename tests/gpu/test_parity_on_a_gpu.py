@@ -15,6 +15,7 @@ from levels import build, started
 from serve_warm import compile as serve_warm_compile
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile.libraries import run
 
 pytestmark = ON_A_GPU
 
@@ -70,7 +71,7 @@ def test_a_check_leaves_a_gpu_as_it_was(
         with checks.checking():
             (handed_over,) = checks._list_seen()
             (check,) = checks._checks_of(handed_over)
-            fn = SESSION.loaded.function(check.entry)
+            fn = SESSION.loaded.function(check.entry, run.load)
             checks.compare(handed_over, check, fn, [x])
             after = random_states()
         checks.serve()

@@ -23,9 +23,10 @@ from packaging.version import Version
 from serve_warm.precompile.builders import cpp as aoti_cpp
 from serve_warm.precompile.builders import library as aoti_build
 from serve_warm.precompile.calls import signature as call_signature
+from serve_warm.precompile.calls.compile_options import CAPTURES
 from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.libraries import run as aoti_library
-from serve_warm.precompile.trace.captured import CAPTURES, Made
+from serve_warm.precompile.trace.captured import Made
 
 
 class Perceptron(torch.nn.Module):

@@ -18,9 +18,9 @@ from torch import nn
 
 import serve_warm
 from levels import ramp as x
+from serve_warm.precompile import building
 from serve_warm.precompile.builders import cpp as aoti_cpp
 from serve_warm.precompile.builders.builder import ATTEMPTS
-from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.entries.table import EntryTable
 from serve_warm.replica.start.pack import _Steps
 
@@ -73,17 +73,17 @@ def look(*passes: Callable[[Scaled, Callable[..., Any]], Any]) -> Looked:
     with (
         pytest.MonkeyPatch.context() as patch,
         torch.inference_mode(),
-        SESSION.building() as building,
+        building() as build,
     ):
         patch.setattr(subprocess, "run", run)
-        building.tell = steps.append
-        building.libraries = "begun"
+        build.tell = steps.append
+        build.libraries = "begun"
         for each in passes:
             each(module, call)
-            counts.append((building.table.made, len(building.pending)))
-            building.libraries = "made"
-        building.refuse_pending()
-    return Looked(building.table, counts, steps, runs, answers, eager)
+            counts.append((build.table.made, len(build.pending)))
+            build.libraries = "made"
+        build.refuse_pending()
+    return Looked(build.table, counts, steps, runs, answers, eager)
 
 
 def calling(*batches: int) -> Callable[..., None]:

@@ -22,6 +22,7 @@ import serve_warm
 from levels import build, eager_below, entries_of, rebuilt, refusal, served, started
 from models import Block, close, in_inference_mode, one_watch, x  # noqa: F401 - fixtures
 from serve_warm.compiler.proof import forbid
+from serve_warm.precompile import building
 from serve_warm.precompile.dispatch.session import SESSION
 
 
@@ -286,9 +287,9 @@ def test_another_backend_is_level_1(tmp_path: Path):
 def test_with_gradients_nothing_is_made(tmp_path: Path):
     """A build in grad mode says what to use instead."""
     model = serve_warm.compile(Block().eval(), backend="aot_eager", dynamic=False)
-    with SESSION.building() as building:
+    with building() as build:
         out = model(x())
-    assert "torch.inference_mode()" in next(iter(building.table.refused.values()))
+    assert "torch.inference_mode()" in next(iter(build.table.refused.values()))
     assert out.requires_grad
 
 

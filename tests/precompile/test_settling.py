@@ -18,7 +18,7 @@ from levels import build, eager_below, entries_of, in_a_process, rebuilt, served
 from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
 from serve_warm.precompile.changes.model_state import state_of
 from serve_warm.precompile.dispatch.session import SESSION
-from serve_warm.precompile.facts.plan import CALLS, SETTLES
+from serve_warm.precompile.facts.plan import SETTLES, SETTLING_CALLS
 
 
 def x(seed: int = 1) -> torch.Tensor:
@@ -153,7 +153,7 @@ class InModule(Base):
 MODELS = [Table, Buffer, Locked, Rescaled, Noise, OtherAnswer, TwoCalls, InModule]
 
 
-def answers(model: Any, times: int = CALLS + 3) -> list[Any]:
+def answers(model: Any, times: int = SETTLING_CALLS + 3) -> list[Any]:
     """Return the answers to some calls, and random numbers drawn after them."""
     given = x()
     torch.manual_seed(5)
@@ -227,7 +227,7 @@ def test_a_model_that_differs_in_another_way_is_not_called_for_ever(tmp_path: Pa
         found = answers(fresh)
         last = served(lambda: fresh(x()))
 
-    assert SESSION.settling_calls - before == CALLS
+    assert SESSION.settling_calls - before == SETTLING_CALLS
     assert last.level == 1
     assert "hooks" in last.reason
     torch.testing.assert_close(found[-2], other(x()))

@@ -29,6 +29,7 @@ import torch
 
 import serve_warm
 from serve_warm.compiler.watch import watch_process
+from serve_warm.precompile import building
 from serve_warm.precompile.dispatch.session import SESSION
 from served_models.rows import DYNAMIC, Row
 from served_models.table import ROWS, SECOND
@@ -44,7 +45,7 @@ def make(row: Row, level: int, folder: Path) -> dict[str, Any]:
     sizes = row.sizes[:1] if row.shapes == DYNAMIC else row.sizes
     began = time.perf_counter()
     # Only entries are measured: a call without an entry runs eagerly.
-    with _entries_only(), SESSION.building() as build:
+    with _entries_only(), building() as build:
         for more in sizes:
             _call(compiled, _inputs_of(row, model, more))
     make_s, table = time.perf_counter() - began, build.table

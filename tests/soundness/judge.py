@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 import serve_warm
+from serve_warm.precompile import building
 from serve_warm.precompile.changes.unchanged import RELOOK_S
 from serve_warm.precompile.dispatch.session import SESSION
 from soundness.rows import READY, START, Group, Row
@@ -72,8 +73,8 @@ def build(group: Group, level: int, folder: Path) -> dict[str, Any]:
     ):
         compiled = serve_warm.compile(group.make(), level=level, **group.arguments)
         try:
-            with torch.inference_mode(), SESSION.building() as building:
-                library = building.table
+            with torch.inference_mode(), building() as build:
+                library = build.table
                 group.call(compiled)
         except Exception as error:  # noqa: BLE001 - the row says so
             raised = _said(error)

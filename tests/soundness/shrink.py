@@ -133,6 +133,7 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 import torch
 import serve_warm
 from serve_warm.precompile import change_checks
+from serve_warm.precompile import building
 from serve_warm.precompile.dispatch.session import SESSION
 
 LEVEL, MOMENT, SLOW, BEFORE = {level}, {moment!r}, {slow}, {before}
@@ -170,11 +171,11 @@ sys.path.insert(0, str(folder))
 sys.dont_write_bytecode = True
 x = (torch.arange(16.0) % 7 / 7 + 0.1).reshape(4, 4)
 c = serve_warm.compile(fresh()[2], level=LEVEL, dynamic=False)
-with torch.inference_mode(), SESSION.building() as building:
+with torch.inference_mode(), building() as build:
     c(x)
 for level in (2, 3):
     (folder / str(level)).mkdir()
-    for name, data in building.table.to_files(level).items():
+    for name, data in build.table.to_files(level).items():
         (folder / str(level) / name).write_bytes(data)
 SESSION.dispatchers.clear()
 torch.compiler.set_stance("force_eager")

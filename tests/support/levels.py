@@ -17,6 +17,7 @@ import torch
 import serve_warm
 from processes import answer_of
 from serve_warm.compiler.watch import watch_process
+from serve_warm.precompile import building
 from serve_warm.precompile.builders import library as aoti_build
 from serve_warm.precompile.changes import unchanged as change_checks
 from serve_warm.precompile.dispatch.session import SESSION
@@ -40,13 +41,13 @@ def build(
     with (
         mock.patch.object(aoti_build, "make", make_library),
         torch.inference_mode(),
-        SESSION.building() as building,
+        building() as build,
     ):
         for call in calls:
             call()
-    for name, data in building.table.to_files(level).items():
+    for name, data in build.table.to_files(level).items():
         (folder / name).write_bytes(data)
-    return building.table
+    return build.table
 
 
 def entries_of(table: EntryTable) -> list[Entry]:

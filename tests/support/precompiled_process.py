@@ -23,6 +23,7 @@ import torch
 from serve_warm.compiler.imports import is_imported
 from serve_warm.compiler.proof import forbid
 from serve_warm.compiler.watch import watch_process
+from serve_warm.precompile import building
 from serve_warm.precompile.dispatch.session import SESSION
 
 
@@ -36,7 +37,7 @@ def main(do: str, folder: str, path: str, level: int = 2) -> dict[str, Any]:
     why = ""
     with torch.inference_mode(), contextlib.ExitStack() as stack:
         if do == "build":
-            library = stack.enter_context(SESSION.building()).table
+            library = stack.enter_context(building()).table
         elif do == "start":
             why = SESSION.load(Path(folder))
             if not why and app.FORBID:

@@ -25,6 +25,7 @@ from serve_warm import compile as serve_warm_compile
 from serve_warm.compiler import triton_kernels
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import point_torch_caches_at
+from serve_warm.precompile import building
 from serve_warm.precompile.dispatch.session import SESSION
 
 CALLS = 4
@@ -66,7 +67,7 @@ def main(
     before, spans = watch.counts(), []
     with torch.inference_mode(), contextlib.ExitStack() as stack:
         if level == 2 and do == "build":
-            library = stack.enter_context(SESSION.building()).table
+            library = stack.enter_context(building()).table
         elif level == 2:
             why = SESSION.load(entries)
             assert not why, why

@@ -13,9 +13,10 @@ from __future__ import annotations
 import functools
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch._inductor.config
@@ -25,15 +26,14 @@ from serve_warm.precompile.builders import library as aoti_build
 from serve_warm.precompile.builders.assigned import describe_changes
 from serve_warm.precompile.builders.first_state import ChangedByCall, settle
 from serve_warm.precompile.builders.pickle import make
-from serve_warm.precompile.builders.running import PendingEntry, RunningBuild
 from serve_warm.precompile.calls import signature as call_signature
 from serve_warm.precompile.calls.eagerly import eagerly
 from serve_warm.precompile.calls.signature import Dynamic, Signature, describe, module_of
 from serve_warm.precompile.changes.model_state import state_of
-from serve_warm.precompile.compiled import has_work
+from serve_warm.precompile.dispatch.dispatcher import Dispatcher
 from serve_warm.precompile.dispatch.settling_calls import FirstCalls
 from serve_warm.precompile.entries.function import inputs_of, writes
-from serve_warm.precompile.entries.model_tree import plain_values
+from serve_warm.precompile.entries.model_tree import has_work, plain_values
 from serve_warm.precompile.entries.table import (
     PREFIXES,
     Distance,
@@ -67,6 +67,16 @@ ROUNDED = (
     "model in bfloat16"
 )
 """Reason and advice for a quantized model that differs from eager by more than rounding."""
+
+
+@record(frozen=True, kw_only=True)
+class PendingEntry:
+    """A library that is being compiled, and the entry that it will have."""
+
+    unit: Unit
+    entry: Entry
+    """The entry so far, without its file."""
+    library: aoti_build.LibraryBuild
 
 
 @record(frozen=True, kw_only=True)
@@ -348,6 +358,67 @@ class EntryBuilder:
                 if table.units.get(unit.key) is unit and entry in unit.entries:
                     why = f"its graph depends on something that changes between calls: {why}"
                     table.withdraw(unit, entry, why)
+
+
+class RunningBuild:
+    """One build of entries in this process."""
+
+    def __init__(self) -> None:
+        self.table = EntryTable({}, {})
+        """The entries that the build has made."""
+        self.libraries: Literal["made", "begun"] = "made"
+        """With "begun", a call only starts to compile its library. With "made", a call compiles its
+        library completely, or finishes a library that was started earlier."""
+        self.pending: list[PendingEntry] = []
+        """Entries whose library is still unfinished."""
+        self.tell: Callable[[Literal["trace", "entry", "library"]], None] = lambda _: None
+        """Callback that receives the next step of the build."""
+        self._builders: weakref.WeakKeyDictionary[Dispatcher, EntryBuilder] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def entry_for(
+        self,
+        dispatcher: Dispatcher,
+        unit: Unit,
+        signature: Signature,
+        state: Mapping[str, str],
+        tensors: Sequence[Any],
+    ) -> tuple[Entry, Callable[..., Any]]:
+        """Make the entry for a call of a dispatcher: see `EntryBuilder.make`."""
+        builder = self._builders.get(dispatcher)
+        if builder is None:
+            builder = self._builders[dispatcher] = EntryBuilder(
+                dispatcher.callee,
+                dispatcher.name,
+                arguments=dispatcher.arguments,
+                level=dispatcher.level,
+                lock=dispatcher.binder.lock,
+                first=dispatcher.first_calls,
+            )
+        call = NewCall(build=self, unit=unit, signature=signature, state=state, tensors=tensors)
+        return builder.make(call)
+
+    def note_answer(self, dispatcher: Dispatcher, entry: Entry) -> None:
+        """Record that an entry ran a call, which proves that the entry's state occurs again."""
+        builder = self._builders.get(dispatcher)
+        if builder is not None:
+            builder.note_answer(entry)
+
+    def withdraw_changed(self) -> None:
+        """Withdraw the entries that no longer fit: see `EntryBuilder.withdraw_changed`."""
+        for builder in list(self._builders.values()):
+            builder.withdraw_changed(self.table)
+
+    def refuse_pending(self) -> None:
+        """Refuse each call whose library no later call finished."""
+        for pending in self.pending:
+            call = pending.unit.name, str(pending.entry.signature)
+            taken = (entry.signature for entry in pending.unit.entries)
+            if pending.entry.signature not in taken:
+                why = "it was called only once while entries were made"
+                self.table.refused.setdefault(call, why)
+        self.pending = []
 
 
 FREEZES = (

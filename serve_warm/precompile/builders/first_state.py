@@ -15,7 +15,7 @@ from typing import Any
 
 from serve_warm.precompile.changes.model_state import state_of
 from serve_warm.precompile.facts.failures import FAILURES
-from serve_warm.precompile.facts.plan import CALLS
+from serve_warm.precompile.facts.plan import SETTLING_CALLS
 from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.facts.table import Facts
 from serve_warm.precompile.parity.eager import Kept
@@ -53,7 +53,7 @@ def _settles(
         return state_of(callee), [*_broken(facts, callee)]
 
     before, has_changed = read(), isinstance(failure, ChangedByCall)
-    for _ in range(CALLS):
+    for _ in range(SETTLING_CALLS):
         try:
             kept.run_and_keep(function, tensors)
         except FAILURES:  # the call itself fails

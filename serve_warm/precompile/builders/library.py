@@ -34,6 +34,7 @@ from serve_warm._records import record
 from serve_warm.precompile.builders import cpp as aoti_cpp
 from serve_warm.precompile.builders.assigned import Assigned
 from serve_warm.precompile.calls import python_random
+from serve_warm.precompile.calls.compile_options import CAPTURES, options_of
 from serve_warm.precompile.calls.copies import copy_tensors
 from serve_warm.precompile.calls.plain_state import putting_back
 from serve_warm.precompile.calls.signature import module_of
@@ -48,7 +49,7 @@ from serve_warm.precompile.libraries import run as aoti_library
 from serve_warm.precompile.libraries.inputs import Input
 from serve_warm.precompile.trace import capture as aot_compile
 from serve_warm.precompile.trace import output_aliases
-from serve_warm.precompile.trace.captured import CAPTURES, Captured, Made, options_of
+from serve_warm.precompile.trace.captured import Captured, Made
 from serve_warm.precompile.trace.graph_inputs import fake_of, inputs_of, read_sizes, take_parts
 from serve_warm.precompile.trace.guards import source_of
 from serve_warm.precompile.trace.side_effects import callable_once, side_effects

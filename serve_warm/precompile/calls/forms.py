@@ -16,7 +16,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.amp.autocast_mode import autocast_decorator
@@ -26,9 +26,19 @@ from serve_warm._records import record
 from serve_warm.precompile.calls.signature import Signature, describe
 from serve_warm.precompile.facts.table import HOOKS
 
-if TYPE_CHECKING:
-    from serve_warm.precompile.entries.table import Entry
 
+class TakesCalls(Protocol):
+    """An entry: what was made for calls of one form."""
+
+    @property
+    def signature(self) -> Signature:
+        """The call that it was made for."""
+
+    def takes(self, call: Signature, state: Mapping[str, str], tensors: Sequence[Any]) -> bool:
+        """Return whether it was made for calls like this one."""
+
+
+AnyEntry = TypeVar("AnyEntry", bound=TakesCalls)
 Code = TypeVar("Code")
 
 
@@ -156,12 +166,12 @@ def form_of(structure: str) -> Form | None:
 
 
 def find_form(
-    entries: Iterable[tuple[Entry, Code]],
+    entries: Iterable[tuple[AnyEntry, Code]],
     callee: Any,
     state: Mapping[str, str],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-) -> tuple[Entry, Code, Sequence[Any]] | None:
+) -> tuple[AnyEntry, Code, Sequence[Any]] | None:
     """Return an entry for another form of a call, or None if there is no such entry.
 
     The result also has the entry's code, and the tensors in the order that the entry expects. The

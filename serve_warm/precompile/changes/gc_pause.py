@@ -38,4 +38,4 @@ class _Pause(contextlib.AbstractContextManager[None]):
                 gc.set_threshold(*self._thresholds)
 
 
-_NO_COLLECTIONS = _Pause()
+NO_COLLECTIONS = _Pause()

@@ -19,7 +19,7 @@ from serve_warm._records import record
 from serve_warm.precompile.calls import signature as call_signature
 from serve_warm.precompile.calls.signature import Signature
 from serve_warm.precompile.changes.fact_watch import FactWatch
-from serve_warm.precompile.changes.gc_pause import _NO_COLLECTIONS
+from serve_warm.precompile.changes.gc_pause import NO_COLLECTIONS
 from serve_warm.precompile.changes.object_facts import Fitting, ObjectFacts
 from serve_warm.precompile.changes.unchanged import never
 from serve_warm.precompile.dispatch.call_counts import Use
@@ -28,6 +28,7 @@ from serve_warm.precompile.entries.model_tree import tree
 from serve_warm.precompile.entries.table import Entry, EntryTable, Unit
 from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.facts.table import Facts, Merged, Why
+from serve_warm.precompile.libraries import run
 
 if TYPE_CHECKING:
     from serve_warm.precompile.parity.checks import Checks
@@ -424,7 +425,7 @@ class Binder:
         watched = entries or table.of_other_structures(unit)
         watch = None
         if watched:
-            with _NO_COLLECTIONS:
+            with NO_COLLECTIONS:
                 watch = FactWatch(self._callee, [e.facts for e in watched])
         return _judge(
             Binding(
@@ -498,7 +499,7 @@ def _load_functions(
     loaded: list[tuple[Entry, Callable[..., Any] | NoEntry]] = []
     for entry in list(unit.entries):
         try:
-            loaded.append((entry, table.function(entry)))
+            loaded.append((entry, table.function(entry, run.load)))
         except NoEntry as error:
             loaded.append((entry, error))
     return loaded

@@ -45,7 +45,6 @@ from serve_warm.precompile.libraries.run import LibraryFailedCleanly, for_known_
 from serve_warm.report import EntryUse
 
 if TYPE_CHECKING:
-    from serve_warm.precompile.builders.builder import EntryBuilder
     from serve_warm.precompile.parity.checks import Counted
 
 logger = logging.getLogger(__name__)
@@ -106,8 +105,7 @@ class Dispatcher(HandedOver):
         self._shared = shared = shared or Shared(callee, arguments, level)
         self.name = shared.name
         self.binder = Binder(callee, self.name, shared.arguments, of_class)
-        self._builder: EntryBuilder | None = None
-        """None until a build makes an entry for the callable."""
+        self.first_calls = shared.first_calls
         self._settling = SettlingCalls(callee, self.name, shared.first_calls)
         self._counts = shared.counts.by_use
         self._counted_for: Counted = shared if of is None else of._serve_warm
@@ -192,11 +190,6 @@ class Dispatcher(HandedOver):
     def forget_calls(self) -> None:
         """Force a new lookup of the code at the next call of each kind."""
         self.binder.forget_calls()
-
-    def withdraw_changed(self, table: EntryTable) -> None:
-        """Withdraw entries that this build made for this callable and that no longer match it."""
-        if self._builder is not None:
-            self._builder.withdraw_changed(table)
 
     def _run_eagerly(self) -> None:
         """From now on, run level-1 calls eagerly, without torch.compile."""
@@ -306,26 +299,11 @@ class Dispatcher(HandedOver):
         if build is None or build.table is not table or binding.unit is None:
             self._settling.take(binding, (signature, state, tensors), args, kwargs)
             raise NoEntry(binding.why_none(self.name, table, signature, state))
-        # Only a build needs these classes and the modules that they import.
-        from serve_warm.precompile.builders.builder import EntryBuilder, NewCall
-
-        if self._builder is None:
-            self._builder = EntryBuilder(
-                self.callee,
-                self.name,
-                arguments=self.arguments,
-                level=self.level,
-                lock=self.binder.lock,
-                first=self._settling.first,
-            )
-        call = NewCall(
-            build=build, unit=binding.unit, signature=signature, state=state, tensors=tensors
-        )
-        return *self._builder.make(call), None
+        return *build.entry_for(self, binding.unit, signature, state, tensors), None
 
     def _noted(self, entry: Entry) -> Entry:
-        if self._builder is not None:
-            self._builder.note_answer(entry)
+        if SESSION.being_built is not None:
+            SESSION.being_built.note_answer(self, entry)
         return entry
 
     def _remember(  # noqa: PLR0917 - called once, with all that the caller knows

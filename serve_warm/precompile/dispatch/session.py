@@ -11,19 +11,19 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from serve_warm.precompile.facts.plan import LIBRARY_LEVEL
 from serve_warm.report import EntryUse
 
 if TYPE_CHECKING:
-    from serve_warm.precompile.builders.running import RunningBuild
+    from serve_warm.precompile.calls.signature import Signature
     from serve_warm.precompile.dispatch.call_counts import CallCounts
     from serve_warm.precompile.dispatch.dispatcher import Dispatcher
-    from serve_warm.precompile.entries.table import Entry, EntryTable
+    from serve_warm.precompile.entries.table import Entry, EntryTable, Unit
     from serve_warm.precompile.parity.checks import Checks
 
 T = TypeVar("T")
@@ -64,6 +64,31 @@ class LiveObjects(Generic[T]):
         return len(self._references)
 
 
+class Build(Protocol):
+    """A running build, which makes an entry for each new kind of call."""
+
+    table: EntryTable
+
+    def entry_for(
+        self,
+        dispatcher: Dispatcher,
+        unit: Unit,
+        signature: Signature,
+        state: Mapping[str, str],
+        tensors: Sequence[Any],
+    ) -> tuple[Entry, Callable[..., Any]]:
+        """Make the entry for a call, and return it with its code."""
+
+    def note_answer(self, dispatcher: Dispatcher, entry: Entry) -> None:
+        """Record that an entry ran a call."""
+
+    def withdraw_changed(self) -> None:
+        """Withdraw the entries that no longer fit the callables that they were made for."""
+
+
+AnyBuild = TypeVar("AnyBuild", bound=Build)
+
+
 class Session:
     """State that the callables of one process share: see `SESSION`."""
 
@@ -74,7 +99,7 @@ class Session:
         """Counts of the calls to these callables."""
         self.loaded: EntryTable | None = None
         """Entries of the artifact."""
-        self.being_built: RunningBuild | None = None
+        self.being_built: Build | None = None
         self.active: EntryTable | None = None
         """Entries of the running build, if any, else the loaded entries. Every call reads this
         attribute."""
@@ -169,20 +194,13 @@ class Session:
             dispatcher.bind_anew()
 
     @contextlib.contextmanager
-    def building(self) -> Iterator[RunningBuild]:
-        """Make an entry for each call in the block, where possible, and yield the build.
-
-        The new entries run the calls. Each compile uses Inductor's caches, so code that was
-        compiled at level 1 is not compiled again.
-        """
-        from serve_warm.precompile.builders.running import RunningBuild
-
-        build = self.being_built = RunningBuild()
+    def building(self, build: AnyBuild) -> Iterator[AnyBuild]:
+        """In the block, `build` makes an entry for each call, where possible."""
+        self.being_built = build
         self._choose_active()
         try:
             yield build
-            for dispatcher in self.dispatchers:
-                dispatcher.withdraw_changed(build.table)
+            build.withdraw_changed()
         finally:
             self.being_built = None
             self._choose_active()

@@ -22,8 +22,9 @@ from serve_warm.precompile.changes.model_state import state_of
 from serve_warm.precompile.dispatch.binding import Binding
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.entries.table import Entry, EntryTable
-from serve_warm.precompile.facts.plan import CALLS, SETTLES
+from serve_warm.precompile.facts.plan import SETTLES, SETTLING_CALLS
 from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.libraries import run
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +92,9 @@ class SettlingCalls:
             without_code = [(entry, None) for entry in marked]
             other = find_form(without_code, self._callee, state, args, kwargs)
             found = other[0] if other is not None else None
-        if found is None or self._made[found.function_key] >= CALLS or not _loads(table, found):
+        if found is None or self._made[found.function_key] >= SETTLING_CALLS:
+            return
+        if not _loads(table, found):
             return
         self._made[found.function_key] += 1
         raise SettlingCallDue
@@ -106,7 +109,7 @@ class SettlingCalls:
 
 def _loads(table: EntryTable, entry: Entry) -> bool:
     try:
-        table.function(entry)
+        table.function(entry, run.load)
     except NoEntry:
         return False
     return True

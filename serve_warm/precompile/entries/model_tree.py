@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from serve_warm.precompile.calls.signature import module_of
 from serve_warm.precompile.facts.names import ELSEWHERE, literal, name_of_class
+
+if TYPE_CHECKING:
+    import torch
 
 DIGEST = re.compile(rf"( [0-9a-f]{{16}})?({ELSEWHERE})?$")
 """Digest of a class's functions, which `names.name_of_class` writes after the class's name."""
@@ -87,3 +90,8 @@ def _part(path: str) -> str:
 
 def _kind(described: str) -> str:
     return DIGEST.sub("", described).rpartition(".")[2]
+
+
+def has_work(module: torch.nn.Module) -> bool:
+    """Return whether compiling a module by itself pays off, unlike for a single Linear layer."""
+    return len(list(module.children())) > 0 or len(list(module.parameters(recurse=False))) > 2

@@ -26,13 +26,12 @@ import torch
 from serve_warm._records import record
 from serve_warm._redaction import describe_error, loggable
 from serve_warm.precompile.calls.signature import Dynamic, Signature
-from serve_warm.precompile.entries import pickles as aot_load
+from serve_warm.precompile.entries import pickles
 from serve_warm.precompile.entries.model_tree import describe_model_change
 from serve_warm.precompile.facts.plan import Plan
 from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.facts.source_files import find_changed_sources
 from serve_warm.precompile.facts.table import Facts
-from serve_warm.precompile.libraries import run as aoti_library
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +45,10 @@ PREFIXES = {2: "entry", 3: "library"}
 
 The files are torch pickles at level 2, and shared libraries at level 3.
 """
+
+
+LoadLibrary = Callable[[Path, Plan], Callable[..., Any]]
+"""Opens the library at a path (`libraries.run.load`)."""
 
 
 @record(frozen=True, kw_only=True)
@@ -169,21 +172,23 @@ class EntryTable:
         """Function keys of disabled entries whose calls must not go to torch.compile."""
         self._lock = threading.RLock()
 
-    def function(self, entry: Entry) -> Callable[..., Any]:
+    def function(self, entry: Entry, load_library: LoadLibrary) -> Callable[..., Any]:
         """Return the compiled code of an entry, loaded on first use.
+
+        `load_library` opens the file of an entry of level 3.
 
         Raises:
             NoEntry: the code cannot be loaded on this machine, or its sources have changed.
         """
         with self._lock:
             if entry.function_key not in self._functions:
-                self._functions[entry.function_key] = self._load(entry)
+                self._functions[entry.function_key] = self._load(entry, load_library)
             loaded = self._functions[entry.function_key]
         if isinstance(loaded, NoEntry):
             raise NoEntry(str(loaded))
         return loaded
 
-    def _load(self, entry: Entry) -> Callable[..., Any] | NoEntry:
+    def _load(self, entry: Entry, load_library: LoadLibrary) -> Callable[..., Any] | NoEntry:
         changed = [name for name, digest in entry.sources.items() if self._is_other(name, digest)]
         if changed:
             return NoEntry(f"changed since the build: {', '.join(changed)}")
@@ -191,11 +196,11 @@ class EntryTable:
             with _mode(entry.state):
                 if entry.level == 2:
                     data = _intact(entry.file, self.files.get(entry.file))
-                    return aot_load.load(data, entry.references, entry.plan)
+                    return pickles.load(data, entry.references, entry.plan)
                 # Opening executes the file and checks nothing, so its digest is checked first.
                 path = self._library_path(entry.file)
                 _intact(entry.file, path.read_bytes() if path.is_file() else None)
-                return aoti_library.load(path, entry.plan)
+                return load_library(path, entry.plan)
         except NoEntry as error:
             return error
         except BaseException as error:

@@ -1,12 +1,10 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What an entry's files say apart from its code, as names of one dict."""
+"""The plan of an entry: what must be known to load and call its code."""
 
 from __future__ import annotations
 
 from typing import Any, Final, TypedDict
-
-from serve_warm.precompile.calls.python_random import Draw
 
 
 class Plan(TypedDict, total=False):
@@ -24,9 +22,9 @@ class Plan(TypedDict, total=False):
     tensors: list[str]
     """At level 2: the tensors and tensor parts that the graph received in the build, in its order
     (`names.describe_tensor`, `tensor_parts.describe_parts`)."""
-    numbers: dict[str, list[Draw]]
+    numbers: dict[str, list[list[Any]]]
     """Numbers that a call draws from Python's `random` module, if any, by the name of the global
-    that draws the numbers."""
+    that draws the numbers (`python_random.Draw`)."""
     inputs: list[dict[str, Any]]
     """Where each input comes from, and its properties at the build (`libraries.run.Input`). This
     key and all keys below exist only at level 3."""
@@ -56,7 +54,7 @@ SETTLES: Final = "settles"
 """Key in the plan of an entry whose callable creates state on its first calls."""
 
 
-CALLS = 3
+SETTLING_CALLS = 3
 """Maximum number of settling calls of one kind in a build, or during the start of a replica. The
 last call must change nothing."""
 

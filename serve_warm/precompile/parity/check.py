@@ -8,18 +8,25 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from serve_warm._records import record
 from serve_warm.precompile.entries.table import Entry
 from serve_warm.precompile.facts.plan import ONCE
 from serve_warm.report import ParityResult
 
-if TYPE_CHECKING:
-    from serve_warm.precompile.dispatch.dispatcher import Dispatcher
-
 FAILURES_KEPT = 20
 """Maximum number of withdrawn entries that a report lists."""
+
+
+class Checked(Protocol):
+    """A callable whose entries are checked."""
+
+    name: str
+    callee: Any
+
+    def forget_calls(self) -> None:
+        """Force a new lookup of the code at the next call of each kind."""
 
 
 class Phase(Enum):
@@ -92,7 +99,7 @@ class Tally:
 class KeptCall:
     """Inputs of a call, copied for a later check."""
 
-    dispatcher: weakref.ref[Dispatcher]
+    dispatcher: weakref.ref[Checked]
     fn: Callable[..., Any]
     tensors: Sequence[Any]
     size_bytes: int

@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -24,7 +24,7 @@ from serve_warm._redaction import loggable
 from serve_warm.precompile.calls.copies import Different, OtherStructure, copy_tensors, is_same
 from serve_warm.precompile.entries.table import Entry
 from serve_warm.precompile.facts.reasons import NoEntry
-from serve_warm.precompile.parity.check import Check, Passed, Phase, Tally
+from serve_warm.precompile.parity.check import Check, Checked, Passed, Phase, Tally
 from serve_warm.precompile.parity.eager import (
     NEVER_REFUSED,
     Kept,
@@ -38,9 +38,6 @@ from serve_warm.precompile.parity.eager import (
 )
 from serve_warm.precompile.parity.kept_calls import KeptCalls
 from serve_warm.report import Parity, ParityResult
-
-if TYPE_CHECKING:
-    from serve_warm.precompile.dispatch.dispatcher import Dispatcher
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +74,7 @@ class Checks:
         self._checks: weakref.WeakKeyDictionary[Counted, dict[tuple[str, str], Check]] = (
             weakref.WeakKeyDictionary()
         )
-        self._locks: weakref.WeakKeyDictionary[Dispatcher, threading.RLock] = (
+        self._locks: weakref.WeakKeyDictionary[Checked, threading.RLock] = (
             weakref.WeakKeyDictionary()
         )
         self._lock = threading.Lock()
@@ -92,7 +89,7 @@ class Checks:
 
     def around(
         self,
-        dispatcher: Dispatcher,
+        dispatcher: Checked,
         entry: Entry,
         fn: Callable[..., Any],
         followed: Callable[..., Any],
@@ -234,13 +231,13 @@ class Checks:
                 dispatcher.forget_calls()
         return check.may_repeat
 
-    def lock_of(self, dispatcher: Dispatcher) -> threading.RLock:
+    def lock_of(self, dispatcher: Checked) -> threading.RLock:
         """Return the lock that blocks other calls to a callable during a check."""
         with self._lock:
             return self._locks.setdefault(dispatcher, threading.RLock())
 
     def compare(
-        self, dispatcher: Dispatcher, check: Check, fn: Callable[..., Any], tensors: Sequence[Any]
+        self, dispatcher: Checked, check: Check, fn: Callable[..., Any], tensors: Sequence[Any]
     ) -> None:
         """Compare `fn`, the code of an entry, with eager execution for one call, on copied inputs.
 
@@ -284,7 +281,7 @@ class Checks:
                 self._tally.note(passed)
 
     def answer(
-        self, dispatcher: Dispatcher, check: Check, fn: Callable[..., Any], tensors: Sequence[Any]
+        self, dispatcher: Checked, check: Check, fn: Callable[..., Any], tensors: Sequence[Any]
     ) -> Any:
         """Return an entry's answer to a call from a request, after comparing the answer with eager.
 
@@ -318,7 +315,7 @@ class Checks:
             dispatcher.forget_calls()
         return out
 
-    def _give_up(self, dispatcher: Dispatcher, check: Check, why: str) -> None:
+    def _give_up(self, dispatcher: Checked, check: Check, why: str) -> None:
         if check.result is not ParityResult.NOT_COMPARABLE:  # log once, not at each sample
             logger.warning("not comparable: %s%s: %s", dispatcher.name, check.call, why)
         self._note(check, ParityResult.NOT_COMPARABLE)
@@ -329,7 +326,7 @@ class Checks:
             if result is not ParityResult.NOT_SAMPLED or check.result is None:
                 check.result = result
 
-    def _fail(self, dispatcher: Dispatcher, check: Check, why: str) -> None:
+    def _fail(self, dispatcher: Checked, check: Check, why: str) -> None:
         if check.result is ParityResult.DIFFERENT:
             return  # another thread withdrew it meanwhile
         text = f"{dispatcher.name}{check.call}: {why.partition(': ')[2]}"
@@ -347,7 +344,7 @@ class _Checked:
     def __init__(
         self,
         checks: Checks,
-        dispatcher: Dispatcher,
+        dispatcher: Checked,
         check: Check,
         fn: Callable[..., Any],
         followed: Callable[..., Any],

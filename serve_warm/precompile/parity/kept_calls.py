@@ -21,8 +21,7 @@ from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.parity.check import KeptCall
 
 if TYPE_CHECKING:
-    from serve_warm.precompile.dispatch.dispatcher import Dispatcher
-    from serve_warm.precompile.parity.check import Check
+    from serve_warm.precompile.parity.check import Check, Checked
     from serve_warm.precompile.parity.checks import Checks
 
 KEPT_BYTES = 64 << 20
@@ -46,7 +45,7 @@ class KeptCalls:
         """Protects the checks, which any thread may use."""
 
     def keep(
-        self, dispatcher: Dispatcher, check: Check, fn: Callable[..., Any], tensors: Sequence[Any]
+        self, dispatcher: Checked, check: Check, fn: Callable[..., Any], tensors: Sequence[Any]
     ) -> None:
         """Copy the inputs of a call, if memory allows, to check the call's entry later."""
         if check.kept is not None or check.result is not None or not check.may_repeat:
@@ -99,7 +98,7 @@ class KeptCalls:
                     self._check_later(dispatcher, check, kept)
                 return
 
-    def _check_later(self, dispatcher: Dispatcher, check: Check, kept: KeptCall) -> None:
+    def _check_later(self, dispatcher: Checked, check: Check, kept: KeptCall) -> None:
         state = check.entry.state
         with (
             torch.inference_mode(state["inference_mode"] == "on"),

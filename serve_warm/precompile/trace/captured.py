@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a trace returns, and the compile options that it reads."""
+"""What a trace returns, and what a builder makes of it."""
 
 from __future__ import annotations
 
@@ -48,24 +48,3 @@ class Captured:
     sources: Mapping[str, str]
     plan: Plan
     """Settings that `load` needs."""
-
-
-def captures(arguments: Mapping[str, Any]) -> bool:
-    """Return whether torch.compile's arguments or the global setting turn on CUDA graphs."""
-    from torch._inductor import config
-
-    return bool(options_of(arguments).get(CAPTURES, config.triton.cudagraphs))
-
-
-def options_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Inductor options that torch.compile's arguments imply."""
-    mode = arguments.get("mode")
-    if mode in (None, "default"):
-        return dict(arguments.get("options") or {})
-    from torch._inductor import list_mode_options
-
-    return dict(list_mode_options(mode, arguments.get("dynamic")))
-
-
-CAPTURES = "triton.cudagraphs"
-"""The setting that turns on CUDA graphs."""

@@ -12,6 +12,7 @@ from typing import Any, TypedDict
 from serve_warm import _private_folders
 from serve_warm.artifact.archive import pack_directory
 from serve_warm.compiler.cpu_target import isa_checks
+from serve_warm.precompile import building
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.facts.plan import LIBRARY_LEVEL
 from serve_warm.replica.replay.passes import Replay
@@ -49,7 +50,7 @@ async def pack(
     facts = dict(build_facts(report))
     entries: dict[str, Mapping[str, bytes]] = {}
     if SESSION.has_callables():
-        with SESSION.building() as build:
+        with building() as build:
             kinds = {(use.callable, use.call) for use in SESSION.uses()}
             build.tell = _Steps(len(kinds), say).tell
             if any(each.level == LIBRARY_LEVEL for each in SESSION.dispatchers):
