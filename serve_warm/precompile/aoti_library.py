@@ -34,7 +34,14 @@ from serve_warm.precompile.aoti_graphs import Graphed, Run
 from serve_warm.precompile.call_checks import refuse_unusual, tensor_check
 from serve_warm.precompile.entry_function import ApartInMemory, Plan, copy_outputs
 from serve_warm.precompile.facts import NoEntry
-from serve_warm.precompile.library_inputs import GONE, Input, Inputs, Read, Watched, follow
+from serve_warm.precompile.library_inputs import (
+    GONE,
+    Input,
+    Inputs,
+    Watched,
+    explain_missing,
+    follow,
+)
 from serve_warm.precompile.names import describe_tensor, name_of_class, resolve
 from serve_warm.precompile.python_random import drawing
 
@@ -141,7 +148,7 @@ class Function:
         """Functions that draw numbers from Python's `random` module. No code uses the numbers."""
         self._draws = draws or bool(numbers)
         """Whether a call draws random numbers."""
-        self._inputs = Inputs(inputs)
+        self.inputs = Inputs(inputs)
         self._said = [i.said for i in inputs]
         self._free = frozenset(number for number, i in enumerate(inputs) if "*" in i.said)
         self._apart = ApartInMemory()
@@ -159,7 +166,7 @@ class Function:
             LibraryFailedCleanly: the library failed, but other code may answer the call.
             LibraryFailed: the library failed, and may have changed inputs or drawn random numbers.
         """
-        return self.run(self._inputs.read(callee, tensors), callee, tensors)
+        return self.run(self.inputs.read(callee, tensors), callee, tensors)
 
     def run(self, inputs: Sequence[Any], callee: Any, tensors: Sequence[Any]) -> Any:
         """Run the library on the inputs of a call. Raises what `__call__` raises."""
@@ -187,21 +194,7 @@ class Function:
         try:
             return [walk(callee) for walk, _, _ in self.assigns]
         except GONE as error:
-            raise NoEntry(
-                f"its module is not the same as at build time; missing: {error}"
-            ) from error
-
-    def inputs(self, callee: Any, tensors: Sequence[Any]) -> list[Any]:
-        """Return the input tensors of the native code for a call.
-
-        Raises:
-            NoEntry: an input is missing.
-        """
-        return self._inputs.read(callee, tensors)
-
-    def reader(self, callee: Any, watched: Watched) -> Read:
-        """Return a function that can replace `inputs` until `watched` reports a change."""
-        return self._inputs.reader(callee, watched)
+            raise explain_missing(error) from error
 
     def _learn(self, inputs: Sequence[Any]) -> None:
         """Compare the tensors with the build's tensors, and create a C++ check for later calls."""
@@ -235,9 +228,9 @@ class Followed:
         function, readers = self.function, self._watched.readers
         read = readers.get(function)
         if read is None:
-            read = function.inputs
+            read = function.inputs.read
             if self._watched.unchanged():  # otherwise the next call finds other modules
-                read = readers[function] = function.reader(callee, self._watched)
+                read = readers[function] = function.inputs.reader(callee, self._watched)
         return function.run(read(callee, tensors), callee, tensors)
 
 
