@@ -30,7 +30,7 @@ from serve_warm.precompile.call_signature import Dynamic, Signature, describe, m
 from serve_warm.precompile.compiled import has_work
 from serve_warm.precompile.distance import Verdict
 from serve_warm.precompile.distance_check import CAUSE, compare_in_build
-from serve_warm.precompile.eager_check import run_on_copies, why_not_twice
+from serve_warm.precompile.eager_check import Kept, why_not_twice
 from serve_warm.precompile.entries import (
     PREFIXES,
     Distance,
@@ -198,7 +198,7 @@ class EntryBuilder:
             build.tell("library")
             return aoti_build.make(call.function, self._callee, call.tensors, arguments)
         build.tell("trace")
-        library = aoti_build.LibraryBuild(call.function, self._callee, call.tensors, arguments)
+        library = aoti_build.begin(call.function, self._callee, call.tensors, arguments)
         captured = library.captured
         dynamic = Dynamic(conditions=tuple(captured.conditions))
         entry = Entry(
@@ -421,7 +421,7 @@ def _calls_of_parts(
     hooks = [part.register_forward_pre_hook(note, with_kwargs=True) for part in parts]
     try:
         with eagerly():  # otherwise, entries of other callables would contain the hooks
-            run_on_copies(callee, function, tensors)
+            Kept(callee).run(function, tensors)
     finally:
         for hook in hooks:
             hook.remove()

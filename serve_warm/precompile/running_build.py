@@ -19,7 +19,7 @@ class PendingEntry:
     unit: Unit
     entry: Entry
     """The entry so far, without its file."""
-    library: aoti_build.LibraryBuild
+    library: aoti_build.Library
 
 
 class RunningBuild:
