@@ -55,11 +55,6 @@ def load(data: bytes, references: Mapping[str, tuple[str, str]], plan: Plan) -> 
         return with_checks(entry, plan)
 
 
-def find_changed_sources(sources: Mapping[str, str]) -> list[str]:
-    """Return the Python modules whose files have changed since an entry was compiled."""
-    return [name for name, digest in sources.items() if file_digest(name) != digest]
-
-
 @contextlib.contextmanager
 def as_reasons() -> Iterator[None]:
     """Turn torch's errors in the block into `NoEntry`, with torch's text as one line."""

@@ -33,7 +33,6 @@ from serve_warm.precompile.dict_lookups import (
 )
 from serve_warm.precompile.facts import (
     CALLEE,
-    UNREADABLE,
     Facts,
     Missing,
     NoEntry,
@@ -637,10 +636,7 @@ def _refuse_unsteady(collected: Facts, callee: Any) -> None:
     """Raise `NoEntry` if a fact fails although nothing has changed since the fact was made."""
     objects = collected.objects(callee)
     for fact in collected.facts:
-        try:
-            why = collected.why_broken(fact, objects)
-        except UNREADABLE as error:  # pragma: no cover  (why_broken catches the same errors)
-            why = str(error)
+        why = collected.why_broken(fact, objects)
         if why:
             missing = isinstance(objects[fact[0]], Missing)
             how = "cannot be found again" if missing else "gives a new value at each read"
