@@ -29,6 +29,9 @@ from serve_warm.errors import ConfigError, did_you_mean
 
 ENVIRONMENT_PREFIX = "SERVE_WARM_"
 
+FORMER = {"on_uncovered": "on_unproven", "parity": "eager_sample", "parts": "max_level"}
+"""Former names of settings, and the names that replaced them."""
+
 _SHARE = re.compile(r"1/[1-9][0-9]{0,8}", re.ASCII)
 
 
@@ -206,7 +209,7 @@ def resolve(
         )
     values: dict[str, Any] = base.model_dump()
     origin: dict[str, str] = {}
-    for name in WarmupConfig.model_fields:
+    for name in (*WarmupConfig.model_fields, *FORMER):
         variable = ENVIRONMENT_PREFIX + name.upper()
         if variable in environ:
             text = environ[variable]
@@ -261,7 +264,7 @@ def _describe(problem: Any, origin: Mapping[str, str]) -> str:
         # The value is not repeated, because under an unknown name it may be a credential.
         known = Seats.model_fields if inner else WarmupConfig.model_fields
         wrong = inner[0] if inner else field
-        question = did_you_mean(wrong, known)
+        question = did_you_mean(FORMER.get(wrong, wrong), known)
         return f"{text}; {question}" if question else text
     if field == "artifact":
         return text  # an address may hold a credential

@@ -114,6 +114,20 @@ def test_an_unknown_field_is_compared_with_the_known_ones():
 
 
 @pytest.mark.parametrize(
+    ("former", "name"),
+    [("on_uncovered", "on_unproven"), ("parity", "eager_sample"), ("parts", "max_level")],
+)
+def test_a_former_name_is_answered_with_the_name_of_today(former: str, name: str):
+    """A setting that is renamed must not be lost silently, in the environment either."""
+    by_yaml = problem(user_config=section(**{former: "x"}))
+    by_variable = problem(environ={f"SERVE_WARM_{former.upper()}": "x"})
+    assert f"user_config.warmup.{former}: Extra inputs" in by_yaml.message
+    assert f"SERVE_WARM_{former.upper()}: Extra inputs" in by_variable.message
+    for error in (by_yaml, by_variable):
+        assert f"did you mean '{name}'?" in error.message
+
+
+@pytest.mark.parametrize(
     ("artifact", "message"),
     [
         ("s4://bucket/hush", "unknown store scheme s4://; did you mean s3:// instead?"),
