@@ -332,14 +332,6 @@ def test_a_sticky_folder_is_enough_above_but_not_for_names(
     assert (of_file(link) == []) == safe
 
 
-def test_a_sticky_folder_is_no_place_for_names_to_be_made_in(tmp_path: Path):
-    """Others could make the same name first."""
-    folder = private(tmp_path / "folder")
-    assert folder_problems(folder) == ()
-    folder.chmod(0o1777)
-    assert len(folder_problems(folder)) == 1
-
-
 @root_only
 @pytest.mark.parametrize("name", ["first/in/link", "second/in/link", "third/in/file", "second"])
 def test_every_owner_that_a_link_leads_over_counts(tmp_path: Path, name: str):

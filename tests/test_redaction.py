@@ -196,14 +196,7 @@ def test_a_secret_is_taken_out_and_the_rest_is_left(name: str):
     assert [secret for secret in secrets if secret in redacted] == []
     assert HIDDEN in redacted
     assert kept in redacted
-
-
-@pytest.mark.parametrize("name", SECRETS)
-def test_redacting_twice_is_redacting_once(name: str):
-    """A redacted text does not change again."""
-    once = redact(SECRETS[name][0])
-
-    assert redact(once) == once
+    assert redact(redacted) == redacted, "a redacted text does not change again"
 
 
 ORDINARY = (

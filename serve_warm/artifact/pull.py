@@ -117,17 +117,17 @@ def pull(
         store, deployment=deployment, trust=trust, given_up=given_up, fingerprint=fingerprint
     )
     candidates = weigh(found.statements, fingerprint, trust)
-    warn_of_refused(candidates, uri=found.uri)
+    warn_of_refused(candidates, uri=store.uri)
     if not found.is_complete:
         logger.warning(
             "read %d statements for %r in %s, and skipped at least %d more: remove files that are "
             "not artifacts",
-            *(len(found.statements), deployment, found.uri, found.unread),
+            *(len(found.statements), deployment, store.uri, found.unread),
         )
     chosen = choose(candidates)
     if chosen is None:
         _refuse_missing_folder(store, deployment)
-        raise_none_fits(candidates, uri=found.uri, deployment=found.deployment, left=found.unread)
+        raise_none_fits(candidates, uri=store.uri, deployment=deployment, left=found.unread)
     return take(store, found, chosen, cache=cache, parts=parts, fetched=fetched, given_up=given_up)
 
 
@@ -155,43 +155,16 @@ def _refuse_missing_folder(store: Store, deployment: str) -> None:
 class Found:
     """The statements of a store, read and verified, before a statement is chosen."""
 
-    uri: str
-    deployment: str | None
-    """The deployment whose statements were read; None means all deployments."""
     statements: tuple[Statement, ...]
     """The statements, sorted by key."""
-    unread: int = 0
+    unread: int
     """Number of statements that were listed but not read."""
-    is_complete: bool = True
+    is_complete: bool
     """Whether every statement that a pull could choose has been read."""
     read_s: float
     """Wall-clock seconds for reading the store."""
     verify_s: float
     """Wall-clock seconds for everything except reading the store."""
-
-
-def find(store: Store, *, deployment: str | None, trust: Trust) -> Found:
-    """Return all statements of a deployment, or of all deployments, each verified against `trust`.
-
-    Raises:
-        StoreError: the store could not be listed. If a listed statement cannot be read, no error is
-            raised, and the statement is returned with its error.
-    """
-    began = time.perf_counter()
-    source = _TimedReader(store)
-    keys = source.statement_keys(deployment)
-    statements = tuple(
-        verify_statement(key, envelope, trust=trust, store=source.uri)
-        for start in range(0, len(keys), READERS)
-        for key, envelope in source.envelopes(keys[start : start + READERS])
-    )
-    return Found(
-        uri=store.uri,
-        deployment=deployment,
-        statements=statements,
-        read_s=source.elapsed_s,
-        verify_s=time.perf_counter() - began - source.elapsed_s,
-    )
 
 
 def find_fitting(
@@ -208,8 +181,9 @@ def find_fitting(
     `fingerprint=None` if the fingerprint is not known yet.
 
     Raises:
-        StoreError: as for `find`. If `given_up` is set, StoreError is also raised at the store's
-            next page or answer.
+        StoreError: the store could not be listed. If a listed statement cannot be read, no error is
+            raised, and the statement is returned with its error. If `given_up` is set, StoreError
+            is also raised at the store's next page or answer.
     """
     began = time.perf_counter()
     source = _TimedReader(store, given_up)
@@ -225,8 +199,6 @@ def find_fitting(
                 statement, fits=fingerprint is not None and fits(statement, fingerprint, trust)
             )
     return Found(
-        uri=store.uri,
-        deployment=deployment,
         statements=tuple(sorted(statements, key=lambda each: each.key)),
         unread=order.left,
         is_complete=order.is_complete,
@@ -261,7 +233,7 @@ def confirm(
     chosen = choose(candidates)
     if chosen is None or chosen.key != pulled.chosen.key:
         return None
-    warn_of_refused(candidates, uri=found.uri)
+    warn_of_refused(candidates, uri=pulled.store)
     return replace(pulled, chosen=chosen)
 
 
@@ -346,9 +318,14 @@ def explain(
     Raises:
         StoreError: the store could not be read.
     """
-    found = find(store, deployment=deployment, trust=trust)
-    candidates = weigh(found.statements, fingerprint, trust, limits="all")
-    warn_of_refused(candidates, uri=found.uri)
+    source, keys = _TimedReader(store), statement_keys(store, deployment)
+    statements = [
+        verify_statement(key, envelope, trust=trust, store=store.uri)
+        for start in range(0, len(keys), READERS)
+        for key, envelope in source.envelopes(keys[start : start + READERS])
+    ]
+    candidates = weigh(statements, fingerprint, trust, limits="all")
+    warn_of_refused(candidates, uri=store.uri)
     return in_order_of_use(candidates)
 
 
@@ -361,10 +338,6 @@ class _TimedReader:
         self.uri = store.uri
         self.elapsed_s = 0.0
         self.downloaded_bytes = 0
-
-    def statement_keys(self, deployment: str | None) -> Sequence[str]:
-        with self._count_time():
-            return statement_keys(self._store, deployment)
 
     def pages(self, prefix: str) -> Iterator[Sequence[Listed]]:
         pages = iter(self._store.pages(prefix))

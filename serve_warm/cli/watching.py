@@ -132,13 +132,13 @@ def troubles(now: Look) -> list[str]:
 
 def line(each: Observed) -> str:
     """Return all known facts about a replica in one line."""
-    done, wrote = inputs(each), heartbeat(each)
+    done = inputs(each)
     facts = [
         standing(each),
         f"inputs {done}" if done else "",
         f"verdict {verdict(each)}" if each.verdict else "",
         f"for {age(each.stage_s)}" if each.stage_s is not None else "",
-        wrote if each.ended else f"heartbeat {wrote}" if each.heartbeat_s is not None else "",
+        heartbeat(each),
     ]
     said = "; ".join([", ".join(filter(None, facts)), *notes(each)])
     return node.shown(f"{each.application}#{each.deployment} {each.replica}: {said}")
@@ -202,9 +202,11 @@ def inputs(each: Observed) -> str:
 
 
 def heartbeat(each: Observed) -> str:
-    """Return the time since a replica last wrote its state."""
-    ago = f"{age(each.heartbeat_s)} ago" if each.heartbeat_s is not None else ""
-    return f"ended {ago}".rstrip() if each.ended else ago or "–"
+    """Return when a replica ended or last wrote its state; empty if unknown."""
+    verb = "ended" if each.ended else "heartbeat"
+    if each.heartbeat_s is not None:
+        return f"{verb} {age(each.heartbeat_s)} ago"
+    return verb * each.ended
 
 
 def notes(each: Observed) -> list[str]:
@@ -250,14 +252,12 @@ def _describe_levels(each: Observed) -> str:
     return ", ".join(said)
 
 
-def age(seconds: float | None) -> str:
+def age(seconds: float) -> str:
     """Return a duration as a whole number of seconds, minutes, hours or days.
 
-    >>> [age(s) for s in (None, 0.4, 99, 100, 7200, 400_000)]
-    ['–', '0 s', '99 s', '2 min', '2 h', '5 d']
+    >>> [age(s) for s in (0.4, 99, 100, 7200, 400_000)]
+    ['0 s', '99 s', '2 min', '2 h', '5 d']
     """
-    if seconds is None:
-        return "–"
     if seconds < 100:
         return f"{seconds:.0f} s"
     for unit, size, limit in (("min", 60, 100 * 60), ("h", 3600, 48 * 3600)):

@@ -76,7 +76,7 @@ def keep_headers_private(whose: Literal["shared", "own"] = "shared") -> None:
 
 
 def _move_headers_to_own(codecache: ModuleType) -> None:
-    _move_headers(codecache, _own_header_directory)
+    _move_headers(codecache, private_directory)
 
 
 def _move_headers(codecache: ModuleType, find: Callable[[], Path] | None = None) -> None:
@@ -110,11 +110,6 @@ def header_directory() -> Path:
     if not why:
         return folder
     logger.warning("this process compiles its own C++ headers, because %s", why)
-    return private_directory()
-
-
-@functools.cache
-def _own_header_directory() -> Path:
     return private_directory()
 
 

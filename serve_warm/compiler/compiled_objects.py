@@ -135,9 +135,7 @@ def _list_used(function: Any) -> list[Any]:
     if _is_foreign(function):
         return []
     used = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
-    codes = [function.__code__]
-    for code in codes:  # the list grows with nested functions
-        codes += [const for const in code.co_consts if isinstance(const, CodeType)]
+    for code in _with_nested(function.__code__):
         for name in code.co_names:
             found = function.__globals__.get(name)
             used.append(found)
@@ -248,7 +246,8 @@ def find_uncalled(
     """
     called = {id(value): value for _, value in found if _was_entered(value, entered)}
     uncalled = [(path, value) for path, value in found if id(value) not in called]
-    inside = {id(part) for _, value in found for part in _parts_of(value)}
+    modules = [value for _, value in found if _is_module(value)]
+    inside = {id(part) for module in modules for part in list(module.modules())[1:]}
     functions = [value for value in called.values() if not _is_module(value)]
     of_functions = of_modules = set[str]()
     if functions and uncalled:
@@ -285,9 +284,7 @@ def _names_below(owner: Any, functions: Iterable[Any]) -> set[str]:
         if type(function) is not FunctionType or id(function) in seen or _is_foreign(function):
             continue
         seen.add(id(function))
-        codes = [function.__code__]
-        for code in codes:  # the list grows with nested functions
-            codes += [const for const in code.co_consts if isinstance(const, CodeType)]
+        for code in _with_nested(function.__code__):
             mentioned = {*code.co_names, *code.co_varnames, *code.co_freevars}
             names |= mentioned
             waiting += [methods.get(name) for name in mentioned]
@@ -367,12 +364,15 @@ def _codes_of(value: Any) -> Iterator[CodeType]:
 
 def _names_in(code: CodeType) -> set[str]:
     """Return the names that a function and the functions inside it mention."""
-    waiting, names = [code], set[str]()
-    while waiting:
-        code = waiting.pop()
-        names.update(code.co_names)
-        waiting.extend(each for each in code.co_consts if isinstance(each, CodeType))
-    return names
+    return {name for each in _with_nested(code) for name in each.co_names}
+
+
+def _with_nested(code: CodeType) -> list[CodeType]:
+    """Return the code of a function and of the functions inside it."""
+    codes = [code]
+    for each in codes:  # the list grows
+        codes += [const for const in each.co_consts if isinstance(const, CodeType)]
+    return codes
 
 
 def _reach(start: Iterable[str], names: Mapping[str, set[str]]) -> set[str]:
@@ -471,11 +471,6 @@ def _named_parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif not isinstance(value, PLAIN) and not _is_foreign(type(value)):
         attributes = dict(getattr(value, "__dict__", {}))
         yield from ((f".{name}", item) for name, item in attributes.items())
-
-
-def _parts_of(value: Any) -> list[Any]:
-    """Return all modules inside a compiled module."""
-    return list(value.modules())[1:] if _is_module(value) else []
 
 
 def _was_entered(value: Any, entered: Collection[int]) -> bool:

@@ -36,6 +36,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from serve_warm._redaction import first_line
+from serve_warm.compiler.gpus import is_cuda_initialized
 from serve_warm.compiler.imports import when_imported
 from serve_warm.inputs import InputSignature
 from serve_warm.report import CompileEvent, DeviceMemory
@@ -238,7 +239,7 @@ class _Attempt:
         self._others = [None if i in self._tensors else each for i, each in enumerate(new_inputs)]
         self._node, self._state = manager.current_node, manager.path_state
         self._had_run = function_id in manager.warmed_up_functions
-        self._stream = torch.cuda.current_stream() if _cuda_is_used() else None
+        self._stream = torch.cuda.current_stream() if is_cuda_initialized() else None
 
     def make(
         self,
@@ -364,13 +365,8 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
 def free_memory() -> None:
     """Free GPU memory that torch caches but no code uses. Pools of graphs are not affected."""
     gc.collect()  # errors and tasks in reference cycles keep tensors alive
-    if _cuda_is_used():
+    if is_cuda_initialized():
         sys.modules["torch"].cuda.empty_cache()
-
-
-def _cuda_is_used() -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.cuda.is_initialized())
 
 
 def times_short(device: str) -> int:
@@ -564,7 +560,7 @@ def memory() -> tuple[DeviceMemory, ...]:
 
 def _allocating() -> Any:
     """Return torch if it has used a GPU with its native allocator, or else `None`."""
-    if not _cuda_is_used():
+    if not is_cuda_initialized():
         return None
     torch = sys.modules["torch"]
     # cudaMallocAsync and user allocators do not report memory: they raise.

@@ -10,14 +10,20 @@ from typing import Any
 from serve_warm.config import environment
 
 
+def is_cuda_initialized() -> bool:
+    """Return whether this process has initialized CUDA, without importing torch."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())
+
+
 def is_gpu_in_use() -> bool:
     """Return whether this process has data on a GPU, without importing torch.
 
     Reading the GPU's name for the fingerprint initializes CUDA, but takes no memory of torch's.
     """
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    if not is_cuda_initialized():
         return False
+    torch: Any = sys.modules["torch"]
     if "PYTORCH_NO_CUDA_MEMORY_CACHING" in environment():  # then torch does not count its memory
         return True
     return any(map(torch.cuda.memory_reserved, range(torch.cuda.device_count())))

@@ -500,11 +500,5 @@ class _Methods(dict[int, "Dispatcher"]):
     starts without compiled methods.
     """
 
-    def __copy__(self) -> _Methods:
-        return _Methods()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Methods:
-        return _Methods()
-
     def __reduce__(self) -> Any:
         return _Methods, ()

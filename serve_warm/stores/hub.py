@@ -183,7 +183,7 @@ class HubStore:
         the Hub would need another request for every few files.
         """
         check_prefix(prefix)
-        folder, commit = self._path(prefix).rpartition("/")[0], self._move_on()
+        folder, commit = self._path(prefix).rpartition("/")[0], self._commit(anew=True)
         url = self._api("tree", commit) + (f"/{urllib.parse.quote(folder)}" if folder else "")
         sent: dict[str, Any] = {"params": {"recursive": True, "expand": False}}
         while url:
@@ -295,19 +295,16 @@ class HubStore:
 
     # --- commits ---------------------------------------------------------------------------
 
-    def _commit(self) -> str:
-        """Return the commit to read. On first use, the revision is resolved to this commit."""
-        with self._pin.resolving:
-            return self._pin.commit or self._resolve_and_pin()
+    def _commit(self, *, anew: bool = False) -> str:
+        """Return the commit to read. On first use, the revision is resolved to this commit.
 
-    def _move_on(self) -> str:
-        """Resolve the revision again, and return the commit to read from now on."""
+        With `anew`, the revision is resolved again.
+        """
         with self._pin.resolving:
-            return self._resolve_and_pin()
-
-    def _resolve_and_pin(self) -> str:
-        before, writes = self._pin.commit, self._pin.writes
-        commit = self._pin.found(self._resolve(), writes=writes)
+            before, writes = self._pin.commit, self._pin.writes
+            if before is not None and not anew:
+                return before
+            commit = self._pin.found(self._resolve(), writes=writes)
         if commit != before:
             logger.info(
                 "reading hf repo=%s revision=%s commit=%s", self.repository, self.revision, commit

@@ -221,15 +221,13 @@ class ObjectStore:
     def _part(
         self, found: Object, part: tuple[int, int], sink: Sink, stopped: threading.Event
     ) -> None:
-        whole = False
         try:
             if not stopped.is_set():
                 self._copy(found, part, sink, stopped)
-                whole = True
-        finally:
-            if not whole:
-                # Set `stopped` before the error propagates, so that no thread begins another part.
-                stopped.set()
+        except BaseException:
+            # Set `stopped` before the error propagates, so that no thread begins another part.
+            stopped.set()
+            raise
 
     def _copy(
         self, found: Object, part: tuple[int, int] | None, sink: Sink, stopped: threading.Event

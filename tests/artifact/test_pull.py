@@ -35,7 +35,7 @@ from serve_warm.artifact.archive import pack_directory, unpack_directory
 from serve_warm.artifact.choose import SHOWN_VARIANTS
 from serve_warm.artifact.manifest import FORMAT, utc_now
 from serve_warm.artifact.node_cache import NodeCache, default_root
-from serve_warm.artifact.pull import Pulled, confirm, expect, explain, find, pull, take
+from serve_warm.artifact.pull import Pulled, confirm, expect, explain, find_fitting, pull, take
 from serve_warm.artifact.push import push
 from serve_warm.artifact.push import sign as sign_all
 from serve_warm.errors import ArtifactNotFound, ArtifactRefused, StoreDenied, StoreError
@@ -600,7 +600,7 @@ def taken_early(
     store: Store, *, here: Fingerprint | None = None, unknown: tuple[str, ...] = ()
 ) -> tuple[Pulled | None, Any]:
     """Make a pull before the app is known. Return it, closed, with the found statements."""
-    found = find(store, deployment=DEPLOYMENT, trust=trusting(KEY))
+    found = find_fitting(store, deployment=DEPLOYMENT, trust=trusting(KEY), fingerprint=None)
     chosen = expect(found, fingerprint=here or fingerprint(), trust=trusting(KEY), unknown=unknown)
     if isinstance(chosen, str):  # why nothing fits
         return None, found

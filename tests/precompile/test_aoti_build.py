@@ -869,4 +869,4 @@ def test_a_plan_for_captured_calls_is_checked_without_a_library():
         made = aoti_build.make(lambda callee, t0: callee(t0), linear, [x], {"dynamic": False})
     plan = {**made.plan, "device": "cuda:0", "captures": ""}
     function = aoti_library.function_of(plan, None)
-    assert function.inputs(linear, [x])[-1] is not None
+    assert function.inputs.read(linear, [x])[-1] is not None

@@ -107,6 +107,14 @@ def test_a_module_that_no_watch_covers_is_walked_at_each_call(unwatched: Any):
     assert is_same(read(net, CALL), expected(net))
 
 
+def test_an_item_that_is_gone_is_not_made():
+    """A dict subclass can make a missing item, such as other weights, but Dynamo never calls it."""
+    made = type("Made", (dict,), {"__missing__": lambda _, key: torch.zeros(4)})
+    inputs = Inputs([Input(kind="path", path=[("item", "mask")])])
+    with pytest.raises(NoEntry, match="missing: 'mask'"):
+        inputs.read(made(), CALL)
+
+
 def test_an_input_that_is_gone_is_named():
     net = Net()
     read = Inputs(INPUTS).reader(net, Watch())

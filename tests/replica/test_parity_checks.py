@@ -383,11 +383,13 @@ def idle(begun: Warmup, *, executor: Any = None) -> int:
     async def wait() -> None:
         thread = executor.submit(threading.get_native_id).result() if executor else 0
         loop = asyncio.get_running_loop()
-        checks = kept_calls.IdleChecks(begun.checks, loop, model_thread=lambda: (executor, thread))
+        checks = kept_calls.IdleChecks(
+            begun.journal.checks, loop, model_thread=lambda: (executor, thread)
+        )
         checks.begin()
         for _ in range(1000):
             await asyncio.sleep(0.01)
-            if begun.checks.kept.thread_of_next() is None:
+            if begun.journal.checks.kept.thread_of_next() is None:
                 break
         await asyncio.sleep(0.05)  # the last one is taken before it is checked
 

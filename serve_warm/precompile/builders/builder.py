@@ -50,7 +50,7 @@ from serve_warm.precompile.facts.table import OF_PARTS
 from serve_warm.precompile.libraries.run import assigns
 from serve_warm.precompile.parity.distance import Verdict
 from serve_warm.precompile.parity.distance_check import CAUSE, compare_in_build
-from serve_warm.precompile.parity.eager import run_on_copies, why_not_twice
+from serve_warm.precompile.parity.eager import Kept, why_not_twice
 from serve_warm.precompile.trace.capture import capture
 from serve_warm.precompile.trace.captured import Made
 from serve_warm.precompile.trace.side_effects import callable_once, side_effects
@@ -76,7 +76,7 @@ class PendingEntry:
     unit: Unit
     entry: Entry
     """The entry so far, without its file."""
-    library: aoti_build.LibraryBuild
+    library: aoti_build.Library
 
 
 @record(frozen=True, kw_only=True)
@@ -214,7 +214,7 @@ class EntryBuilder:
             build.tell("library")
             return aoti_build.make(call.function, self._callee, call.tensors, arguments)
         build.tell("trace")
-        library = aoti_build.LibraryBuild(call.function, self._callee, call.tensors, arguments)
+        library = aoti_build.begin(call.function, self._callee, call.tensors, arguments)
         captured = library.captured
         dynamic = Dynamic(conditions=tuple(captured.conditions))
         entry = Entry(
@@ -494,7 +494,7 @@ def _calls_of_parts(
     hooks = [part.register_forward_pre_hook(note, with_kwargs=True) for part in parts]
     try:
         with eagerly():  # otherwise, entries of other callables would contain the hooks
-            run_on_copies(callee, function, tensors)
+            Kept(callee).run(function, tensors)
     finally:
         for hook in hooks:
             hook.remove()

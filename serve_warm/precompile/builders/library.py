@@ -30,7 +30,6 @@ from typing import Any
 import torch
 
 from serve_warm import _private_folders
-from serve_warm._records import record
 from serve_warm.precompile.builders import cpp as aoti_cpp
 from serve_warm.precompile.builders.assigned import Assigned
 from serve_warm.precompile.calls import python_random
@@ -49,7 +48,7 @@ from serve_warm.precompile.libraries import run as aoti_library
 from serve_warm.precompile.libraries.inputs import Input
 from serve_warm.precompile.trace import capture as aot_compile
 from serve_warm.precompile.trace import output_aliases
-from serve_warm.precompile.trace.captured import Captured, Made
+from serve_warm.precompile.trace.captured import Made
 from serve_warm.precompile.trace.graph_inputs import fake_of, inputs_of, read_sizes, take_parts
 from serve_warm.precompile.trace.guards import source_of
 from serve_warm.precompile.trace.side_effects import callable_once, side_effects
@@ -74,57 +73,29 @@ def make(
         NoEntry: the graph breaks, or a library cannot do a part of the graph's work.
     """
     with as_reasons():
-        library = _Library(function, callee, tensors, arguments, compiler="now")
-        run = library.run(callee, tensors)
-        return library.finish(run)
+        library = Library(function, callee, tensors, arguments, compiler="now")
+    return library.finish(callee, tensors)
 
 
-class LibraryBuild:
-    """A library whose C++ is being compiled. A later call of the same kind finishes the library."""
+def begin(
+    function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
+) -> Library:
+    """Run `make` until it needs the C++ compiler, and start this compiler in the background.
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        callee: Any,
-        tensors: Sequence[Any],
-        arguments: Mapping[str, Any],
-    ) -> None:
-        """Run `make` until it needs the C++ compiler, and start this compiler in the background.
+    A later call of the same kind finishes the library.
 
-        Raises:
-            NoEntry: as `make` does.
-        """
-        with as_reasons():
-            self._library = _Library(function, callee, tensors, arguments, compiler="background")
-            self._library.run(callee, tensors)
-            self._library.graph.compile()
-            self._library.graph.forget_run()
-
-    @property
-    def captured(self) -> Captured:
-        """Dynamo's result for the call that started the library's build."""
-        return self._library.captured
-
-    def finish(self, callee: Any, tensors: Sequence[Any]) -> Made:
-        """Wait for the C++ compiler, then do the remaining work of `make` for this call.
-
-        Raises:
-            NoEntry: as `make` does.
-        """
-        with as_reasons():
-            return self._library.finish(self._library.run(callee, tensors))
+    Raises:
+        NoEntry: as `make` does.
+    """
+    with as_reasons():
+        library = Library(function, callee, tensors, arguments, compiler="background")
+        library.run(callee, tensors)
+        library.graph.compile()
+        library.graph.forget_run()
+    return library
 
 
-@record(frozen=True, kw_only=True)
-class _Run:
-    """One call of the bytecode around a graph; the graph itself runs eagerly."""
-
-    given: Sequence[Any]
-    returned: Any
-    plan: Plan
-
-
-class _Library:
+class Library:
     """A graph that Dynamo captured for one call, and the library made from it."""
 
     def __init__(
@@ -140,12 +111,13 @@ class _Library:
             self.graph = _Graph(_settings(arguments), callee, changes, compiler=compiler)
             settings = {"backend": self.graph.take, "dynamic": arguments.get("dynamic")}
             self.captured = aot_compile.capture(function, callee, tensors, settings, has_plan=True)
+            """Dynamo's result for the call that started the library's build."""
         # A plan can draw Python's random numbers, but only if no other code uses them.
         for name in self.captured.plan.get("numbers", {}):
             self.captured.entry.fn.__globals__[name] = python_random.Unused
 
-    def run(self, callee: Any, tensors: Sequence[Any]) -> _Run:
-        """Return the result of a call, and the plan for such calls."""
+    def run(self, callee: Any, tensors: Sequence[Any]) -> Plan:
+        """Run the bytecode around the graph, and the graph eagerly; return the plan for a call."""
         # The tensors are copies without other references. If the callee kept the original tensors
         # of the call, the plan could not say whether a returned tensor belongs to the callee or to
         # the call.
@@ -161,11 +133,20 @@ class _Library:
             plan: Plan = {**self.graph.plan(given, returned), **_numbers_of(self.captured.plan)}
             self.graph.refuse_other_result(plan, given, returned)
         self.graph.refuse_other_inputs(plan, callee, given)
-        return _Run(given=given, returned=returned, plan=plan)
+        return plan
 
-    def finish(self, run: _Run) -> Made:
+    def finish(self, callee: Any, tensors: Sequence[Any]) -> Made:
+        """Wait for the C++ compiler, then do the remaining work of `make` for this call.
+
+        Raises:
+            NoEntry: as `make` does.
+        """
+        with as_reasons():
+            return self._open(self.run(callee, tensors))
+
+    def _open(self, plan: Plan) -> Made:
         """Open the library, compare the memory of its outputs with the run, and return it."""
-        data, plan = self.graph.compile()(), run.plan
+        data = self.graph.compile()()
         # In a private folder, so that no other user can replace the file before it is opened.
         with _private_folders.temporary_folder() as folder:
             path = folder / "library.so"
@@ -390,7 +371,7 @@ class _Graph:
 
     def refuse_other_inputs(self, plan: Plan, callee: Any, tensors: Sequence[Any]) -> None:
         """Raise `NoEntry` if a plan finds other inputs than the run."""
-        found = aoti_library.function_of(plan, None).inputs(callee, tensors)
+        found = aoti_library.function_of(plan, None).inputs.read(callee, tensors)
         for place, ours, given in zip(self._places, found, self._inputs, strict=True):
             if ours is not given:
                 where = place.name or place.path or place.index

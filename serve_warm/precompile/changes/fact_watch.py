@@ -15,7 +15,6 @@ Sources whose kind is in `SLOW_KINDS` are also compared during calls, but at mos
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -164,24 +163,10 @@ class FactWatch:
             if now is not before and not is_all:
                 dirty.update(self._children.get(row, ()))
                 judged.update((row, *self._related.get(row, ())))
-        for row, numbers in self._by_row() if is_all else self._of_rows(judged):
-            self._judge(row, numbers)
+        for row in sorted(judged & self._facts_at.keys()):
+            self._judge(row, self._facts_at[row])
         self._sources.drop_orphans()
         return dirty, judged
-
-    def _by_row(self) -> Iterable[tuple[int, Iterable[int]]]:
-        """Yield each row that has facts, with the indices of its facts."""
-        facts = self._merged.facts
-
-        def row_of(number: int) -> int:
-            return facts[number][0]
-
-        return itertools.groupby(sorted(range(len(facts)), key=row_of), row_of)
-
-    def _of_rows(self, rows: set[int]) -> Iterable[tuple[int, Iterable[int]]]:
-        """Yield each of these rows that has facts, with the indices of its facts."""
-        facts_at = self._facts_at
-        return ((row, facts_at[row]) for row in sorted(rows) if row in facts_at)
 
     def _object(self, row: int) -> Any:
         kept = self._objects[row]

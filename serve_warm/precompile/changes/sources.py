@@ -436,7 +436,8 @@ class Sources:
         elif kind == "value":
             self._note_contents(found)
         elif kind == "type":
-            self._note_class(found)
+            self._note("type", found)
+            self._note_methods(type(found))
         elif kind == "class":
             self._note_methods(found)
         elif kind == "hooks":
@@ -464,10 +465,6 @@ class Sources:
         if kind != "tensor":
             for each in classes_of(found):
                 self._note_methods(each)
-
-    def _note_class(self, found: Any) -> None:
-        self._note("type", found)
-        self._note_methods(type(found))
 
     def _note_methods(self, kind: type) -> None:
         self._note("class", kind)

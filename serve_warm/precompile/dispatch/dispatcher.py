@@ -178,10 +178,6 @@ class Dispatcher(HandedOver):
 
     # Called by the session ----------------------------------------------------------------------
 
-    def bind(self) -> None:
-        """Load the entries that fit the callable's current state."""
-        self.binder.bind()
-
     def bind_anew(self) -> None:
         """Look for the entries that fit again, and forget all known calls."""
         if self.binder.bind_anew().runs_eagerly:

@@ -149,7 +149,7 @@ class Session:
         self.loaded = table
         self._choose_active()
         for dispatcher in self.dispatchers:
-            dispatcher.bind()
+            dispatcher.binder.bind()
         return "; ".join(problems)
 
     def _choose_active(self) -> None:
@@ -168,7 +168,7 @@ class Session:
 
         After READY, every `one_in`-th call of an entry is checked; 0 means no checks.
         """
-        if self.loaded is None or not self.loaded.has_any:
+        if self.loaded is None or not self.loaded.made:
             self.checks = None
             return None
         from serve_warm.precompile.parity.checks import Checks

@@ -30,7 +30,7 @@ from serve_warm.precompile.entries import pickles
 from serve_warm.precompile.entries.model_tree import describe_model_change
 from serve_warm.precompile.facts.plan import Plan
 from serve_warm.precompile.facts.reasons import NoEntry
-from serve_warm.precompile.facts.source_files import find_changed_sources
+from serve_warm.precompile.facts.source_files import file_digest
 from serve_warm.precompile.facts.table import Facts
 
 logger = logging.getLogger(__name__)
@@ -90,11 +90,6 @@ class Entry:
     """If the user requested libraries, the reason why the entry is not a library."""
     distance: Distance = field(default_factory=Distance)
     plan: Plan = field(default_factory=Plan)
-
-    @property
-    def error(self) -> float:
-        """The largest difference from eager at the build."""
-        return max(self.errors, default=0.0)
 
     @functools.cached_property
     def function_key(self) -> str:
@@ -167,7 +162,8 @@ class EntryTable:
         self.broken = ""
         """The first unexpected error while loading an entry, as text."""
         self._functions: dict[str, Callable[..., Any] | NoEntry] = {}
-        self._changed: dict[str, str] = {}
+        self._digests: dict[str, str] = {}
+        """The digest of each Python module's file, by the module's name."""
         self._replaced_by_eager: set[str] = set()
         """Function keys of disabled entries whose calls must not go to torch.compile."""
         self._lock = threading.RLock()
@@ -222,9 +218,9 @@ class EntryTable:
         return self.folder / name
 
     def _is_other(self, name: str, digest: str) -> bool:
-        if name not in self._changed:
-            self._changed[name] = digest if not find_changed_sources({name: digest}) else ""
-        return self._changed[name] != digest
+        if name not in self._digests:
+            self._digests[name] = file_digest(name)
+        return self._digests[name] != digest
 
     def add(self, unit: Unit, entry: Entry, data: bytes, fn: Callable[..., Any]) -> None:
         """Add a new entry; use this only for a build's table."""
@@ -288,11 +284,6 @@ class EntryTable:
         return any(e.level == level for unit in self.units.values() for e in unit.entries)
 
     @property
-    def has_any(self) -> bool:
-        """Whether the table has an entry at any level."""
-        return any(unit.entries for unit in self.units.values())
-
-    @property
     def made(self) -> int:
         """Number of entries at all levels."""
         return sum(len(unit.entries) for unit in list(self.units.values()))
@@ -307,7 +298,7 @@ class EntryTable:
                 "callable": u.name,
                 "call": str(e.signature),
                 "level": e.level,
-                "error": e.error,
+                "error": max(e.errors, default=0.0),
                 **e.distance.to_json(),
                 **({"reason": e.reason} if e.reason else {}),
             }

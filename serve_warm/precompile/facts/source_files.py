@@ -5,15 +5,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 
 from serve_warm.precompile.facts.names import source_file
-
-
-def find_changed_sources(sources: Mapping[str, str]) -> list[str]:
-    """Return the Python modules whose files have changed since an entry was compiled."""
-    return [name for name, digest in sources.items() if file_digest(name) != digest]
 
 
 def file_digest(module: str) -> str:

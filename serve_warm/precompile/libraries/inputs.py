@@ -17,18 +17,13 @@ from typing import Any, Protocol
 
 from serve_warm._records import record
 from serve_warm.precompile.facts.reasons import NoEntry
-
-
-def _item(base: Any, key: Any) -> Any:
-    # Bypasses the `__missing__` of a dict subclass.
-    return dict.__getitem__(base, key) if isinstance(base, dict) else base[key]
-
+from serve_warm.precompile.facts.table import item
 
 STEPS: Mapping[str, Callable[[Any, Any], Any]] = {
     "attribute": getattr,
     # Bypasses the class's own attribute lookup.
     "own": object.__getattribute__,
-    "item": _item,
+    "item": item,
 }
 
 PLACES = {"parameter": "_parameters", "buffer": "_buffers"}
@@ -110,7 +105,7 @@ class Inputs:
                 else:
                     inputs.append(walk(callee))
         except GONE as error:
-            raise _missing(error) from error
+            raise explain_missing(error) from error
         return inputs
 
     def reader(self, callee: Any, watched: Watched) -> Read:
@@ -145,7 +140,7 @@ class Inputs:
                 for number, index, walk in others:  # in order, so each has its place
                     inputs.insert(number, walk(callee) if index is None else tensors[index])
             except GONE as error:
-                raise _missing(error) from error
+                raise explain_missing(error) from error
             return inputs
 
         return read
@@ -180,7 +175,8 @@ def _is_watched(module: Any, watched: Watched, *, is_parent: bool) -> bool:
     )
 
 
-def _missing(error: BaseException) -> NoEntry:
+def explain_missing(error: BaseException) -> NoEntry:
+    """Return the error for a callee that lacks a part which a library needs."""
     return NoEntry(f"its module is not the same as at build time; missing: {error}")
 
 

@@ -37,7 +37,14 @@ from serve_warm.precompile.facts.names import describe_tensor, name_of_class, re
 from serve_warm.precompile.facts.plan import ASSIGNING, Plan
 from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.libraries.cuda_graphs import Graphed, Run
-from serve_warm.precompile.libraries.inputs import GONE, Input, Inputs, Read, Watched, follow
+from serve_warm.precompile.libraries.inputs import (
+    GONE,
+    Input,
+    Inputs,
+    Watched,
+    explain_missing,
+    follow,
+)
 
 Build = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]], Any]
 """Function that builds the callee's result. It takes the outputs of the native code, the inputs of
@@ -142,7 +149,7 @@ class Function:
         """Functions that draw numbers from Python's `random` module. No code uses the numbers."""
         self._draws = draws or bool(numbers)
         """Whether a call draws random numbers."""
-        self._inputs = Inputs(inputs)
+        self.inputs = Inputs(inputs)
         self._said = [i.said for i in inputs]
         self._free = frozenset(number for number, i in enumerate(inputs) if "*" in i.said)
         self._apart = ApartInMemory()
@@ -160,7 +167,7 @@ class Function:
             LibraryFailedCleanly: the library failed, but other code may answer the call.
             LibraryFailed: the library failed, and may have changed inputs or drawn random numbers.
         """
-        return self.run(self._inputs.read(callee, tensors), callee, tensors)
+        return self.run(self.inputs.read(callee, tensors), callee, tensors)
 
     def run(self, inputs: Sequence[Any], callee: Any, tensors: Sequence[Any]) -> Any:
         """Run the library on the inputs of a call. Raises what `__call__` raises."""
@@ -188,21 +195,7 @@ class Function:
         try:
             return [walk(callee) for walk, _, _ in self.assigns]
         except GONE as error:
-            raise NoEntry(
-                f"its module is not the same as at build time; missing: {error}"
-            ) from error
-
-    def inputs(self, callee: Any, tensors: Sequence[Any]) -> list[Any]:
-        """Return the input tensors of the native code for a call.
-
-        Raises:
-            NoEntry: an input is missing.
-        """
-        return self._inputs.read(callee, tensors)
-
-    def reader(self, callee: Any, watched: Watched) -> Read:
-        """Return a function that can replace `inputs` until `watched` reports a change."""
-        return self._inputs.reader(callee, watched)
+            raise explain_missing(error) from error
 
     def _learn(self, inputs: Sequence[Any]) -> None:
         """Compare the tensors with the build's tensors, and create a C++ check for later calls."""
@@ -236,9 +229,9 @@ class Followed:
         function, readers = self.function, self._watched.readers
         read = readers.get(function)
         if read is None:
-            read = function.inputs
+            read = function.inputs.read
             if self._watched.unchanged():  # otherwise the next call finds other modules
-                read = readers[function] = function.reader(callee, self._watched)
+                read = readers[function] = function.inputs.reader(callee, self._watched)
         return function.run(read(callee, tensors), callee, tensors)
 
 

@@ -61,8 +61,6 @@ class Comparison:
     verdict: Verdict
     inputs: int
     """How many inputs were compared."""
-    reference_s: float
-    """Seconds of the full-precision runs."""
     unsure: str
     """Why a refusal may concern right code; empty if it does not. The fixed limit decides then."""
 
@@ -133,9 +131,7 @@ def compare(
             break
         calls.append(call)
     verdict = judge(calls, runs.dtype, no_reference=runs.no_reference)
-    if verdict.reason and not verdict.fixed:
-        return _judge_near_ties(verdict, calls, more, runs)
-    return runs.describe(verdict)
+    return _judge_near_ties(verdict, calls, more, runs)
 
 
 def compare_once(
@@ -158,24 +154,24 @@ def compare_once(
     calls = [runs.compare(tensors, compiled)]
     # A call with one number would else be refused for 1 in 20 right answers.
     verdict = judge(calls, runs.dtype, no_reference=runs.no_reference, most_width=math.inf)
-    if verdict.reason and not verdict.fixed:
-        return _judge_near_ties(verdict, calls, iter(()), runs)
-    return runs.describe(verdict)
+    return _judge_near_ties(verdict, calls, iter(()), runs)
 
 
 def _judge_near_ties(
-    refusal: Verdict, calls: Sequence[Results], more: Iterator[Results], runs: _Runs
+    first: Verdict, calls: Sequence[Results], more: Iterator[Results], runs: _Runs
 ) -> Comparison:
-    """Return the verdict about refused results, if near-ties inside the call may explain them.
+    """Judge refused results again, if near-ties inside the call may explain them.
 
     Right code may choose another expert than eager for one input, and then differs by more than
     rounding. Damaged code differs for most inputs, and also for inputs without near-ties. So the
     inputs are judged apart. The verdict is the one of the middle input, or of a refused input that
     has no near-tie.
     """
+    if not first.reason or first.fixed:
+        return runs.describe(first)
     close = {place: runs.count_close_choices(place) for place in range(min(len(calls), APART))}
     if not any(close.values()):
-        return runs.describe(refusal)
+        return runs.describe(first)
     several = [*calls, *itertools.islice(more, max(0, APART - len(calls)))]
     if len(several) < APART:
         why = f"{sum(close.values())} of its decisions are near-ties, and it has only one input"
@@ -207,7 +203,6 @@ class _Runs:
         self.given: list[Sequence[Any]] = []
         """The inputs that were compared."""
         self.eager_operators: set[str] = set()
-        self.reference_s = 0.0
         self.dtype = torch.float32
         self._kept = Kept(callee, restore=restore)
         self._function = function
@@ -238,7 +233,6 @@ class _Runs:
         return Comparison(
             verdict=replace(verdict, eager_operators=tuple(sorted(self.eager_operators))),
             inputs=len(self.given),
-            reference_s=self.reference_s,
             unsure=unsure,
         )
 
@@ -314,7 +308,6 @@ class _Runs:
     ) -> Sequence[Any] | None:
         if self.no_reference or self._precision is None:
             return None
-        began = time.perf_counter()
         try:
             run = run_in_full_precision(
                 self._kept,
@@ -327,8 +320,6 @@ class _Runs:
             self.no_reference = str(error)
             self._is_out_of_memory = isinstance(error.__cause__, torch.OutOfMemoryError)
             return None
-        finally:
-            self.reference_s += time.perf_counter() - began
         if like is not None and _shapes(run.tensors) != _shapes(like):
             self.no_reference = "the shapes of its results depend on how values are rounded"
             return None

@@ -92,11 +92,6 @@ def _zeros_only(eager: Any, ours: Any) -> bool:
     return bool((ours[~others] != 0).any()) and bool(others.any())
 
 
-def run_on_copies(callee: Any, function: Callable[..., Any], tensors: Sequence[Any]) -> None:
-    """Run a function on copies of a call's tensors; restore buffers and the random state."""
-    Kept(callee).run(function, tensors)
-
-
 class NotComparable(Exception):
     """A call cannot be compared with eager, for example because its result is not reproducible."""
 

@@ -28,7 +28,6 @@ from serve_warm.precompile.facts.names import identity, literal, name_of, resolv
 from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.facts.table import (
     CALLEE,
-    UNREADABLE,
     Facts,
     Missing,
     Step,
@@ -620,10 +619,7 @@ def _refuse_unsteady(collected: Facts, callee: Any) -> None:
     """Raise `NoEntry` if a fact fails although nothing has changed since the fact was made."""
     objects = collected.objects(callee)
     for fact in collected.facts:
-        try:
-            why = collected.why_broken(fact, objects)
-        except UNREADABLE as error:  # pragma: no cover  (why_broken catches the same errors)
-            why = str(error)
+        why = collected.why_broken(fact, objects)
         if why:
             missing = isinstance(objects[fact[0]], Missing)
             how = "cannot be found again" if missing else "gives a new value at each read"

@@ -173,7 +173,8 @@ class _Backend:
         sources = list(map(source_of, inputs_of(graph)))
 
         def read(functional: Any, _: Sequence[Any]) -> Any:
-            keys, self._in_order = read_graph(functional, sources)
+            keys, nodes, keeps_order = _read(functional, sources)
+            self._in_order = nodes if keeps_order else []
             count = len(graph.graph.output_node().args[0])
             self._written = keys[: len(keys) - count]
             self._keys = keys[len(keys) - count :]
@@ -218,20 +219,13 @@ CACHES = ("enable_autograd_cache", "force_autograd_cache", "bundled_autograd_cac
 """Settings of torch (2.11 to 2.13) that require a backend to return compiled code."""
 
 
-def read_graph(graph: Any, sources: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the expressions of a graph's outputs, and of all its nodes if their order can matter.
-
-    Raises:
-        NoEntry: an expression cannot be compared.
-    """
-    outputs, nodes, keeps_order = _read(graph, sources)
-    return outputs, nodes if keeps_order else []
-
-
 def _read(graph: Any, sources: Sequence[str]) -> tuple[list[str], list[str], bool]:
     """Return the expressions of the outputs and of all nodes, and whether their order can matter.
 
     A graph inside the graph, such as a branch of `torch.cond`, is a part of an expression.
+
+    Raises:
+        NoEntry: an expression cannot be compared.
     """
     keys: dict[Any, str] = {}
     left, drawn, keeps_order = list(sources), "", False

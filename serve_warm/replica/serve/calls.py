@@ -300,17 +300,13 @@ def suggest_target(cls: type, wrong: str) -> str:
     """
     names: dict[bool, set[str]] = {True: set(), False: set()}
     for base in cls.__mro__[:-1]:
-        names[_is_of_serve_warm(base)].update(vars(base))
+        names[base.__module__.partition(".")[0] == "serve_warm"].update(vars(base))
     methods = sorted(
         name
         for name in names[False] - names[True]
         if (name == "__call__" or not name.startswith("_")) and callable(getattr(cls, name))
     )
     return did_you_mean(wrong, methods) or f"its methods: {', '.join(methods) or 'none'}"
-
-
-def _is_of_serve_warm(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] == "serve_warm"
 
 
 async def call_like_serve(

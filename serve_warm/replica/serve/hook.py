@@ -224,7 +224,7 @@ class ServeReplica(ServeCalls):
                 names = {"application": self.application, "deployment": self.deployment}
                 self._seats.keep(self._config.seats, **names)
             if self._warmup is not None:
-                self._check_when_idle(self._warmup.checks, loop)
+                self._check_when_idle(self._warmup.journal.checks, loop)
 
     def _become_ready(self) -> None:
         # In Serve, only the hook calls this. An async `__init__` may await `warm_up()` earlier and

@@ -63,8 +63,6 @@ class Prepared:
     """The fingerprint that artifacts are compared with. None if no store is configured and torch
     is not imported."""
     compiles_with: CompilesWith = "nothing"
-    compiled_early: int = 0
-    """Number of frames compiled in `__init__`."""
 
 
 def makes_artifact(application: str, config: WarmupConfig) -> bool:
@@ -105,8 +103,7 @@ class Preparation(Step):
                 prepare_compiler(self._start)
                 self._need_compiler(arguments)
             self._warn_of_remote_caches()
-            early = unwatched_compiles() - self._replica.unwatched_compiles_before
-            journal.compiled_early = early
+            journal.compiled_early = unwatched_compiles() - self._replica.unwatched_compiles_before
             inputs = await self.ask_inputs(deadline)
             await self._plan_together(inputs, ranks, deadline)
             journal.begin_counting()
@@ -117,9 +114,7 @@ class Preparation(Step):
                 fingerprint = journal.fingerprint = await self._fingerprint(
                     arguments, needs_compiler=with_ != "libraries"
                 )
-        return Prepared(
-            inputs=inputs, fingerprint=fingerprint, compiles_with=with_, compiled_early=early
-        )
+        return Prepared(inputs=inputs, fingerprint=fingerprint, compiles_with=with_)
 
     def _compiles_with(self, arguments: Mapping[str, str]) -> CompilesWith:
         if only_libraries(arguments):

@@ -17,7 +17,7 @@ import logging
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from serve_warm._redaction import describe_error, excerpt
 from serve_warm.compiler import cuda_graphs, evidence
@@ -79,9 +79,6 @@ from serve_warm.report import (
     Verdict,
     advise_on_narrow,
 )
-
-if TYPE_CHECKING:
-    from serve_warm.precompile.parity.checks import Checks
 
 logger = logging.getLogger(__name__)
 
@@ -183,14 +180,10 @@ class Warmup:
         """Warm up, prove that the replica is warm, and become ready. Raises what `prove` raises."""
         await self.prove()
         report = self.become_ready()
-        if self.checks is not None:
-            self.checks.kept.drop()  # outside Serve, nothing notices when the replica is idle
+        if self.journal.checks is not None:
+            # Outside Serve, nothing notices when the replica is idle.
+            self.journal.checks.kept.drop()
         return report
-
-    @property
-    def checks(self) -> Checks | None:
-        """Checks that compare entries with eager execution; None if there are no entries."""
-        return self._proof.checks
 
     async def prove(self) -> None:
         """Warm up, and prove that the replica is warm.
@@ -246,7 +239,7 @@ class Warmup:
                 if refusal is None:
                     raise
                 await loading.go_on_without(refusal, prepared)
-                proof.drop_checks()
+                self.journal.checks = None  # the entries are no longer used
                 await proof.replay_and_compare(prepared, deadline)
             if loaded.verdict is Verdict.FULL_HIT:  # an artifact has the build's result
                 proof.look_at_build(prepared.inputs)
@@ -286,8 +279,8 @@ class Warmup:
         seen.on_event = self._note_in_traffic
         if self._config.after_ready == "forbid":
             seen.forbidden = self._replica.refusal
-        if self.checks is not None:
-            self.checks.serve()
+        if journal.checks is not None:
+            journal.checks.serve()
         return journal.say_ready()
 
     async def update(
@@ -461,11 +454,6 @@ class Proof(Step):
         of the last replay."""
         self.ranks = ranks.Ranks()
 
-    @property
-    def checks(self) -> Checks | None:
-        """Checks that compare entries with eager execution; None if there are no entries."""
-        return self._journal.checks
-
     def overdue(self) -> WarmupTimeout | None:
         """Return an error if the current replay is late, else None. Any thread may call this."""
         return self._replays[-1].overdue() if self._replays else None
@@ -474,7 +462,7 @@ class Proof(Step):
         self, prepared: Prepared, deadline: Deadline, *, in_traffic: bool = False
     ) -> Replay:
         """Return a replay of the declared inputs."""
-        early = prepared.compiled_early > 0
+        early = self._journal.compiled_early > 0
         return Replay(
             prepared.inputs,
             self._replica.call,
@@ -606,16 +594,12 @@ class Proof(Step):
 
     def _begin_checks(self) -> None:
         # Ranks that compute together would need to check the same call at the same time.
-        if self.checks is None and self.ranks.size == 1:
+        if self._journal.checks is None and self.ranks.size == 1:
             self._journal.checks = SESSION.begin_checks(
                 one_in=self._config.eager_one_in,
                 can_compile=_can_compile,
                 on_failure=self._note_withdrawn,
             )
-
-    def drop_checks(self) -> None:
-        """Drop the checks, because the entries are no longer used."""
-        self._journal.checks = None
 
     def _note_withdrawn(self, failure: str) -> None:
         self._journal.degraded.append(f"parity: {failure}")
@@ -626,7 +610,7 @@ class Proof(Step):
 
         Checks one entry of each callable, and more while `COMPARED_SHARE` allows.
         """
-        journal, checks = self._journal, self.checks
+        journal, checks = self._journal, self._journal.checks
         if checks is None:
             return False
         budget_s = COMPARED_SHARE * journal.seconds_of(Stage.REPLAYING, Stage.PROVING)
