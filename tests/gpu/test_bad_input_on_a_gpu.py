@@ -21,8 +21,9 @@ from serve_warm import compile as serve_warm_compile
 from serve_warm.compiler.imports import import_compiler
 from serve_warm.compiler.watch import watch_process
 from serve_warm.inputs import Input
+from serve_warm.replica.record.progress import Progress
 from serve_warm.replica.replay.passes import Replay
-from serve_warm.replica.replay.timed_calls import Deadline, Limits, Progress
+from serve_warm.replica.replay.timed_calls import Deadline, Limits
 from serve_warm.report import CompileEvent
 
 pytestmark = ON_A_GPU

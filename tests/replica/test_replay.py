@@ -27,10 +27,11 @@ from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import NotProven, ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
 from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.replica.record.progress import Progress
 from serve_warm.replica.record.timeline import Timeline
 from serve_warm.replica.replay.passes import PROOF_ATTEMPTS, Replay
 from serve_warm.replica.replay.ranks import Ranks
-from serve_warm.replica.replay.timed_calls import Deadline, Limits, Progress
+from serve_warm.replica.replay.timed_calls import Deadline, Limits
 from serve_warm.replica.replay.waits import Waits
 
 RECOMPILE_LIMIT = 8

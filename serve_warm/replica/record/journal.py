@@ -29,9 +29,9 @@ from serve_warm.config import WarmupConfig
 from serve_warm.errors import ServeWarmError
 from serve_warm.node import boot_s
 from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.replica.record.progress import Progress
 from serve_warm.replica.record.timeline import Timeline
 from serve_warm.replica.record.traffic_log import TrafficLog
-from serve_warm.replica.replay.timed_calls import Progress
 from serve_warm.report import (
     ArtifactUse,
     CompileEvent,

@@ -29,11 +29,12 @@ from serve_warm.compiler.watch import Watch
 from serve_warm.errors import NotProven, ReplayFailed, WarmupFailed
 from serve_warm.inputs import Input
 from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.replica.record.progress import Progress
 from serve_warm.replica.replay.call_evidence import CallEvidence
 from serve_warm.replica.replay.narrow import Varied
 from serve_warm.replica.replay.ranked_calls import InputCalls, describe_counts, describe_last
 from serve_warm.replica.replay.ranks import Ranks
-from serve_warm.replica.replay.timed_calls import Call, GivenUp, Limits, Progress, TimedCalls
+from serve_warm.replica.replay.timed_calls import Call, GivenUp, Limits, TimedCalls
 from serve_warm.replica.replay.waits import Waits
 from serve_warm.report import Stage
 

@@ -11,9 +11,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -23,9 +22,10 @@ from serve_warm.compiler.watch import Watch
 from serve_warm.errors import ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
 from serve_warm.replica.record.failed_compile import find_reason
+from serve_warm.replica.record.progress import Progress
 from serve_warm.replica.record.raised_at import find_line
 from serve_warm.replica.replay.waits import LOOK_S, Waits
-from serve_warm.report import InputResult, Stage
+from serve_warm.report import Stage
 
 logger = logging.getLogger(__name__)
 
@@ -63,47 +63,6 @@ class Limits:
     """The time by which the whole start must end."""
     input_s: float
     """Maximum seconds for one call of one input."""
-
-
-@dataclass
-class Progress:
-    """The progress of a replay, which observers read while the replay runs."""
-
-    inputs: Sequence[Input] = ()
-    passes: int = 0
-    """Number of passes begun."""
-    done: int = 0
-    """Number of inputs replayed in the current pass."""
-    first_s: dict[str, float] = field(default_factory=dict)
-    steady_s: dict[str, float] = field(default_factory=dict)
-    compiles: dict[str, int] = field(default_factory=dict)
-    unproven: dict[str, str] = field(default_factory=dict)
-    """For each input that is not proven, its name and the reason."""
-    left_out: dict[str, str] = field(default_factory=dict)
-    """For each input that ran out of memory, its name and the reason; no pass replays these
-    inputs."""
-    proven: set[str] = field(default_factory=set)
-    threads: set[int] = field(default_factory=set)
-    """Native ids of the threads that made compiled calls in the proof pass."""
-    has_compiled: bool = True
-    """Whether compiled functions exist in this process, as far as the proof has shown."""
-
-    def results(self) -> tuple[InputResult, ...]:
-        """Return one record for each input, in replay order."""
-        return tuple(
-            InputResult(
-                name=item.name,
-                proven=item.name in self.proven,
-                first_s=self.first_s.get(item.name, 0.0),
-                steady_s=self.steady_s.get(item.name, 0.0),
-                compiles=self.compiles.get(item.name, 0),
-                note=""
-                if item.name in self.proven
-                else self.unproven.get(item.name) or self.left_out.get(item.name, "not reached"),
-                left_out=item.name in self.left_out,
-            )
-            for item in self.inputs
-        )
 
 
 class GivenUp(ReplayFailed):

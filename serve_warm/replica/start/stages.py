@@ -47,6 +47,7 @@ from serve_warm.node import boot_s
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.preload import early_imports
 from serve_warm.replica.record.journal import Journal, Observer, cpu_seconds
+from serve_warm.replica.record.progress import Progress
 from serve_warm.replica.record.raised_at import is_users
 from serve_warm.replica.record.timeline import Timeline
 from serve_warm.replica.record.traffic_log import KEEP_ON_ONE_THREAD
@@ -61,7 +62,7 @@ from serve_warm.replica.replay.narrow import (
 )
 from serve_warm.replica.replay.passes import PROOF_ATTEMPTS, Replay
 from serve_warm.replica.replay.routes import find_routes
-from serve_warm.replica.replay.timed_calls import Deadline, Limits, Progress
+from serve_warm.replica.replay.timed_calls import Deadline, Limits
 from serve_warm.replica.replay.waits import Waits
 from serve_warm.replica.replay.watchdog import Watchdog
 from serve_warm.replica.start import prefetch
