@@ -28,7 +28,7 @@ from serve_warm.errors import ConfigError, WarmupFailed
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.entries.table import INDEX, EntryTable, file_name
 from serve_warm.precompile.parity import checks as entry_checks
-from serve_warm.precompile.parity import kept_calls
+from serve_warm.precompile.parity import idle_checks
 from serve_warm.replica.start.stages import Warmup
 from serve_warm.report import Stage, Verdict
 
@@ -383,7 +383,7 @@ def idle(begun: Warmup, *, executor: Any = None) -> int:
     async def wait() -> None:
         thread = executor.submit(threading.get_native_id).result() if executor else 0
         loop = asyncio.get_running_loop()
-        checks = kept_calls.IdleChecks(
+        checks = idle_checks.IdleChecks(
             begun.journal.checks, loop, model_thread=lambda: (executor, thread)
         )
         checks.begin()
@@ -394,7 +394,7 @@ def idle(begun: Warmup, *, executor: Any = None) -> int:
         await asyncio.sleep(0.05)  # the last one is taken before it is checked
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept_calls, "IDLE_S", 0.01)
+        patch.setattr(idle_checks, "IDLE_S", 0.01)
         asyncio.run(wait())
     report = begun.report().parity
     return report.checked
@@ -458,7 +458,7 @@ def test_a_busy_replica_checks_in_traffic(
     right: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """An entry that never waited for an idle second is checked at its next call."""
-    monkeypatch.setattr(kept_calls, "BUSY_S", 0.0)
+    monkeypatch.setattr(idle_checks, "BUSY_S", 0.0)
     stand_in = replica(SIZES)
     begun = ready(stand_in, right, tmp_path)
     before = idle(begun)

@@ -30,8 +30,8 @@ from serve_warm.precompile.calls import signature as call_signature
 from serve_warm.precompile.calls.eagerly import eagerly
 from serve_warm.precompile.calls.signature import Dynamic, Signature, describe, module_of
 from serve_warm.precompile.changes.model_state import state_of
-from serve_warm.precompile.dispatch.dispatcher import Dispatcher
-from serve_warm.precompile.dispatch.settling_calls import FirstCalls
+from serve_warm.precompile.dispatch.first_calls import FirstCalls
+from serve_warm.precompile.dispatch.session import CompiledCallable
 from serve_warm.precompile.entries.function import inputs_of, writes
 from serve_warm.precompile.entries.model_tree import has_work, plain_values
 from serve_warm.precompile.entries.table import (
@@ -373,13 +373,13 @@ class RunningBuild:
         """Entries whose library is still unfinished."""
         self.tell: Callable[[Literal["trace", "entry", "library"]], None] = lambda _: None
         """Callback that receives the next step of the build."""
-        self._builders: weakref.WeakKeyDictionary[Dispatcher, EntryBuilder] = (
+        self._builders: weakref.WeakKeyDictionary[CompiledCallable, EntryBuilder] = (
             weakref.WeakKeyDictionary()
         )
 
     def entry_for(
         self,
-        dispatcher: Dispatcher,
+        dispatcher: CompiledCallable,
         unit: Unit,
         signature: Signature,
         state: Mapping[str, str],
@@ -399,7 +399,7 @@ class RunningBuild:
         call = NewCall(build=self, unit=unit, signature=signature, state=state, tensors=tensors)
         return builder.make(call)
 
-    def note_answer(self, dispatcher: Dispatcher, entry: Entry) -> None:
+    def note_answer(self, dispatcher: CompiledCallable, entry: Entry) -> None:
         """Record that an entry ran a call, which proves that the entry's state occurs again."""
         builder = self._builders.get(dispatcher)
         if builder is not None:

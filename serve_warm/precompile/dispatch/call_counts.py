@@ -12,7 +12,6 @@ import logging
 from collections.abc import Mapping
 
 from serve_warm._redaction import excerpt
-from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.report import EntryUse
 
 logger = logging.getLogger(__name__)
@@ -35,15 +34,17 @@ class CallCounts:
         self._logged: set[str] = set()
         """Reasons that apply to all calls of the callable, and that were already logged once."""
 
-    def count(self, call: str, level: int, reason: str, *, of_all: bool = False) -> Use:
+    def count(
+        self, call: str, level: int, reason: str, *, of_all: bool = False, is_trial: bool
+    ) -> Use:
         """Count a call, and return the key of its count. Log the reason the first time.
 
-        `of_all` says that the reason applies to all calls of the callable.
+        `of_all` says that the reason applies to all calls of the callable. Trials log nothing.
         """
         use = (call, level, self._redact(reason) if reason else "")
         if use not in self.by_use and len(self.by_use) >= CALLS_KEPT:
             use = ("other calls", level, "")
-        elif reason and not self.by_use.get(use) and not SESSION.is_probing:
+        elif reason and not self.by_use.get(use) and not is_trial:
             if not of_all:
                 logger.warning("level %d for %s%s: %s", level, self.name, call, use[2])
             elif use[2] not in self._logged:

@@ -35,8 +35,9 @@ from serve_warm.precompile.calls.signature import Signature, key_of
 from serve_warm.precompile.calls.torch_state import is_intercepted, state_check, tensor_check
 from serve_warm.precompile.dispatch.binding import Binder, Binding, OfClass
 from serve_warm.precompile.dispatch.call_counts import CallCounts, Use
+from serve_warm.precompile.dispatch.first_calls import FirstCalls
 from serve_warm.precompile.dispatch.session import SESSION
-from serve_warm.precompile.dispatch.settling_calls import FirstCalls, SettlingCallDue, SettlingCalls
+from serve_warm.precompile.dispatch.settling_calls import SettlingCallDue, SettlingCalls
 from serve_warm.precompile.entries.function import may_run_again
 from serve_warm.precompile.entries.table import Entry, EntryTable, NotYet
 from serve_warm.precompile.facts.plan import LIBRARY_LEVEL
@@ -251,9 +252,9 @@ class Dispatcher(HandedOver):
             if building:
                 table.refused.setdefault((self.name, call), str(error))
             # All calls of a changed model have the same reason.
-            use = self._shared.counts.count(call, 1, str(error), of_all=not binding.entries)
+            use = self._count(call, 1, str(error), of_all=not binding.entries)
         else:
-            use = self._shared.counts.count(call, entry.level, entry.reason)
+            use = self._count(call, entry.level, entry.reason)
             checks = SESSION.checks
             if not building:
                 followed = for_known_calls(fn, binding.watch)
@@ -296,6 +297,10 @@ class Dispatcher(HandedOver):
             self._settling.take(binding, (signature, state, tensors), args, kwargs)
             raise NoEntry(binding.why_none(self.name, table, signature, state))
         return *build.entry_for(self, binding.unit, signature, state, tensors), None
+
+    def _count(self, call: str, level: int, reason: str, *, of_all: bool = False) -> Use:
+        counts = self._shared.counts
+        return counts.count(call, level, reason, of_all=of_all, is_trial=SESSION.is_probing)
 
     def _noted(self, entry: Entry) -> Entry:
         if SESSION.being_built is not None:
@@ -355,9 +360,9 @@ class Dispatcher(HandedOver):
             # Eager execution raises the error that the user expects, but torch.compile would import
             # Dynamo.
             value = self.callee(*args, **kwargs)
-            self._shared.counts.count(call, 1, str(error))
+            self._count(call, 1, str(error))
             return value
-        self._shared.counts.count(call, 1, _why_not_run(fn, error))
+        self._count(call, 1, _why_not_run(fn, error))
         return self.stock(*args, **kwargs)
 
 

@@ -21,8 +21,9 @@ from serve_warm.report import EntryUse
 
 if TYPE_CHECKING:
     from serve_warm.precompile.calls.signature import Signature
+    from serve_warm.precompile.dispatch.binding import Binder
     from serve_warm.precompile.dispatch.call_counts import CallCounts
-    from serve_warm.precompile.dispatch.dispatcher import Dispatcher
+    from serve_warm.precompile.dispatch.first_calls import FirstCalls
     from serve_warm.precompile.entries.table import Entry, EntryTable, Unit
     from serve_warm.precompile.parity.checks import Checks
 
@@ -64,6 +65,24 @@ class LiveObjects(Generic[T]):
         return len(self._references)
 
 
+class CompiledCallable(Protocol):
+    """A callable of `serve_warm.compile`."""
+
+    callee: Any
+    name: str
+    arguments: dict[str, Any]
+    """The arguments of torch.compile."""
+    level: int
+    first_calls: FirstCalls
+    binder: Binder
+
+    def bind_anew(self) -> None:
+        """Look for the entries that fit again, and forget all known calls."""
+
+    def forget_calls(self) -> None:
+        """Force a new lookup of the code at the next call of each kind."""
+
+
 class Build(Protocol):
     """A running build, which makes an entry for each new kind of call."""
 
@@ -71,7 +90,7 @@ class Build(Protocol):
 
     def entry_for(
         self,
-        dispatcher: Dispatcher,
+        dispatcher: CompiledCallable,
         unit: Unit,
         signature: Signature,
         state: Mapping[str, str],
@@ -79,7 +98,7 @@ class Build(Protocol):
     ) -> tuple[Entry, Callable[..., Any]]:
         """Make the entry for a call, and return it with its code."""
 
-    def note_answer(self, dispatcher: Dispatcher, entry: Entry) -> None:
+    def note_answer(self, dispatcher: CompiledCallable, entry: Entry) -> None:
         """Record that an entry ran a call."""
 
     def withdraw_changed(self) -> None:
@@ -93,7 +112,7 @@ class Session:
     """State that the callables of one process share: see `SESSION`."""
 
     def __init__(self) -> None:
-        self.dispatchers: LiveObjects[Dispatcher] = LiveObjects()
+        self.dispatchers: LiveObjects[CompiledCallable] = LiveObjects()
         """One dispatcher for each callable of `serve_warm.compile` that is still in use."""
         self.counts: LiveObjects[CallCounts] = LiveObjects()
         """Counts of the calls to these callables."""

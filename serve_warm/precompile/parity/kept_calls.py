@@ -4,14 +4,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -22,24 +19,31 @@ from serve_warm.precompile.parity.check import KeptCall
 
 if TYPE_CHECKING:
     from serve_warm.precompile.parity.check import Check, Checked
-    from serve_warm.precompile.parity.checks import Checks
 
 KEPT_BYTES = 64 << 20
 """Limit in bytes for copies of inputs that wait until the replica is idle. If the copies for a call
 do not fit, the call's entry is checked in a later request instead."""
 
-IDLE_S = 1.0
-"""A replica is idle after this many seconds without a call of its entries."""
 
-BUSY_S = 60.0
-"""Kept calls that wait longer than this many seconds are dropped. Their entries are then checked in
-later requests."""
+class Comparing(Protocol):
+    """The checks to which the kept calls belong."""
+
+    def all_checks(self) -> list[Check]:
+        """Return the checks of all entries that were called. The caller must hold the lock."""
+
+    def lock_of(self, dispatcher: Checked) -> threading.RLock:
+        """Return the lock that blocks other calls to a callable during a check."""
+
+    def compare(
+        self, dispatcher: Checked, check: Check, fn: Callable[..., Any], tensors: Sequence[Any]
+    ) -> None:
+        """Compare the code of an entry with eager execution for one call."""
 
 
 class KeptCalls:
     """Copies of the inputs of one call for each unchecked entry, in limited memory."""
 
-    def __init__(self, checks: Checks, lock: threading.Lock) -> None:
+    def __init__(self, checks: Comparing, lock: threading.Lock) -> None:
         self._checks = checks
         self._lock = lock
         """Protects the checks, which any thread may use."""
@@ -120,49 +124,6 @@ class KeptCalls:
         for check in self.waiting():
             if thread is None or (check.kept is not None and check.kept.thread == thread):
                 check.kept = None
-
-
-class IdleChecks:
-    """Checks kept calls one at a time, on the threads that made them, while a replica is idle."""
-
-    def __init__(
-        self,
-        checks: Checks,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        model_thread: Callable[[], tuple[Executor | None, int]],
-    ) -> None:
-        self._checks = checks
-        self._loop = loop
-        self._model_thread = model_thread
-        self._until_s = time.monotonic() + BUSY_S
-
-    def begin(self) -> None:
-        """Schedule checks of kept calls on the event loop, until there are no more kept calls."""
-        self._loop.call_later(IDLE_S, self._look)
-
-    def _look(self) -> None:
-        thread = self._checks.kept.thread_of_next()
-        if thread is None:
-            self._checks.forget_calls()
-            return
-        if time.monotonic() > self._until_s:
-            self._checks.kept.drop()
-        elif self._checks.idle_s() >= IDLE_S:
-            executor, its_thread = self._model_thread()
-            if thread == threading.get_native_id():
-                self._checks.kept.check_one()
-            elif executor is not None and thread == its_thread:
-                executor.submit(self._checks.kept.check_one).add_done_callback(self._go_on)
-                return
-            else:
-                # a thread of a sync handler ends with its request
-                self._checks.kept.drop(thread)
-        self.begin()
-
-    def _go_on(self, _: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the process is about to end
-            self._loop.call_soon_threadsafe(self.begin)
 
 
 def _size(check: Check) -> int:

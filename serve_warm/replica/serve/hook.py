@@ -238,9 +238,7 @@ class ServeReplica(ServeCalls):
 
     def _check_when_idle(self, checks: Checks | None, loop: asyncio.AbstractEventLoop) -> None:
         if checks is not None:
-            from serve_warm.precompile.parity.kept_calls import (
-                IdleChecks,  # torch is imported by now
-            )
+            from serve_warm.precompile.parity.idle_checks import IdleChecks
 
             IdleChecks(
                 checks,
