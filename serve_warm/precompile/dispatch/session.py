@@ -21,7 +21,6 @@ from serve_warm.report import EntryUse
 
 if TYPE_CHECKING:
     from serve_warm.precompile.calls.signature import Signature
-    from serve_warm.precompile.dispatch.binding import Binder
     from serve_warm.precompile.dispatch.call_counts import CallCounts
     from serve_warm.precompile.dispatch.first_calls import FirstCalls
     from serve_warm.precompile.entries.table import Entry, EntryTable, Unit
@@ -65,6 +64,20 @@ class LiveObjects(Generic[T]):
         return len(self._references)
 
 
+class EntriesInUse(Protocol):
+    """The entries that one callable uses in its current state."""
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Lock that protects the choice of the entries."""
+
+    def load(self, table: EntryTable) -> object:
+        """Load the code of the entries that fit."""
+
+    def bind(self) -> object:
+        """Choose the entries that fit."""
+
+
 class CompiledCallable(Protocol):
     """A callable of `serve_warm.compile`."""
 
@@ -74,7 +87,10 @@ class CompiledCallable(Protocol):
     """The arguments of torch.compile."""
     level: int
     first_calls: FirstCalls
-    binder: Binder
+
+    @property
+    def binder(self) -> EntriesInUse:
+        """The entries that the callable uses."""
 
     def bind_anew(self) -> None:
         """Look for the entries that fit again, and forget all known calls."""
