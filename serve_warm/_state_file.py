@@ -12,7 +12,6 @@ import os
 import stat
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 from urllib.parse import quote
 
 from serve_warm import _private_folders
+from serve_warm._forks import call_in_children
 from serve_warm.node import (
     HEARTBEAT_S,
     MAX_STATE_BYTES,
@@ -191,23 +191,6 @@ def _take(lock: int) -> None:
             time.sleep(0.001)
         else:
             return
-
-
-def call_in_children(release: Callable[[], None]) -> None:
-    """Call `release` in forked children.
-
-    Without this call, a child would still hold an inherited lock after the lock's owner has ended.
-
-    `release` must be a method. This function does not keep the method's object alive.
-    """
-    known = weakref.WeakMethod(release)
-
-    def call() -> None:
-        held = known()
-        if held is not None:
-            held()
-
-    os.register_at_fork(after_in_child=call)
 
 
 def _sweep(folder: int) -> None:

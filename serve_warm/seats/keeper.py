@@ -30,10 +30,10 @@ from typing import Any, Protocol
 
 import ray
 
-from serve_warm import preload
 from serve_warm.config import Seats
 from serve_warm.errors import ServeWarmError, WarmupFailed
 from serve_warm.node import boot_s
+from serve_warm.seats import preload
 from serve_warm.seats import use as seat_use
 from serve_warm.seats.records import (
     TICKET_S,

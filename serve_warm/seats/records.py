@@ -26,8 +26,8 @@ from types import ModuleType
 from typing import Any, Literal, get_args
 
 from serve_warm import _private_folders
+from serve_warm._forks import call_in_children
 from serve_warm._records import record
-from serve_warm._state_file import call_in_children
 from serve_warm.node import boot_s
 
 SCHEMA = 1

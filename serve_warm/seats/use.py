@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_warm import node
-from serve_warm.preload import (
+from serve_warm.seats.preload import (
     HOOK,
     HOOK_VARIABLE,
     OMP,

@@ -221,13 +221,15 @@ class ObjectStore:
     def _part(
         self, found: Object, part: tuple[int, int], sink: Sink, stopped: threading.Event
     ) -> None:
+        whole = False
         try:
             if not stopped.is_set():
                 self._copy(found, part, sink, stopped)
-        except BaseException:
-            # Set `stopped` before the error propagates, so that no thread begins another part.
-            stopped.set()
-            raise
+                whole = True
+        finally:
+            if not whole:
+                # Set `stopped` before the error propagates, so that no thread begins another part.
+                stopped.set()
 
     def _copy(
         self, found: Object, part: tuple[int, int] | None, sink: Sink, stopped: threading.Event

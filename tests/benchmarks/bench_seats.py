@@ -58,8 +58,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 sys.path.insert(0, str(HERE.parent))
 
-from serve_warm import preload  # noqa: E402 - found through the line above
 from serve_warm.builder.bench import machine  # noqa: E402
+from serve_warm.seats import preload  # noqa: E402 - found through the line above
 
 APP = "benchmarks.seat_apps:embedder"
 IMPORTS = ("benchmarks.seat_apps", "transformers.models.bert.modeling_bert")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from serve_warm import preload
+from serve_warm.seats import preload
 
 preload.import_now(
     *os.environ["SEATS_IMPORTS"].split(","),

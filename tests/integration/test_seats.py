@@ -13,7 +13,7 @@ import pytest
 
 from conftest import wait_until
 from integration import seat_apps
-from serve_warm import preload
+from serve_warm.seats import preload
 
 if TYPE_CHECKING:
     from conftest import App, Cluster

@@ -19,8 +19,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from serve_warm import preload
 from serve_warm.errors import WarmupFailed
+from serve_warm.seats import preload
 from serve_warm.seats import use as seat_use
 from serve_warm.seats.records import SeatFolder, Wanted, is_taken
 

@@ -26,7 +26,7 @@ ENVIRONMENTS = ROOT / "build" / "matrix"
 
 LEVELS = (
     "tests/replica/test_cold_warm.py",
-    "tests/test_preload.py",
+    "tests/seats/test_preload.py",
     "tests/seats/test_seats.py",
     "tests/compiler/test_watch.py",
     "tests/precompile/test_binding.py",

@@ -27,11 +27,12 @@ PACKAGE = Path(serve_warm.__file__).parent
 # rows, and every package may import all of them. A row may name a module of a package: it is below
 # the rest of the package.
 ROOT = (
-    ("_package", "_redaction", "_after_import", "_daemon_threads", "_records", "node"),
+    ("_package", "_redaction", "_after_import", "_daemon_threads", "_records", "_forks", "node"),
     ("_spans", "errors"),
     ("_private_folders", "_store_address"),
     ("_state_file",),
     ("seats.records",),
+    ("seats.preload",),
     ("preload", "report"),
     ("fingerprint", "inputs", "config"),
     ("metrics",),
@@ -69,12 +70,14 @@ LIGHT = {
     *(
         "_redaction",
         "_daemon_threads",
+        "_forks",
         "errors",
         "report",
         "_private_folders",
         "_state_file",
         "seats.records",
         "preload",
+        "seats.preload",
         "fingerprint",
         "inputs",
         "config",
@@ -83,13 +86,13 @@ LIGHT = {
 }
 
 # `node` also runs as a single file, without `config`. `_redaction`, which is below `config`, hides
-# the values of the credentials that are set when a text is made. `preload` makes torch read the
-# same variables at its import as in a start without a seat.
-ENVIRONMENT_READERS = {"config", "node", "_redaction", "preload"}
+# the values of the credentials that are set when a text is made. `seats.preload` makes torch read
+# the same variables at its import as in a start without a seat.
+ENVIRONMENT_READERS = {"config", "node", "_redaction", "seats.preload"}
 
 # One broad handler each, because errors in the code that they call must not break the caller.
 BROAD_HANDLERS = {
-    "preload": "an error in an import of the app must not end a worker",
+    "seats.preload": "an error in an import of the app must not end a worker",
     "compiler.watch": "a torch that names guards in another way must not break a request",
     "replica.record.journal": "an observer must not break a warm-up",
     "precompile.parity.checks": "a check must not break a request",

@@ -45,7 +45,6 @@ from serve_warm.errors import (
 from serve_warm.inputs import Input
 from serve_warm.node import boot_s
 from serve_warm.precompile.dispatch.session import SESSION
-from serve_warm.preload import early_imports
 from serve_warm.replica.record.journal import Journal, Observer, cpu_seconds
 from serve_warm.replica.record.progress import Progress
 from serve_warm.replica.record.raised_at import is_users
@@ -80,6 +79,7 @@ from serve_warm.report import (
     Verdict,
     advise_on_narrow,
 )
+from serve_warm.seats.preload import early_imports
 
 logger = logging.getLogger(__name__)
 
