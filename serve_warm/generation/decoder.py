@@ -19,8 +19,7 @@ import torch
 from serve_warm._package import public
 from serve_warm.errors import ConfigError, GenerationRefused
 from serve_warm.generation.same_model import Active, SameModel, refuse_change
-from serve_warm.precompile.dispatch.session import SESSION
-from serve_warm.precompile.facts.failures import describe_failure
+from serve_warm.precompile import SESSION, describe_failure
 
 
 def _no_step(*_arguments: Any) -> Any:

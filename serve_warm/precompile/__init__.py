@@ -1,14 +1,52 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Levels 2 and 3: entries built ahead of time, and the dispatcher that runs them."""
+"""Levels 2 and 3: entries built ahead of time, and the dispatcher that runs them.
+
+Other packages import from here and from `compiled`, and from no room. The names below that need
+torch are imported at their first use, so that a replica can look for compiled callables without
+torch.
+"""
 
 from __future__ import annotations
 
+import importlib
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile.facts.plan import LIBRARY_LEVEL
+from serve_warm.precompile.facts.reasons import NoEntry
 
 if TYPE_CHECKING:
     from serve_warm.precompile.builders.builder import RunningBuild
+    from serve_warm.precompile.entries.table import EntryTable
+    from serve_warm.precompile.facts.failures import describe_failure
+    from serve_warm.precompile.parity.checks import Checks
+    from serve_warm.precompile.parity.idle_checks import IdleChecks
+
+__all__ = [
+    "LIBRARY_LEVEL",
+    "SESSION",
+    "Checks",
+    "EntryTable",
+    "IdleChecks",
+    "NoEntry",
+    "building",
+    "describe_failure",
+]
+
+_HOMES = {
+    "Checks": "parity.checks",
+    "EntryTable": "entries.table",
+    "IdleChecks": "parity.idle_checks",
+    "describe_failure": "facts.failures",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def building() -> AbstractContextManager[RunningBuild]:
@@ -18,6 +56,5 @@ def building() -> AbstractContextManager[RunningBuild]:
     level 1 is not compiled again.
     """
     from serve_warm.precompile.builders.builder import RunningBuild
-    from serve_warm.precompile.dispatch.session import SESSION
 
     return SESSION.building(RunningBuild())

@@ -54,6 +54,35 @@ PACKAGES = {
     "testing": ("stores",),
 }
 
+# The rooms of a package, and the rooms of the same package that each of them may import. A start
+# imports neither `trace` nor `builders`: only `precompile.building` does, in a build.
+ROOMS = {
+    "precompile": {
+        "facts": (),
+        "calls": ("facts",),
+        "changes": ("facts", "calls"),
+        "trace": ("facts", "calls"),
+        "entries": ("facts", "calls"),
+        "libraries": ("facts", "calls"),
+        "parity": ("facts", "calls", "entries"),
+        "dispatch": ("facts", "calls", "changes", "entries", "libraries", "parity"),
+        "compiled": ("facts", "calls", "entries", "dispatch"),
+        "builders": (
+            *("facts", "calls", "changes", "trace", "entries", "libraries", "parity"),
+            "dispatch",
+        ),
+    },
+    "replica": {
+        "record": (),
+        "replay": ("record",),
+        "start": ("record", "replay"),
+        "serve": ("record", "start"),
+    },
+}
+
+# What other packages may import of a package with rooms; all of it if the package is missing here.
+DOORS = {"precompile": {"compiled"}}
+
 # Packages that only these modules may import, at the top or in a function.
 OWNED = {
     "ray": {"replica", "seats", "metrics", "builder"},
@@ -183,6 +212,21 @@ def layer_violations(source: str, module: str, *, is_package: bool = False) -> I
             yield f"{module}:{line} imports {name}, which is not below {unit}"
 
 
+def room_violations(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
+    """Yield imports of rooms that the table does not allow."""
+    package, room = (*module.split("."), "")[:2]
+    for name, line in imported(ast.parse(source), module, is_package=is_package):
+        _, other, theirs = (*name.split("."), "", "")[:3]
+        if theirs not in ROOMS.get(other, {}) or name.partition(".")[0] != "serve_warm":
+            continue
+        if package == other and room:
+            is_allowed = theirs in (room, *ROOMS[other][room])
+        else:
+            is_allowed = package == other or theirs in DOORS.get(other, {theirs})
+        if not is_allowed:
+            yield f"{module}:{line} imports {name}, but may not use the room {theirs}"
+
+
 def owner_violations(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
     """Yield imports of a package that another module owns."""
     for name, line in imported(ast.parse(source), module, is_package=is_package):
@@ -266,6 +310,7 @@ def name_violations(source: str, module: str, *, is_package: bool = False) -> It
 
 CHECKS: list[Callable[..., Iterator[str]]] = [
     layer_violations,
+    room_violations,
     owner_violations,
     weight_violations,
     environment_violations,
@@ -284,7 +329,8 @@ def modules() -> Iterator[tuple[str, str, bool]]:
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_the_package_keeps_its_structure(check: Callable[..., Iterator[str]]) -> None:
-    skipped = {""} if check is layer_violations else set()  # `__init__` names all modules, lazily
+    # `__init__` names all modules, lazily.
+    skipped = {""} if check in (layer_violations, room_violations) else set()
 
     violations = [
         violation
@@ -300,6 +346,8 @@ def test_the_package_keeps_its_structure(check: Callable[..., Iterator[str]]) ->
     ("check", "module", "source"),
     [
         (layer_violations, "stores.local", "def f():\n from ..artifact import pack"),
+        (room_violations, "precompile.facts.x", "from serve_warm.precompile.calls import y"),
+        (room_violations, "replica.start.x", "from serve_warm.precompile.facts.table import y"),
         (owner_violations, "cli", "def f():\n import ray"),
         (weight_violations, "cli.main", "try:\n import torch\nexcept ImportError: ..."),
         (environment_violations, "trust", "import os\nx = os.environ['HOME']"),
@@ -326,7 +374,15 @@ def test_newcomers_are_shown_the_same_layers() -> None:
         name, _, others = (cell.replace("`", " ") for cell in line.strip("|").split("|"))
         packages[name.strip()] = tuple(others.replace(",", " ").split())
     units = {unit_of(module) for module, _, _ in modules() if module}
+    rooms: dict[str, dict[str, tuple[str, ...]]] = {}
+    for line in text.partition("| room | subject | imports |\n|---|---|---|\n")[2].splitlines():
+        if not line.startswith("|"):
+            break
+        name, _, others = (cell.replace("`", " ") for cell in line.strip("|").split("|"))
+        package, room = name.strip().split(".")
+        rooms.setdefault(package, {})[room] = tuple(others.replace(",", " ").split())
 
+    assert rooms == ROOMS
     assert [tuple(line.split()) for line in root.splitlines()] == list(ROOT)
     assert packages == PACKAGES
     assert sorted([*PACKAGES, *(unit for row in ROOT for unit in row)]) == sorted(units)
@@ -350,6 +406,17 @@ def test_permissions_are_in_use() -> None:
         for user, others in PACKAGES.items()
         for other in others
         if (user, other) not in used
+    ]
+    unused += [
+        f"{package}.{room} does not import {other}"
+        for package, rooms in ROOMS.items()
+        for room, others in rooms.items()
+        for other in others
+        if not any(
+            f"{user}.".startswith(f"{package}.{room}.")
+            and any(f"{name}.".startswith(f"serve_warm.{package}.{other}.") for name in names)
+            for user, names in found.items()
+        )
     ]
     unused += [
         f"{module} has no broad handler"

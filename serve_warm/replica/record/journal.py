@@ -28,7 +28,7 @@ from serve_warm.compiler.watch import EVENTS_KEPT, watch_process
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import ServeWarmError
 from serve_warm.node import boot_s
-from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile import SESSION
 from serve_warm.replica.record.progress import Progress
 from serve_warm.replica.record.timeline import Timeline
 from serve_warm.replica.record.traffic_log import TrafficLog
@@ -47,7 +47,7 @@ from serve_warm.report import (
 if TYPE_CHECKING:
     from serve_warm.fingerprint import Fingerprint
     from serve_warm.inputs import Input
-    from serve_warm.precompile.parity.checks import Checks
+    from serve_warm.precompile import Checks
 
 logger = logging.getLogger(__name__)
 

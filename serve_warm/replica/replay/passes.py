@@ -28,7 +28,7 @@ from serve_warm.compiler.proof import run_eagerly
 from serve_warm.compiler.watch import Watch
 from serve_warm.errors import NotProven, ReplayFailed, WarmupFailed
 from serve_warm.inputs import Input
-from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile import SESSION
 from serve_warm.replica.record.progress import Progress
 from serve_warm.replica.replay.call_evidence import CallEvidence
 from serve_warm.replica.replay.narrow import Varied

@@ -63,7 +63,7 @@ from serve_warm.seats.keeper import ReplicaSeats
 
 if TYPE_CHECKING:
     from serve_warm.inputs import Input
-    from serve_warm.precompile.parity.checks import Checks
+    from serve_warm.precompile import Checks
     from serve_warm.seats.records import SeatUse
     from serve_warm.trust import Trust
 
@@ -238,7 +238,7 @@ class ServeReplica(ServeCalls):
 
     def _check_when_idle(self, checks: Checks | None, loop: asyncio.AbstractEventLoop) -> None:
         if checks is not None:
-            from serve_warm.precompile.parity.idle_checks import IdleChecks
+            from serve_warm.precompile import IdleChecks
 
             IdleChecks(
                 checks,

@@ -25,7 +25,7 @@ from serve_warm.compiler.cpu_target import isa_checks
 from serve_warm.compiler.watch import watch_process
 from serve_warm.errors import ArtifactRefused, ServeWarmError, StoreError
 from serve_warm.fingerprint import NOT_NEEDED
-from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile import SESSION
 from serve_warm.replica.start import prefetch
 from serve_warm.replica.start.pack import ISA_FACT
 

@@ -41,7 +41,7 @@ from serve_warm.errors import (
     reword,
 )
 from serve_warm.fingerprint import Fingerprint
-from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile import SESSION
 from serve_warm.replica.record.journal import Journal
 from serve_warm.replica.replay.ranks import Ranks
 from serve_warm.replica.replay.timed_calls import Deadline

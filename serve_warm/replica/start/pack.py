@@ -12,9 +12,7 @@ from typing import Any, TypedDict
 from serve_warm import _private_folders
 from serve_warm.artifact.archive import pack_directory
 from serve_warm.compiler.cpu_target import isa_checks
-from serve_warm.precompile import building
-from serve_warm.precompile.dispatch.session import SESSION
-from serve_warm.precompile.facts.plan import LIBRARY_LEVEL
+from serve_warm.precompile import LIBRARY_LEVEL, SESSION, building
 from serve_warm.replica.replay.passes import Replay
 from serve_warm.report import Report
 

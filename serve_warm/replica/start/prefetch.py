@@ -48,7 +48,7 @@ from serve_warm.trust import Trust
 from serve_warm.trust.files import load_trust
 
 if TYPE_CHECKING:
-    from serve_warm.precompile.entries.table import EntryTable
+    from serve_warm.precompile import EntryTable
 
 logger = logging.getLogger(__name__)
 
@@ -123,8 +123,7 @@ class EntryFiles:
 
     def read(self) -> None:
         """Read the entries of each folder, if possible. This executes no code of the artifact."""
-        from serve_warm.precompile.entries.table import EntryTable
-        from serve_warm.precompile.facts.reasons import NoEntry
+        from serve_warm.precompile import EntryTable, NoEntry
 
         for folder in self.folders.values():
             with contextlib.suppress(NoEntry):  # loading the folder will report the reason

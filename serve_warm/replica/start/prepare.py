@@ -29,7 +29,7 @@ from serve_warm.fingerprint import (
     why_no_gpu,
 )
 from serve_warm.inputs import Input, sort_by_size
-from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile import SESSION
 from serve_warm.replica.replay.timed_calls import Deadline
 from serve_warm.replica.start.context import Start, Step
 from serve_warm.report import Stage

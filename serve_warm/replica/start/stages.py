@@ -44,7 +44,7 @@ from serve_warm.errors import (
 )
 from serve_warm.inputs import Input
 from serve_warm.node import boot_s
-from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile import SESSION
 from serve_warm.replica.record.journal import Journal, Observer, cpu_seconds
 from serve_warm.replica.record.progress import Progress
 from serve_warm.replica.record.raised_at import is_users
