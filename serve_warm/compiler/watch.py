@@ -637,8 +637,8 @@ class _Refused:
 
 def _hook_runs(seen: Watch, cpp_builder: Any) -> None:
     # Inductor compiles C++ in threads of this process, and each compiler run goes through this
-    # function (private; 2.5 to 2.15). tests/replica/test_cold_warm.py compares this count with the
-    # process table.
+    # function (private; 2.5 to 2.15). tests/replica/start/test_cold_warm.py compares this count
+    # with the process table.
     original = cpp_builder.run_compile_cmd
 
     def run_compile_cmd(cmd_line: str, cwd: str) -> None:

@@ -4,7 +4,7 @@
 
 Without a GPU: built for GPUs that are not here, launched by Triton's interpreter, and tuned by
 stand-ins for what measures. With one: tests/gpu.
-Templates on a CPU: tests/replica/test_cold_warm.py.
+Templates on a CPU: tests/replica/start/test_cold_warm.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `max-autotune` has chosen on this CPU is found by other processes, at another path.
 
-At level 1 through an artifact: tests/replica/test_cold_warm.py. Kernels of a GPU: tests/gpu.
+At level 1 through an artifact: tests/replica/start/test_cold_warm.py. Kernels of a GPU: tests/gpu.
 """
 
 from __future__ import annotations

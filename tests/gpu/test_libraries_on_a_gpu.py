@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Libraries (level 3) compute on a real GPU, and their calls are captured as CUDA graphs.
 
-tests/precompile/test_aoti_graphs.py has similar tests with a stand-in for CUDA.
+tests/precompile/libraries/test_library_graphs.py has similar tests with a stand-in for CUDA.
 """
 
 from __future__ import annotations

@@ -855,7 +855,7 @@ TENSORS = (
 SYNTHETIC = {
     "FAKE_SCRIPT_TYPE_MATCH": "an opaque object instead of a TorchScript class",
     "OPAQUE_OBJ_GUARD_FN_MATCH": "an opaque object with its own guard",
-    "TENSOR_SUBCLASS_METADATA_MATCH": "a tensor made of tensors (precompile/test_tensor_parts.py)",
+    "TENSOR_SUBCLASS_METADATA_MATCH": "a tensor made of tensors (test_tensor_parts.py)",
     "DTENSOR_SPEC_MATCH": "a DTensor, which needs a mesh of processes",
     "FSDP_TRAINING_STATE": "FSDP, which needs a process group",
     "FUNCTORCH_STACK_MATCH": "a transform of functorch around the build",

@@ -18,11 +18,11 @@ import serve_warm
 from processes import answer_of
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile import building
-from serve_warm.precompile.builders import library as aoti_build
+from serve_warm.precompile.builders import library as build_library
 from serve_warm.precompile.changes import unchanged as change_checks
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.entries.table import Entry, EntryTable
-from serve_warm.precompile.libraries import run as aoti_library
+from serve_warm.precompile.libraries import run as library_run
 
 
 def ramp(rows: int = 3) -> torch.Tensor:
@@ -34,12 +34,12 @@ def build(
     folder: Path,
     *calls: Callable[[], Any],
     level: int = 2,
-    make_library: Callable[..., Any] = aoti_build.make,
+    make_library: Callable[..., Any] = build_library.make,
 ) -> EntryTable:
     """Make an entry for each call, and write the entries of a level to `folder`."""
     folder.mkdir(exist_ok=True)
     with (
-        mock.patch.object(aoti_build, "make", make_library),
+        mock.patch.object(build_library, "make", make_library),
         torch.inference_mode(),
         building() as build,
     ):
@@ -82,13 +82,13 @@ def started(
     folder: Path,
     *,
     clock: Callable[[], float] = time.monotonic,
-    load_library: Callable[..., Any] = aoti_library.load,
+    load_library: Callable[..., Any] = library_run.load,
 ) -> Iterator[None]:
     """Load built entries as a fresh process does, without code that was compiled before."""
     torch._dynamo.reset()
     with (
         mock.patch.object(change_checks, "clock", clock),
-        mock.patch.object(aoti_library, "load", load_library),
+        mock.patch.object(library_run, "load", load_library),
     ):
         why = SESSION.load(folder)
         assert not why, why

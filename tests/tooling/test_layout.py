@@ -539,6 +539,7 @@ OTHER_FOLDERS = {
     "deployments": "the example applications",
     "gpu": "what needs a GPU",
     "integration": "what needs a Ray cluster",
+    "properties": "properties of several rooms, which the names of the files say",
     "readiness": "the rows of `make readiness`",
     "served_models": "the rows of `make architectures`",
     "soundness": "the table of `make soundness`",
@@ -576,7 +577,7 @@ def test_each_package_has_a_folder_of_tests() -> None:
 
     assert {path.name for path in folders} - {"__pycache__"} == PACKAGES.keys() | OTHER_FOLDERS
     for name in PACKAGES:
-        assert list((TESTS / name).glob("test_*.py"))
+        assert list((TESTS / name).rglob("test_*.py"))
 
 
 def test_tests_of_one_package_stand_in_its_folder() -> None:

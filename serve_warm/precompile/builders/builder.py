@@ -22,7 +22,7 @@ import torch
 import torch._inductor.config
 
 from serve_warm._records import record
-from serve_warm.precompile.builders import library as aoti_build
+from serve_warm.precompile.builders import library as build_library
 from serve_warm.precompile.builders.assigned import describe_changes
 from serve_warm.precompile.builders.first_state import ChangedByCall, settle
 from serve_warm.precompile.builders.pickle import make
@@ -76,7 +76,7 @@ class PendingEntry:
     unit: Unit
     entry: Entry
     """The entry so far, without its file."""
-    library: aoti_build.Library
+    library: build_library.Library
 
 
 @record(frozen=True, kw_only=True)
@@ -212,9 +212,9 @@ class EntryBuilder:
             return pending.library.finish(self._callee, call.tensors)
         if build.libraries == "made":
             build.tell("library")
-            return aoti_build.make(call.function, self._callee, call.tensors, arguments)
+            return build_library.make(call.function, self._callee, call.tensors, arguments)
         build.tell("trace")
-        library = aoti_build.begin(call.function, self._callee, call.tensors, arguments)
+        library = build_library.begin(call.function, self._callee, call.tensors, arguments)
         captured = library.captured
         dynamic = Dynamic(conditions=tuple(captured.conditions))
         entry = Entry(

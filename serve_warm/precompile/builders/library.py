@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from serve_warm import _private_folders
-from serve_warm.precompile.builders import cpp as aoti_cpp
+from serve_warm.precompile.builders import cpp
 from serve_warm.precompile.builders.assigned import Assigned
 from serve_warm.precompile.calls import python_random
 from serve_warm.precompile.calls.compile_options import CAPTURES, options_of
@@ -43,11 +43,10 @@ from serve_warm.precompile.facts.names import locate, name_of_class
 from serve_warm.precompile.facts.plan import ASSIGNING, Plan
 from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.facts.tensor_parts import plain_parts
-from serve_warm.precompile.libraries import cuda_graphs as aoti_graphs
-from serve_warm.precompile.libraries import run as aoti_library
+from serve_warm.precompile.libraries import cuda_graphs, run
 from serve_warm.precompile.libraries.inputs import Input
-from serve_warm.precompile.trace import capture as aot_compile
 from serve_warm.precompile.trace import output_aliases
+from serve_warm.precompile.trace.capture import capture
 from serve_warm.precompile.trace.captured import Made
 from serve_warm.precompile.trace.graph_inputs import fake_of, inputs_of, read_sizes, take_parts
 from serve_warm.precompile.trace.guards import source_of
@@ -105,12 +104,12 @@ class Library:
         tensors: Sequence[Any],
         arguments: Mapping[str, Any],
         *,
-        compiler: aoti_cpp.Compiler,
+        compiler: cpp.Compiler,
     ) -> None:
         with side_effects() as changes:
             self.graph = _Graph(_settings(arguments), callee, changes, compiler=compiler)
             settings = {"backend": self.graph.take, "dynamic": arguments.get("dynamic")}
-            self.captured = aot_compile.capture(function, callee, tensors, settings, has_plan=True)
+            self.captured = capture(function, callee, tensors, settings, has_plan=True)
             """Dynamo's result for the call that started the library's build."""
         # A plan can draw Python's random numbers, but only if no other code uses them.
         for name in self.captured.plan.get("numbers", {}):
@@ -151,7 +150,7 @@ class Library:
         with _private_folders.temporary_folder() as folder:
             path = folder / "library.so"
             path.write_bytes(data)
-            fn = aoti_library.load(path, plan)
+            fn = run.load(path, plan)
         fn.copies = self.graph.outputs_to_copy(fn.native)
         if fn.copies:
             plan = {**plan, "copies": fn.copies}
@@ -191,7 +190,7 @@ class _Graph:
         callee: Any,
         changes: Mapping[str, Sequence[str]],
         *,
-        compiler: aoti_cpp.Compiler = "now",
+        compiler: cpp.Compiler = "now",
     ) -> None:
         # AOTInductor has no CUDA graphs: `libraries.cuda_graphs` captures its libraries.
         self._settings = {**settings, CAPTURES: False}
@@ -249,7 +248,7 @@ class _Graph:
     def compile(self) -> Callable[[], bytes]:
         """Start one compile of the graph; the returned function waits for the C++ compiler."""
         if self._library is None:
-            self._library = aoti_cpp.compile_library(self._generate, compiler=self._compiler)
+            self._library = cpp.compile_library(self._generate, compiler=self._compiler)
         return self._library
 
     def _generate(self) -> str:
@@ -261,9 +260,9 @@ class _Graph:
         mode = self._fakes[0].fake_mode
         graph = copy.deepcopy(self._graph)  # the compile changes its graph
         tracing = torch._guards.tracing(torch._guards.TracingContext(mode))
-        with tracing, _without_foreign(), aoti_cpp.note_lines() as lines:
+        with tracing, _without_foreign(), cpp.note_lines() as lines:
             path: Any = compile_fx_aot(graph, self._fakes, config_patches=self._settings)
-        aoti_cpp.refuse_foreign(Path(path), lines)
+        cpp.refuse_foreign(Path(path), lines)
         return str(path)
 
     def forget_run(self) -> None:
@@ -350,7 +349,7 @@ class _Graph:
                     f"it writes into argument {given.index}, but a CUDA graph has only a copy of "
                     "this argument"
                 )
-            if aoti_graphs.overlaps_itself(tensor):
+            if cuda_graphs.overlaps_itself(tensor):
                 return (
                     f"argument {given.index} is an expanded tensor, and values cannot be copied "
                     "into such a tensor"
@@ -371,7 +370,7 @@ class _Graph:
 
     def refuse_other_inputs(self, plan: Plan, callee: Any, tensors: Sequence[Any]) -> None:
         """Raise `NoEntry` if a plan finds other inputs than the run."""
-        found = aoti_library.function_of(plan, None).inputs.read(callee, tensors)
+        found = run.function_of(plan, None).inputs.read(callee, tensors)
         for place, ours, given in zip(self._places, found, self._inputs, strict=True):
             if ours is not given:
                 where = place.name or place.path or place.index
@@ -396,7 +395,7 @@ class _Graph:
 
     def refuse_other_result(self, plan: Plan, tensors: Sequence[Any], returned: Any) -> None:
         """Raise `NoEntry` if, for equal tensors, the plan's and the eager result differ."""
-        function = aoti_library.function_of(plan, None)
+        function = run.function_of(plan, None)
         given = (self._outputs, self._inputs, tensors, [found for _, found in self.existing])
         places = self.assigned.places(_path_of_module)
         for (_, name, make), (_, _, value) in zip(function.assigns, places, strict=True):
@@ -549,7 +548,7 @@ def _input(given: Any, fake: Any, place: Input) -> Input:
     free = _is_dynamic(fake)
     if free and place.kind != "argument":
         raise NoEntry(f"the sizes of its {place.kind} {place.name or place.path} are dynamic")
-    return dataclasses.replace(place, said=aoti_library.describe(given, free=free))
+    return dataclasses.replace(place, said=run.describe(given, free=free))
 
 
 def _without_defaults(given: Input) -> dict[str, Any]:
@@ -590,7 +589,7 @@ def _plain(value: Any, known: Mapping[int, list[Any]], *, dynamic: bool) -> list
     if kind in (list, tuple):
         return [kind.__name__, [_plain(item, known, dynamic=dynamic) for item in value]]
     if kind in (dict, OrderedDict) and all(type(key) in (str, int, bool) for key in value):
-        how = "dict" if kind is dict else aoti_library.ORDERED
+        how = "dict" if kind is dict else run.ORDERED
         return [how, [[k, _plain(item, known, dynamic=dynamic)] for k, item in value.items()]]
     return _of_class(value, known, dynamic=dynamic)
 

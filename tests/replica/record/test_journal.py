@@ -381,7 +381,7 @@ def test_fields_are_documented_and_clash_with_none(store: LocalStore, log: JsonL
     replica = StandIn(2, 3)
     warm_up(replica, artifact=store.uri)
     replica.owner.model(torch.ones(7))
-    document = (Path(__file__).parents[2] / "docs" / "reference" / "messages.md").read_text()
+    document = (Path(__file__).parents[3] / "docs" / "reference" / "messages.md").read_text()
     plain = {"asctime", "levelname", "message", "filename", "lineno", "process", "timestamp_ns"}
     found = {key for record in log.records for key in record} - plain
     assert {key for key in found if not key.startswith(LOG_PREFIX)} == set()

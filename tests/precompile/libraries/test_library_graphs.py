@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from serve_warm.compiler.watch import watch_process
-from serve_warm.precompile.libraries import cuda_graphs as aoti_graphs
+from serve_warm.precompile.libraries import cuda_graphs
 
 
 class Graph:
@@ -40,7 +40,7 @@ class Device:
         self.index = 0
         self.breaks: BaseException | None = None
         self.pools: list[object] = []
-        self.memory = aoti_graphs.Pools()
+        self.memory = cuda_graphs.Pools()
         self.captured_on: list[object] = []
         self._captures: Graph | None = None
         self._graphs: dict[object, weakref.WeakSet[Graph]] = {}
@@ -120,7 +120,7 @@ class Device:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     device = Device()
-    monkeypatch.setattr(aoti_graphs, "POOLS", device.memory)
+    monkeypatch.setattr(cuda_graphs, "POOLS", device.memory)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", device.graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
@@ -164,7 +164,7 @@ class Library:
         self.code = code or Scaled(device)
         self.weight, self.calls = torch.tensor(3.0), torch.zeros(())
         inputs = 1 if isinstance(code, Strided) else 3
-        self._run = aoti_graphs.Graphed(self.code, device=on, brought=[0], inputs=inputs)
+        self._run = cuda_graphs.Graphed(self.code, device=on, brought=[0], inputs=inputs)
 
     def __call__(self, x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
         if isinstance(self.code, Strided):
@@ -394,7 +394,7 @@ def test_graphs_of_weights_that_are_gone_are_freed(device: Device, library: Libr
     for number, each in enumerate(data):
         library.weight.data = each
         assert library.ones() == [number, number]
-    assert device.living() <= aoti_graphs.MOST_CAPTURES + 1  # the one that keeps the pool
+    assert device.living() <= cuda_graphs.MOST_CAPTURES + 1  # the one that keeps the pool
 
 
 def test_a_shape_with_other_strides_is_another_kind(library: Library, seen: Seen):

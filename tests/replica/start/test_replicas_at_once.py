@@ -17,7 +17,7 @@ import torch
 
 from processes import run_to_end
 
-PROGRAM = Path(__file__).parents[1] / "gpu" / "eight_replicas.py"
+PROGRAM = Path(__file__).parents[2] / "gpu" / "eight_replicas.py"
 REPLICAS = 3
 
 pytestmark = [

@@ -585,7 +585,7 @@ def test_an_input_that_raises_is_named_with_the_cause():
     error = failure(ReplayFailed, warmup)
 
     assert error.message.startswith("input 'size 2' raised KeyError: 'first line\\nsecond line' (")
-    assert re.search(r" \(test_replay\.py:\d+, in call\)$", error.message)
+    assert re.search(r" \(test_passes\.py:\d+, in call\)$", error.message)
     assert "fix warmup_inputs()" in error.hint
     assert error.input == "size 2"
     assert isinstance(error.__cause__, KeyError)

@@ -19,7 +19,7 @@ from torch import nn
 import serve_warm
 from levels import ramp as x
 from serve_warm.precompile import building
-from serve_warm.precompile.builders import cpp as aoti_cpp
+from serve_warm.precompile.builders import cpp
 from serve_warm.precompile.builders.builder import ATTEMPTS
 from serve_warm.precompile.entries.table import EntryTable
 from serve_warm.replica.start.pack import _Steps
@@ -101,7 +101,7 @@ def test_the_next_call_of_a_kind_finishes_its_library():
     """Each kind is traced once. torch.compile answers while code is compiled in the background."""
     two = look(*[calling(2, 3, 2)] * 2)
     described = two.table.described()
-    in_background = [is_link for thread, is_link in two.runs if thread == aoti_cpp.THREAD]
+    in_background = [is_link for thread, is_link in two.runs if thread == cpp.THREAD]
 
     assert two.counts == [(0, 2), (2, 0)]
     assert two.steps == ["trace", "trace", "library", "library"]
@@ -109,7 +109,7 @@ def test_the_next_call_of_a_kind_finishes_its_library():
     assert all(0 <= entry["error"] < 1e-5 for entry in described)
     assert len(two.table.to_files(3)) == 3  # and the index
     assert (len(in_background), sum(in_background)) == (6, 2)
-    assert {thread for thread, is_link in two.runs if not is_link} == {aoti_cpp.THREAD}
+    assert {thread for thread, is_link in two.runs if not is_link} == {cpp.THREAD}
     assert len(two.answers) == 6
     torch.testing.assert_close(two.answers, two.eager)
 
@@ -150,7 +150,7 @@ def test_a_compiler_that_fails_in_the_background_is_run_by_torch(monkeypatch: py
     stock, failed = subprocess.run, list[Any]()
 
     def run(words: Any, *args: Any, **kwargs: Any) -> Any:
-        if threading.current_thread().name == aoti_cpp.THREAD:
+        if threading.current_thread().name == cpp.THREAD:
             failed.append(words)
             raise subprocess.CalledProcessError(1, words)
         return stock(words, *args, **kwargs)
@@ -193,7 +193,7 @@ def test_torch_is_told_that_a_library_is_made_before_it_is(tmp_path: Path):
     library.write_bytes(b"of an earlier build")
     other.write_bytes(b" and another")
     wait = f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)\n"
-    commands = aoti_cpp.Commands()
+    commands = cpp.Commands()
     commands.note(line(wait + WRITE, mine), str(mine))
     commands.note(line(JOIN, mine, other, library), str(library))
     for each in (mine, other):
@@ -211,7 +211,7 @@ def test_torch_is_told_that_a_library_is_made_before_it_is(tmp_path: Path):
 @pytest.mark.parametrize("target", ["/nowhere/b.o", "/nowhere/b.so"])
 def test_a_command_line_that_is_not_understood_is_not_noted(target: str):
     """Torch then does everything itself: of another version, for example."""
-    commands = aoti_cpp.Commands()
+    commands = cpp.Commands()
     with pytest.raises(RuntimeError, match="unexpected command line"):
         commands.note("g++ a.cpp -o b.o", target)
     commands.forget()
@@ -220,7 +220,7 @@ def test_a_command_line_that_is_not_understood_is_not_noted(target: str):
 def test_a_library_that_torch_made_itself_is_not_made_again(tmp_path: Path):
     """The path that torch reports must be recorded, and must not exist yet."""
     library = tmp_path / "library.so"
-    commands = aoti_cpp.Commands()
+    commands = cpp.Commands()
     commands.note(line(WRITE, library), str(library))
     library.write_bytes(b"weights that torch appends")
     with pytest.raises(RuntimeError, match="with the recorded commands"):
@@ -236,7 +236,7 @@ def test_no_more_compilers_run_than_torch_would_run(tmp_path: Path):
     begun = []
     for number in range(slots + 2):
         library = tmp_path / f"{number}.so"
-        commands = aoti_cpp.Commands()
+        commands = cpp.Commands()
         commands.note(line(COUNT, library, running), str(library))
         begun.append(commands.begin(str(library)))
     counts = [int(each.result(timeout=120)) for each in begun]

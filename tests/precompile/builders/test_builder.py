@@ -161,7 +161,7 @@ CHANGING: dict[str, tuple[Callable[..., Any], str]] = {
     "count that no result depends on": (a_count, "callee.n is int 1, but was int 0"),
     "length of a list": (a_length, "callee.seen is a builtins.list of length 1, but was"),
     "there and back": (a_swap, "t[0] is float "),
-    "enum": (a_member_of_an_enum, "Colour BLUE int 2, but was test_entry_builder.Colour RED int 1"),
+    "enum": (a_member_of_an_enum, "Colour BLUE int 2, but was test_builder.Colour RED int 1"),
     "global": (a_global, ".STEPS is int 1, but was int 0"),
     "closure": (a_cell, "cell_contents is int 1, but was int 0"),
     # 2.11 does not trace what it is made of.
@@ -432,7 +432,7 @@ NUMBERS = {
 }
 HASH = r"it uses the result of hash\(\)"
 OF_HASH = f"{HASH}|^Unsupported: Failed to trace builtin operator"  # Dynamo 2.11 has no hash()
-LINE = r"callee\S+ at test_entry_builder\.py:\d+(,| has a guard).*outside the call"
+LINE = r"callee\S+ at test_builder\.py:\d+(,| has a guard).*outside the call"
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_a_library_returns_existing_objects_as_they_are_now(tmp_path: Path):
 
 
 def test_the_file_of_a_function_that_is_only_called_is_a_fact(tmp_path: Path):
-    """No guard is about its code; test_entries.py has a start with another source."""
+    """No guard is about its code; test_entry_table.py has a start with another source."""
     compiled = serve_warm.compile(lambda given: flat([given])[0] @ given.T, dynamic=False)
     (entry,) = entries_of(build(tmp_path, lambda: compiled(torch.ones(3, 3))))
     assert entry.sources.keys() == {__name__, flat.__module__}

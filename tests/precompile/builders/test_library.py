@@ -20,12 +20,12 @@ import pytest
 import torch
 from packaging.version import Version
 
-from serve_warm.precompile.builders import cpp as aoti_cpp
-from serve_warm.precompile.builders import library as aoti_build
+from serve_warm.precompile.builders import cpp
+from serve_warm.precompile.builders import library as build_library
 from serve_warm.precompile.calls import signature as call_signature
 from serve_warm.precompile.calls.compile_options import CAPTURES
 from serve_warm.precompile.facts.reasons import NoEntry
-from serve_warm.precompile.libraries import run as aoti_library
+from serve_warm.precompile.libraries import run as library_run
 from serve_warm.precompile.trace.captured import Made
 
 
@@ -49,7 +49,7 @@ def made_of(callee, *tensors, **arguments):
     with torch.inference_mode():
         signature, found = call_signature.describe(tensors, {})
         function = signature.function("entry")
-        return aoti_build.make(function, callee, found, {"dynamic": False, **arguments})
+        return build_library.make(function, callee, found, {"dynamic": False, **arguments})
 
 
 def run(fn, callee, *tensors):
@@ -115,7 +115,7 @@ def tied(model):
 @pytest.mark.parametrize("change", [loaded, exchanged, replaced, written_over, tied])
 def test_a_call_sees_the_weights_of_that_moment(perceptron, library, change):
     """However a weight was exchanged, and with the library's file gone, the next call is right."""
-    fn = aoti_library.load(library, perceptron.made.plan)
+    fn = library_run.load(library, perceptron.made.plan)
     library.unlink()
     model = Perceptron().eval()
     before = run(fn, model, perceptron.x)["y"]
@@ -207,7 +207,7 @@ def test_a_tensor_that_stands_for_two_has_no_library(do):
 def test_a_source_that_no_plan_can_follow_is_refused(source: str):
     """By Dynamo's name of it, which the reason quotes."""
     with pytest.raises(NoEntry, match="which is neither an argument nor reachable from") as refused:
-        aoti_build._place(source, Deep())
+        build_library._place(source, Deep())
     assert source in str(refused.value)
 
 
@@ -250,7 +250,7 @@ def test_tensors_in_lists_dicts_and_plain_objects_are_found(tmp_path):
     """They are read at each call, by the name that the forward takes them by, or are missing."""
     model, x = Deep().eval(), torch.randn(3, 8)
     made = made_of(model, x)
-    fn = aoti_library.load(written(made, tmp_path), json.loads(json.dumps(made.plan)))
+    fn = library_run.load(written(made, tmp_path), json.loads(json.dumps(made.plan)))
 
     for _ in range(2):
         torch.testing.assert_close(run(fn, model, x), eagerly(model, x))
@@ -322,7 +322,7 @@ def test_a_library_that_cannot_be_opened_is_no_entry(perceptron, library):
         (path, {**plan, "result": ["fields", ["subprocess", "Popen"], "subprocess.Popen", []]}),
     ):
         with pytest.raises(NoEntry):
-            aoti_library.load(file, other)
+            library_run.load(file, other)
 
 
 def decorated(forward):
@@ -489,7 +489,7 @@ UNSHARED = "shares no memory with an input or an earlier output"
 
 def graph_of(eager: Any) -> Any:
     """Return a graph that ran eagerly, for a call that nothing captures."""
-    graph = aoti_build._Graph({CAPTURES: False}, None, {})
+    graph = build_library._Graph({CAPTURES: False}, None, {})
     graph._graph = eager
     graph._run_eagerly(torch.ones(2, 3))
     return graph
@@ -627,7 +627,7 @@ def test_an_operator_of_python_is_refused():
             return twice(x) + 1
 
     line = Custom.forward.__code__.co_firstlineno + 1
-    where = rf"serve_warm_tests::twice \(test_aoti_build.py:{line}\): use torch operators"
+    where = rf"serve_warm_tests::twice \(test_library.py:{line}\): use torch operators"
     with pytest.raises(NoEntry, match=where):
         made_of(Custom(), torch.randn(3, 4))
 
@@ -646,7 +646,7 @@ def test_an_operator_that_has_an_equal_one_has_a_library():
         torch.testing.assert_close(made.fn(Checked(), given), Checked()(given))
 
 
-class AsOnAGpu(aoti_library.NativeOnGpu):
+class AsOnAGpu(library_run.NativeOnGpu):
     """Opens and calls a library for the CPU like one for a GPU."""
 
     def _create(self, model: Any) -> int:
@@ -670,11 +670,11 @@ def test_a_library_runs_as_one_for_a_gpu_is_run(perceptron, library, monkeypatch
     monkeypatch.setattr(torch.cuda, "device", of_device)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
 
-    fn = aoti_library.load(library, {**perceptron.made.plan, "device": "cpu:0"})
+    fn = library_run.load(library, {**perceptron.made.plan, "device": "cpu:0"})
 
     wanted = eagerly(*perceptron[:2])
     outputs = [run(fn, *perceptron[:2]) for _ in range(2)]
-    assert isinstance(fn.native, aoti_library.NativeOnGpu)
+    assert isinstance(fn.native, library_run.NativeOnGpu)
     assert given_back == ["cpu:0"]
     for output in outputs:
         torch.testing.assert_close(output["y"], wanted["y"])
@@ -697,7 +697,7 @@ def test_what_is_on_the_cpu_in_part_is_not_captured(device: str, reason: str):
         node.meta["example_value"] = torch.empty(2, device="meta")
     last = [node for node in graph.graph.nodes if node.op == "call_function"][-1]
     last.meta["example_value"] = torch.empty(2, device=device), 3
-    call = aoti_build._Graph({CAPTURES: True}, None, {})
+    call = build_library._Graph({CAPTURES: True}, None, {})
     call._graph = graph
     assert call._why_not_captured([]) == reason
 
@@ -711,7 +711,7 @@ class Failing(AsOnAGpu):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("short", "raised"), [(1, torch.OutOfMemoryError), (0, aoti_library.LibraryFailed)]
+    ("short", "raised"), [(1, torch.OutOfMemoryError), (0, library_run.LibraryFailed)]
 )
 def test_a_library_for_a_gpu_that_fails_for_memory_says_so(
     perceptron, library, monkeypatch, short, raised
@@ -741,7 +741,7 @@ def test_a_library_for_a_gpu_that_is_not_there_has_no_entry(perceptron, library,
 
     why = "its library cannot run on cuda:1: CUDA error: invalid device"
     with pytest.raises(NoEntry, match=why):
-        aoti_library.load(library, {**perceptron.made.plan, "device": "cuda:1"})
+        library_run.load(library, {**perceptron.made.plan, "device": "cuda:1"})
 
 
 # Calls that fail -------------------------------------------------------------------------------
@@ -768,7 +768,7 @@ OUT_OF_RANGE = torch.tensor([1, 9])
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", [aoti_library.Native, AsOnAGpu])
+@pytest.mark.parametrize("kind", [library_run.Native, AsOnAGpu])
 def test_calls_that_fail_leak_no_models(lookup, tmp_path, monkeypatch, kind):
     """After a failure a model can run again, and holds no tensor of the failed call."""
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
@@ -784,9 +784,9 @@ def test_calls_that_fail_leak_no_models(lookup, tmp_path, monkeypatch, kind):
 
     with torch.inference_mode():
         for _ in range(50):
-            with pytest.raises(aoti_library.LibraryFailed):
+            with pytest.raises(library_run.LibraryFailed):
                 call(native, wrong)
-        with pytest.raises(aoti_library.LibraryFailed), native.reserve() as run:
+        with pytest.raises(library_run.LibraryFailed), native.reserve() as run:
             call(run, wrong)
         right = call(native, lookup.x)
 
@@ -798,7 +798,7 @@ def test_calls_that_fail_leak_no_models(lookup, tmp_path, monkeypatch, kind):
 @pytest.mark.long
 def test_a_call_that_fails_prints_nothing(lookup: Case, capfd: pytest.CaptureFixture[str]):
     """The error says why, in one line; stderr belongs to the application."""
-    with pytest.raises(aoti_library.LibraryFailed) as failed:
+    with pytest.raises(library_run.LibraryFailed) as failed:
         run(lookup.made.fn, lookup.model, OUT_OF_RANGE)
     assert capfd.readouterr().err == ""
     assert "failed: index out of bounds" in str(failed.value)
@@ -810,16 +810,16 @@ def test_a_call_that_fails_prints_nothing(lookup: Case, capfd: pytest.CaptureFix
     ("said", "cleanly"), [({}, True), ({"writes": True}, False), ({"draws": True}, False)]
 )
 def test_a_failure_says_whether_the_call_may_be_made_again(lookup, tmp_path, said, cleanly):
-    fn = aoti_library.load(written(lookup.made, tmp_path), {**lookup.made.plan, **said})
-    with pytest.raises(aoti_library.LibraryFailed) as failed:
+    fn = library_run.load(written(lookup.made, tmp_path), {**lookup.made.plan, **said})
+    with pytest.raises(library_run.LibraryFailed) as failed:
         run(fn, lookup.model, OUT_OF_RANGE)
-    assert isinstance(failed.value, aoti_library.LibraryFailedCleanly) == cleanly
+    assert isinstance(failed.value, library_run.LibraryFailedCleanly) == cleanly
 
 
 @pytest.mark.parametrize(("compute", "draws"), [(torch.relu, False), (torch.rand_like, True)])
 def test_a_plan_says_whether_random_numbers_are_drawn(compute: Any, draws: bool):
     """The build sees it in the generator, whose numbers it gives back."""
-    graph = aoti_build._Graph({CAPTURES: False}, None, {})
+    graph = build_library._Graph({CAPTURES: False}, None, {})
     graph._graph = lambda x: [compute(x)]
     before = torch.get_rng_state()
     graph._run_eagerly(torch.ones(3))
@@ -837,12 +837,12 @@ OF_2_11 = """\
 def test_a_library_keeps_the_text_that_it_does_not_print():
     """In 2.11 the interface has no place for the text. Other source is unchanged."""
     later = f"static thread_local std::string g_aoti_last_error;\n{OF_2_11}"
-    of_2_11, of_later = aoti_cpp.without_prints(OF_2_11), aoti_cpp.without_prints(later)
+    of_2_11, of_later = cpp.without_prints(OF_2_11), cpp.without_prints(later)
     assert "std::cerr" not in of_2_11 + of_later
     assert "AOTInductorGetLastError" in of_2_11
     assert "g_aoti_last_error = e.what();   \\\n" in of_2_11
     assert of_later.count("g_aoti_last_error") == 1
-    assert aoti_cpp.without_prints("int x;") == "int x;"
+    assert cpp.without_prints("int x;") == "int x;"
 
 
 @pytest.mark.slow
@@ -858,7 +858,7 @@ def test_a_library_with_a_cpp_runtime_of_its_own_is_refused(option, refused, tmp
     subprocess.run(command, check=True)
 
     with pytest.raises(NoEntry, match="shared library") if refused else nullcontext():
-        aoti_cpp._refuse_another_runtime(library.read_bytes())
+        cpp._refuse_another_runtime(library.read_bytes())
 
 
 @pytest.mark.slow
@@ -866,7 +866,7 @@ def test_a_plan_for_captured_calls_is_checked_without_a_library():
     """On a GPU, a CUDA graph captures each library. No library exists when its plan is checked."""
     linear, x = torch.nn.Linear(4, 4).eval(), torch.ones(2, 4)
     with torch.inference_mode():
-        made = aoti_build.make(lambda callee, t0: callee(t0), linear, [x], {"dynamic": False})
+        made = build_library.make(lambda callee, t0: callee(t0), linear, [x], {"dynamic": False})
     plan = {**made.plan, "device": "cuda:0", "captures": ""}
-    function = aoti_library.function_of(plan, None)
+    function = library_run.function_of(plan, None)
     assert function.inputs.read(linear, [x])[-1] is not None

@@ -119,7 +119,7 @@ OTHER_CALLS: dict[str, Any] = {
     "twice": lambda m: m(x(), parts=[PART, {"a": PART}]),
     "object": lambda m: m(x(), 1.0, more=object()),
 }
-"""One of each kind; test_call_signature.py has more."""
+"""One of each kind; test_signature.py has more."""
 
 
 @pytest.mark.parametrize("call", [pytest.param(c, id=name) for name, c in OTHER_CALLS.items()])
