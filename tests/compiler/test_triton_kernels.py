@@ -28,7 +28,7 @@ from serve_warm.compiler import triton_kernels
 from serve_warm.compiler.watch import watch_process
 from serve_warm.config import point_triton_at_ptxas
 from serve_warm.errors import ArtifactRefused
-from serve_warm.replica.start.prefetch import unpack
+from serve_warm.replica.start.unpack import unpack
 from transfers import publish, pull_here
 
 TRITON = "pip install --target build/components/triton triton==3.6.0 (.ci/install-components does)"

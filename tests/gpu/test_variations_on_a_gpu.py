@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 APPLICATION = """
 import asyncio, sys, torch
 from serve_warm import Input, WarmupMixin
-from serve_warm.replica import warmup
+from serve_warm.replica.start import proof
 
 POSITIONS = 13
 
@@ -41,9 +41,9 @@ class Tokens(WarmupMixin):
             return float(self.model(*(torch.tensor(each).cuda() for each in numbers)).sum())
 
 IS_BUILD, LAST = sys.argv[1] == "build", [int(sys.argv[2])]
-warmup.makes_artifact = lambda *_: IS_BUILD
+proof.makes_artifact = lambda *_: IS_BUILD
 if sys.argv[1] == "unguarded":  # as if this were a CPU
-    warmup.is_gpu_in_use = lambda: False
+    proof.is_gpu_in_use = lambda: False
 app = Tokens()
 report = asyncio.run(app.warm_up())
 print(report["unvaried"], report["covered"], asyncio.run(app.embed([1] * 8, LAST)))

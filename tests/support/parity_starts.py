@@ -31,7 +31,7 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     use_private_caches(tmp_path, monkeypatch)
     # Compare no more entries before READY than a start must. How many more there is time for
     # differs from run to run.
-    monkeypatch.setattr("serve_warm.replica.start.stages.COMPARED_SHARE", 0.0)
+    monkeypatch.setattr("serve_warm.replica.start.proof.COMPARED_SHARE", 0.0)
     yield
     SESSION.unload()
     torch._dynamo.reset()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from serve_warm._state_file import StateFile
-from serve_warm.replica.serve.hook import facts_of
+from serve_warm.replica.serve.shown_state import facts_of
 from serve_warm.report import Report, Stage, Verdict
 
 WARM = Report(stage=Stage.READY, verdict=Verdict.FULL_HIT)

@@ -28,6 +28,7 @@ from serve_warm.fingerprint import NOT_NEEDED
 from serve_warm.precompile import SESSION
 from serve_warm.replica.start import prefetch
 from serve_warm.replica.start.pack import ISA_FACT
+from serve_warm.replica.start.unpack import EntryFiles, unpack, unpack_entries
 
 if TYPE_CHECKING:
     from serve_warm.replica.start.context import CompileCaches
@@ -62,7 +63,7 @@ def put_in_place(
             # Loading an entry can build a kernel.
             watch_process().count_kernels_in(caches.directory)
             if files is None:
-                files = prefetch.unpack_entries(pulled.raw, check_wanted=check_wanted)
+                files = unpack_entries(pulled.raw, check_wanted=check_wanted)
                 on_error.callback(files.remove)
             has_libraries = _load_entries(files, chosen, warn, check_wanted)
         except ServeWarmError:
@@ -99,7 +100,7 @@ def _place_cache(
     if CACHE not in pulled.raw:
         return
     if unpacked is None:
-        prefetch.unpack(pulled.raw[CACHE], directory, check_wanted=check_wanted)
+        unpack(pulled.raw[CACHE], directory, check_wanted=check_wanted)
     # The fingerprint matched, so CPU flags, compiler and torch are the same, and the probe is not
     # needed.
     answers = pulled.chosen.manifest.facts.get(ISA_FACT)
@@ -112,7 +113,7 @@ def _place_cache(
 
 
 def _load_entries(
-    files: prefetch.EntryFiles,
+    files: EntryFiles,
     chosen: Chosen,
     warn: Callable[[str], None],
     check_wanted: Callable[[], None],

@@ -18,37 +18,30 @@ and `__init__` might set `CUDA_VISIBLE_DEVICES` after that.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import logging
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any
 
-from serve_warm import _private_folders
 from serve_warm._records import record
 from serve_warm.artifact import pull
-from serve_warm.artifact.archive import unpack_directory
 from serve_warm.artifact.manifest import CACHE, EXPORTED, PRECOMPILED
 from serve_warm.artifact.node_cache import NodeCache, default_root
-from serve_warm.compiler import triton_kernels
 from serve_warm.compiler.caches import private_directory
 from serve_warm.config import WarmupConfig, environment
 from serve_warm.errors import ArtifactRefused, ConfigError, ServeWarmError, StoreError
 from serve_warm.fingerprint import NVIDIA, Fingerprint, rank_factor, read_app, read_machine
 from serve_warm.replica.record.timeline import Timeline
+from serve_warm.replica.start.unpack import EntryFiles, unpack, unpack_entries
 from serve_warm.stores import Store, open_store
 from serve_warm.trust import Trust
 from serve_warm.trust.files import load_trust
-
-if TYPE_CHECKING:
-    from serve_warm.precompile import EntryTable
 
 logger = logging.getLogger(__name__)
 
@@ -107,33 +100,6 @@ class Wanted:
             ArtifactRefused: `unsafe_directory`.
         """
         return NodeCache.open(self.node_cache_dir, max_bytes=self.node_cache_max_bytes)
-
-
-ENTRY_PARTS = (PRECOMPILED, EXPORTED)
-
-
-@record(frozen=True, kw_only=True)
-class EntryFiles:
-    """The artifact parts that contain entries, unpacked."""
-
-    folders: dict[str, Path]
-    """The private folder of each part, by the part's name."""
-    tables: dict[Path, EntryTable]
-    """The entries in each folder, if already read."""
-
-    def read(self) -> None:
-        """Read the entries of each folder, if possible. This executes no code of the artifact."""
-        from serve_warm.precompile import EntryTable, NoEntry
-
-        for folder in self.folders.values():
-            with contextlib.suppress(NoEntry):  # loading the folder will report the reason
-                self.tables[folder] = EntryTable.read(folder)
-
-    def remove(self) -> None:
-        """Remove the folders, and forget the entries."""
-        self.tables.clear()
-        for folder in self.folders.values():
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 @record(frozen=True, kw_only=True)
@@ -347,41 +313,6 @@ class Prefetch:
                 machine=read_machine(environment(), cpu=cpu),
                 app={**rank_factor(self._rank), **read_app(environment(), cpu=cpu)},
             )
-
-
-def unpack(
-    raw: BinaryIO, directory: Path, *, check_wanted: Callable[[], None] = lambda: None
-) -> None:
-    """Unpack the `cache` part into the empty private folder `directory`.
-
-    `check_wanted` is called often, and raises to stop the work.
-
-    Raises:
-        ArtifactRefused: `bad_archive`, or `unsafe_directory`: other users could replace the files.
-        StoreError: the files cannot be written.
-    """
-    _private_folders.check_private(directory, "the directory that torch loads from")
-    try:
-        unpack_directory(raw, directory, check_wanted=check_wanted)
-        triton_kernels.relocate(directory)
-    except OSError as error:
-        raise StoreError(
-            f"the artifact could not be written to {directory}: {error}",
-            hint="the folder for temporary files must have space for the unpacked artifact",
-        ) from error
-
-
-def unpack_entries(raw: Mapping[str, BinaryIO], *, check_wanted: Callable[[], None]) -> EntryFiles:
-    """Unpack the parts that have entries into private folders. Raises what `unpack` raises."""
-    files = EntryFiles(folders={}, tables={})
-    with contextlib.ExitStack() as on_error:
-        on_error.callback(files.remove)
-        for name in ENTRY_PARTS:
-            if name in raw:
-                folder = files.folders[name] = private_directory()
-                unpack(raw[name], folder, check_wanted=check_wanted)
-        on_error.pop_all()
-    return files
 
 
 def _log(error: ServeWarmError) -> None:

@@ -18,7 +18,7 @@ from serve_warm import Input, WarmupMixin
 from serve_warm.compiler import gpus
 from serve_warm.errors import WarmupFailed
 from serve_warm.replica.replay import passes as replay
-from serve_warm.replica.start import stages as warmup
+from serve_warm.replica.start import proof
 from starts import process  # noqa: F401 - a fixture
 
 
@@ -44,7 +44,7 @@ class Tokens(WarmupMixin):
 def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Say that a GPU is in use; `error` of the returned dict is what it answers."""
     answers = {"error": ""}
-    for module in (warmup, replay):
+    for module in (proof, replay):
         monkeypatch.setattr(module, "is_gpu_in_use", lambda: True)
     monkeypatch.setattr(replay, "find_gpu_error", lambda: answers["error"])
     return answers
@@ -52,7 +52,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 @pytest.fixture
 def _is_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warmup, "makes_artifact", lambda *_: True)
+    monkeypatch.setattr(proof, "makes_artifact", lambda *_: True)
 
 
 @pytest.mark.usefixtures("gpu")
@@ -63,7 +63,7 @@ def test_a_replica_varies_nothing_on_a_gpu():
 
     assert {*app.seen} == {1, 4, 6}
     assert report["covered"] == {"expected": 3, "proven": 3}
-    assert report["unvaried"] == [warmup.NOT_ON_A_GPU]
+    assert report["unvaried"] == [proof.NOT_ON_A_GPU]
 
 
 @pytest.mark.usefixtures("gpu", "_is_build")
@@ -74,7 +74,7 @@ def test_a_build_on_a_gpu_tries_no_longer_list():
 
     assert {*app.seen} - {1, 4, 6}
     assert max(app.seen) == 6
-    assert report["unvaried"] == [warmup.NOT_LARGER]
+    assert report["unvaried"] == [proof.NOT_LARGER]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_process_with_data_on_a_gpu_uses_it(
 
 
 def test_without_a_gpu_longer_lists_are_tried(monkeypatch: pytest.MonkeyPatch):
-    for module in (warmup, replay):  # other tests of a process with a GPU may use it
+    for module in (proof, replay):  # other tests of a process with a GPU may use it
         monkeypatch.setattr(module, "is_gpu_in_use", lambda: False)
     app = Tokens()
 

@@ -105,7 +105,7 @@ def test_the_smallest_input_is_checked_in_a_stage_of_its_own(right: Path, tmp_pa
 def test_all_entries_that_the_replay_used_are_checked_if_time_allows(
     right: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("serve_warm.replica.start.stages.COMPARED_SHARE", float("inf"))
+    monkeypatch.setattr("serve_warm.replica.start.proof.COMPARED_SHARE", float("inf"))
     report = asyncio.run(start(replica(SIZES), right, tmp_path).run())
     assert (report.parity.checked, report.parity.waiting) == (3, 0)
     assert report.parity.results["same"] == 3

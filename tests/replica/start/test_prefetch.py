@@ -390,7 +390,7 @@ CHOOSING = """
 import sys, threading, time, torch
 from pathlib import Path
 from serve_warm.config import WarmupConfig
-from serve_warm.replica import prefetch
+from serve_warm.replica.start import prefetch
 from serve_warm.replica.start.prefetch import Prefetch
 from serve_warm.trust.policy import unsigned_ok
 
