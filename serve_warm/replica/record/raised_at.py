@@ -12,7 +12,7 @@ from serve_warm._redaction import redact
 
 _NOT_THE_USERS = (
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    str(Path(__file__).parents[1]),
+    str(Path(__file__).parents[2]),
     "<frozen",
 )
 
