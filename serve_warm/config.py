@@ -146,7 +146,9 @@ class WarmupConfig(BaseModel):
 
     node_cache_max_bytes: int = Field(default=10 << 30, gt=0)
     """Maximum size of the folder in which the replicas of a node share their downloads, 10 GiB by
-    default. A download first deletes the oldest files, until the new part fits."""
+    default. A download first deletes the oldest files, until the new part fits. It never deletes
+    running downloads, and keeps a part that is larger than the maximum. So leave this size free on
+    the disk, plus the size of the largest artifact."""
 
     state_dir: str | None = None
     """Folder for the state file of this replica. The default is `<tmp>/serve_warm-<uid>/state`. The
