@@ -25,12 +25,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from serve_warm._package import public
 from serve_warm._store_address import check_scheme
-from serve_warm.errors import ConfigError, did_you_mean
+from serve_warm.errors import ConfigError, nearest
 
 ENVIRONMENT_PREFIX = "SERVE_WARM_"
 
 FORMER = {"on_uncovered": "on_unproven", "parity": "eager_sample", "parts": "max_level"}
 """Former names of settings, and the names that replaced them."""
+REMOVED = ("headers", "max_passes", "node_cache_dir", "overlap", "pgo", "readahead")
+"""Names of settings that no longer exist."""
+
+_LIKENESS = 0.8
+"""Minimum similarity to a setting at which an unknown variable is a mistake. Less similar variables
+are ignored: Kubernetes sets `SERVE_WARM_PORT` and others for a Service named `serve-warm`."""
 
 _SHARE = re.compile(r"1/[1-9][0-9]{0,8}", re.ASCII)
 
@@ -146,7 +152,9 @@ class WarmupConfig(BaseModel):
 
     node_cache_max_bytes: int = Field(default=10 << 30, gt=0)
     """Maximum size of the folder in which the replicas of a node share their downloads, 10 GiB by
-    default. A download first deletes the oldest files, until the new part fits."""
+    default. A download first deletes the oldest files, until the new part fits. It never deletes
+    running downloads, and keeps a part that is larger than the maximum. So leave this size free on
+    the disk, plus the size of the largest artifact."""
 
     state_dir: str | None = None
     """Folder for the state file of this replica. The default is `<tmp>/serve_warm-<uid>/state`. The
@@ -198,7 +206,8 @@ def resolve(
     In errors, the prefix `section_name` marks fields of `user_config["warmup"]`.
 
     Raises:
-        ConfigError: a field is unknown or its value is out of range. The error names all problems.
+        ConfigError: a field is unknown or its value is out of range, or a variable is unknown and
+            similar to a setting. The error names all problems.
     """
     environ = os.environ if environ is None else environ
     given: object = base
@@ -209,12 +218,13 @@ def resolve(
         )
     values: dict[str, Any] = base.model_dump()
     origin: dict[str, str] = {}
-    for name in (*WarmupConfig.model_fields, *FORMER):
-        variable = ENVIRONMENT_PREFIX + name.upper()
-        if variable in environ:
-            text = environ[variable]
-            values[name] = _from_text(name, text, values.get(name))
+    settings = {ENVIRONMENT_PREFIX + name.upper(): name for name in WarmupConfig.model_fields}
+    for variable, text in environ.items():
+        if name := settings.get(variable):
+            values[name] = _from_text(name, text, values[name])
             origin[name] = variable
+        elif _is_mistake(str(variable)):  # a Serve YAML may contain a number
+            values[variable] = None  # pydantic reports it as unknown
     section = user_config.get("warmup") if isinstance(user_config, Mapping) else None
     if section is not None:
         if not isinstance(section, Mapping):
@@ -240,6 +250,15 @@ def resolve(
     )
 
 
+def _is_mistake(variable: str) -> bool:
+    """Return whether an unknown variable is probably meant for a setting."""
+    name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+    return variable.startswith(ENVIRONMENT_PREFIX) and (
+        name in (*FORMER, *REMOVED)
+        or nearest(name, WarmupConfig.model_fields, likeness=_LIKENESS) is not None
+    )
+
+
 def _from_text(name: str, text: str, below: Any) -> Any:
     """Return the value of a field from an environment variable."""
     if name == "seats":
@@ -259,16 +278,24 @@ def _describe(problem: Any, origin: Mapping[str, str]) -> str:
     if field != "seats":
         inner = []  # the index of an item in a list says little
     name = ".".join([origin.get(field, field), *inner])
-    text = f"{name}: {problem['msg'].removeprefix('Value error, ')}"
     if problem["type"] == "extra_forbidden":
         # The value is not repeated, because under an unknown name it may be a credential.
-        known = Seats.model_fields if inner else WarmupConfig.model_fields
-        wrong = inner[0] if inner else field
-        question = did_you_mean(FORMER.get(wrong, wrong), known)
-        return f"{text}; {question}" if question else text
+        return _describe_unknown(name, field, *inner)
+    text = f"{name}: {problem['msg'].removeprefix('Value error, ')}"
     if field == "artifact":
         return text  # an address may hold a credential
     return f"{text} (found {problem['input']!r})"
+
+
+def _describe_unknown(name: str, field: str, *inner: str) -> str:
+    wrong = (*inner, field)[0].removeprefix(ENVIRONMENT_PREFIX).lower()
+    if wrong in REMOVED and not inner:
+        return f"{name} is no longer a setting; delete it"
+    found = nearest(FORMER.get(wrong, wrong), (Seats if inner else WarmupConfig).model_fields)
+    if found and not inner and name.startswith(ENVIRONMENT_PREFIX):
+        found = ENVIRONMENT_PREFIX + found.upper()
+    # No colon after the name: after `token:`, redaction would hide the next word.
+    return f"{name} is not a setting" + (f"; did you mean {found!r}?" if found else "")
 
 
 def environment() -> Mapping[str, str]:

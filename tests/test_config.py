@@ -14,7 +14,14 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from serve_warm.config import Seats, WarmupConfig, environment, point_torch_caches_at, resolve
+from serve_warm.config import (
+    REMOVED,
+    Seats,
+    WarmupConfig,
+    environment,
+    point_torch_caches_at,
+    resolve,
+)
 from serve_warm.errors import ConfigError
 
 
@@ -81,7 +88,7 @@ def test_each_source_says_what_it_has_of_seats():
     [
         ({"count": -1}, "seats.count: Input should be greater"),
         ({"imports": ["os; import sys"]}, "seats.imports: 'os; import sys' is not the dotted name"),
-        ({"import": ["torch"]}, "seats.import: Extra inputs are not permitted"),
+        ({"import": ["torch"]}, "seats.import is not a setting; did you mean 'imports'?"),
         (3, "seats: Input should be a valid dictionary"),
     ],
     ids=str,
@@ -108,23 +115,36 @@ def test_an_unknown_field_is_compared_with_the_known_ones():
     """A mistyped setting is an error, not a default. The nearest one is asked for."""
     error = problem(user_config=section(artefact="./artifacts", on_mising="fail"))
     assert "fields: enabled, artifact, max_level" in error.hint
-    assert "user_config.warmup.artefact: Extra inputs are not permitted; did you mean" in str(error)
-    assert "did you mean 'artifact'?" in error.message
+    assert "user_config.warmup.artefact is not a setting; did you mean 'artifact'?" in str(error)
     assert "did you mean 'on_missing'?" in error.message
 
 
 @pytest.mark.parametrize(
-    ("former", "name"),
-    [("on_uncovered", "on_unproven"), ("parity", "eager_sample"), ("parts", "max_level")],
+    ("wrong", "name"),
+    [
+        *(("on_uncovered", "on_unproven"), ("parity", "eager_sample"), ("parts", "max_level")),
+        *(("on_mising", "on_missing"), ("artefact", "artifact"), ("deadline", "deadline_s")),
+        *((removed, "") for removed in sorted(REMOVED)),
+    ],
 )
-def test_a_former_name_is_answered_with_the_name_of_today(former: str, name: str):
-    """A setting that is renamed must not be lost silently, in the environment either."""
-    by_yaml = problem(user_config=section(**{former: "x"}))
-    by_variable = problem(environ={f"SERVE_WARM_{former.upper()}": "x"})
-    assert f"user_config.warmup.{former}: Extra inputs" in by_yaml.message
-    assert f"SERVE_WARM_{former.upper()}: Extra inputs" in by_variable.message
-    for error in (by_yaml, by_variable):
-        assert f"did you mean '{name}'?" in error.message
+def test_a_wrong_name_is_answered_with_what_to_do(wrong: str, name: str):
+    """A wrong name must not turn a policy into its default, in the environment either."""
+    variable = f"SERVE_WARM_{wrong.upper()}"
+    for there, found, error in (
+        (f"user_config.warmup.{wrong}", name, problem(user_config=section(**{wrong: "x"}))),
+        (variable, f"SERVE_WARM_{name.upper()}", problem(environ={variable: "x"})),
+    ):
+        said = f"is not a setting; did you mean '{found}'?"
+        said = said if name else "is no longer a setting; delete it"
+        assert error.message == f"invalid warm-up settings: {there} {said}"
+
+
+def test_variables_of_others_are_ignored():
+    """Kubernetes sets such variables for Services named serve-warm and serve-warm-artifact."""
+    ends = "SERVICE_HOST SERVICE_PORT SERVICE_PORT_HTTP PORT PORT_8000_TCP PORT_8000_TCP_ADDR"
+    names = [f"{of}{end}" for of in ("", "ARTIFACT_") for end in ends.split()]
+    names += ["TEST_RUN", "SOUNDNESS", "CRD_SCHEMAS", "GPU"]
+    assert resolved(environ={f"SERVE_WARM_{name}": "x" for name in names}) == WarmupConfig()
 
 
 @pytest.mark.parametrize(
@@ -184,7 +204,7 @@ def test_all_problems_are_named_at_once_with_their_source():
 def test_values_out_of_range_are_refused(settings: dict[Any, Any]):
     """A value that cannot be meant is an error that names its field."""
     (name,) = settings
-    assert f"user_config.warmup.{name}: " in problem(user_config={"warmup": settings}).message
+    assert f"user_config.warmup.{name}" in problem(user_config={"warmup": settings}).message
 
 
 def test_a_section_that_is_no_mapping_is_shown_as_one():

@@ -7,7 +7,8 @@ cache opens the folder once, and keeps using the same file descriptor, so nobody
 folder later. But the content is not trusted: each process hashes a blob again before using the
 blob. A blob's file is always complete, because a killed download leaves only a temporary file.
 
-Readers keep their blobs open, so removing a blob never breaks a reader.
+Readers keep their blobs open, so removing a blob never breaks a reader. A download locks its
+temporary file, so others remove this file only after the process has ended.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class NodeCache(AbstractContextManager["NodeCache"]):
     """Descriptor of the folder; None if the folder cannot be created. Fetched files stay open when
     this descriptor closes."""
     max_bytes: int = MAX_BYTES
-    """Limit in bytes for all files together. A download removes the oldest files first."""
+    """Limit in bytes for all files together. A download removes the oldest files first. Running
+    downloads count, but stay, and a blob that is larger than the limit is kept too."""
 
     @classmethod
     def open(cls, root: Path, *, max_bytes: int = MAX_BYTES) -> NodeCache:
@@ -180,12 +182,15 @@ class NodeCache(AbstractContextManager["NodeCache"]):
                 opened.enter_context(file)
                 # This removes an unverified file. After the rename below, this name is gone.
                 opened.callback(self._remove, temporary)
+                _try_lock(file.fileno())  # until the file is closed; see _make_room
                 # From the start, other processes count the full size.
                 os.ftruncate(file.fileno(), size_bytes)
             receive(file, digest, size_bytes, fill)
             # No fsync: after a power failure the file may have wrong bytes, but each reader hashes
             # the file first. Syncing a large part would take a tenth of the time of its pull.
-            os.rename(temporary, digest, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
+            # Without locks, another process may have removed the name. The open file is complete.
+            with suppress(FileNotFoundError):
+                os.rename(temporary, digest, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
             opened.pop_all()  # from here on it is the caller's
         return file
 
@@ -211,7 +216,10 @@ class NodeCache(AbstractContextManager["NodeCache"]):
             os.close(descriptor)
 
     def _make_room(self, size_bytes: int) -> None:
-        """Remove the oldest files until `size_bytes` more bytes fit the size limit."""
+        """Remove the oldest files until `size_bytes` more bytes fit the size limit.
+
+        Running downloads stay, so the folder can be larger than the limit.
+        """
         files = []
         with os.scandir(self.descriptor) as entries:
             for entry in entries:
@@ -222,10 +230,20 @@ class NodeCache(AbstractContextManager["NodeCache"]):
                         files.append((status.st_mtime, status.st_size, entry.name))
         excess = sum(size for _, size, _ in files) + size_bytes - self.max_bytes
         for _, size, name in sorted(files):
-            if excess > 0:
+            if excess > 0 and not (name.endswith(_TEMPORARY) and self._is_locked(name)):
                 self._remove(name)
                 self._remove(f"{name}{_LOCK}")
                 excess -= size
+
+    def _is_locked(self, name: str) -> bool:
+        try:
+            descriptor = self._open(name, os.O_RDWR)
+        except OSError:
+            return False
+        try:
+            return not _try_lock(descriptor)
+        finally:
+            os.close(descriptor)
 
     def _open(self, name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.descriptor)

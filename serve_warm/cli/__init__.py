@@ -91,10 +91,10 @@ class _Lazy(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the first argument names, or suggest a similar command."""
-        question = did_you_mean(args[0], COMMANDS)
-        if args[0] not in COMMANDS and question:
-            ctx.fail(f"No such command {args[0]!r}: {question}")
+        """Return the command that the first argument names, or suggest other commands."""
+        if args[0] not in COMMANDS and args[0][:1].isalnum():
+            known = f"the commands are {', '.join(COMMANDS)}"
+            ctx.fail(f"No such command {args[0]!r}: {did_you_mean(args[0], COMMANDS) or known}")
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None and not {*ctx.help_option_names} & {*rest}:
             check_system(name)

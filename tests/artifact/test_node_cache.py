@@ -440,21 +440,32 @@ def test_a_blob_that_is_too_large_is_kept(root: Path):
     assert download.calls == 0
 
 
-def test_a_download_counts_in_full_from_its_start(root: Path):
-    """Two downloads at once do not exceed the limit together."""
+@pytest.mark.parametrize(("limit", "locks"), [(2, True), (1, True), (1, False)])
+def test_a_download_counts_in_full_from_its_start(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    limit: int,
+    locks: bool,
+):
+    """Two downloads at once do not exceed the limit together, and neither removes the other."""
     (old,) = filled(root, 1, len(DATA))
     data = b"2" * len(DATA)
-    with NodeCache.open(root, max_bytes=2 * len(DATA)) as cache:
+    calls = []
+    if not locks:
+        monkeypatch.setattr(fcntl, "flock", raising_error(errno.ENOLCK))
+    with NodeCache.open(root, max_bytes=limit * len(DATA)) as cache:
 
         def fill(sink: Sink) -> None:
-            assert old in names(root)
+            calls.append(old in names(root))
             fetched(cache, Download(data), data)
             assert old not in names(root)
             sink(0, DATA)
 
-        fetched(cache, fill)
+        assert fetched(cache, fill) == DATA
 
-    assert names(root) == {DIGEST, digest_of(data)}
+    assert (calls, caplog.records) == ([limit == 2], [])
+    assert names(root) == ({DIGEST, digest_of(data)} if locks else {digest_of(data)})
 
 
 def test_a_cache_that_cannot_be_written_still_gives_what_it_has(

@@ -30,7 +30,7 @@ from command_line import (  # noqa: F401 - fixtures
     trust_file_fixture,
 )
 from conftest import wait_until
-from serve_warm.cli import screen
+from serve_warm.cli import COMMANDS, screen
 
 
 # inspect --------------------------------------------------------------------------------------
@@ -94,7 +94,10 @@ def test_a_folder_that_is_not_there_is_no_empty_store(run, source, tmp_path, com
 
 @pytest.mark.parametrize(
     ("arguments", "question"),
-    [(["instect"], "did you mean 'inspect'?"), (["Verfy"], "did you mean 'verify'?")],
+    [
+        *((["instect"], "did you mean 'inspect'?"), (["Verfy"], "did you mean 'verify'?")),
+        (["explain"], f"the commands are {', '.join(COMMANDS)}"),
+    ],
 )
 def test_a_mistyped_command_is_asked_for(run, arguments, question):
     ended = run(*arguments)

@@ -68,7 +68,7 @@ def refused(cluster: Cluster) -> Iterator[dict[str, App]]:
         ),
         (
             "unknown setting",
-            ("user_config.warmup.on_missin: Extra inputs are not permitted", "on_missing"),
+            ("user_config.warmup.on_missin is not a setting", "on_missing"),
         ),
     ],
 )

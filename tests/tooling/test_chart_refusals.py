@@ -64,6 +64,10 @@ FINE: dict[str, dict[str, Any]] = {
         "values": {"trust": {"keys": [{"name": "a", "pem": f"a\n{PEM}"}]}}
     },
     "a folder below /tmp": {"values": {"writableDirs": ["/tmp/x", "/runs", "/var/cache/serve"]}},
+    "a cache above the limit of all deployments": {
+        "deployment": {"user_config": {"warmup": {"node_cache_max_bytes": 2**30}}},
+        "values": {"cache": {"emptyDir": {"sizeLimit": "1025Mi"}}},
+    },
     "a volume beside the chart's": {
         "values": {
             "extraVolumes": [{"name": "shm", "emptyDir": {}}, {"name": "key", "emptyDir": {}}],

@@ -8,7 +8,7 @@
 {{- if not (hasKey .Values "checked") -}}
 {{- $_ := set .Values "checked" true -}}
 {{- $problems := list -}}
-{{- range $part := list "image" "cluster" "applications" "capacity" "seats" "awaited" "artifact" "trust" "folders" "readiness" "upgrade" "grace" "build" "availability" "monitoring" "env" -}}
+{{- range $part := list "image" "cluster" "applications" "capacity" "seats" "awaited" "artifact" "trust" "cache" "folders" "readiness" "upgrade" "grace" "build" "availability" "monitoring" "env" -}}
 {{- $problems = concat $problems (include (printf "serve-warm.check.%s" $part) $ | fromYamlArray) -}}
 {{- end -}}
 {{- if $problems -}}
@@ -277,6 +277,32 @@
 {{- range $index, $each := $trust.unsignedOk -}}
 {{- if not (has .store $addresses) -}}
 {{- $problems = append $problems (printf "trust.unsignedOk[%d].store: no artifact is configured at exactly this address; copy artifact.store" $index) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $problems -}}
+{{- end -}}
+
+{{- /* The volume of the downloads must be larger than the limit of each deployment that uses it. */ -}}
+{{- define "serve-warm.check.cache" -}}
+{{- $problems := list -}}
+{{- $default := .Values.warmup.node_cache_max_bytes | default 10737418240.0 | float64 -}}
+{{- $limits := list -}}
+{{- range .Values.applications -}}
+{{- range .deployments -}}
+{{- if hasKey (.user_config | default dict) "warmup" -}}
+{{- $limits = append $limits ((.user_config.warmup | default dict).node_cache_max_bytes | default $default) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $most := 0.0 -}}
+{{- range $limits | default (list $default) -}}
+{{- $most = maxf $most . -}}
+{{- end -}}
+{{- $cache := .Values.cache | default dict -}}
+{{- $why := dict "emptyDir.sizeLimit" "the kubelet would evict pods when the downloads fill the volume" "ephemeral.size" "the volume would be full before serve_warm deletes old downloads" -}}
+{{- range $key, $size := dict "emptyDir.sizeLimit" ($cache.emptyDir | default dict).sizeLimit "ephemeral.size" ($cache.ephemeral | default dict).size -}}
+{{- if and $size (le (include "serve-warm.quantity" $size | float64) $most) -}}
+{{- $problems = append $problems (printf "cache.%s: %v is not larger than node_cache_max_bytes, %s, so %s; raise it, or lower warmup.node_cache_max_bytes" $key $size (include "serve-warm.plain" $most) (get $why $key)) -}}
 {{- end -}}
 {{- end -}}
 {{- toYaml $problems -}}

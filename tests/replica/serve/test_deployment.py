@@ -246,7 +246,7 @@ class Inner(WarmupMixin):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"artefact": "./artifacts"}, "@warmup artefact: Extra inputs are not permitted; did you"),
+        ({"artefact": "./artifacts"}, "@warmup artefact is not a setting; did you mean"),
         ({"artifact": "s4://bucket"}, "@warmup artifact: unknown store scheme s4://"),
     ],
 )
