@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks import from_code, limits
+from benchmarks import from_code, house, limits
 
 ROOT = Path(__file__).parent.parent.parent
 README = ROOT / "README.md"
@@ -31,6 +31,7 @@ NODE = ROOT / "docs" / "reference" / "node.md"
 SETTINGS = ROOT / "docs" / "reference" / "settings.md"
 CLI = ROOT / "docs" / "reference" / "cli.md"
 EXIT_CODES = ROOT / "docs" / "reference" / "exit-codes.md"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
 MESSAGES = ROOT / "docs" / "reference" / "messages.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
 LEVELS = ROOT / "docs" / "concepts" / "levels.md"
@@ -1073,6 +1074,11 @@ SECTIONS = {
         for name in ("image_generator", "speech_to_text")
     },
     "probe cost": (NODE, probe_cost),
+    "rooms": (ARCHITECTURE, house.picture),
+    **{
+        f"rooms of {package}": (ARCHITECTURE, functools.partial(house.picture, package))
+        for package in house.WITH_ROOMS
+    },
     "settings": (SETTINGS, from_code.settings),
     "commands": (CLI, from_code.commands),
     "exit codes": (EXIT_CODES, from_code.exit_codes),
