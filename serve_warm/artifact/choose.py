@@ -17,7 +17,7 @@ from typing import Literal, NoReturn
 
 from serve_warm._records import record
 from serve_warm.artifact.manifest import Manifest
-from serve_warm.artifact.statements import Believed, Statement, bare, rank
+from serve_warm.artifact.statements import Statement, TrustedStatement, bare, rank
 from serve_warm.errors import ArtifactNotFound, ArtifactRefused, ObjectNotFound, StoreError
 from serve_warm.fingerprint import NONE, UNKNOWN, Fingerprint, Mismatch
 from serve_warm.trust import Trust
@@ -66,7 +66,7 @@ class Candidate:
     considered: Considered
     statement: Statement
     refusal: ArtifactRefused | None = None
-    believed: Believed | None = None
+    believed: TrustedStatement | None = None
     """The verified artifact. None unless the statement is accepted."""
 
 
@@ -75,7 +75,7 @@ class Chosen:
     """The statement that a pull chooses, and the trace of all statements that were considered."""
 
     key: str
-    believed: Believed
+    believed: TrustedStatement
     trace: tuple[Considered, ...]
 
     @property
@@ -146,7 +146,7 @@ def _consider(
     believed = None
     if limits == "all" or not mismatches:
         try:
-            believed = Believed(manifest=manifest, verified=outcome.verified, trust=trust)
+            believed = TrustedStatement(manifest=manifest, verified=outcome.verified, trust=trust)
         except ArtifactRefused as error:
             return _refused(statement, bare(error))
     considered = Considered(

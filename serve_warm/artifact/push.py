@@ -210,7 +210,7 @@ def _find_resigned(key: str, envelope: bytes) -> str:
 
 
 @record(frozen=True, kw_only=True)
-class Done:
+class SigningResult:
     """The result of signing or copying the statements of a store."""
 
     statements: tuple[str, ...]
@@ -224,7 +224,7 @@ class Done:
 
 def sign(
     store: Store, keys: Sequence[Ed25519PrivateKey], *, trust: Trust, deployment: str | None = None
-) -> Done:
+) -> SigningResult:
     """Add signatures by `keys` to a store's artifacts. The result has the new statements' keys.
 
     Use this function to rotate keys: if an artifact has signatures by the old and by the new key,
@@ -267,7 +267,7 @@ def sign(
             created.append(_find_resigned(each.key, signed))
             store.create(created[-1], signed)
             logger.info("signed artifact store=%s statement=%s", store.uri, created[-1])
-    return Done(
+    return SigningResult(
         statements=tuple(created), unchanged=len(artifacts) - len(created), refused=tuple(refused)
     )
 
@@ -289,7 +289,7 @@ def copy(
     trust: Trust,
     deployment: str | None = None,
     on_taken: OnTaken = "refuse",
-) -> Done:
+) -> SigningResult:
     """Copy signed artifacts unchanged. The result has the keys of the copied statements.
 
     If `deployment` is given, only artifacts of this deployment are copied. Only the newest artifact
@@ -327,7 +327,7 @@ def copy(
             ]
     if not copied:
         raise refused[0]
-    return Done(statements=tuple(copied), refused=tuple(refused))
+    return SigningResult(statements=tuple(copied), refused=tuple(refused))
 
 
 @record(frozen=True, kw_only=True)

@@ -206,7 +206,7 @@ def payload_digest(envelope: bytes) -> str:
 
 
 @record(frozen=True, kw_only=True)
-class Believed:
+class TrustedStatement:
     """A verified artifact that can be used. The constructor applies the limits of the trust policy.
 
     Raises:
@@ -228,11 +228,11 @@ class Believed:
         check_required(trust, self.manifest.provenance)
 
 
-def believe(verified: Verified, trust: Trust) -> Believed:
+def believe(verified: Verified, trust: Trust) -> TrustedStatement:
     """Return the artifact of a verified payload; raise if the artifact is denied or too old.
 
     Raises:
-        ArtifactRefused: `newer_format`, `bad_statement`, or a reason that `Believed` lists.
+        ArtifactRefused: `newer_format`, `bad_statement`, or a reason that `TrustedStatement` lists.
     """
     manifest = Manifest.from_statement(verified.payload)
-    return Believed(manifest=manifest, verified=verified, trust=trust)
+    return TrustedStatement(manifest=manifest, verified=verified, trust=trust)

@@ -23,7 +23,7 @@ from serve_warm.artifact.archive import check_directory
 from serve_warm.artifact.blobs import receive_part, unpack_part
 from serve_warm.artifact.choose import with_trace
 from serve_warm.artifact.manifest import DIRECTORY_PARTS, PROVENANCE, Manifest, check_caps
-from serve_warm.artifact.push import Done, OnTaken, find_published, publish_envelope
+from serve_warm.artifact.push import OnTaken, SigningResult, find_published, publish_envelope
 from serve_warm.artifact.statements import (
     believe,
     check_place,
@@ -66,7 +66,7 @@ def sign_unsigned(
     deployment: str,
     provenance: Mapping[str, str] = MappingProxyType({}),
     on_taken: OfPublished = "refuse",
-) -> Done:
+) -> SigningResult:
     """Check the unsigned artifacts in `source`, sign them, and publish them to `target`.
 
     Anyone who can write to `source` controls the signed content, but not its deployment or origin.
@@ -111,7 +111,7 @@ def sign_unsigned(
             f"{source.uri} has no unsigned artifact",
             hint="build an artifact with: serve-warm build APP --unsigned --store " + source.uri,
         )
-    return Done(statements=tuple(statements), unchanged=kept, refused=())
+    return SigningResult(statements=tuple(statements), unchanged=kept, refused=())
 
 
 def _list_few(source: Store, deployment: str) -> list[str]:

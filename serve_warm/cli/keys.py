@@ -162,7 +162,9 @@ def sign(
     _show_signed(opened, each, unsigned=unsigned, as_json=as_json)
 
 
-def _show_signed(store: Store, each: Sequence[push.Done], *, unsigned: bool, as_json: bool) -> None:
+def _show_signed(
+    store: Store, each: Sequence[push.SigningResult], *, unsigned: bool, as_json: bool
+) -> None:
     """Print the signed artifacts, and end with exit code 3 if any artifact was skipped."""
     signed = [key for done in each for key in done.statements]
     refused = [refusal for done in each for refusal in done.refused]
@@ -192,7 +194,7 @@ def _sign_first(
     deployments: Sequence[str],
     origin: Mapping[str, str],
     on_taken: OfPublished | None,
-) -> list[push.Done]:
+) -> list[push.SigningResult]:
     """Sign the unsigned artifacts of some deployments; return the result for each deployment."""
     from serve_warm.builder.provenance import read_provenance
 

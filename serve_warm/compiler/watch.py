@@ -75,7 +75,7 @@ FUNCTIONS = "all compiled functions"
 """The name in events that are about no single function."""
 
 
-class Watch:
+class CompileCounter:
     """Counts this process's compiles, and records the reason for each.
 
     `watch_process()` returns the only instance. Counting never stops. To get the counts for a
@@ -221,7 +221,7 @@ class Watch:
 class _Watched:
     """Wraps a Dynamo callback, and reports to the watch. The wrapper is stored on the callback."""
 
-    def __init__(self, callback: Any, seen: Watch) -> None:
+    def __init__(self, callback: Any, seen: CompileCounter) -> None:
         # torch follows this attribute to the backend, and matches cache entries with that backend.
         self._torchdynamo_orig_backend = callback
         self._seen = seen
@@ -288,7 +288,7 @@ RESUMED = "__resume_at"
 2.15)."""
 
 
-def _note_resumes(seen: Watch, names: Mapping[str, Any], code: CodeType) -> None:
+def _note_resumes(seen: CompileCounter, names: Mapping[str, Any], code: CodeType) -> None:
     for name in code.co_names:
         resumed = getattr(names.get(name), "__code__", None) if name.startswith(RESUMED) else None
         if resumed is not None and not _only_raises(resumed):
@@ -480,7 +480,7 @@ SIZE = re.compile(r"size mismatch|rank mismatch|\.size\(\)\[|len\(")
 """Guards about sizes, in the words of torch 2.11 to 2.15."""
 
 
-def _why_none_fits(seen: Watch, frame: Any, callback: Any) -> str:
+def _why_none_fits(seen: CompileCounter, frame: Any, callback: Any) -> str:
     """Return the guard for which no compiled variant fits, or "" if there is no variant.
 
     Each variant fails at another guard, and torch names only one variant. If the function was never
@@ -522,18 +522,18 @@ def _recompile_reason() -> str:
     return (metrics[-1].recompile_reason or "") if metrics else ""
 
 
-_the_watch: Watch | None = None
+_the_watch: CompileCounter | None = None
 
 
 _install_lock = threading.Lock()
 
 
-def watch_process() -> Watch:
+def watch_process() -> CompileCounter:
     """Return this process's watch, whose hooks take effect when torch's compiler is imported."""
     global _the_watch  # noqa: PLW0603  (the hooks and the watch are process-wide)
     with _install_lock:
         if _the_watch is None:
-            seen = Watch()
+            seen = CompileCounter()
             when_imported("torch._dynamo.eval_frame", functools.partial(_hook_dynamo, seen))
             when_imported("torch._inductor.cpp_builder", functools.partial(_hook_runs, seen))
             when_imported("triton.runtime.build", functools.partial(_hook_triton, seen))
@@ -543,7 +543,7 @@ def watch_process() -> Watch:
         return _the_watch
 
 
-def _hook_dynamo(seen: Watch, eval_frame: Any) -> None:
+def _hook_dynamo(seen: CompileCounter, eval_frame: Any) -> None:
     original: Callable[[Any], Any] = eval_frame._callback_from_stance
     _let_dynamo_skip(_RUN_CODE)
 
@@ -620,7 +620,7 @@ class _Refused:
     A refused compile is counted even if a handler catches the exception and returns another answer.
     """
 
-    def __init__(self, callback: Any, seen: Watch) -> None:
+    def __init__(self, callback: Any, seen: CompileCounter) -> None:
         self._torchdynamo_orig_backend = callback
         self._seen = seen
 
@@ -635,7 +635,7 @@ class _Refused:
             raise
 
 
-def _hook_runs(seen: Watch, cpp_builder: Any) -> None:
+def _hook_runs(seen: CompileCounter, cpp_builder: Any) -> None:
     # Inductor compiles C++ in threads of this process, and each compiler run goes through this
     # function (private; 2.5 to 2.15). tests/replica/start/test_cold_warm.py compares this count
     # with the process table.
@@ -652,7 +652,7 @@ def _hook_runs(seen: Watch, cpp_builder: Any) -> None:
     cpp_builder.run_compile_cmd = run_compile_cmd
 
 
-def _hook_triton(seen: Watch, build: Any) -> None:
+def _hook_triton(seen: CompileCounter, build: Any) -> None:
     # Triton compiles C for its driver, and for each kernel that torch's own launcher cannot launch
     # (private; Triton 3.3 to 3.6).
     original = getattr(build, "_build", None)

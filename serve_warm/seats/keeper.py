@@ -40,8 +40,8 @@ from serve_warm.seats.records import (
     KeeperLock,
     Seat,
     SeatFolder,
+    SeatRequest,
     SeatUse,
-    Wanted,
     free_memory_bytes,
     is_one_starting,
     is_taken,
@@ -282,7 +282,7 @@ class SeatKeeper:
         self._source = source
         self._folder = folder
         self._lock = KeeperLock(folder, deployment)
-        self._wanted = Wanted(
+        self._wanted = SeatRequest(
             deployment=deployment,
             imports=tuple(imports),
             omp_threads=omp_threads,

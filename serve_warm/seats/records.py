@@ -100,7 +100,7 @@ class SeatUse:
 
 
 @record(frozen=True, kw_only=True)
-class Wanted:
+class SeatRequest:
     """The request to one worker."""
 
     deployment: str
@@ -185,7 +185,7 @@ class SeatFolder:
                     if not any(map(lives, folder.seats())):
                         shutil.rmtree(other, ignore_errors=True)
 
-    def offer(self, wanted: Wanted) -> str:
+    def offer(self, wanted: SeatRequest) -> str:
         """Leave a ticket for one worker, and return the ticket's name. Raises OSError."""
         wanted = replace(wanted, offered_boot_s=boot_s())
         data = json.dumps({"schema": SCHEMA, **asdict(wanted)}).encode()
@@ -193,7 +193,7 @@ class SeatFolder:
         _private_folders.write_beside(path, data, mode=0o600).rename(path)
         return path.name
 
-    def claim(self) -> tuple[str, Wanted] | None:
+    def claim(self) -> tuple[str, SeatRequest] | None:
         """Take a ticket that no other worker has taken. Return its name and the request.
 
         Also removes tickets with a different schema, and tickets older than `TICKET_S`. The
@@ -300,17 +300,17 @@ class KeeperLock:
             os.close(file)
 
 
-def _read_ticket(name: str, data: bytes) -> Wanted | None:
+def _read_ticket(name: str, data: bytes) -> SeatRequest | None:
     """Return the request; None if the ticket has a different schema. Raises ValueError."""
     said = json.loads(data)
     try:
         if said.pop("schema", None) != SCHEMA:
             return None
-        unknown = sorted(said.keys() - {each.name for each in fields(Wanted)})
+        unknown = sorted(said.keys() - {each.name for each in fields(SeatRequest)})
         if unknown:
             raise ValueError(f"{name} has unknown fields: {', '.join(unknown)}")
         texts = {name: tuple(map(str, said[name])) for name in ("imports", "paths")}
-        wanted = Wanted(**{**said, **texts})
+        wanted = SeatRequest(**{**said, **texts})
         return replace(
             wanted, limit_s=float(wanted.limit_s), offered_boot_s=float(wanted.offered_boot_s)
         )

@@ -4,8 +4,8 @@
 
 Verification has two steps, because the second step needs the verified payload. `verify` returns the
 payload and the reason why it may be parsed. `check_age_and_denied` then refuses payloads that
-are denied, too old or dated in the future. `serve_warm.artifact.statements.Believed` is an artifact
-that passed both steps.
+are denied, too old or dated in the future. An artifact that passed both steps
+is a `serve_warm.artifact.statements.TrustedStatement`.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ from serve_warm.compiler.compiled_objects import (
 from serve_warm.compiler.cpu_target import pin_portable_cpu, require_compiler
 from serve_warm.compiler.cuda_graphs import clone_outputs
 from serve_warm.compiler.proof import forbid
-from serve_warm.compiler.watch import EVENTS_KEPT, Watch, watch_process
+from serve_warm.compiler.watch import EVENTS_KEPT, CompileCounter, watch_process
 from serve_warm.errors import CompilerMissing, ConfigError
 from serve_warm.fingerprint import lacking, read_cpu_isa
 from serve_warm.report import CompileEvent, Counts
@@ -52,13 +52,13 @@ RECOMPILE_LIMIT = 8
 
 
 @pytest.fixture
-def seen() -> Iterator[Watch]:
+def seen() -> Iterator[CompileCounter]:
     watch = watch_process()
     yield watch
     watch.forbidden = watch.on_event = None
 
 
-def change(seen: Watch, action: Callable[[], Any]) -> Counts:
+def change(seen: CompileCounter, action: Callable[[], Any]) -> Counts:
     before = seen.counts()
     action()
     return seen.counts() - before
@@ -67,7 +67,7 @@ def change(seen: Watch, action: Callable[[], Any]) -> Counts:
 # --- counting ------------------------------------------------------------------------------
 
 
-def test_a_first_call_is_a_compile_without_a_reason(seen: Watch):
+def test_a_first_call_is_a_compile_without_a_reason(seen: CompileCounter):
     model = compiled(double)
     counted = change(seen, lambda: model(torch.ones(2, 3)))
     event = seen.events()[-1]
@@ -77,7 +77,7 @@ def test_a_first_call_is_a_compile_without_a_reason(seen: Watch):
     assert event.thread == threading.get_native_id()
 
 
-def test_a_warm_call_counts_nothing(seen: Watch):
+def test_a_warm_call_counts_nothing(seen: CompileCounter):
     model = compiled(double)
     model(torch.ones(2))
     counted = change(seen, lambda: [model(torch.ones(2)) for _ in range(50)])
@@ -110,7 +110,7 @@ def named(x: torch.Tensor, user: str, opts: dict[str, str]) -> torch.Tensor:
     return x * len(user)
 
 
-def test_a_guard_on_a_text_of_a_request_shows_its_length(seen: Watch):
+def test_a_guard_on_a_text_of_a_request_shows_its_length(seen: CompileCounter):
     """The attribute or argument and the line of code stay: they say what to change."""
     model = compiled(named)
     model(torch.ones(2), "a@b.c", {})
@@ -138,7 +138,7 @@ def test_a_guard_on_a_text_of_a_request_shows_its_length(seen: Watch):
     ],
     ids=["long", "in the proof"],
 )
-def test_no_event_shows_a_text(seen: Watch, first: str, forbids: bool, says: list[str]):
+def test_no_event_shows_a_text(seen: CompileCounter, first: str, forbids: bool, says: list[str]):
     model = compiled(named)
     model(torch.ones(2), first, {})
     with contextlib.ExitStack() as stack:
@@ -154,7 +154,7 @@ def test_no_event_shows_a_text(seen: Watch, first: str, forbids: bool, says: lis
     assert len(event.reason) <= 1000
 
 
-def test_the_recompile_limit_is_an_event(seen: Watch):
+def test_the_recompile_limit_is_an_event(seen: CompileCounter):
     model = compiled(double)
     counted = change(seen, lambda: [model(torch.ones(n)) for n in range(1, RECOMPILE_LIMIT + 4)])
     event = seen.events()[-1]
@@ -167,7 +167,7 @@ def limit_in_settings(limit: int) -> Any:
     return torch._dynamo.config.patch(recompile_limit=limit)
 
 
-def test_a_raised_recompile_limit_is_no_event(seen: Watch):
+def test_a_raised_recompile_limit_is_no_event(seen: CompileCounter):
     """The fix that is recommended is one."""
     by_argument = "torch.compile" in how_to_raise_the_limit(16)
     model = compiled(double, **({"recompile_limit": 16} if by_argument else {}))
@@ -177,7 +177,7 @@ def test_a_raised_recompile_limit_is_no_event(seen: Watch):
     assert (counted.compiles, counted.eager_falls) == (RECOMPILE_LIMIT + 3, 0)
 
 
-def test_every_frame_is_counted_once(seen: Watch):
+def test_every_frame_is_counted_once(seen: CompileCounter):
     """Graph breaks and compiled functions within others count as often as torch itself says."""
     inner = torch.compiler.disable(compiled(double))
 
@@ -196,7 +196,7 @@ def test_every_frame_is_counted_once(seen: Watch):
     assert counted.compiles >= 6  # two shapes of two parts of `outer` and of `inner`
 
 
-def test_compiles_of_all_threads_are_counted(seen: Watch):
+def test_compiles_of_all_threads_are_counted(seen: CompileCounter):
     """There is one watch for the process, whoever asks for it and whichever thread compiles."""
     models = [compiled(double) for _ in range(8)]
     with ThreadPoolExecutor(4) as threads:
@@ -206,14 +206,14 @@ def test_compiles_of_all_threads_are_counted(seen: Watch):
 
 
 @pytest.mark.slow
-def test_events_are_bounded_and_counts_are_not(seen: Watch):
+def test_events_are_bounded_and_counts_are_not(seen: CompileCounter):
     total = EVENTS_KEPT + 6
     counted = change(seen, lambda: [compiled(double)(torch.ones(2)) for _ in range(total)])
     assert len(seen.events()) == EVENTS_KEPT
     assert counted.compiles == total
 
 
-def test_an_observer_is_told_by_the_thread_that_compiled(seen: Watch):
+def test_an_observer_is_told_by_the_thread_that_compiled(seen: CompileCounter):
     told: list[tuple[str, int]] = []
     seen.on_event = lambda event: told.append((event.kind, threading.get_native_id()))
     model = compiled(double)
@@ -227,7 +227,7 @@ def test_an_observer_is_told_by_the_thread_that_compiled(seen: Watch):
 # --- forbidding ----------------------------------------------------------------------------
 
 
-def test_forbid_raises_on_what_is_not_compiled(seen: Watch):
+def test_forbid_raises_on_what_is_not_compiled(seen: CompileCounter):
     """In the proof, compiled shapes work; a first or another compile is an error and not made."""
     model, never_called = compiled(double), compiled(double)
     model(torch.ones(2))
@@ -243,7 +243,7 @@ def test_forbid_raises_on_what_is_not_compiled(seen: Watch):
     assert torch.equal(result, torch.full((2,), 3.0))
 
 
-def test_forbid_ends_with_its_block(seen: Watch):
+def test_forbid_ends_with_its_block(seen: CompileCounter):
     model = compiled(double)
     with pytest.raises(ZeroDivisionError), forbid():
         _ = 1 / 0
@@ -252,7 +252,7 @@ def test_forbid_ends_with_its_block(seen: Watch):
     assert stance() == "default"
 
 
-def test_forbid_raises_on_what_dynamo_has_given_up_on(seen: Watch):
+def test_forbid_raises_on_what_dynamo_has_given_up_on(seen: CompileCounter):
     """The proof detects code that runs eagerly, and leaves it unchanged."""
     model = compiled(double)
     for n in range(1, RECOMPILE_LIMIT + 2):
@@ -266,7 +266,7 @@ def test_forbid_raises_on_what_dynamo_has_given_up_on(seen: Watch):
     assert after == Counts()
 
 
-def test_a_compile_that_is_swallowed_in_the_proof_is_counted(seen: Watch):
+def test_a_compile_that_is_swallowed_in_the_proof_is_counted(seen: CompileCounter):
     """If a handler catches the error of the proof and answers, the input is not proven."""
     model, met = compiled(double), seen.counts().forbidden
     with evidence.note_calls(), forbid(), pytest.raises(RuntimeError):
@@ -277,7 +277,7 @@ def test_a_compile_that_is_swallowed_in_the_proof_is_counted(seen: Watch):
     assert (event.kind, event.signature) == ("forbidden", "x=float32[7]")
 
 
-def test_after_ready_a_compile_raises_what_it_is_told(seen: Watch):
+def test_after_ready_a_compile_raises_what_it_is_told(seen: CompileCounter):
     """Nothing that is warm is refused, and a refused compile works once it is allowed again."""
     asked: list[CompileEvent] = []
 
@@ -307,7 +307,7 @@ def test_after_ready_a_compile_raises_what_it_is_told(seen: Watch):
 # --- threads -------------------------------------------------------------------------------
 
 
-def test_calling_threads_are_collected(seen: Watch):
+def test_calling_threads_are_collected(seen: CompileCounter):
     model = compiled(double)
     model(torch.ones(2))
     with ThreadPoolExecutor(1) as caller, ThreadPoolExecutor(1) as bystander:
@@ -321,7 +321,7 @@ def test_calling_threads_are_collected(seen: Watch):
     assert calls.threads == {calling}
 
 
-def test_a_function_that_is_not_compiled_on_purpose_is_no_call(seen: Watch):
+def test_a_function_that_is_not_compiled_on_purpose_is_no_call(seen: CompileCounter):
     """`torch.compiler.disable` takes the same way through torch, and calls nothing compiled."""
     plain = torch.compiler.disable(fresh(double))
     with evidence.note_calls() as calls:

@@ -35,7 +35,7 @@ from serve_warm.precompile.compiled import LightModule
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.entries.table import EntryTable
 from serve_warm.precompile.facts.reasons import NoEntry
-from serve_warm.precompile.trace.captured import Made
+from serve_warm.precompile.trace.captured import CompiledCall
 from serve_warm.replica.start.prepare import only_libraries
 
 
@@ -69,7 +69,7 @@ class EagerLibraries:
     def __init__(self) -> None:
         self.opened: list[Path] = []
 
-    def make(self, function: Any, callee: Any, tensors: Any, arguments: Any) -> Made:
+    def make(self, function: Any, callee: Any, tensors: Any, arguments: Any) -> CompiledCall:
         made = make(function, callee, tensors, arguments)
         data = b"library of " + str(tensors[0].shape).encode()
         plan = self.plan(callee)

@@ -39,8 +39,8 @@ from serve_warm.seats.records import (
     TICKET_S,
     Seat,
     SeatFolder,
+    SeatRequest,
     SeatUse,
-    Wanted,
     free_memory_bytes,
     is_named_idle,
     is_one_starting,
@@ -490,7 +490,7 @@ def test_one_replica_of_a_deployment_keeps_seats_on_a_node(workers: Workers):
 def with_ticket(tmp_path: Path) -> SeatFolder:
     folder = SeatFolder(tmp_path / "seats")
     folder.make()
-    folder.offer(Wanted(deployment="a", imports=("torch",)))
+    folder.offer(SeatRequest(deployment="a", imports=("torch",)))
     return folder
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from serve_warm.errors import WarmupFailed
 from serve_warm.seats import preload
 from serve_warm.seats import use as seat_use
-from serve_warm.seats.records import SeatFolder, Wanted, is_taken
+from serve_warm.seats.records import SeatFolder, SeatRequest, is_taken
 
 DEVICES = ("cpu", "cuda")
 
@@ -38,7 +38,7 @@ def be_seat(question: dict[str, Any]) -> None:
     if question.get("ticket", True):
         folder.make()
         folder.offer(
-            Wanted(
+            SeatRequest(
                 deployment="app#Embedder",
                 imports=tuple(question["imports"]),
                 omp_threads=question.get("omp_of_ticket"),

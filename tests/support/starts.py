@@ -26,7 +26,7 @@ from serve_warm.config import WarmupConfig, environment
 from serve_warm.errors import InputError
 from serve_warm.fingerprint import Fingerprint, read_app, read_machine
 from serve_warm.inputs import Input
-from serve_warm.replica.start.context import Replica
+from serve_warm.replica.start.context import WarmupHost
 from serve_warm.replica.start.stages import Warmup
 from serve_warm.report import CompileEvent, Report
 from serve_warm.stores.local import LocalStore
@@ -108,7 +108,7 @@ def store_fixture(tmp_path: Path) -> LocalStore:
     return LocalStore(root=tmp_path / "store")
 
 
-def here(replica: Replica, **changed: str) -> Fingerprint:
+def here(replica: WarmupHost, **changed: str) -> Fingerprint:
     """Return the fingerprint of this process and app, with some machine factors changed."""
     arguments = compile_arguments(replica.owner)
     return Fingerprint(
@@ -123,7 +123,7 @@ def publish(store: LocalStore, built_for: Fingerprint, **options: Any) -> str:
 
 
 def offer(
-    store: LocalStore, replica: Replica, raw: Mapping[str, bytes] | None = None, **options: Any
+    store: LocalStore, replica: WarmupHost, raw: Mapping[str, bytes] | None = None, **options: Any
 ) -> str:
     """Publish an artifact for a replica, with a cache and what else is in `raw`."""
     cache = packed_cache(store.root.parent / "built")

@@ -48,11 +48,11 @@ from serve_warm.precompile.facts.plan import LIBRARY_LEVEL, ONCE, SETTLES
 from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.facts.table import OF_PARTS
 from serve_warm.precompile.libraries.run import assigns
-from serve_warm.precompile.parity.distance import Verdict
+from serve_warm.precompile.parity.distance import Judgement
 from serve_warm.precompile.parity.distance_check import CAUSE, compare_in_build
 from serve_warm.precompile.parity.eager import Kept, why_not_twice
 from serve_warm.precompile.trace.capture import capture
-from serve_warm.precompile.trace.captured import Made
+from serve_warm.precompile.trace.captured import CompiledCall
 from serve_warm.precompile.trace.side_effects import callable_once, side_effects
 
 Attempt = TypeVar("Attempt")
@@ -205,7 +205,7 @@ class EntryBuilder:
 
     def _library(
         self, call: NewCall, pending: PendingEntry | None, arguments: Mapping[str, Any]
-    ) -> Made:
+    ) -> CompiledCall:
         """Return the library for a call, or start to build the library and raise `NotYet`."""
         build = call.build
         if pending is not None:
@@ -231,7 +231,7 @@ class EntryBuilder:
         build.pending.append(PendingEntry(unit=call.unit, entry=entry, library=library))
         raise NotYet
 
-    def _compile(self, call: NewCall, pending: PendingEntry | None) -> tuple[Made, Entry]:
+    def _compile(self, call: NewCall, pending: PendingEntry | None) -> tuple[CompiledCall, Entry]:
         """Return the code and the entry for a call, at the highest requested level that works."""
         # Shapes are static by default: torch's own default, None, is neither static nor dynamic.
         arguments = {"dynamic": False, **self._arguments}
@@ -292,7 +292,7 @@ class EntryBuilder:
 
     def _try_library(
         self, call: NewCall, pending: PendingEntry | None, arguments: Mapping[str, Any]
-    ) -> tuple[Made, Verdict]:
+    ) -> tuple[CompiledCall, Judgement]:
         """Return the library for a call, and how it compares with eager."""
         made = self._library(call, pending, arguments)
         verdict = self._compare(call.function, made, call.tensors)
@@ -304,13 +304,15 @@ class EntryBuilder:
 
     def _try_pickle(
         self, call: NewCall, arguments: Mapping[str, Any]
-    ) -> tuple[Made, Verdict, Mapping[str, Sequence[str]]]:
+    ) -> tuple[CompiledCall, Judgement, Mapping[str, Sequence[str]]]:
         """Return a call's pickle, how it compares with eager, and the call's changes."""
         with side_effects() as changes:
             made = make(call.function, self._callee, call.tensors, arguments)
         return made, self._compare(call.function, made, call.tensors), changes
 
-    def _compare(self, function: Callable[..., Any], made: Made, tensors: Sequence[Any]) -> Verdict:
+    def _compare(
+        self, function: Callable[..., Any], made: CompiledCall, tensors: Sequence[Any]
+    ) -> Judgement:
         """Compare code with eager execution; raise `NoEntry` if the code is wrong.
 
         Also raises `NoEntry` if the call changes Python values on which its graph depends, such as

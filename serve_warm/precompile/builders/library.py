@@ -44,10 +44,10 @@ from serve_warm.precompile.facts.plan import ASSIGNING, Plan
 from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.facts.tensor_parts import plain_parts
 from serve_warm.precompile.libraries import cuda_graphs, run
-from serve_warm.precompile.libraries.inputs import Input
+from serve_warm.precompile.libraries.inputs import TensorSource
 from serve_warm.precompile.trace import output_aliases
 from serve_warm.precompile.trace.capture import capture
-from serve_warm.precompile.trace.captured import Made
+from serve_warm.precompile.trace.captured import CompiledCall
 from serve_warm.precompile.trace.graph_inputs import fake_of, inputs_of, read_sizes, take_parts
 from serve_warm.precompile.trace.guards import source_of
 from serve_warm.precompile.trace.side_effects import callable_once, side_effects
@@ -65,7 +65,7 @@ ON_A_GPU = {"aot_inductor.embed_kernel_binary": True}
 
 def make(
     function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
-) -> Made:
+) -> CompiledCall:
     """Compile `function(callee, *tensors)` into a library, with torch.compile's `arguments`.
 
     Raises:
@@ -134,7 +134,7 @@ class Library:
         self.graph.refuse_other_inputs(plan, callee, given)
         return plan
 
-    def finish(self, callee: Any, tensors: Sequence[Any]) -> Made:
+    def finish(self, callee: Any, tensors: Sequence[Any]) -> CompiledCall:
         """Wait for the C++ compiler, then do the remaining work of `make` for this call.
 
         Raises:
@@ -143,7 +143,7 @@ class Library:
         with as_reasons():
             return self._open(self.run(callee, tensors))
 
-    def _open(self, plan: Plan) -> Made:
+    def _open(self, plan: Plan) -> CompiledCall:
         """Open the library, compare the memory of its outputs with the run, and return it."""
         data = self.graph.compile()()
         # In a private folder, so that no other user can replace the file before it is opened.
@@ -154,7 +154,7 @@ class Library:
         fn.copies = self.graph.outputs_to_copy(fn.native)
         if fn.copies:
             plan = {**plan, "copies": fn.copies}
-        return Made(
+        return CompiledCall(
             fn=fn,
             data=data,
             plan=plan,
@@ -202,7 +202,7 @@ class _Graph:
         """Returns the library, after waiting for the C++ compiler."""
         self._graph: Any = None
         self._fakes: list[Any] = []
-        self._places: list[Input] = []
+        self._places: list[TensorSource] = []
         self._inputs: list[Any] = []
         self._outputs: list[Any] = []
         self.existing: Sequence[tuple[list[list[Any]], Any]] = ()
@@ -325,7 +325,7 @@ class _Graph:
         }
         return {**plan, **self._on_a_gpu(inputs)}
 
-    def _on_a_gpu(self, inputs: Sequence[Input]) -> Plan:
+    def _on_a_gpu(self, inputs: Sequence[TensorSource]) -> Plan:
         """Return a plan's items for a GPU: the device, and a reason if calls cannot be captured."""
         if self._device == "cpu":
             return {}
@@ -333,7 +333,7 @@ class _Graph:
             return {"device": self._device}
         return {"device": self._device, "captures": self._why_not_captured(inputs)}
 
-    def _why_not_captured(self, inputs: Sequence[Input]) -> str:
+    def _why_not_captured(self, inputs: Sequence[TensorSource]) -> str:
         if any(map(_is_on_the_cpu, self._graph.graph.nodes)):
             # Launching the graph would return the CPU result of the capture, or read a CPU result
             # too early.
@@ -461,7 +461,7 @@ def _is_on_the_cpu(node: Any) -> bool:
 # The plan -------------------------------------------------------------------------------------
 
 
-def _place(source: str, callee: Any) -> Input:
+def _place(source: str, callee: Any) -> TensorSource:
     """Return where a plan finds the object that an expression refers to.
 
     Raises:
@@ -475,7 +475,7 @@ def _place(source: str, callee: Any) -> Input:
     if root != facts.CALLEE:
         if path or not re.fullmatch(r"t\d+", root):
             raise NoEntry(f"its graph takes {source}, which is {NO_PLACE}")
-        return Input(kind="argument", index=int(root[1:]))
+        return TensorSource(kind="argument", index=int(root[1:]))
     module, owner, rest = module_of(callee), "", path
     if module is not callee and rest[:1] == [["attribute", "__self__"]]:
         rest = rest[1:]
@@ -485,21 +485,21 @@ def _place(source: str, callee: Any) -> Input:
                 owner, rest = f"{owner}.{name}".lstrip("."), rest[2:]
                 module = module._modules[name]
             case [["attribute", "_parameters"], ["item", name]]:
-                return Input(kind="parameter", owner=owner, name=name)
+                return TensorSource(kind="parameter", owner=owner, name=name)
             case [["attribute", "_buffers"], ["item", name]]:
-                return Input(kind="buffer", owner=owner, name=name)
+                return TensorSource(kind="buffer", owner=owner, name=name)
             case [["attribute", name]] if name in vars(module):
-                return Input(kind="attribute", owner=owner, name=name)
+                return TensorSource(kind="attribute", owner=owner, name=name)
             case _:
                 break
-    return Input(kind="path", path=path)
+    return TensorSource(kind="path", path=path)
 
 
 NO_PLACE = "neither an argument nor reachable from the callable"
 
 
 def _path(node: ast.expr, source: str) -> tuple[str, list[list[Any]]]:
-    """Return the name at the start of an expression, and the steps that follow (`Input.path`)."""
+    """Return the name at the start of an expression, and the steps of `TensorSource.path`."""
     step: list[Any]
     match node:
         case ast.Subscript(value=ast.Name(id="L"), slice=ast.Constant(value=str(root))):
@@ -544,14 +544,14 @@ def _is_dynamic(fake: Any) -> bool:
     return any(isinstance(size, torch.SymInt) for size in (*fake.shape, *fake.stride()))
 
 
-def _input(given: Any, fake: Any, place: Input) -> Input:
+def _input(given: Any, fake: Any, place: TensorSource) -> TensorSource:
     free = _is_dynamic(fake)
     if free and place.kind != "argument":
         raise NoEntry(f"the sizes of its {place.kind} {place.name or place.path} are dynamic")
     return dataclasses.replace(place, said=run.describe(given, free=free))
 
 
-def _without_defaults(given: Input) -> dict[str, Any]:
+def _without_defaults(given: TensorSource) -> dict[str, Any]:
     return {
         field.name: getattr(given, field.name)
         for field in dataclasses.fields(given)

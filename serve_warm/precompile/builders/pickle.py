@@ -12,13 +12,13 @@ from serve_warm.precompile.facts.failures import as_reasons
 from serve_warm.precompile.facts.names import locate
 from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.trace.capture import capture
-from serve_warm.precompile.trace.captured import Made
+from serve_warm.precompile.trace.captured import CompiledCall
 from serve_warm.precompile.trace.output_aliases import find_outputs_to_copy, noting_graphs
 
 
 def make(
     function: Callable[..., Any], callee: Any, tensors: Sequence[Any], arguments: Mapping[str, Any]
-) -> Made:
+) -> CompiledCall:
     """Compile `function(callee, *tensors)` ahead of time, with torch.compile's `arguments`.
 
     Raises:
@@ -35,7 +35,7 @@ def make(
                 plan["copies"] = copies
             return copies
 
-        return Made(
+        return CompiledCall(
             fn=with_checks(entry, plan, find_copies),
             data=type(entry).serialize(entry, {}).serialized_data,
             references=_references(entry, plan.get("numbers", {})),

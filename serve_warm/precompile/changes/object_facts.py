@@ -66,7 +66,7 @@ class ObjectFacts:
         self._kind, self._function = type(callee.__self__), callee.__func__
         self._facts = facts
         self._of_entries = of_entries
-        self._shared = shared = _Shared(callee, facts)
+        self._shared = shared = _SharedFacts(callee, facts)
         self._own = [n for n in range(len(facts.facts)) if n not in shared.number_of]
         self._walk = _list_walk(facts, self._own)
         of_tensors = [n for n in self._own if facts.facts[n][1] in OF_TENSORS]
@@ -81,7 +81,7 @@ class ObjectFacts:
         """Texts about broken facts, because removing secrets from a text takes 0.1 ms."""
         self._lock = threading.Lock()
         self._watch = FactWatch(tuple(shared.items), [shared.table()])
-        self._plans: list[_Plan | None] = []
+        self._plans: list[_Reading | None] = []
         """What to check for each entry; None if a shared fact of the entry does not hold."""
         self._plan()
 
@@ -145,11 +145,11 @@ class ObjectFacts:
         """Make the checks for the shared facts that hold now."""
         holds = self._watch.list_holding()
         shared = self._shared
-        plans: list[_Plan | None] = []
+        plans: list[_Reading | None] = []
         for numbers in self._of_entries:
             own = [n for n in numbers if n not in shared.number_of]
             if all(holds[shared.number_of[n]] for n in numbers if n in shared.number_of):
-                plans.append(_Plan(self._facts, own, shared, holds))
+                plans.append(_Reading(self._facts, own, shared, holds))
             else:
                 plans.append(None)
         self._holding = frozenset(n for n, of_table in shared.number_of.items() if holds[of_table])
@@ -177,7 +177,7 @@ class ObjectFacts:
     def _holds(self, number: int, objects: Sequence[Any]) -> bool:
         return self._facts.find_broken(self._facts.facts[number], objects) is None
 
-    def _all_hold(self, plan: _Plan, objects: Sequence[Any]) -> bool:
+    def _all_hold(self, plan: _Reading, objects: Sequence[Any]) -> bool:
         for number, check in plan.checks:
             try:
                 if check(objects):
@@ -206,11 +206,11 @@ class ObjectFacts:
         return right
 
 
-class _Plan:
+class _Reading:
     """The facts of one entry that must be checked for each object."""
 
     def __init__(
-        self, facts: Facts, own: Collection[int], shared: _Shared, holds: Sequence[bool]
+        self, facts: Facts, own: Collection[int], shared: _SharedFacts, holds: Sequence[bool]
     ) -> None:
         self.facts = own
         self.of_tensors = frozenset(n for n in own if facts.facts[n][1] in OF_TENSORS)
@@ -221,7 +221,7 @@ class _Plan:
         ]
 
 
-class _Shared:
+class _SharedFacts:
     """The facts that do not depend on the object, as a table for a watch.
 
     The table's paths start from a tuple: the class of bound methods, the method's function, the

@@ -23,7 +23,7 @@ FindCopies = Callable[[Sequence[Any], Sequence[Any]], Sequence[int]]
 """Takes the arguments and outputs of a graph's first run, and returns the outputs to copy."""
 
 
-class _Graph:
+class _CheckedGraph:
     """The compiled graph of an entry.
 
     The graph runs only on tensors that are like the tensors of the build.
@@ -119,9 +119,9 @@ class _Graph:
         )
 
 
-def _graph_of(fn: Callable[..., Any]) -> _Graph | None:
+def _graph_of(fn: Callable[..., Any]) -> _CheckedGraph | None:
     found = getattr(fn, "__globals__", {}).values()
-    return next((value for value in found if isinstance(value, _Graph)), None)
+    return next((value for value in found if isinstance(value, _CheckedGraph)), None)
 
 
 def inputs_of(fn: Callable[..., Any]) -> frozenset[int]:
@@ -144,7 +144,7 @@ def may_run_again(fn: Callable[..., Any], error: BaseException) -> bool:
     if writes(fn):
         return False
     frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
-    return _Graph.__call__.__code__ not in frames
+    return _CheckedGraph.__call__.__code__ not in frames
 
 
 def writes(fn: Callable[..., Any]) -> bool:
@@ -169,7 +169,7 @@ def _of_tensors(check: Callable[..., bool], *, dynamic: bool, whole: Whole) -> C
 def with_checks(
     entry: Any, plan: Plan, find_copies: FindCopies | None = None
 ) -> Callable[..., Any]:
-    """Return an entry's function, which runs the checks of `_Graph` before the graph.
+    """Return an entry's function, which runs the checks of `_CheckedGraph` before the graph.
 
     In a build, the first run calls `find_copies` with the graph's arguments and outputs, to find
     the outputs that each run copies.
@@ -179,7 +179,7 @@ def with_checks(
     inputs = compiled.compiled_fn.serialize().runtime_metadata.input_info
     writes = any(info.mutates_data or info.mutates_metadata for info in inputs)
     captures = bool(plan.get("settings"))
-    entry.fn.__globals__[name] = _Graph(
+    entry.fn.__globals__[name] = _CheckedGraph(
         compiled, plan, writes=writes, captures=captures, find_copies=find_copies
     )
     fn: Callable[..., Any] = entry.fn

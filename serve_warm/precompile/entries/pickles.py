@@ -26,7 +26,7 @@ from serve_warm.precompile.facts.plan import Plan
 def load(data: bytes, references: Mapping[str, tuple[str, str]], plan: Plan) -> Callable[..., Any]:
     """Return an entry's function. Executes `data`: pass only verified bytes.
 
-    `references` and `plan` come from the entry's `Made`.
+    `references` and `plan` come from the entry's `CompiledCall`.
 
     Raises:
         NoEntry: torch cannot load the entry on this machine.

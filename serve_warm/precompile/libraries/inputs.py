@@ -39,7 +39,7 @@ Read = Callable[[Any, Sequence[Any]], list[Any]]
 
 
 @record(frozen=True, kw_only=True)
-class Input:
+class TensorSource:
     """Where one input of the native code comes from."""
 
     kind: str
@@ -78,7 +78,7 @@ class Watched(Protocol):
 class Inputs:
     """Where all inputs of a library come from."""
 
-    def __init__(self, inputs: Sequence[Input]) -> None:
+    def __init__(self, inputs: Sequence[TensorSource]) -> None:
         self._modules, rows = _modules(sorted({i.owner for i in inputs if i.owner}))
         self._takes = [
             (i.kind, rows.get(i.owner, 0), i.name, i.index, follow(i.path)) for i in inputs

@@ -39,8 +39,8 @@ from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.libraries.cuda_graphs import Graphed, Run
 from serve_warm.precompile.libraries.inputs import (
     GONE,
-    Input,
     Inputs,
+    TensorSource,
     Watched,
     explain_missing,
     follow,
@@ -90,7 +90,7 @@ def function_of(plan: Plan, native: Any) -> Function:
 
     Raises one of `DAMAGED` if the plan is wrong.
     """
-    inputs = tuple(Input(**plain) for plain in plan["inputs"])
+    inputs = tuple(TensorSource(**plain) for plain in plan["inputs"])
     assigns, plain = _assigns(plan["result"])
     result = _result(plain)
     existing = [_finder(chain) for chain in plan.get("existing", ())]
@@ -116,7 +116,7 @@ class Function:
     def __init__(
         self,
         native: Native,
-        inputs: Sequence[Input],
+        inputs: Sequence[TensorSource],
         *,
         result: Build,
         assigns: Sequence[Assign] = (),

@@ -104,7 +104,7 @@ class Checks:
         check = self._check_of(counted_for, entry)
         if not self._may_come(check):
             return followed
-        return _Checked(self, dispatcher, check, fn, followed, counted_for=counted_for)
+        return _CheckedCode(self, dispatcher, check, fn, followed, counted_for=counted_for)
 
     def _may_come(self, check: Check) -> bool:
         if self.phase is not Phase.SERVING or check.result is None or self._one_in:
@@ -338,7 +338,7 @@ class Checks:
         self._on_failure(text)
 
 
-class _Checked:
+class _CheckedCode:
     """An entry's code, whose results are compared with eager execution when a check is due."""
 
     def __init__(

@@ -96,7 +96,7 @@ class Results:
 
 
 @record(frozen=True, kw_only=True)
-class Verdict:
+class Judgement:
     """Whether compiled results are as good as eager's, and the numbers that decide."""
 
     reason: str
@@ -138,7 +138,7 @@ def judge(
     *,
     no_reference: str = "",
     most_width: float = MOST_WIDTH,
-) -> Verdict:
+) -> Judgement:
     """Return whether compiled results are as close to full precision as eager's are.
 
     `calls` has the results of one call with several inputs, which are judged together. `dtype` is
@@ -399,7 +399,7 @@ class _Worst:
                 )
                 return
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Judgement:
         """Return the verdict about all tensors."""
         if self._fixed:
             reason = f"{self._too_far}. {FIXED.format(self._fixed)}" if self._too_far else ""
@@ -409,7 +409,7 @@ class _Worst:
             max(self._ratios, key=lambda each: getattr(each, name) / each.width, default=None)
             for name in ("rmse_ratio", "max_ratio")
         )
-        return Verdict(
+        return Judgement(
             reason=reason,
             rmse_ratio=rmse.rmse_ratio if rmse else None,
             max_ratio=most.max_ratio if most else None,

@@ -23,7 +23,7 @@ from serve_warm.precompile.calls.copies import Different, copy_tensors
 from serve_warm.precompile.calls.signature import module_of
 from serve_warm.precompile.facts.tensor_parts import plain_parts
 from serve_warm.precompile.parity.deciding import RecordChoices, count_close_choices
-from serve_warm.precompile.parity.distance import ENOUGH, Results, Verdict, is_exact, judge
+from serve_warm.precompile.parity.distance import ENOUGH, Judgement, Results, is_exact, judge
 from serve_warm.precompile.parity.eager import (
     NEVER_REFUSED,
     Kept,
@@ -58,7 +58,7 @@ BUDGET_S = 2.0
 class Comparison:
     """The verdict about one call, and how it was reached."""
 
-    verdict: Verdict
+    verdict: Judgement
     inputs: int
     """How many inputs were compared."""
     unsure: str
@@ -80,7 +80,7 @@ def compare_in_build(
     tensors: Sequence[Any],
     *,
     cause: str = CAUSE,
-) -> Verdict:
+) -> Judgement:
     """Compare compiled code with eager execution for one call of a build.
 
     `cause` is the advice if the code is wrong and nothing else is known.
@@ -158,7 +158,7 @@ def compare_once(
 
 
 def _judge_near_ties(
-    first: Verdict, calls: Sequence[Results], more: Iterator[Results], runs: _Runs
+    first: Judgement, calls: Sequence[Results], more: Iterator[Results], runs: _Runs
 ) -> Comparison:
     """Judge refused results again, if near-ties inside the call may explain them.
 
@@ -226,7 +226,7 @@ class _Runs:
         self._run_reference(tensors, None, exact)
         return count_close_choices(eager.choices, exact.choices, outcome.outputs)
 
-    def describe(self, verdict: Verdict, *, unsure: str = "") -> Comparison:
+    def describe(self, verdict: Judgement, *, unsure: str = "") -> Comparison:
         """Return the comparison that led to a verdict."""
         if self._is_out_of_memory:
             unsure = unsure or self.no_reference

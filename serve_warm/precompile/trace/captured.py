@@ -14,7 +14,7 @@ from serve_warm.precompile.facts.plan import Plan
 
 
 @record(frozen=True, kw_only=True)
-class Made:
+class CompiledCall:
     """Code for one call: the bytes for an artifact, and the function to call now."""
 
     fn: Callable[..., Any]

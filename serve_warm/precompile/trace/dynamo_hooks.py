@@ -31,7 +31,7 @@ from serve_warm.precompile.trace.torch_functions import TorchFunctions, noting_t
 
 
 @dataclass(frozen=True)
-class Unguarded:
+class TraceRecord:
     """The dependencies of one trace that Dynamo does not guard."""
 
     guards: list[Guard] = field(default_factory=list)
@@ -60,7 +60,7 @@ Replacements = Iterator[tuple[Any, str, Any]]
 
 
 @contextlib.contextmanager
-def all_guarded(begin_set: Callable[[Any, Any], None]) -> Iterator[Unguarded]:
+def all_guarded(begin_set: Callable[[Any, Any], None]) -> Iterator[TraceRecord]:
     """Make Dynamo guard or report changeable dependencies that it otherwise ignores (torch 2.13).
 
     Before each iteration over a set in a trace, `begin_set` is called with the set and the tracer.
@@ -68,7 +68,7 @@ def all_guarded(begin_set: Callable[[Any, Any], None]) -> Iterator[Unguarded]:
     from torch._dynamo import config
     from torch._dynamo.convert_frame import compile_lock
 
-    found = Unguarded()
+    found = TraceRecord()
     # No other thread may trace in the block, because the replacements would record its trace too.
     with compile_lock, contextlib.ExitStack() as undo:
         # Each generator wraps the replacements that earlier generators have made.
@@ -161,7 +161,7 @@ def _guarding_keys() -> Replacements:
             yield of_objects, name, getattr(of_dicts, name)
 
 
-def _noting_tensors(found: Unguarded) -> Replacements:
+def _noting_tensors(found: TraceRecord) -> Replacements:
     """Record each read of a weight's `requires_grad`, which a tensor's fact does not include.
 
     Also record each read of a tensor's storage, because checks do not include the storage's size.
@@ -189,7 +189,7 @@ def _noting_tensors(found: Unguarded) -> Replacements:
     yield of_storages, "__init__", make
 
 
-def _noting_same_objects(found: Unguarded) -> Replacements:
+def _noting_same_objects(found: TraceRecord) -> Replacements:
     """Record objects that have one global name and one name that is not global.
 
     For such objects, Dynamo guards only the first name. Dynamo guards the second name too if both
@@ -231,7 +231,7 @@ def _guarding_classes_in_closures() -> Replacements:
 CELL = ".cell_contents"
 
 
-def _noting_returned(found: Unguarded) -> Replacements:
+def _noting_returned(found: TraceRecord) -> Replacements:
     """Record each object that the code around the graph reads by its source (2.11 to 2.15)."""
     from torch._dynamo.codegen import PyCodegen
     from torch._dynamo.variables.base import VariableTracker
@@ -322,7 +322,7 @@ def _noting_extends(begin: Callable[[Any, Any], None]) -> Replacements:
     yield of_lists, "tp_methods", methods
 
 
-def _refusing_own_sets(found: Unguarded) -> Replacements:
+def _refusing_own_sets(found: TraceRecord) -> Replacements:
     """Refuse torch's own computations on sets: the results depend on the order in this process."""
     from torch._dynamo.variables import builtin
 
@@ -354,7 +354,7 @@ DEPENDS_ON_ORDER = (
 """Reason and advice for a call that has no entry because its code iterates over a `set`."""
 
 
-def _noting_hashes(found: Unguarded) -> Replacements:
+def _noting_hashes(found: TraceRecord) -> Replacements:
     """Record each call of `hash` or `id` in a forward: the results differ between processes.
 
     Only two functions are allowed. torch runs `inspect.unwrap` if a forward sets a buffer; this
@@ -415,7 +415,7 @@ def _has_steady_hash(argument: Any) -> bool:
     return type(argument.as_python_constant()) in (bool, int, float, complex)
 
 
-def _noting_functions(found: Unguarded) -> Replacements:
+def _noting_functions(found: TraceRecord) -> Replacements:
     """Record the results of `assume_constant_result`, and guard the values read from `os`."""
     from torch._dynamo import symbolic_convert
     from torch._dynamo.variables import functions
@@ -466,7 +466,7 @@ STEPS = 64
 compiling a few hundred steps takes minutes."""
 
 
-def _limiting_steps(found: Unguarded) -> Replacements:
+def _limiting_steps(found: TraceRecord) -> Replacements:
     """Refuse recurrent layers on a GPU or with long sequences: torch repeats the code of each step.
 
     An LSTM on a CPU is one oneDNN operator. On a GPU, one cuDNN call is much faster than a graph of

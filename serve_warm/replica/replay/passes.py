@@ -25,7 +25,7 @@ from serve_warm.compiler import evidence
 from serve_warm.compiler.evidence import CompiledCalls
 from serve_warm.compiler.gpus import find_gpu_error, is_gpu_in_use
 from serve_warm.compiler.proof import run_eagerly
-from serve_warm.compiler.watch import Watch
+from serve_warm.compiler.watch import CompileCounter
 from serve_warm.errors import NotProven, ReplayFailed, WarmupFailed
 from serve_warm.inputs import Input
 from serve_warm.precompile import SESSION
@@ -65,7 +65,7 @@ class Replay:
         inputs: Sequence[Input],
         call: Call,
         *,
-        seen: Watch,
+        seen: CompileCounter,
         limits: Limits,
         ranks: Ranks | None = None,
         waits: Waits | None = None,

@@ -17,7 +17,7 @@ from serve_warm.compiler import cuda_graphs
 from serve_warm.compiler.compiled_objects import how_to_raise_the_limit
 from serve_warm.compiler.evidence import CompiledCalls, Replayed
 from serve_warm.compiler.proof import falls_counted, forbid
-from serve_warm.compiler.watch import Watch
+from serve_warm.compiler.watch import CompileCounter
 from serve_warm.errors import ReplayFailed
 from serve_warm.inputs import Input
 from serve_warm.replica.replay.ranks import Ranks
@@ -153,7 +153,7 @@ def describe_counts(change: Counts) -> str:
     return ", ".join(f"{count} {name}" for name, count in parts.items() if count) or "nothing"
 
 
-def describe_last(seen: Watch) -> str:
+def describe_last(seen: CompileCounter) -> str:
     """Describe the last compile and its reason; return "" if nothing compiled."""
     events = seen.events()
     if not events:

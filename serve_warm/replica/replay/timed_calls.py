@@ -18,7 +18,7 @@ from typing import Any
 
 from serve_warm._records import record
 from serve_warm._redaction import describe_error
-from serve_warm.compiler.watch import Watch
+from serve_warm.compiler.watch import CompileCounter
 from serve_warm.errors import ReplayFailed, WarmupTimeout
 from serve_warm.inputs import Input
 from serve_warm.replica.record.failed_compile import find_reason
@@ -73,7 +73,13 @@ class TimedCalls:
     """Makes one call at a time, and reports whether the current call is late."""
 
     def __init__(
-        self, call: Call, progress: Progress, *, limits: Limits, waits: Waits | None, seen: Watch
+        self,
+        call: Call,
+        progress: Progress,
+        *,
+        limits: Limits,
+        waits: Waits | None,
+        seen: CompileCounter,
     ) -> None:
         self._call = call
         self.seen = seen

@@ -103,7 +103,7 @@ class ReconfigureHook:
 class ServeReplica(ServeCalls):
     """One instance of the user's class, inside or outside a Ray Serve replica.
 
-    This class implements the `Replica` protocol of a warm-up.
+    This class implements the `WarmupHost` protocol of a warm-up.
     """
 
     def __init__(self, owner: Any) -> None:
@@ -395,7 +395,7 @@ class ServeReplica(ServeCalls):
             fingerprint=report.fingerprint, parts=parts, facts=dict(facts), report=report.to_json()
         )
 
-    # The rest of the `Replica` protocol ---------------------------------------------------------
+    # The rest of the `WarmupHost` protocol ------------------------------------------------------
 
     def serving_threads(self) -> set[int]:
         """Return the native ids of the threads that live as long as the replica."""

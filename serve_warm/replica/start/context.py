@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from serve_warm.trust import Trust
 
 
-class Replica(Protocol):
+class WarmupHost(Protocol):
     """The interface that a warm-up needs from its deployment."""
 
     application: str
@@ -102,10 +102,10 @@ class CompileCaches:
 
 
 @record(frozen=True, kw_only=True)
-class Start:
+class StartContext:
     """The data that the stages of one start work with. Stages return their results."""
 
-    replica: Replica
+    replica: WarmupHost
     config: WarmupConfig
     journal: Journal
     caches: CompileCaches
@@ -116,7 +116,7 @@ class Start:
 class Step:
     """A part of one start, which works with the data of the start."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: StartContext) -> None:
         self._start = start
         self._replica = start.replica
         self._config = start.config

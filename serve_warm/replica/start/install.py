@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 def put_in_place(
     pulled: Pulled,
-    taken: prefetch.Taken | None,
+    taken: prefetch.PrefetchedArtifact | None,
     *,
     caches: CompileCaches,
     warn: Callable[[str], None],

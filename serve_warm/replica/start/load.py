@@ -170,7 +170,7 @@ class Loading(Step):
         journal.artifact = ArtifactUse(store=redact(uri), source=kind_of(uri))
         try:
             journal.enter(Stage.PULLING)
-            wanted = prefetch.Wanted.of(
+            wanted = prefetch.ArtifactRequest.of(
                 self._config, deployment=self._replica.deployment, trust=self._replica.trust()
             )
             pulled, taken = await self._pull(uri, wanted, fingerprint, deadline)
@@ -211,9 +211,13 @@ class Loading(Step):
     # Pulling --------------------------------------------------------------------------------------
 
     async def _pull(
-        self, uri: str, wanted: prefetch.Wanted, fingerprint: Fingerprint, deadline: Deadline
-    ) -> tuple[Pulled, prefetch.Taken | None]:
-        """Return a verified artifact, and a `Taken` if the pull happened during `__init__`."""
+        self,
+        uri: str,
+        wanted: prefetch.ArtifactRequest,
+        fingerprint: Fingerprint,
+        deadline: Deadline,
+    ) -> tuple[Pulled, prefetch.PrefetchedArtifact | None]:
+        """Return a verified artifact, and how it was prefetched if `__init__` still ran then."""
         journal = self._journal
         limit = Deadline(min(self._config.pull_deadline_s, deadline.left()))
         given_up = threading.Event()
@@ -245,7 +249,11 @@ class Loading(Step):
         return pulled, taken
 
     def _puller(
-        self, uri: str, wanted: prefetch.Wanted, fingerprint: Fingerprint, given_up: threading.Event
+        self,
+        uri: str,
+        wanted: prefetch.ArtifactRequest,
+        fingerprint: Fingerprint,
+        given_up: threading.Event,
     ) -> Callable[[], Pulled]:
         """Return a function that pulls once; call that function in a thread."""
         loop = asyncio.get_running_loop()
@@ -270,8 +278,8 @@ class Loading(Step):
         return pull_once
 
     async def _take_prefetched(
-        self, wanted: prefetch.Wanted, fingerprint: Fingerprint, limit: Deadline
-    ) -> prefetch.Taken | None:
+        self, wanted: prefetch.ArtifactRequest, fingerprint: Fingerprint, limit: Deadline
+    ) -> prefetch.PrefetchedArtifact | None:
         """Return the artifact that was pulled during `__init__`, if it is still wanted."""
         if self._start.prefetched is None:
             return None
@@ -287,7 +295,7 @@ class Loading(Step):
     # Loading --------------------------------------------------------------------------------------
 
     async def _load_in_time(
-        self, pulled: Pulled, taken: prefetch.Taken | None, deadline: Deadline
+        self, pulled: Pulled, taken: prefetch.PrefetchedArtifact | None, deadline: Deadline
     ) -> bool:
         """Load an artifact, and return whether its libraries can be used.
 
@@ -469,7 +477,7 @@ def _close_what_came_late(pulling: Future[Pulled]) -> None:
 
 
 def check_time(
-    pulled: Pulled, wanted: prefetch.Wanted, warn: Callable[[str], object]
+    pulled: Pulled, wanted: prefetch.ArtifactRequest, warn: Callable[[str], object]
 ) -> Callable[[], None]:
     """Warn if this node has used a newer artifact, or if the artifact will soon be too old.
 

@@ -54,7 +54,7 @@ default dtype), a different variant fits, and the fetched variant is discarded."
 
 
 @record(frozen=True, kw_only=True)
-class Wanted:
+class ArtifactRequest:
     """A request for an artifact, with the deployment, the store and the trust policy.
 
     Equal requests pull the same artifact.
@@ -68,7 +68,7 @@ class Wanted:
     node_cache_max_bytes: int
 
     @classmethod
-    def of(cls, config: WarmupConfig, *, deployment: str, trust: Trust | None) -> Wanted:
+    def of(cls, config: WarmupConfig, *, deployment: str, trust: Trust | None) -> ArtifactRequest:
         """Return the request for the artifact in `config`.
 
         `trust` is the trust setting in code, if any.
@@ -103,12 +103,12 @@ class Wanted:
 
 
 @record(frozen=True, kw_only=True)
-class Taken:
+class PrefetchedArtifact:
     """An artifact pulled during `__init__`. Either use the artifact or call `discard`."""
 
-    wanted: Wanted
+    wanted: ArtifactRequest
     store: Store
-    found: pull.Found
+    found: pull.Listing
     pulled: pull.Pulled
     directory: Path | None
     """Private folder with the unpacked part `cache`, which is not in use yet; None if the part is
@@ -163,7 +163,7 @@ class Prefetch:
         self._rank = rank
         self._init_ended = threading.Event()
         self._given_up = threading.Event()
-        self._taken: Future[Taken | None] = Future()
+        self._taken: Future[PrefetchedArtifact | None] = Future()
         # From now on, a waiting caller cannot cancel the future.
         self._taken.set_running_or_notify_cancel()
         self._handed_over = False
@@ -197,8 +197,8 @@ class Prefetch:
             self._taken.add_done_callback(_discard_in_background)
 
     async def taken(
-        self, wanted: Wanted, fingerprint: Fingerprint, *, timeout_s: float
-    ) -> Taken | None:
+        self, wanted: ArtifactRequest, fingerprint: Fingerprint, *, timeout_s: float
+    ) -> PrefetchedArtifact | None:
         """Wait for the artifact. Return the artifact if a pull of `wanted` would still choose it.
 
         To check this, serve_warm chooses again among the statements that were read, using all
@@ -242,8 +242,8 @@ class Prefetch:
             # Python prints other errors, as in any thread. The start will run into the same errors.
             self._taken.set_result(taken)
 
-    def _take(self, store: Store) -> Taken | None:
-        wanted = Wanted.of(self._config, deployment=self._deployment, trust=self._trust)
+    def _take(self, store: Store) -> PrefetchedArtifact | None:
+        wanted = ArtifactRequest.of(self._config, deployment=self._deployment, trust=self._trust)
         found = pull.find_fitting(
             store,
             deployment=wanted.deployment,
@@ -281,7 +281,7 @@ class Prefetch:
             _log(error)
         except OSError as error:
             logger.info("unpacking failed during __init__, retrying after __init__: %s", error)
-        return Taken(
+        return PrefetchedArtifact(
             wanted=wanted,
             store=store,
             found=found,
@@ -319,7 +319,7 @@ def _log(error: ServeWarmError) -> None:
     logger.info("fetch failed during __init__, retrying after __init__: %s", error.message)
 
 
-def _discard_in_background(taken: Future[Taken | None]) -> None:
+def _discard_in_background(taken: Future[PrefetchedArtifact | None]) -> None:
     # Use a thread, because the event loop calls this, and removing thousands of files takes time.
     if (left := taken.result()) is not None:
         left.pulled.close()

@@ -31,7 +31,7 @@ from serve_warm.fingerprint import (
 from serve_warm.inputs import Input, sort_by_size
 from serve_warm.precompile import SESSION
 from serve_warm.replica.replay.timed_calls import Deadline
-from serve_warm.replica.start.context import Start, Step
+from serve_warm.replica.start.context import StartContext, Step
 from serve_warm.report import Stage
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class Preparation(Step):
                 )
 
 
-def prepare_compiler(start: Start) -> None:
+def prepare_compiler(start: StartContext) -> None:
     """Import torch's compiler."""
     with start.journal.timeline.span(COMPILER):
         # On this thread, because tasks of user code on the event loop can then import nothing

@@ -42,7 +42,7 @@ from serve_warm.replica.replay.passes import PROOF_ATTEMPTS, Replay
 from serve_warm.replica.replay.routes import find_routes
 from serve_warm.replica.replay.timed_calls import Deadline, Limits
 from serve_warm.replica.replay.waits import Waits
-from serve_warm.replica.start.context import Start, Step
+from serve_warm.replica.start.context import StartContext, Step
 from serve_warm.replica.start.install import refuse_broken
 from serve_warm.replica.start.load import Loaded
 from serve_warm.replica.start.prepare import Prepared, makes_artifact
@@ -101,7 +101,7 @@ and the proof. One entry of each callable is compared in any case."""
 class Proof(Step):
     """The stages REPLAYING, PROVING and PARITY of one start, and the verdict on their results."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: StartContext) -> None:
         super().__init__(start)
         self._replays: list[Replay] = []
         """The replays so far. The last replay can still be running. The verdict uses the results

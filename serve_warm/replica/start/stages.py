@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order of a start's stages, with deadlines and policies. Only this module knows the order.
 
-A `Warmup` is one start of one replica. A `Replica` provides the facts that only the deployment
+A `Warmup` is one start of one replica. A `WarmupHost` provides the facts that only the deployment
 knows: the inputs, the way to call their targets, and the compile arguments. The warm-up writes to a
 journal, which tells observers about each change.
 """
@@ -39,7 +39,7 @@ from serve_warm.replica.replay.call_evidence import HEALTH_CHECK
 from serve_warm.replica.replay.timed_calls import Deadline
 from serve_warm.replica.replay.watchdog import Watchdog
 from serve_warm.replica.start import prefetch
-from serve_warm.replica.start.context import CompileCaches, Replica, Start
+from serve_warm.replica.start.context import CompileCaches, StartContext, WarmupHost
 from serve_warm.replica.start.load import Loading
 from serve_warm.replica.start.pack import VARIED, pack
 from serve_warm.replica.start.prepare import Preparation, Prepared
@@ -63,7 +63,7 @@ class Warmup:
 
     def __init__(
         self,
-        replica: Replica,
+        replica: WarmupHost,
         config: WarmupConfig,
         *,
         caches: CompileCaches | None = None,
@@ -92,7 +92,7 @@ class Warmup:
         )
         self.journal = Journal(known, config, timeline)
         self.caches = caches or CompileCaches()
-        self._start = Start(
+        self._start = StartContext(
             replica=replica,
             config=config,
             journal=self.journal,

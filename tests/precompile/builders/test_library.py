@@ -26,7 +26,7 @@ from serve_warm.precompile.calls import signature as call_signature
 from serve_warm.precompile.calls.compile_options import CAPTURES
 from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.libraries import run as library_run
-from serve_warm.precompile.trace.captured import Made
+from serve_warm.precompile.trace.captured import CompiledCall
 
 
 class Perceptron(torch.nn.Module):
@@ -66,7 +66,7 @@ class Case(NamedTuple):
 
     model: torch.nn.Module
     x: torch.Tensor
-    made: Made
+    made: CompiledCall
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def library(perceptron: Case, tmp_path: Path) -> Path:
     return written(perceptron.made, tmp_path)
 
 
-def written(made: Made, folder: Path) -> Path:
+def written(made: CompiledCall, folder: Path) -> Path:
     path = folder / "library.so"
     path.write_bytes(made.data)
     return path

@@ -17,7 +17,7 @@ from torch import nn
 from serve_warm.precompile.changes.fact_watch import FactWatch
 from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.facts.table import CALLEE, Facts
-from serve_warm.precompile.libraries.inputs import Input, Inputs
+from serve_warm.precompile.libraries.inputs import Inputs, TensorSource
 from serve_warm.precompile.libraries.run import Followed, Function
 
 
@@ -32,12 +32,12 @@ class Net(nn.Module):
 
 
 INPUTS = (
-    Input(kind="parameter", owner="layers.0", name="weight"),
-    Input(kind="argument", index=1),
-    Input(kind="buffer", owner="layers.1", name="running_mean"),
-    Input(kind="path", path=[("attribute", "cache"), ("item", "mask")]),
-    Input(kind="attribute", owner="", name="table"),
-    Input(kind="argument", index=0),
+    TensorSource(kind="parameter", owner="layers.0", name="weight"),
+    TensorSource(kind="argument", index=1),
+    TensorSource(kind="buffer", owner="layers.1", name="running_mean"),
+    TensorSource(kind="path", path=[("attribute", "cache"), ("item", "mask")]),
+    TensorSource(kind="attribute", owner="", name="table"),
+    TensorSource(kind="argument", index=0),
 )
 CALL = (torch.full((1,), 5.0), torch.full((1,), 6.0))
 
@@ -110,7 +110,7 @@ def test_a_module_that_no_watch_covers_is_walked_at_each_call(unwatched: Any):
 def test_an_item_that_is_gone_is_not_made():
     """A dict subclass can make a missing item, such as other weights, but Dynamo never calls it."""
     made = type("Made", (dict,), {"__missing__": lambda _, key: torch.zeros(4)})
-    inputs = Inputs([Input(kind="path", path=[("item", "mask")])])
+    inputs = Inputs([TensorSource(kind="path", path=[("item", "mask")])])
     with pytest.raises(NoEntry, match="missing: 'mask'"):
         inputs.read(made(), CALL)
 

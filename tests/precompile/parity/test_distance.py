@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from serve_warm.precompile.entries.table import Distance
 from serve_warm.precompile.facts.reasons import NoEntry
-from serve_warm.precompile.parity.distance import RMSE_LIMIT, Results, Verdict, judge
+from serve_warm.precompile.parity.distance import RMSE_LIMIT, Judgement, Results, judge
 from serve_warm.precompile.parity.distance_check import Comparison, compare, vary_tensors
 from serve_warm.precompile.parity.eager import NEVER_REFUSED, PIECE, spacing, tolerance
 
@@ -38,7 +38,7 @@ def results(
     return Results(eager=[eager], ours=[ours], reference=[exact])
 
 
-def check(dtype: torch.dtype, noise: float, other_noise: float, **more: Any) -> Verdict:
+def check(dtype: torch.dtype, noise: float, other_noise: float, **more: Any) -> Judgement:
     return judge([results(dtype, noise, other_noise, **more)], dtype)
 
 

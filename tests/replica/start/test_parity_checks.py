@@ -416,7 +416,7 @@ def test_the_other_entries_are_checked_while_the_replica_is_idle(right: Path, tm
         calls(stand_in, size, 2)
     assert (before.checked, checked) == (1, 3)
     assert begun.report().parity.results["same"] == 3  # without `eager_sample`, nothing more
-    assert entry_checks._Checked not in code_of(stand_in)
+    assert entry_checks._CheckedCode not in code_of(stand_in)
 
 
 def test_a_wrong_entry_is_found_before_it_is_called(right: Path, wrong: Path, tmp_path: Path):

@@ -35,7 +35,7 @@ from serve_warm.artifact.node_cache import default_root
 from serve_warm.config import WarmupConfig
 from serve_warm.errors import InputError
 from serve_warm.precompile.entries.table import EntryTable
-from serve_warm.replica.start.prefetch import Prefetch, Taken
+from serve_warm.replica.start.prefetch import Prefetch, PrefetchedArtifact
 from serve_warm.replica.start.stages import Warmup
 from serve_warm.report import Report, Stage, Verdict
 from serve_warm.stores.local import LocalStore
@@ -70,17 +70,17 @@ def begun(replica: StandIn, **settings: Any) -> Prefetch:
     return work
 
 
-def ended(work: Prefetch) -> Taken | None:
+def ended(work: Prefetch) -> PrefetchedArtifact | None:
     """Wait until the pull has done all it can, like a long `__init__`."""
     return work._taken.result(HANG_S)
 
 
-def prefetched(replica: StandIn, **settings: Any) -> tuple[Prefetch, Taken | None]:
+def prefetched(replica: StandIn, **settings: Any) -> tuple[Prefetch, PrefetchedArtifact | None]:
     work = begun(replica, **settings)
     return work, ended(work)
 
 
-def offered(store: LocalStore, **raw: bytes) -> tuple[StandIn, Prefetch, Taken]:
+def offered(store: LocalStore, **raw: bytes) -> tuple[StandIn, Prefetch, PrefetchedArtifact]:
     """Return a replica and what was pulled for it during its `__init__`."""
     replica = StandIn()
     offer(store, replica, raw)
@@ -99,7 +99,7 @@ def hidden(report: Report) -> dict[str, float]:
     return {time.stage.value: time.hidden_s for time in report.stages if time.hidden_s}
 
 
-def thrown_away(taken: Taken) -> bool:
+def thrown_away(taken: PrefetchedArtifact) -> bool:
     """Whether its files are closed and its directory is gone, now or in a moment."""
     folders = [taken.directory, *taken.entries.folders.values()]
     wait_until("its directories are removed", lambda: not any(f.exists() for f in folders))
