@@ -11,6 +11,7 @@ import http.server
 import json
 import py_compile
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -741,10 +742,16 @@ def address_of_this_machine() -> str:
 
 
 class Crowd:
-    """Connections from one address that say nothing, or a byte now and then, and come back."""
+    """Connections that say nothing, or a byte now and then, and come back.
 
-    def __init__(self, address: str, port: int, *, silent: int, dripping: int) -> None:
+    They come from one address, or each from an address of its own if `address` is None.
+    """
+
+    def __init__(self, address: str | None, port: int, *, silent: int, dripping: int) -> None:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self.address, self.port = address, port
+        self._made = 0
         self.silent = [self._connected() for _ in range(silent)]
         self.dripping = [self._connected() for _ in range(dripping)]
         self.rounds = 0
@@ -755,8 +762,10 @@ class Crowd:
     def _connected(self) -> socket.socket:
         made = socket.socket()
         made.setblocking(False)
-        made.bind((self.address, 0))
-        made.connect_ex((self.address, self.port))  # goes on by itself
+        self._made += 1
+        own = f"127.{1 + self._made % 100}.{self._made // 250 % 250}.{1 + self._made % 250}"
+        made.bind((self.address or own, 0))
+        made.connect_ex((self.address or "127.0.0.1", self.port))  # goes on by itself
         return made
 
     def _run(self) -> None:
@@ -787,15 +796,20 @@ HERE = address_of_this_machine()
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("crowd", "host", "other"),
-    [(HERE, "127.0.0.2", "127.0.0.3"), ("127.0.0.2", HERE, "127.0.0.3")],
-    ids=["from-an-interface", "host-on-an-interface"],
+    ("crowd", "each", "host"),
+    [
+        (HERE, 300, "127.0.0.2"),
+        ("127.0.0.2", 300, HERE),
+        (None, 1000, HERE),
+    ],
+    ids=["from-an-interface", "host-on-an-interface", "from-many-addresses"],
 )
-def test_a_crowd_of_slow_clients_shuts_no_probe_out(serve, replica, crowd, host, other):
+def test_a_crowd_of_slow_clients_shuts_no_probe_out(serve, replica, crowd, each, host):
     """Probes come from this machine, its kubelet, or an address that no other client has."""
+    other = "127.0.0.3"
     replica()
     server = serve(*NO_CHECKS, "--host", "0.0.0.0", "--host-ip", host)
-    slow = Crowd(crowd, server.port, silent=300, dripping=300)
+    slow = Crowd(crowd, server.port, silent=each, dripping=each)
 
     def answered(source: str) -> bool:
         connection = http.client.HTTPConnection(
