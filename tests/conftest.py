@@ -193,7 +193,6 @@ APPLICATIONS = (
     "test_readiness",
     "test_readme_app",
     "test_recipes",
-    "test_s3_app",
     "test_seat_jobs",
 )
 """Files of `tests/integration` that one process runs while another one runs the rest of them."""
