@@ -154,17 +154,11 @@ def test_what_was_not_read_is_said(store: Flooded, caplog: pytest.LogCaptureFixt
 
 @pytest.mark.slow
 def test_nothing_fits_says_how_many_were_not_read(store: Flooded):
-    """The reader learns that the reason may be in an unread statement."""
+    """The reader learns that the reason may be in an unread statement. An explanation has all."""
     for number in range(MAX_READ + 5):
         published(store, OLDER, built_for=fingerprint(threads=f"1{number}"))
     with pytest.raises(ArtifactNotFound, match="and 5 more that were not read"):
         pull_here(store)
-
-
-@pytest.mark.slow
-def test_an_explanation_has_all(store: Flooded):
-    for number in range(MAX_READ + 5):
-        published(store, OLDER, built_for=fingerprint(threads=f"1{number}"))
     seen = explain(store, fingerprint=fingerprint(), trust=trusting(KEY), deployment=DEPLOYMENT)
     assert len(seen) == MAX_READ + 5
 

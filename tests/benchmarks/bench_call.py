@@ -196,13 +196,15 @@ def measure(models: Sequence[str], rounds: int, calls: int, folder: Path) -> dic
         "rounds": rounds,
         "calls_per_round": calls,
         "models": rows,
-        "versions": {
-            "serve_warm": serve_warm.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-        "machine": platform.machine(),
+        **about(),
     }
+
+
+def about() -> dict[str, Any]:
+    """Return the versions and the machine of a measurement."""
+    versions = {"serve_warm": serve_warm.__version__, "torch": torch.__version__}
+    versions["python"] = platform.python_version()
+    return {"versions": versions, "machine": platform.machine()}
 
 
 def main() -> int:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -35,7 +34,7 @@ import torch
 from torch import nn
 
 import serve_warm
-from benchmarks.bench_call import load_entries
+from benchmarks.bench_call import about, load_entries
 from serve_warm.compiler.watch import watch_process
 from serve_warm.precompile.dispatch.session import SESSION
 
@@ -249,12 +248,7 @@ def main() -> int:
         "rounds": options.rounds,
         "calls_per_round": options.calls,
         "layers": LAYERS,
-        "versions": {
-            "serve_warm": serve_warm.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-        "machine": platform.machine(),
+        **about(),
     }
     sys.stdout.write(json.dumps(result, indent=2) + "\n")
     return 0 if all(row["ratio"] <= row["limit"] and not row["compiles"] for row in found) else 1

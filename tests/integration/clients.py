@@ -18,7 +18,6 @@ from serve_warm.stores import open_store
 
 if TYPE_CHECKING:
     from conftest import Cluster
-    from serve_warm.builder.build import Built
 
 CLIENTS = 8
 
@@ -48,10 +47,11 @@ class Clients:
             thread.join()
 
 
-def published(cluster: Cluster, app: str, folder: str, **options: Any) -> tuple[str, Built]:
-    """Build an application into a folder of the cluster. Return the store and the build."""
+def published(cluster: Cluster, app: str, folder: str, **options: Any) -> str:
+    """Build an application into a folder of the cluster, and return the store."""
     with pytest.MonkeyPatch.context() as patch:
         # The builder's folder for temporary files is that of the replicas.
         patch.setattr(tempfile, "tempdir", str(cluster.state_dir.parent))
         uri = str(cluster.state_dir.parent / folder)
-        return uri, build(load_app(app), Destination(store=open_store(uri)), **options)
+        build(load_app(app), Destination(store=open_store(uri)), **options)
+    return uri

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from conftest import wait_until
-from integration.changing_app import BATCHES, CHANGES, KEY, PLAIN, Changing, Live, x
+from integration.changing_app import BATCHES, CHANGES, KEY, PLAIN, Changing, x
 from integration.clients import CLIENTS, Clients, published
 from serve_warm.builder.signing import Signing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from conftest import App, Cluster
 
@@ -40,7 +40,7 @@ def level(request: pytest.FixtureRequest) -> int:
 def store(cluster: Cluster, on: Any, level: int) -> str:
     """Return the store with the published artifact of a level."""
     app, signing = f"integration.changing_app:level_{level}", Signing(key=KEY)
-    return published(cluster, app, f"changing-{level}", on=on, signing=signing)[0]
+    return published(cluster, app, f"changing-{level}", on=on, signing=signing)
 
 
 def configure(cluster: Cluster, store: str, level: int, *, scale: float, name: str = "") -> App:
@@ -143,23 +143,6 @@ def test_every_answer_is_that_of_the_model_as_it_is(app: App, level: int):
         for name in CHANGES
         for batch in BATCHES
     )
-
-
-def test_a_reconfigure_before_the_proof_is_part_of_it(
-    app: App, start: Callable[..., App], store: str, level: int
-):
-    """The value of the user_config is the model's when its entries are looked at."""
-    user_config = {"scale": 3.0, "warmup": {"artifact": store}}
-    other = start(Live.options(user_config=user_config).bind(level)).ready()
-
-    report, answers = app.report(), app.call("ask", list(BATCHES))
-    other_report, others = other.report(), other.call("ask", list(BATCHES))
-
-    assert report["verdict"] == "full_hit"
-    assert all(is_right(output, eager()[batch]) for _, _, batch, output in answers)
-    assert {use["level"] for use in other_report["entries"]} == {1}
-    assert all("scale is float 3.0" in use["reason"] for use in other_report["entries"])
-    assert all(is_right(output, eager(scale=3.0)[batch]) for _, _, batch, output in others)
 
 
 def test_a_changed_user_config_changes_the_answers(

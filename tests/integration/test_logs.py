@@ -1,10 +1,9 @@
 # SPDX-FileCopyrightText: 2026 the serve_warm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What Serve itself writes of a start, where it is told to write JSON."""
+"""What Serve's own log has of a start that fails."""
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -40,36 +39,3 @@ def test_a_constructor_that_raises_is_named_in_log_and_state(start, cluster, tmp
     said = "__init__ raised FileNotFoundError: /models/scorer.pt (apps.py:"
     assert failed()[0]["error"].startswith(said)
     assert f"warm-up failed: {said}" in text
-
-
-@pytest.mark.long
-def test_a_start_is_fields_of_serves_own_json_logs(start, tmp_path: Path):
-    """Each stage, the verdict and a compile in traffic, of the replica that Serve names beside."""
-    logging_config = {"encoding": "JSON", "logs_dir": str(tmp_path)}
-    deployment = shapes.Embedder.options(
-        logging_config=logging_config, ray_actor_options={"num_cpus": 0}
-    )
-    app = start(deployment.bind()).ready()
-    app.post(json={"values": [1.0] * 5})
-
-    def events() -> list[dict[str, Any]]:
-        lines = [
-            json.loads(line)
-            for path in tmp_path.glob("replica_*.log")
-            for line in path.read_text().splitlines()
-        ]
-        return [line for line in lines if "warmup_event" in line]
-
-    wait_until("the compile is written", lambda: events()[-1]["warmup_event"] == "compile")
-
-    found = events()
-    assert [(each["warmup_event"], each["warmup_stage"]) for each in found] == [
-        *(("stage", stage) for stage in ("pending", "replaying", "proving", "ready")),
-        ("verdict", "ready"),
-        ("compile", "ready"),
-    ]
-    assert found[4]["warmup_verdict"] == "off"
-    assert found[4]["warmup_inputs_done"] == found[4]["warmup_inputs_expected"] == 2
-    assert {each["warmup_application"] for each in found} == {app.name}
-    assert {each["deployment"] for each in found} == {f"{app.name}_Embedder"}
-    assert len({each["replica"] for each in found}) == 1

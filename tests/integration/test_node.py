@@ -7,14 +7,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from pathlib import Path
 
 import pytest
 import ray
 from ray.exceptions import RayActorError
 
 from conftest import Cluster, wait_until
-from integration import apps as shapes
 from serve_warm import node
 from witness import NodeServer, Witness, false_readies, late_readies, probed
 
@@ -107,20 +105,3 @@ def kill_controller() -> None:
             return False
 
     wait_until("the controller is back", back)
-
-
-@pytest.mark.long
-def test_a_state_directory_that_cannot_be_used_stops_no_replica(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    """Nobody sees it then, and it serves."""
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state").chmod(0o777)
-    settings = {"warmup": {"state_dir": str(tmp_path / "state")}}
-    (app,) = cluster.start({"blind": shapes.Embedder.options(user_config=settings).bind()}).values()
-
-    answer = app.ready().post(json={"values": [1.0]}).json()
-    cluster.delete({app.name: app})
-
-    assert answer == {"values": [3.0]}
-    assert list((tmp_path / "state").iterdir()) == []

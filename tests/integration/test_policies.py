@@ -74,13 +74,22 @@ def test_an_undeclared_shape_is_counted_with_reason_and_signature(cluster, apps)
 
 
 @pytest.mark.parametrize("where", ["off by user_config", "off by environment"])
-def test_the_kill_switch_leaves_the_replica_as_without_us(apps, where):
-    """`enabled: false`: no inputs asked for, caches not moved, compiled when called."""
+def test_the_kill_switch_leaves_the_replica_as_without_us(cluster, apps, where):
+    """`enabled: false`: no inputs asked for, caches not moved, compiled when called.
+
+    The state file says READY, so the replica does not take its node out.
+    """
     app = apps[where].ready()
 
+    def ready_state() -> dict[str, Any] | None:
+        found = [s for s in node.read_states(cluster.state_dir) if s["application"] == app.name]
+        return next((state for state in found if state["stage"] == "READY"), None)
+
     answer = app.post(json={"values": [1.0] * 2})
+    state = wait_until("the state file says so", ready_state)
 
     report = app.report()
+    assert (state["verdict"], state["inputs_expected"]) == ("off", 0)
     assert answer.json() == {"values": [3.0] * 2}
     assert app.call("noted") == []
     caches = app.call("caches")
@@ -91,19 +100,6 @@ def test_the_kill_switch_leaves_the_replica_as_without_us(apps, where):
     assert report["artifact_configured"] is False
     assert report["ready_unix"] > 0
     assert app.report()["elapsed_s"] == report["elapsed_s"] > 0
-
-
-def test_the_kill_switch_does_not_take_a_node_out(cluster, apps):
-    """The state file of such a replica says READY, and expects no inputs."""
-    app = apps["off by user_config"].ready()
-
-    def state() -> dict[str, Any]:
-        found = [s for s in node.read_states(cluster.state_dir) if s["application"] == app.name]
-        return found[0] if found and found[0]["stage"] == "READY" else {}
-
-    said = wait_until("it is ready", state)
-
-    assert (said["verdict"], said["inputs_expected"]) == ("off", 0)
 
 
 def test_caches_are_private_before_user_code_runs(apps):

@@ -164,6 +164,9 @@ def test_a_size_that_the_model_rejects_is_not_narrow():
         (Input(target=Embedder().embed_list, args=([1, 2],), fixed=("tokens",)), []),
         (Input(target="GET /a?side=64&name=abc"), [
             "query.side, always 64", "query.name[0], always 3"]),
+        # Their names end or begin as those of identifiers do.
+        *((a(**{name: 1}), [f"{name}, always 1"]) for name in (
+            "grid", "width", "steps", "turkey", "valid")),
     ],
 )  # fmt: skip
 def test_what_is_varied(item: Input, axes: list[str]):
@@ -801,11 +804,6 @@ def test_what_stays_as_declared_is_named(inputs: list[Input], named: list[str]):
 )
 def test_what_is_varied_in_part_is_named(inputs: list[Input], named: list[str]):
     assert vary(inputs)[1] == named
-
-
-@pytest.mark.parametrize("name", ["grid", "width", "steps", "turkey", "valid"])
-def test_a_name_of_a_number_is_no_identifier(name: str):
-    assert [each.axes for each in vary([a(**{name: 1})])[0]] == [f"{name}, always 1"]
 
 
 class Branching(WarmupMixin):
