@@ -129,7 +129,7 @@ class Asked(Function):
     def __init__(self, inputs: Inputs) -> None:
         nothing: Any = SimpleNamespace(device="cpu")
         super().__init__(nothing, INPUTS, result=lambda *_: None, writes=False)
-        self._inputs = inputs
+        self.inputs = inputs
 
     def run(self, inputs: Any, callee: Any, tensors: Any) -> Any:
         return inputs
