@@ -8,11 +8,11 @@ beginning. Prefetching does not weaken trust: it checks signatures and digests w
 and the same keys as the start itself. Nothing is loaded before the start accepts the artifact.
 
 Downloading, hashing, decompressing and writing release the GIL, so these steps run in parallel with
-`__init__`. Torch's compiler is imported after `__init__`: two threads cannot import parts of it at
-the same time, and user code might import parts of it in `__init__`.
+`__init__`.
 
 Prefetching never queries CUDA devices before user code does. The first query fixes the device list,
-and `__init__` might set `CUDA_VISIBLE_DEVICES` after that.
+and `__init__` might set `CUDA_VISIBLE_DEVICES` after that. The import of torch's compiler queries
+them in some versions of torch, so it comes after `__init__`.
 """
 
 from __future__ import annotations
