@@ -42,6 +42,8 @@ IMPORT = (
 )
 
 MISSED: Mapping[tuple[str, str], str] = {
+    ("minilm", "level 2, overhead relative to cold"): IMPORT,
+    ("resnet152", "level 2, overhead relative to cold"): IMPORT,
     ("decoder24", "level 2, overhead relative to cold"): IMPORT,
     ("decoder24", "level 2, overhead relative to torch_bytes"): IMPORT,
 }
