@@ -36,7 +36,8 @@ LIMIT_S = 0.06
 BEFORE = ("torch", "ray.serve._private.replica")
 START = (
     *("serve_warm.replica.serve.deployment", "serve_warm.precompile.compiled", "serve_warm.inputs"),
-    *("serve_warm.precompile.parity.checks", "serve_warm.stores.local"),
+    *("serve_warm.precompile.parity.checks", "serve_warm.precompile.parity.idle_checks"),
+    "serve_warm.stores.local",
 )
 """Importing these modules loads all modules of a level-3 start. tests/integration/test_libraries.py
 compares the loaded modules with those of a replica."""
