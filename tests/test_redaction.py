@@ -33,8 +33,8 @@ from serve_warm._redaction import (
 from serve_warm.compiler.cuda_graphs import first_words
 from serve_warm.errors import REFUSAL_REASONS, ArtifactRefused, InputError, StoreError
 from serve_warm.inputs import Input
-from serve_warm.precompile.facts.failures import describe_failure
 from serve_warm.precompile.facts.table import _short, take
+from serve_warm.precompile.facts.torch_errors import describe_failure
 from serve_warm.replica.serve.calls import Exchange
 from serve_warm.stores.hub_client import explain_failure
 from serve_warm.stores.object_store import boil_down

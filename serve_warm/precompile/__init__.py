@@ -14,13 +14,13 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from serve_warm.precompile.dispatch.session import SESSION
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.plan import LIBRARY_LEVEL
-from serve_warm.precompile.facts.reasons import NoEntry
 
 if TYPE_CHECKING:
     from serve_warm.precompile.builders.builder import RunningBuild
     from serve_warm.precompile.entries.table import EntryTable
-    from serve_warm.precompile.facts.failures import describe_failure
+    from serve_warm.precompile.facts.torch_errors import describe_failure
     from serve_warm.precompile.parity.checks import Checks
     from serve_warm.precompile.parity.idle_checks import IdleChecks
 
@@ -39,7 +39,7 @@ _HOMES = {
     "Checks": "parity.checks",
     "EntryTable": "entries.table",
     "IdleChecks": "parity.idle_checks",
-    "describe_failure": "facts.failures",
+    "describe_failure": "facts.torch_errors",
 }
 
 

@@ -47,7 +47,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.parity import distance_check
 from serve_warm.precompile.parity.distance_check import Comparison, compare
 from serve_warm.precompile.parity.eager import NEVER_REFUSED, tolerance

@@ -34,7 +34,7 @@ from serve_warm.precompile.builders.pickle import make
 from serve_warm.precompile.compiled import LightModule
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.entries.table import EntryTable
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.trace.captured import CompiledCall
 from serve_warm.replica.start.prepare import only_libraries
 

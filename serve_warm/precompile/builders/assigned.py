@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 
 Path = Callable[[str], list[list[Any]]]
 """Function that turns Dynamo's expression for a module into the steps from the callee to the

@@ -43,10 +43,10 @@ from serve_warm.precompile.entries.table import (
     Unit,
     file_name,
 )
-from serve_warm.precompile.facts.failures import FAILURES, as_reasons
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.plan import LIBRARY_LEVEL, ONCE, SETTLES
-from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.facts.table import OF_PARTS
+from serve_warm.precompile.facts.torch_errors import FAILURES, as_reasons
 from serve_warm.precompile.libraries.run import assigns
 from serve_warm.precompile.parity.distance import Judgement
 from serve_warm.precompile.parity.distance_check import CAUSE, compare_in_build

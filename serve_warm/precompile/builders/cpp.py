@@ -30,8 +30,8 @@ from typing import Any, Literal
 
 from serve_warm import _daemon_threads, _private_folders
 from serve_warm._redaction import describe_error
-from serve_warm.precompile.facts.failures import FAILURES, find_user_code
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
+from serve_warm.precompile.facts.torch_errors import FAILURES, find_user_code
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from serve_warm.precompile.changes.model_state import state_of
-from serve_warm.precompile.facts.failures import FAILURES
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.plan import SETTLING_CALLS
-from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.facts.table import Facts
+from serve_warm.precompile.facts.torch_errors import FAILURES
 from serve_warm.precompile.parity.eager import Kept
 
 

@@ -38,11 +38,11 @@ from serve_warm.precompile.calls.copies import copy_tensors
 from serve_warm.precompile.calls.plain_state import putting_back
 from serve_warm.precompile.calls.signature import module_of
 from serve_warm.precompile.facts import table as facts
-from serve_warm.precompile.facts.failures import as_reasons
 from serve_warm.precompile.facts.names import locate, name_of_class
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.plan import ASSIGNING, Plan
-from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.facts.tensor_parts import plain_parts
+from serve_warm.precompile.facts.torch_errors import as_reasons
 from serve_warm.precompile.libraries import cuda_graphs, run
 from serve_warm.precompile.libraries.inputs import TensorSource
 from serve_warm.precompile.trace import output_aliases

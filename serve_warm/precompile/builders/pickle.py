@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from serve_warm.precompile.entries.function import with_checks
-from serve_warm.precompile.facts.failures import as_reasons
 from serve_warm.precompile.facts.names import locate
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
+from serve_warm.precompile.facts.torch_errors import as_reasons
 from serve_warm.precompile.trace.capture import capture
 from serve_warm.precompile.trace.captured import CompiledCall
 from serve_warm.precompile.trace.output_aliases import find_outputs_to_copy, noting_graphs

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.tensor_parts import plain_parts
 
 MOST_ADDRESSES = 64

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from serve_warm.precompile.facts.names import literal
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.tensor_parts import describe_parts, has_parts, plain_parts
 
 

@@ -19,7 +19,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 
 Draw = list[Any]
 """The name of a function in `random`, its positional arguments, and its keyword arguments."""

@@ -26,7 +26,7 @@ from serve_warm._redaction import hide_texts, is_name, shorten
 from serve_warm.fingerprint import read_app
 from serve_warm.precompile.calls.torch_state import backend_flags, is_intercepted, refuse_unusual
 from serve_warm.precompile.facts.names import Free, describe_tensor
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 
 STATE = (
     *("threads", "grad_mode", "inference_mode", "autocast", "default_dtype"),

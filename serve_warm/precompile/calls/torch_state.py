@@ -14,7 +14,7 @@ import torch
 from torch._C._dynamo import guards  # private; 2.0 to 2.15
 
 from serve_warm.precompile.facts.names import Free
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 
 FP32_PRECISIONS = (
     *(("generic", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn")),

@@ -26,7 +26,7 @@ from serve_warm.precompile.dispatch.call_counts import Use
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.entries.model_tree import tree
 from serve_warm.precompile.entries.table import Entry, EntryTable, Unit
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.table import Facts, Merged, Why
 from serve_warm.precompile.libraries import run
 

@@ -40,8 +40,8 @@ from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.dispatch.settling_calls import SettlingCallDue, SettlingCalls
 from serve_warm.precompile.entries.function import may_run_again
 from serve_warm.precompile.entries.table import Entry, EntryTable, NotYet
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.plan import LIBRARY_LEVEL
-from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.libraries.run import LibraryFailedCleanly, for_known_calls
 from serve_warm.report import EntryUse
 

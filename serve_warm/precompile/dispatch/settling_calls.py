@@ -23,8 +23,8 @@ from serve_warm.precompile.dispatch.binding import Binding
 from serve_warm.precompile.dispatch.first_calls import FirstCalls
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.entries.table import Entry, EntryTable
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.plan import SETTLES, SETTLING_CALLS
-from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.libraries import run
 
 logger = logging.getLogger(__name__)

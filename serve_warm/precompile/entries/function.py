@@ -15,8 +15,8 @@ from serve_warm.precompile.calls.apart import ApartInMemory
 from serve_warm.precompile.calls.copies import copy_outputs
 from serve_warm.precompile.calls.torch_state import refuse_unusual, tensor_check
 from serve_warm.precompile.facts.names import describe_tensor
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.plan import Plan
-from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.facts.tensor_parts import Whole, has_parts
 
 FindCopies = Callable[[Sequence[Any], Sequence[Any]], Sequence[int]]

@@ -18,9 +18,9 @@ import torch
 
 from serve_warm.precompile.calls.python_random import drawing
 from serve_warm.precompile.entries.function import with_checks
-from serve_warm.precompile.facts.failures import as_reasons, enable_aot_compile
 from serve_warm.precompile.facts.names import resolve
 from serve_warm.precompile.facts.plan import Plan
+from serve_warm.precompile.facts.torch_errors import as_reasons, enable_aot_compile
 
 
 def load(data: bytes, references: Mapping[str, tuple[str, str]], plan: Plan) -> Callable[..., Any]:

@@ -28,8 +28,8 @@ from serve_warm._redaction import describe_error, loggable
 from serve_warm.precompile.calls.signature import Dynamic, Signature
 from serve_warm.precompile.entries import pickles
 from serve_warm.precompile.entries.model_tree import describe_model_change
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.plan import Plan
-from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.facts.source_files import file_digest
 from serve_warm.precompile.facts.table import Facts
 

@@ -39,7 +39,7 @@ from serve_warm.precompile.facts.names import (
     name_of_class,
     torch_object,
 )
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.tensor_parts import describe_parts, plain_parts
 
 CALLEE = "callee"

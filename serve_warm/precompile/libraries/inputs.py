@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from serve_warm._records import record
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.table import item
 
 STEPS: Mapping[str, Callable[[Any, Any], Any]] = {

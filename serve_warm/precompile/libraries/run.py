@@ -34,8 +34,8 @@ from serve_warm.precompile.calls.python_random import drawing
 from serve_warm.precompile.calls.torch_state import refuse_unusual, tensor_check
 from serve_warm.precompile.facts import table as facts
 from serve_warm.precompile.facts.names import describe_tensor, name_of_class, resolve
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.plan import ASSIGNING, Plan
-from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.libraries.cuda_graphs import Graphed, Run
 from serve_warm.precompile.libraries.inputs import (
     GONE,

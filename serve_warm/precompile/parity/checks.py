@@ -23,7 +23,7 @@ import torch
 from serve_warm._redaction import loggable
 from serve_warm.precompile.calls.copies import Different, OtherStructure, copy_tensors, is_same
 from serve_warm.precompile.entries.table import Entry
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.parity.check import Check, Checked, Passed, Phase, Tally
 from serve_warm.precompile.parity.eager import (
     NEVER_REFUSED,

@@ -14,7 +14,7 @@ import torch
 
 from serve_warm.precompile.calls import signature as call_signature
 from serve_warm.precompile.calls.copies import copy_tensors
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.parity.check import KeptCall
 
 if TYPE_CHECKING:

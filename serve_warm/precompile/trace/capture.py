@@ -22,12 +22,12 @@ import torch
 
 from serve_warm.precompile.calls.compile_options import CAPTURES, captures, options_of
 from serve_warm.precompile.calls.python_random import read_draws, unchanged
-from serve_warm.precompile.facts.failures import FAILURES, enable_aot_compile
 from serve_warm.precompile.facts.names import locate, source_file
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.plan import Plan
-from serve_warm.precompile.facts.reasons import NoEntry
 from serve_warm.precompile.facts.source_files import file_digest
 from serve_warm.precompile.facts.tensor_parts import classes_of
+from serve_warm.precompile.facts.torch_errors import FAILURES, enable_aot_compile
 from serve_warm.precompile.trace import guard_facts, set_orders
 from serve_warm.precompile.trace.captured import Captured
 from serve_warm.precompile.trace.dynamo_hooks import all_guarded, mark_of

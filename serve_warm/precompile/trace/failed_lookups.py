@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from serve_warm.precompile.facts.names import is_own, is_own_module, locate, name_of
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.table import UNREADABLE
 
 if TYPE_CHECKING:

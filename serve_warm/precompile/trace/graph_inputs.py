@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.tensor_parts import has_parts, part_names, plain_parts, with_parts
 
 

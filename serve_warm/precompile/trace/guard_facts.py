@@ -25,7 +25,7 @@ from serve_warm._package import PACKAGE
 from serve_warm._records import record
 from serve_warm._redaction import excerpt
 from serve_warm.precompile.facts.names import identity, literal, name_of, resolve
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.table import (
     CALLEE,
     Facts,
@@ -43,7 +43,7 @@ from serve_warm.precompile.trace.dict_lookups import (
     with_key,
 )
 from serve_warm.precompile.trace.guards import Guard
-from serve_warm.precompile.trace.same_objects import (
+from serve_warm.precompile.trace.identities import (
     INSTEAD,
     find_on_paths,
     is_one_of_many,

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from serve_warm._records import record
-from serve_warm.precompile.facts.failures import OF_TORCH
+from serve_warm.precompile.facts.torch_errors import OF_TORCH
 
 
 @record(frozen=True, kw_only=True)

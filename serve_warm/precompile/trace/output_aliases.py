@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from serve_warm.precompile.calls.copies import copy_tensors
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.tensor_parts import has_parts, plain_parts
 
 

@@ -23,7 +23,7 @@ import torch
 
 from serve_warm._records import record
 from serve_warm.precompile.calls.copies import copy_tensors, describe_result
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.table import Merged
 from serve_warm.precompile.trace.dynamo_hooks import DEPENDS_ON_ORDER
 from serve_warm.precompile.trace.graph_inputs import inputs_of

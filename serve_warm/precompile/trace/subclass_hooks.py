@@ -23,7 +23,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
 from serve_warm.precompile.facts.names import is_own, is_own_module, literal
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 
 HOOKS = ("__torch_function__", "__torch_dispatch__")
 """Methods of a tensor subclass that torch calls instead of a function or an operator."""

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from serve_warm.precompile.facts.names import literal, locate
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.table import encode_key
 
 Place = tuple[str, str]

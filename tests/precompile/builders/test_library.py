@@ -24,7 +24,7 @@ from serve_warm.precompile.builders import cpp
 from serve_warm.precompile.builders import library as build_library
 from serve_warm.precompile.calls import signature as call_signature
 from serve_warm.precompile.calls.compile_options import CAPTURES
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.libraries import run as library_run
 from serve_warm.precompile.trace.captured import CompiledCall
 

@@ -18,7 +18,7 @@ from torch import nn
 import serve_warm
 from levels import build, served, started
 from serve_warm.precompile.calls.plain_state import PlainState
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.parity.distance_check import compare_in_build
 from serve_warm.precompile.parity.eager import why_not_twice
 

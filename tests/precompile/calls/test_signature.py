@@ -16,7 +16,7 @@ from serve_warm._redaction import SHOWN
 from serve_warm.precompile.calls import signature as call_signature
 from serve_warm.precompile.calls.signature import describe, key_of, list_known_values
 from serve_warm.precompile.calls.torch_state import tensor_check
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024 - the kind that applications have
 

@@ -19,7 +19,7 @@ from serve_warm.errors import StoreError
 from serve_warm.precompile.dispatch.session import SESSION
 from serve_warm.precompile.entries.model_tree import tree
 from serve_warm.precompile.entries.table import FORMAT, INDEX, EntryTable
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 
 X = torch.ones(2, 4)
 SOURCE = "serve_warm.precompile.calls.signature"

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from serve_warm.precompile.changes.fact_watch import FactWatch
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.table import CALLEE, Facts
 from serve_warm.precompile.libraries.inputs import Inputs, TensorSource
 from serve_warm.precompile.libraries.run import Followed, Function

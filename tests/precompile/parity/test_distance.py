@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from serve_warm.precompile.entries.table import Distance
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.parity.distance import RMSE_LIMIT, Judgement, Results, judge
 from serve_warm.precompile.parity.distance_check import Comparison, compare, vary_tensors
 from serve_warm.precompile.parity.eager import NEVER_REFUSED, PIECE, spacing, tolerance

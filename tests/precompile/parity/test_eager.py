@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.parity.checks import compare_in_service
 from serve_warm.precompile.parity.distance_check import compare_in_build
 from serve_warm.precompile.parity.eager import TOLERANCE, NotComparable, why_not_twice

@@ -19,7 +19,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from serve_warm.precompile.facts.names import literal, locate, name_of_class
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.table import Facts, decode_key, encode_key
 from serve_warm.precompile.trace.guard_facts import CHECKED_ELSEWHERE, collect
 from serve_warm.precompile.trace.guards import Guard

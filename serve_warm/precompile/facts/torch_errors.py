@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from serve_warm._redaction import excerpt
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 
 FAILURES = (
     *(RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError),

@@ -21,8 +21,8 @@ import serve_warm
 from levels import build, eager_below, refusal, served, started
 from levels import ramp as x
 from models import in_inference_mode, one_watch  # noqa: F401 - fixtures
-from serve_warm.precompile.facts.failures import as_reasons
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
+from serve_warm.precompile.facts.torch_errors import as_reasons
 from serve_warm.precompile.trace.capture import RESTARTS, capture
 from serve_warm.precompile.trace.guards import path_of
 from serve_warm.precompile.trace.side_effects import callable_once
@@ -109,7 +109,9 @@ def test_a_trace_that_never_ends_is_a_reason():
             capture(entry, nn.Linear(4, 4).eval(), [torch.ones(2, 4)], given)
 
 
-BRANCH = r"data-dependent branching at test_failures.py:\d+: `if {}.*`. Compile the parts before"
+BRANCH = (
+    r"data-dependent branching at test_torch_errors.py:\d+: `if {}.*`. Compile the parts before"
+)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +120,11 @@ BRANCH = r"data-dependent branching at test_failures.py:\d+: `if {}.*`. Compile 
         (on_tensor, BRANCH.format(r"given.sum\(\) > 0:")),
         (on_number, BRANCH.format(r"int\(given.abs\(\).max\(\).item\(\)\) == 3:")),
         (on_size, BRANCH.format(r"rows.shape\[0\] == 0:")),
-        (broken, r"\(test_failures.py:\d+\): Remove the"),
-        (from_numpy, r"random numbers from NumPy.*test_failures.*Pass the numbers as an argument"),
+        (broken, r"\(test_torch_errors.py:\d+\): Remove the"),
+        (
+            from_numpy,
+            r"random numbers from NumPy.*test_torch_errors.*Pass the numbers as an argument",
+        ),
         (FromGenerator(), "random numbers from NumPy.*Pass the numbers as an argument"),
         (from_python, "a function of Python's random module.*Use random.uniform"),
         (quantised, "packed weights are a TorchScript object.*with torchao's quantize_"),
@@ -217,7 +222,7 @@ def reason_of(model: nn.Module, folder: Path) -> str:
 def test_the_reason_names_the_parts_that_have_a_graph(parts, names, tmp_path):
     """The reason names the outermost parts, because inner classes are compiled with them."""
     reason = reason_of(Model(*parts), tmp_path)
-    assert "test_failures.py:" in reason
+    assert "test_torch_errors.py:" in reason
     assert re.search(r"compile_regions\(model, (.*)\)", reason)[1] == repr(names)  # type: ignore[index]
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from serve_warm.precompile.facts.names import CACHED, identity, is_own, literal, locate, name_of
-from serve_warm.precompile.facts.reasons import NoEntry
+from serve_warm.precompile.facts.no_entry import NoEntry
 from serve_warm.precompile.facts.table import Facts, Missing, Step
 
 OF_PYTHON = ("__dict__", "__closure__")
