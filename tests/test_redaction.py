@@ -512,7 +512,7 @@ SLICES = {
     "node_server.ledger": {"dead[:max(0, len(dead) - REMEMBERED)]"},  # records
     "precompile.builders.assigned": {"short[:SHOWN]"},  # names of changed objects
     "precompile.entries.table": {"hashlib.sha256(data).hexdigest()[:32]"},
-    "precompile.builders.first_state": {  # items
+    "precompile.changes.model_state": {  # items
         "[*dict.items(value)][:ITEMS_READ]",
         "items[:ITEMS_READ]",
     },
@@ -531,7 +531,7 @@ SLICES = {
         "sorted(pairs)[:MOST_PAIRS]",
     },
     "replica.serve.calls": {"(self._answer + message.get('body', b''))[:KEPT_BYTES]"},  # long
-    "replica.start.stages": {  # whole paths and names
+    "replica.start.proof": {  # whole paths and names
         "uncalled[:MOST_UNCALLED]",
         "methods[:MOST_UNCALLED]",
     },
