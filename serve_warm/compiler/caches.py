@@ -76,7 +76,12 @@ def keep_headers_private(whose: Literal["shared", "own"] = "shared") -> None:
 
 
 def _move_headers_to_own(codecache: ModuleType) -> None:
-    _move_headers(codecache, private_directory)
+    _move_headers(codecache, _own_header_directory)
+
+
+@functools.cache  # a build asks twice, and may have compiled headers in between
+def _own_header_directory() -> Path:
+    return private_directory()
 
 
 def _move_headers(codecache: ModuleType, find: Callable[[], Path] | None = None) -> None:

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,7 +31,7 @@ from compiled import compiled, double, fresh, stance
 from processes import run_to_end
 from serve_warm import _private_folders
 from serve_warm import compile as serve_warm_compile
-from serve_warm.compiler import evidence
+from serve_warm.compiler import caches, evidence
 from serve_warm.compiler.caches import header_directory, private_directory
 from serve_warm.compiler.compiled_objects import (
     compile_arguments,
@@ -510,6 +510,17 @@ def test_a_compiler_that_is_there_is_enough(tmp_path: Path):
     (tmp_path / "other-cc").write_text("#!/bin/sh\n")
     (tmp_path / "other-cc").chmod(0o755)
     require_compiler({"PATH": str(tmp_path), "CXX": "other-cc"})
+
+
+def test_a_build_that_asks_twice_has_one_folder_of_headers():
+    """The hook asks before `__init__`, and the start after it: headers are compiled only once."""
+    codecache = ModuleType("codecache")
+    found = []
+    for _ in range(2):
+        vars(codecache)["_HEADER_DIR"] = ""
+        caches._move_headers_to_own(codecache)
+        found.append(vars(codecache)["_HEADER_DIR"])
+    assert found[0] == found[1] != ""
 
 
 def test_cache_directories_are_private():
