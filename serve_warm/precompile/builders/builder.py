@@ -11,7 +11,6 @@ class and structure share an entry, and weights can be loaded or replaced later.
 from __future__ import annotations
 
 import functools
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +29,6 @@ from serve_warm.precompile.calls import signature as call_signature
 from serve_warm.precompile.calls.eagerly import eagerly
 from serve_warm.precompile.calls.signature import Dynamic, Signature, describe, module_of
 from serve_warm.precompile.changes.model_state import state_of
-from serve_warm.precompile.dispatch.first_calls import FirstCalls
 from serve_warm.precompile.dispatch.session import CompiledCallable
 from serve_warm.precompile.entries.function import inputs_of, writes
 from serve_warm.precompile.entries.model_tree import has_work, plain_values
@@ -103,30 +101,29 @@ class NewCall:
 class EntryBuilder:
     """Makes the entries of one callable during a build."""
 
-    def __init__(
-        self,
-        callee: Any,
-        name: str,
-        *,
-        arguments: Mapping[str, Any],
-        level: int,
-        lock: threading.RLock,
-        first: FirstCalls,
-    ) -> None:
-        self._callee = callee
-        self._name = name
-        self._arguments = arguments
-        self._level = level
-        self._lock = lock
+    def __init__(self, dispatcher: CompiledCallable) -> None:
+        # Not the callee itself: an application may make an object for each request, and the build
+        # must not keep all of them in memory.
+        self._dispatcher = weakref.ref(dispatcher)
+        self._name = dispatcher.name
+        self._arguments = dispatcher.arguments
+        self._level = dispatcher.level
+        self._lock = dispatcher.binder.lock
         """Lock of the callable's binding, which changes when an entry is withdrawn."""
         self._made: list[tuple[Unit, Entry]] = []
         self._answered: set[int] = set()
         """Ids of this build's entries that have answered a later call of the build."""
         self._failed: dict[tuple[Any, ...], dict[str, str]] = {}
         """For each call, maps the modules' plain values to the reason why an attempt failed."""
-        self._first = first
+        self._first = dispatcher.first_calls
         self._advice: str | None = None
         """Advice on which parts to compile if torch cannot trace the whole callable."""
+
+    @property
+    def _callee(self) -> Any:
+        """The callable, which whoever makes an entry keeps alive."""
+        dispatcher = self._dispatcher()
+        return None if dispatcher is None else dispatcher.callee
 
     def note_answer(self, entry: Entry) -> None:
         """Record that an entry ran a call, which proves that the entry's state occurs again."""
@@ -390,14 +387,7 @@ class RunningBuild:
         """Make the entry for a call of a dispatcher: see `EntryBuilder.make`."""
         builder = self._builders.get(dispatcher)
         if builder is None:
-            builder = self._builders[dispatcher] = EntryBuilder(
-                dispatcher.callee,
-                dispatcher.name,
-                arguments=dispatcher.arguments,
-                level=dispatcher.level,
-                lock=dispatcher.binder.lock,
-                first=dispatcher.first_calls,
-            )
+            builder = self._builders[dispatcher] = EntryBuilder(dispatcher)
         call = NewCall(build=self, unit=unit, signature=signature, state=state, tensors=tensors)
         return builder.make(call)
 
@@ -409,7 +399,7 @@ class RunningBuild:
 
     def withdraw_changed(self) -> None:
         """Withdraw the entries that no longer fit: see `EntryBuilder.withdraw_changed`."""
-        for builder in list(self._builders.values()):
+        for _dispatcher, builder in list(self._builders.items()):  # which keeps the callables alive
             builder.withdraw_changed(self.table)
 
     def refuse_pending(self) -> None:

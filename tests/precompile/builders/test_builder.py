@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import copy
 import enum
+import gc
 import itertools
 import re
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -281,6 +283,31 @@ def test_another_backend_is_level_1(tmp_path: Path):
     library = build(tmp_path, lambda: model(x()))
     assert list(library.refused.values()) == ["the backend is eager, but entries need Inductor"]
     close(model(x()), model._orig_mod(x()))
+
+
+class OfARequest:
+    """An object that an application makes for each request."""
+
+    def __init__(self) -> None:
+        self.layer = nn.Linear(4, 4)
+
+    @serve_warm.compile(backend="aot_eager", dynamic=False)
+    def run(self, given: torch.Tensor) -> torch.Tensor:
+        return self.layer(given)
+
+
+def test_a_build_keeps_no_object_of_a_request():
+    """The weights of all requests of a build would not fit into memory."""
+
+    def call() -> weakref.ref[OfARequest]:
+        made = OfARequest()
+        made.run(x())
+        return weakref.ref(made)
+
+    with building():
+        objects = [call(), call()]
+        gc.collect()
+        assert [each() for each in objects] == [None, None]
 
 
 @torch.inference_mode(mode=False)
