@@ -252,6 +252,13 @@ def test_the_schema_knows_all_settings_and_options() -> None:
     assert warmups == [[{"$ref": "#/definitions/warmup"}]] * 2
 
 
+def test_the_check_of_the_cache_knows_the_default_limit() -> None:
+    """A volume of this size is refused where the values name no limit."""
+    checks = (CHART / "templates" / "_checks.tpl").read_text()
+    (limit,) = re.findall(r"node_cache_max_bytes \| default (\d+)\.0 ", checks)
+    assert int(limit) == WarmupConfig().node_cache_max_bytes
+
+
 def test_the_schema_is_closed_and_describes_each_default() -> None:
     """No object accepts unknown names, unless the chart passes it on. The defaults are valid."""
     import jsonschema
